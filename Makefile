@@ -1,0 +1,49 @@
+# Two commands for a newcomer: `make run` and `make test`. Both set up .venv first. `make help` lists the rest.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := operator,rpc,env,torch,local,dev
+STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+
+.PHONY: help setup run test test-slow lint format protos clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP):
+	@echo "setup: downloads about 3 GB (PyTorch's Linux build brings CUDA) and takes 5.5 GB of disk in $(VENV)"
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"setup: Python 3.11 or newer is needed, {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; sys.exit(0 if free > 8 else f"setup: 8 GB of free disk are needed here, there are {free:.1f}")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	rm -f $(VENV)/.setup-*
+	touch $@
+
+setup: $(STAMP)  ## Make .venv with the pinned dependencies
+
+run: setup  ## Train CartPole to 475 with the real system on this machine
+	$(BIN)/rlsrl run examples/cartpole.yaml
+
+test: setup  ## All tests that need no cluster
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: setup  ## The fault tests and training runs that `make test` has no time for
+	$(BIN)/python -m pytest -m slow
+
+lint: setup  ## ruff, mypy, layers, drift of generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: setup  ## Format the code and mend what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: setup  ## Remake the gRPC stubs from protos/
+	hack/protos
+
+clean:  ## Remove what make made, runs/ excepted
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -1,0 +1,1 @@
+"""The Kubernetes operator of rlsrl experiments."""

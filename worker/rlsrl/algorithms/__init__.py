@@ -1,0 +1,1 @@
+"""Pure losses and returns, and the Learner that steps them."""

@@ -1,0 +1,1 @@
+"""What stands between received slots and a training batch."""

@@ -1,0 +1,1 @@
+"""The rlsrl command."""

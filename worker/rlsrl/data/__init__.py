@@ -1,0 +1,1 @@
+"""Arrays in flight: versions, array specs, slots. numpy only."""

@@ -1,0 +1,197 @@
+"""Slots: the preallocated arrays of one rollout, written in place by an actor and read by a trainer.
+
+A slot has T steps of N lanes. Frames (observations) have T + 1 entries, so the frame after the last step is there to
+bootstrap from and no side array is needed. Autoreset is NEXT_STEP, as in Gymnasium's vector environments: after a
+step that ended an episode, the next frame is that episode's FINAL observation, and the step taken from it only resets
+(its ``mask`` is False: it is no transition).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsrl.data.specs import ArraySpec, EnvSpec, digest
+from rlsrl.data.version import INITIAL, Version
+
+Axes = Literal["frames", "steps", "lanes", "clock"]
+"""Leading axes of a field: frames [T+1, N], steps [T, N], lanes [N], clock [T]."""
+
+ALIGNMENT = 64
+"""Every array starts on a cache line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldSpec:
+    """One array of a slot: its leading axes and what stands at each place."""
+
+    axes: Axes
+    array: ArraySpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotLayout:
+    """Where each array of a slot stands. Both ends of a stream compare ``digest`` in their handshake."""
+
+    num_steps: int
+    """T: steps of one rollout."""
+    num_lanes: int
+    """N: (environment, agent) pairs stepped together."""
+    fields: Mapping[str, FieldSpec]
+    """Field specs by path, in memory order."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The whole shape of a field, leading axes included."""
+        field_spec = self.fields[name]
+        leading = {
+            "frames": (self.num_steps + 1, self.num_lanes),
+            "steps": (self.num_steps, self.num_lanes),
+            "lanes": (self.num_lanes,),
+            "clock": (self.num_steps,),
+        }[field_spec.axes]
+        return leading + field_spec.array.shape
+
+    def nbytes_of(self, name: str) -> int:
+        """Bytes of a whole field."""
+        return math.prod(self.shape(name)) * np.dtype(self.fields[name].array.dtype).itemsize
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Byte offset of each field from the slot's start."""
+        offsets: dict[str, int] = {}
+        position = 0
+        for name in self.fields:
+            offsets[name] = position
+            position += -(-self.nbytes_of(name) // ALIGNMENT) * ALIGNMENT
+        return offsets
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one slot, padding included."""
+        return sum(-(-self.nbytes_of(name) // ALIGNMENT) * ALIGNMENT for name in self.fields)
+
+    @property
+    def step_digest(self) -> str:
+        """A hash of the fields alone: equal for layouts that differ only in their number of lanes."""
+        return digest({"num_steps": self.num_steps, "fields": self.to_json()["fields"]})
+
+    def view(self, buffer: memoryview | bytearray | Any) -> dict[str, NDArray[Any]]:
+        """Arrays over ``buffer`` (at least ``nbytes`` long), one a field; nothing is copied.
+
+        Raises:
+            ValueError: the buffer is too short.
+        """
+        return {
+            name: np.ndarray(self.shape(name), dtype=self.fields[name].array.dtype, buffer=buffer, offset=offset)
+            for name, offset in self.offsets.items()
+        }
+
+    def with_lanes(self, num_lanes: int) -> Self:
+        """The same fields for another number of lanes."""
+        return type(self)(num_steps=self.num_steps, num_lanes=num_lanes, fields=self.fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value that ``from_json`` reads back."""
+        return {
+            "num_steps": self.num_steps,
+            "num_lanes": self.num_lanes,
+            "fields": {
+                name: {"axes": spec.axes, "array": spec.array.to_json()} for name, spec in self.fields.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            KeyError, ValueError: the value is not a layout.
+        """
+        fields = {
+            str(name): FieldSpec(axes=_axes(spec["axes"]), array=ArraySpec.from_json(spec["array"]))
+            for name, spec in value["fields"].items()
+        }
+        num_steps, num_lanes = int(value["num_steps"]), int(value["num_lanes"])
+        if num_steps < 1 or num_lanes < 1:
+            raise ValueError(f"a slot has at least one step and one lane, not {num_steps} and {num_lanes}")
+        return cls(num_steps=num_steps, num_lanes=num_lanes, fields=fields)
+
+
+def _axes(value: Any) -> Axes:
+    if value not in ("frames", "steps", "lanes", "clock"):
+        raise ValueError(f"axes {value!r} is not one of frames, steps, lanes, clock")
+    return value  # type: ignore[no-any-return]
+
+
+def rollout_layout(
+    env: EnvSpec, *, num_steps: int, num_lanes: int, state: Mapping[str, ArraySpec] | None = None
+) -> SlotLayout:
+    """The layout of a rollout: what an actor writes and a trainer reads.
+
+    Fields: ``observation...`` (frames), ``action``, ``behavior_log_prob`` (the acting policy's), ``reward``,
+    ``terminated``, ``truncated``, ``mask`` (False where the step is no transition: autoreset, absent agent),
+    ``episode_return`` and ``episode_length`` (undiscounted, unscaled; read only where an episode ended),
+    ``version_attempt`` and ``version_step`` (of the weights that chose the step's actions) and ``state/...``, the
+    recurrent state each lane began with.
+    """
+    fields = {name: FieldSpec(axes="frames", array=spec) for name, spec in env.observation.items()}
+    per_step = {
+        "action": env.action.array,
+        "behavior_log_prob": ArraySpec(shape=(), dtype="float32"),
+        "reward": ArraySpec(shape=(), dtype="float32"),
+        "terminated": ArraySpec(shape=(), dtype="bool"),
+        "truncated": ArraySpec(shape=(), dtype="bool"),
+        "mask": ArraySpec(shape=(), dtype="bool"),
+        "episode_return": ArraySpec(shape=(), dtype="float32"),
+        "episode_length": ArraySpec(shape=(), dtype="int32"),
+    }
+    fields |= {name: FieldSpec(axes="steps", array=spec) for name, spec in per_step.items()}
+    version = ArraySpec(shape=(), dtype="int64")
+    fields |= {name: FieldSpec(axes="clock", array=version) for name in ("version_attempt", "version_step")}
+    fields |= {f"state/{name}": FieldSpec(axes="lanes", array=spec) for name, spec in (state or {}).items()}
+    return SlotLayout(num_steps=num_steps, num_lanes=num_lanes, fields=fields)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class ProducerId:
+    """Who fills slots: the leased index, and how often that index was leased before."""
+
+    index: int
+    incarnation: int
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Slot:
+    """One rollout's memory and what is known of it. Equality is identity: two slots are never the same memory."""
+
+    arrays: dict[str, NDArray[Any]]
+    """The layout's fields, over the transport's own memory."""
+    min_version: Version = INITIAL
+    """The oldest weights this slot may be acted with: set when its credit was granted."""
+    credit: int = -1
+    """The credit's place in the order of granting, unique per consumer; -1 while the slot has none."""
+    producer: ProducerId | None = None
+    """Who filled it; set by the transport on arrival."""
+    sequence: int = -1
+    """The producer's count of posted slots, from 0, over its incarnation; set by ``post``."""
+    num_transitions: int = 0
+    """True entries of ``mask``: what the ledger counts. Set by the filler before ``post``."""
+    handle: Any = field(default=None, repr=False)
+    """The transport's own mark; nobody else reads it."""
+
+    @property
+    def num_lanes(self) -> int:
+        """N of this slot."""
+        return int(self.arrays["mask"].shape[1])
+
+    @property
+    def oldest_version(self) -> Version:
+        """The version of the slot's oldest action: policy lag is measured from it."""
+        attempts, steps = self.arrays["version_attempt"], self.arrays["version_step"]
+        attempt = attempts.min()
+        return Version(int(attempt), int(steps[attempts == attempt].min()))

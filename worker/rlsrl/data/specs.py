@@ -1,0 +1,100 @@
+"""Shapes and dtypes of named arrays, and what an environment takes and gives.
+
+A nested structure is a flat mapping whose names are paths (``"observation/camera"``): one form for slots, messages
+and files, so nothing on the way has to know how an observation is nested.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+"""Arrays by path, for example ``{"observation": ..., "reward": ...}``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArraySpec:
+    """One array's shape, without leading batch axes, and dtype (numpy's name, for example ``"float32"``)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one such array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value that ``from_json`` reads back."""
+        return {"shape": list(self.shape), "dtype": self.dtype}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` wrote; object dtypes are refused."""
+        dtype = np.dtype(value["dtype"])
+        if dtype.hasobject or dtype.kind not in "biuf":
+            raise ValueError(f"dtype {value['dtype']!r} is not a plain boolean, integer or float type")
+        shape = tuple(int(size) for size in value["shape"])
+        if any(size < 0 for size in shape):
+            raise ValueError(f"shape {shape} has a negative size")
+        return cls(shape=shape, dtype=dtype.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionSpec:
+    """What an environment takes for an action.
+
+    ``discrete``: one integer in ``[0, num_actions)``, array spec ``() int64``.
+    ``continuous``: a float vector within ``[low, high]``, array spec ``(dim,) float32``.
+    """
+
+    kind: Literal["discrete", "continuous"]
+    array: ArraySpec
+    num_actions: int = 0
+    """Number of choices; 0 unless discrete."""
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value that ``from_json`` reads back."""
+        return {
+            "kind": self.kind,
+            "array": self.array.to_json(),
+            "num_actions": self.num_actions,
+            "low": list(self.low),
+            "high": list(self.high),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` wrote."""
+        return cls(
+            kind=value["kind"],
+            array=ArraySpec.from_json(value["array"]),
+            num_actions=int(value["num_actions"]),
+            low=tuple(value["low"]),
+            high=tuple(value["high"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvSpec:
+    """What one environment gives and takes, per lane; learnt from an instance that is closed again."""
+
+    observation: Mapping[str, ArraySpec]
+    """Array specs by path: ``{"observation": ...}``, or ``{"observation/<key>": ...}`` for a Dict space."""
+    action: ActionSpec
+
+
+def digest(value: Any) -> str:
+    """A short hash of a JSON value, equal in every process for equal values."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Environments: factory, vectorisation, spread over actors."""

@@ -1,0 +1,1 @@
+"""Versioned policy parameters: the database and the shared-memory broadcast."""

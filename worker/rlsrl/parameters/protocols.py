@@ -1,0 +1,137 @@
+"""Versioned weights: what acting needs, what resuming needs, and who keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsrl.data.specs import Arrays
+from rlsrl.data.version import Version
+
+
+class ParameterError(Exception):
+    """Something about stored parameters failed."""
+
+
+class VersionNotFound(ParameterError, LookupError):  # noqa: N818 - a LookupError
+    """No such policy, version or tag; the text names what there is."""
+
+
+class VersionExists(ParameterError):  # noqa: N818 - named for the fact
+    """Versions are immutable: this one was pushed before with other content."""
+
+
+class StaleAttempt(ParameterError):  # noqa: N818 - named for the fact
+    """The push comes from a trainer gang that has been succeeded: a higher attempt has pushed."""
+
+
+class NonFinite(ParameterError, ValueError):  # noqa: N818 - named for the fact
+    """A weight or statistic is NaN or infinite; such a version is never published."""
+
+
+class Corrupt(ParameterError):  # noqa: N818 - named for the fact
+    """A stored file does not hold what was written; the text names the file."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parameters:
+    """What acting needs of one version of a policy."""
+
+    version: Version
+    vector: NDArray[np.float32]
+    """All weights, flat [P]; read-only."""
+    layout: str
+    """Digest of the weights' names, shapes and order: equal layouts read the vector alike."""
+    statistics: Arrays = field(default_factory=dict)
+    """Normaliser statistics by path, for example ``observation/mean``; empty without normalisation."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainerState:
+    """What resuming needs beside the parameters of the same version."""
+
+    version: Version
+    arrays: Arrays
+    """Optimizer moments, generator states and other arrays, by path."""
+    values: Mapping[str, Any]
+    """JSON values: counters, limiter, dedupe marks, ledger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionInfo:
+    """One stored version, without its weights."""
+
+    policy: str
+    version: Version
+    tags: tuple[str, ...]
+    created_at: float
+    """Unix seconds."""
+    num_parameters: int
+    nbytes: int
+    has_state: bool
+    """Whether a TrainerState of this version is kept, so that training can resume from it."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values: what was known at the push (env_steps, return_mean) and what was added (evaluations)."""
+
+
+Ref = Version | Literal["latest"] | str
+"""A version, ``"latest"``, a tag, or a version's text (``"2.1500"``)."""
+
+
+class ParameterReader(Protocol):
+    """Gets weights. Any number of readers may read while a writer writes."""
+
+    def get(self, policy: str, ref: Ref = "latest", newer_than: Version | None = None) -> Parameters | None:
+        """The named weights, whole and verified; None if ``newer_than`` is given and nothing newer is there.
+
+        ``latest`` skips a corrupt version and takes the one before it.
+
+        Raises:
+            VersionNotFound: nothing stored under that name.
+            Corrupt: an explicitly named version fails verification.
+        """
+
+    def watch(self, policy: str, timeout: float) -> Iterator[Version]:
+        """Versions as they appear, newest only; ends when none came for ``timeout`` seconds."""
+
+
+class ParameterDB(ParameterReader, Protocol):
+    """Keeps immutable versions. Safe against any single kill: a version is there whole and for good, or not at all."""
+
+    def push(
+        self, policy: str, parameters: Parameters, *, tags: Sequence[str] = (), metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Store a version durably; returns when a power loss could no longer take it. Repeating the same push is fine.
+
+        Raises:
+            NonFinite, VersionExists, StaleAttempt: see each.
+            OSError: the store failed (disk full, I/O error); what was there before is untouched.
+        """
+
+    def save_state(self, policy: str, state: TrainerState) -> None:
+        """Store durably what resuming at ``state.version`` needs; older states beyond the last few are removed."""
+
+    def load_state(self, policy: str, ref: Ref = "latest") -> TrainerState | None:
+        """The state of that version; for ``latest`` the newest that is intact and whose parameters are too."""
+
+    def tag(self, policy: str, ref: Ref, *tags: str) -> None:
+        """Name a version for good: a tagged version is never pruned. A tag given again moves."""
+
+    def annotate(self, policy: str, version: Version, metadata: Mapping[str, Any]) -> None:
+        """Add JSON values to a version's metadata; a key given again is replaced."""
+
+    def versions(self, policy: str) -> list[VersionInfo]:
+        """All stored versions, oldest first."""
+
+    def query(self, policy: str, where: Mapping[str, Any]) -> list[VersionInfo]:
+        """The versions whose metadata hold every given key with that value, oldest first."""
+
+    def prune(self, policy: str, *, keep_last: int) -> list[Version]:
+        """Remove untagged versions but the newest ``keep_last``; returns what went. ``latest`` never goes."""
+
+    def policies(self) -> list[str]:
+        """Names of the stored policies."""

@@ -1,0 +1,1 @@
+"""Networks, policies, and the torch-free programs actors run."""

@@ -1,0 +1,1 @@
+"""The wire: generated stubs, channels, servers, tokens."""

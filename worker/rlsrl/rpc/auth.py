@@ -1,0 +1,40 @@
+"""The experiment's token: every stream shows it, every server checks it before anything else."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+TOKEN_VARIABLE = "RLSRL_TOKEN"  # noqa: S105 - a variable's name
+TOKEN_FILE_VARIABLE = "RLSRL_TOKEN_FILE"  # noqa: S105 - a variable's name
+
+
+class TokenMissing(Exception):  # noqa: N818 - named for the fact
+    """Neither environment variable holds a token."""
+
+
+def new_token() -> str:
+    """A fresh token: 32 random bytes, URL-safe."""
+    return secrets.token_urlsafe(32)
+
+
+def token_from_environment(environ: Mapping[str, str] = os.environ) -> str:
+    """The token this process was started with: from ``RLSRL_TOKEN``, or from the file ``RLSRL_TOKEN_FILE`` names.
+
+    Raises:
+        TokenMissing: neither is set, or the value is empty.
+    """
+    token = environ.get(TOKEN_VARIABLE, "")
+    if not token and (path := environ.get(TOKEN_FILE_VARIABLE)):
+        token = Path(path).read_text(encoding="ascii").strip()
+    if not token:
+        raise TokenMissing(f"no token: set {TOKEN_VARIABLE}, or {TOKEN_FILE_VARIABLE} to the path of a file that holds it")
+    return token
+
+
+def token_matches(shown: str, expected: str) -> bool:
+    """Whether a peer's token is ours, in time that does not depend on where they differ."""
+    return hmac.compare_digest(shown.encode(), expected.encode())

@@ -1,0 +1,93 @@
+"""Unix sockets between processes of one machine, for handshakes, wake-ups and shared memory.
+
+Linux only: names live in the abstract namespace and memory in memfds, so neither outlives its processes, however they
+die. A SEQPACKET socket keeps message borders and reports a dead peer as an empty message, which no futex or semaphore
+does. Any local user can reach an abstract name, so the first message carries the experiment's token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_MESSAGE = 64 * 1024
+"""Bytes of one handshake message; a longer one is an error of the peer."""
+
+
+def listen(name: str, backlog: int = 128) -> socket.socket:
+    """A non-blocking listener on the abstract name.
+
+    Raises:
+        OSError: the name is taken (EADDRINUSE): another process of the same run is alive.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(name: str, timeout: float) -> socket.socket:
+    """A connection to whoever listens on the abstract name; blocking, with ``timeout`` seconds for each call.
+
+    Raises:
+        ConnectionRefusedError: nobody listens.
+        TimeoutError: somebody listens and does not answer.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(f"\0{name}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def send_json(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one JSON object, with file descriptors if any."""
+    payload = json.dumps(message, separators=(",", ":")).encode()
+    if len(payload) > MAX_MESSAGE:
+        raise ValueError(f"a handshake message of {len(payload)} bytes is over the limit of {MAX_MESSAGE}")
+    socket.send_fds(connection, [payload], list(fds))
+
+
+def recv_json(connection: socket.socket, max_fds: int = 0) -> tuple[dict[str, Any], list[int]]:
+    """Receive one JSON object and its file descriptors, which the caller owns.
+
+    Raises:
+        ConnectionResetError: the peer is gone.
+        ValueError: the message is too long, truncated or not a JSON object.
+    """
+    payload, fds, flags, _ = socket.recv_fds(connection, MAX_MESSAGE, max_fds)
+    try:
+        if not payload:
+            raise ConnectionResetError("the peer closed the connection")
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError(f"a handshake message of over {MAX_MESSAGE} bytes or {max_fds} descriptors")
+        message = json.loads(payload)
+        if not isinstance(message, dict):
+            raise ValueError("a handshake message is a JSON object")
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return message, fds
+
+
+def create_memory(name: str, nbytes: int) -> int:
+    """A descriptor of ``nbytes`` of zeroed anonymous memory; gone with the last process that holds it."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,1 @@
+"""What every worker process needs: life cycle, threads, pacing, metrics, logs, ledger, roster."""

@@ -1,0 +1,1 @@
+"""How samples and inference requests travel between workers."""

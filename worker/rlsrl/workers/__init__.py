@@ -1,0 +1,1 @@
+"""The roles of an experiment, and the one place that assembles them."""
