@@ -1,0 +1,60 @@
+"""The user's own code by name: ``"package.module:callable"``, checked when it is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rlsrl.runtime.errors import ConfigurationError, did_you_mean
+
+
+def load_callable(reference: str, *, where: str) -> Callable[..., Any]:
+    """Import what ``reference`` names; ``where`` says who asks, for example ``"environment factory"``.
+
+    Modules are found as Python finds them: installed, or in a folder on ``PYTHONPATH``, where ``rlsrl run`` puts the
+    folder of the experiment's YAML.
+
+    Raises:
+        ConfigurationError: malformed, no such module or attribute (with the nearest match), the module fails to
+            import, or what it names cannot be called.
+    """
+    module_name, colon, attribute = reference.partition(":")
+    if not (colon and module_name and attribute.isidentifier()):
+        raise ConfigurationError(f"{where} {reference!r} is not of the form 'package.module:callable'")
+    module = _import(module_name, f"{where} {reference!r}")
+    if not hasattr(module, attribute):
+        hint = did_you_mean(attribute, (name for name in dir(module) if not name.startswith("_")))
+        raise ConfigurationError(f"{where} {reference!r}: module {module_name!r} has no {attribute!r}{hint}")
+    value = getattr(module, attribute)
+    if not callable(value):
+        raise ConfigurationError(f"{where} {reference!r} is of type {type(value).__name__}, which cannot be called")
+    return value  # type: ignore[no-any-return]
+
+
+def _import(name: str, where: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name != missing and not name.startswith(f"{missing}."):
+            raise ConfigurationError(
+                f"{where}: importing {name!r} needs {missing!r}, which is not installed"
+            ) from error
+        hint = did_you_mean(missing, _siblings(missing))
+        raise ConfigurationError(
+            f"{where}: no module named {missing!r}{hint}; install its package, or put its folder on PYTHONPATH "
+            "(`rlsrl run` adds the folder of the experiment's YAML)"
+        ) from error
+    except Exception as error:
+        raise ConfigurationError(f"{where}: importing {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def _siblings(name: str) -> Iterable[str]:
+    """Names of the modules beside ``name``: in its parent package, or at the top of the import path."""
+    parent, _, _ = name.rpartition(".")
+    if not parent:
+        return (module.name for module in pkgutil.iter_modules())
+    path = getattr(importlib.import_module(parent), "__path__", ())
+    return (module.name for module in pkgutil.iter_modules(path, f"{parent}."))
