@@ -100,9 +100,7 @@ class SlotLayout:
         return {
             "num_steps": self.num_steps,
             "num_lanes": self.num_lanes,
-            "fields": {
-                name: {"axes": spec.axes, "array": spec.array.to_json()} for name, spec in self.fields.items()
-            },
+            "fields": {name: {"axes": spec.axes, "array": spec.array.to_json()} for name, spec in self.fields.items()},
         }
 
     @classmethod

@@ -103,7 +103,12 @@ class ParameterDB(ParameterReader, Protocol):
     """Keeps immutable versions. Safe against any single kill: a version is there whole and for good, or not at all."""
 
     def push(
-        self, policy: str, parameters: Parameters, *, tags: Sequence[str] = (), metadata: Mapping[str, Any] | None = None
+        self,
+        policy: str,
+        parameters: Parameters,
+        *,
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Store a version durably; returns when a power loss could no longer take it. Repeating the same push is fine.
 

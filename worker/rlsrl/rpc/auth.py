@@ -31,7 +31,9 @@ def token_from_environment(environ: Mapping[str, str] = os.environ) -> str:
     if not token and (path := environ.get(TOKEN_FILE_VARIABLE)):
         token = Path(path).read_text(encoding="ascii").strip()
     if not token:
-        raise TokenMissing(f"no token: set {TOKEN_VARIABLE}, or {TOKEN_FILE_VARIABLE} to the path of a file that holds it")
+        raise TokenMissing(
+            f"no token: set {TOKEN_VARIABLE}, or {TOKEN_FILE_VARIABLE} to the path of a file that holds it"
+        )
     return token
 
 

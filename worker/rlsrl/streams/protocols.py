@@ -78,7 +78,7 @@ class SampleProducer(Protocol):
 class SampleConsumer(Protocol):
     """The end that grants credits and gets filled slots.
 
-    ``receive`` and ``release`` belong to one thread; ``grant``, ``outstanding`` and ``close`` may be called from others.
+    ``receive`` and ``release`` belong to one thread; others may call ``grant``, ``outstanding`` and ``close``.
     """
 
     def grant(self, num_lanes: int, min_version: Version) -> None:

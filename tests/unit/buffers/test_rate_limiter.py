@@ -1,0 +1,53 @@
+import pytest
+
+from rlsrl.buffers.limiter import RateLimiter
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_on_policy_grants_one_batch_a_step_after_a_head_start_of_the_lag(lag: int) -> None:
+    limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=lag)
+    assert limiter.take() == 8 * (1 + lag)
+    assert limiter.take() == 0
+    for _ in range(3):
+        limiter.sampled(8)
+        assert limiter.take() == 8
+
+
+def test_replay_grants_one_insert_for_so_many_samples() -> None:
+    limiter = RateLimiter(samples_per_insert=4.0, min_size=100, error_buffer=8.0)
+    assert limiter.take() == 102
+    granted = 0
+    for _ in range(10):
+        limiter.sampled(32)
+        granted += limiter.take()
+    assert granted == 320 // 4
+
+
+def test_what_was_discarded_is_granted_again() -> None:
+    limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=0)
+    limiter.take()
+    limiter.discarded(3)
+    assert limiter.take() == 3
+
+
+def test_a_resumed_run_starts_with_the_full_head_start_again() -> None:
+    limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=1)
+    limiter.take()
+    limiter.sampled(8)
+    limiter.take()
+    resumed = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=1)
+    resumed.load_state_dict(limiter.state_dict())
+    assert resumed.take() == 16
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"samples_per_insert": 0.0, "min_size": 1, "error_buffer": 0.0},
+        {"samples_per_insert": 1.0, "min_size": 0, "error_buffer": 0.0},
+        {"samples_per_insert": 1.0, "min_size": 1, "error_buffer": -1.0},
+    ],
+)
+def test_impossible_limits_are_refused(arguments: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"samples_per_insert .* min_size .* error_buffer"):
+        RateLimiter(**arguments)  # type: ignore[arg-type]

@@ -1,0 +1,185 @@
+"""The on-policy buffer: each lane is trained once, in the order in which its credit was granted.
+
+Arrival order is luck; credit order is not. Batches are formed in credit order, and a batch waits for every older credit
+that a live producer still holds. So fast producers never push slow ones out, the policy lag is bounded by waiting
+instead of dropping, and with a lag of zero the batches of a run are the same every time.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsrl.data.slots import Slot, SlotLayout
+from rlsrl.data.version import Version
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneBatch:
+    """One training batch: B lanes under the slots' field names."""
+
+    arrays: dict[str, NDArray[Any]]
+    """Frames [T+1, B, ...], steps [T, B, ...], lanes [B, ...]; ``version_*`` are spread to [T, B]."""
+    num_transitions: int
+    """True entries of ``mask``."""
+    oldest_version: Version
+    """Of the oldest action in it: policy lag is measured from here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discard:
+    """Lanes that may not be trained any more, and why."""
+
+    reason: str
+    num_lanes: int
+    num_transitions: int
+
+
+@dataclass(order=True)
+class _Held:
+    """A slot's copied lanes, those not yet trained."""
+
+    credit: int
+    arrays: dict[str, NDArray[Any]] = field(compare=False)
+    oldest_version: Version = field(compare=False)
+    first_lane: int = field(compare=False, default=0)
+
+    @property
+    def num_lanes(self) -> int:
+        return int(self.arrays["mask"].shape[1]) - self.first_lane
+
+    def transitions(self, num_lanes: int) -> int:
+        return int(self.arrays["mask"][:, self.first_lane : self.first_lane + num_lanes].sum())
+
+
+class FifoBuffer:
+    """Forms batches of B lanes in credit order.
+
+    One thread puts, one samples, any may close. ``layout`` gives the fields; its number of lanes is ignored.
+    """
+
+    def __init__(self, *, layout: SlotLayout, batch_lanes: int, max_policy_lag: int) -> None:
+        self._layout = layout.with_lanes(batch_lanes)
+        self._max_policy_lag = max_policy_lag
+        self._changed = threading.Condition()
+        self._held: list[_Held] = []
+        self._oldest_outstanding: int | None = None
+        self._closed = False
+
+    @property
+    def num_transitions(self) -> int:
+        """Transitions held: ``in_buffer`` of the ledger, counted anew."""
+        with self._changed:
+            return sum(held.transitions(held.num_lanes) for held in self._held)
+
+    def put(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
+        """Copy the slots' lanes; afterwards their memory may be released.
+
+        ``oldest_outstanding`` is the lowest credit that a live producer still holds, None for none, as of after these
+        slots were received: call with no slots when only that changed (a producer died).
+        """
+        copies = [
+            _Held(slot.credit, {name: array.copy() for name, array in slot.arrays.items()}, slot.oldest_version)
+            for slot in slots
+        ]
+        with self._changed:
+            for held in copies:
+                insort(self._held, held)
+            self._oldest_outstanding = oldest_outstanding
+            self._changed.notify_all()
+
+    def discard_stale(self, current: Version) -> list[Discard]:
+        """Remove what training at ``current`` may not use: another attempt's experience, or one beyond the lag.
+
+        Neither happens to a slot filled under one of our own credits; both happen to slots that a producer posts again
+        after this consumer's former life.
+        """
+        with self._changed:
+            return [
+                *self._remove("old_attempt", lambda version: version.attempt != current.attempt),
+                *self._remove("stale", lambda version: current.step - version.step > self._max_policy_lag),
+            ]
+
+    def _remove(self, reason: str, hopeless: Callable[[Version], bool]) -> list[Discard]:
+        gone = [held for held in self._held if hopeless(held.oldest_version)]
+        self._held = [held for held in self._held if not hopeless(held.oldest_version)]
+        return [
+            Discard(reason=reason, num_lanes=held.num_lanes, num_transitions=held.transitions(held.num_lanes))
+            for held in gone
+        ]
+
+    def sample(self, timeout: float) -> LaneBatch | None:
+        """The next batch; None when it is not complete within ``timeout`` seconds, or after ``close``.
+
+        Woken by ``put`` and ``close``.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._closed or self._complete(), timeout) or self._closed:
+                return None
+            pieces = self._take()
+        return self._assemble(pieces)
+
+    def close(self) -> list[Discard]:
+        """Wake whoever waits, refuse batches from now on, and hand over what was never trained."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            return self._remove("end_of_run", lambda _: True)
+
+    def _complete(self) -> bool:
+        lanes = 0
+        for held in self._held:
+            if self._oldest_outstanding is not None and self._oldest_outstanding < held.credit:
+                return False
+            lanes += held.num_lanes
+            if lanes >= self._layout.num_lanes:
+                return True
+        return False
+
+    def _take(self) -> list[_Held]:
+        wanted = self._layout.num_lanes
+        pieces: list[_Held] = []
+        while wanted:
+            held = self._held[0]
+            lanes = min(wanted, held.num_lanes)
+            columns = slice(held.first_lane, held.first_lane + lanes)
+            pieces.append(_Held(held.credit, _columns(self._layout, held.arrays, columns), held.oldest_version))
+            held.first_lane += lanes
+            wanted -= lanes
+            if held.num_lanes == 0:
+                self._held.pop(0)
+        return pieces
+
+    def _assemble(self, pieces: list[_Held]) -> LaneBatch:
+        arrays = {
+            name: _join([piece.arrays[name] for piece in pieces], axis=0 if spec.axes == "lanes" else 1)
+            for name, spec in self._layout.fields.items()
+        }
+        return LaneBatch(
+            arrays=arrays,
+            num_transitions=int(arrays["mask"].sum()),
+            oldest_version=min(piece.oldest_version for piece in pieces),
+        )
+
+
+def _columns(layout: SlotLayout, arrays: dict[str, NDArray[Any]], columns: slice) -> dict[str, NDArray[Any]]:
+    """The lanes ``columns`` of a slot; what a slot keeps once a step is repeated for each lane."""
+    picked: dict[str, NDArray[Any]] = {}
+    for name, spec in layout.fields.items():
+        if spec.axes == "lanes":
+            picked[name] = arrays[name][columns]
+        elif spec.axes == "clock":
+            picked[name] = np.broadcast_to(arrays[name][:, None], (layout.num_steps, columns.stop - columns.start))
+        else:
+            picked[name] = arrays[name][:, columns]
+    return picked
+
+
+def _join(parts: list[NDArray[Any]], axis: int) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
