@@ -1,0 +1,103 @@
+"""What all models of the API have in common: strict, frozen, closed, and honest about unions.
+
+The same documents stand before a Kubernetes API server, so the models read them as it does: a null is a field left out,
+``1.0`` and ``1e3`` are integers, and a union is a set of optional members of which exactly one is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+RULES = "rules"
+"""The type of the pydantic error that carries violations, under the key of the same name in its context."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """One broken rule that concerns more than one field."""
+
+    at: tuple[str, ...]
+    """The field to blame, by YAML names, from the model that states the rule; empty for that model itself."""
+    message: str
+    """What is wrong."""
+    allowed: str
+    """What would be right."""
+
+
+def refuse(violations: Iterable[Violation]) -> None:
+    """Refuse the model being validated if there is any violation; for use in its validators.
+
+    Raises:
+        PydanticCustomError: of type ``rules``, which pydantic turns into a ``ValidationError``.
+    """
+    found = tuple(violations)
+    if found:
+        text = "; ".join(f"{'.'.join(each.at)}: {each.message}" if each.at else each.message for each in found)
+        raise PydanticCustomError(RULES, "{text}", {"text": text, RULES: found})
+
+
+def _integral(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]
+"""An integer, also when written ``1.0`` or ``1e3``: the API server takes those too."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+"""A Python identifier: the name of an argument."""
+
+Arguments = Annotated[dict[Name, JsonValue], Field(max_length=64)]
+"""Keyword arguments for the user's own code: any JSON, handed on as it is."""
+
+
+class Model(BaseModel):
+    """Base of all models: camelCase in YAML, snake_case in Python, no unknown field, no coercion, no mutation."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_alias=True,
+        validate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    exactly_one: ClassVar[tuple[str, ...]] = ()
+    """Members of the union that this model is; exactly one must be given."""
+    at_least_one: ClassVar[tuple[str, ...]] = ()
+    """Optional fields of which one or more must be given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {name: member for name, member in value.items() if member is not None}
+
+    @model_validator(mode="after")
+    def _check_members(self) -> Self:
+        refuse(self._member_violations())
+        return self
+
+    def _member_violations(self) -> Iterable[Violation]:
+        for members, allowed, limit in (
+            (self.exactly_one, "exactly one of", 1),
+            (self.at_least_one, "at least one of", len(self.at_least_one)),
+        ):
+            given = [name for name in members if getattr(self, name) is not None]
+            if members and not 1 <= len(given) <= limit:
+                what = f"{' and '.join(map(to_camel, given))} are both given" if given else "none of them is given"
+                yield Violation(at=(), message=what, allowed=f"{allowed} {', '.join(map(to_camel, members))}")
+
+    @property
+    def given_member(self) -> str:
+        """The name of the union's member that is given; only for models that are unions."""
+        return next(name for name in self.exactly_one if getattr(self, name) is not None)

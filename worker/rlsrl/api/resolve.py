@@ -1,0 +1,105 @@
+"""From one experiment and where it runs to the config of each role. Pure: it reads nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TypedDict
+
+from rlsrl.api.resolved import ActorConfig, CoordinatorConfig, ResolvedExperiment, TrainerConfig
+from rlsrl.api.spec import RLExperiment
+
+POLICY_NAME = "default"
+"""The one policy's name in the parameter DB."""
+HEARTBEAT_SECONDS = 1.0
+LEASE_SECONDS = 10.0
+"""Ten missed heartbeats: a machine that is only busy does not lose its index."""
+PEER_TIMEOUT_SECONDS = 60.0
+"""Longer than one step of a slow environment takes, since a holder of a slot gives a sign of life once a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPlacement:
+    """A run on this machine: local sockets, and one folder for everything that stays."""
+
+    run_uid: str
+    """Identity of the run, unique on the machine."""
+    run_folder: PurePath
+    """The run's folder, absolute."""
+
+
+class _Common(TypedDict):
+    experiment: str
+    run_uid: str
+    seed: int
+    coordinator_address: str
+    heartbeat_seconds: float
+    metrics_address: str
+    log_folder: str
+    ledger_folder: str
+
+
+def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExperiment:
+    """What each role is told of ``experiment`` when it runs at ``placement``.
+
+    Endpoints are Linux abstract sockets named from the run's uid, so two runs never meet and nothing is left on disk.
+    """
+    spec = experiment.spec
+    spread = spec.actors.spread
+    folder = placement.run_folder
+    endpoint = f"rlsrl-{placement.run_uid}"
+    samples_endpoints = (f"{endpoint}-samples-0",)
+    parameters_endpoint = f"{endpoint}-parameters"
+    common = _Common(
+        experiment=experiment.metadata.name,
+        run_uid=placement.run_uid,
+        seed=spec.seed,
+        coordinator_address=f"unix-abstract:{endpoint}-coordinator",
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+        metrics_address="127.0.0.1:0",
+        log_folder=str(folder / "logs"),
+        ledger_folder=str(folder / "ledger"),
+    )
+    return ResolvedExperiment(
+        coordinator=CoordinatorConfig(
+            **common,
+            http_address="127.0.0.1:0",
+            lease_seconds=LEASE_SECONDS,
+            roster_path=str(folder / "roster.json"),
+            record_folder=str(folder),
+            num_actors=spread.num_workers,
+            num_trainers=len(samples_endpoints),
+        ),
+        trainer=TrainerConfig(
+            **common,
+            environment=spec.environment,
+            network=spec.policy.network,
+            algorithm=spec.algorithm.chosen,
+            rollout_length=spec.actors.rollout_length,
+            batch_lanes=spec.batch_environments,
+            max_policy_lag=spec.pacing.max_policy_lag,
+            num_actors=spread.num_workers,
+            max_lanes_per_actor=max(spread.counts),
+            samples_endpoints=samples_endpoints,
+            parameters_endpoint=parameters_endpoint,
+            peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
+            policy_name=POLICY_NAME,
+            parameters_folder=str(folder / "parameters"),
+            versions=spec.parameters,
+            stop=spec.stop,
+        ),
+        actor=ActorConfig(
+            **common,
+            environment=spec.environment,
+            network=spec.policy.network,
+            num_actors=spread.num_workers,
+            environments=spec.actors.environments,
+            environments_per_actor=spec.actors.environments_per_actor,
+            rollout_length=spec.actors.rollout_length,
+            samples_endpoints=samples_endpoints,
+            parameters_endpoint=parameters_endpoint,
+            policy_name=POLICY_NAME,
+        ),
+        num_actors=spread.num_workers,
+        warnings=spread.warnings,
+    )

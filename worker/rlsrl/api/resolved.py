@@ -1,0 +1,181 @@
+"""What each role is told: one frozen config a role, written to a file as JSON and read back by ``rlsrl.workers``.
+
+A config holds everything its role needs and nothing else. It is the same for all workers of a role: a worker learns its
+index, rank and attempt elsewhere (the roster, its command line). Secrets never stand in one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Field
+
+from rlsrl.api.model import Integer, Model
+from rlsrl.api.spec import Environment, Network, ParameterVersions, Ppo, Stop
+from rlsrl.api.spread import spread_environments
+
+Role = Literal["coordinator", "trainer", "actor"]
+"""The parts a worker process can play."""
+
+PositiveInteger = Annotated[Integer, Field(ge=1)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+
+
+class Config(Model):
+    """Base of resolved configs: snake_case in Python and in JSON."""
+
+    model_config = ConfigDict(alias_generator=None)
+
+    def to_json(self) -> str:
+        """A JSON document that ``from_json`` reads back."""
+        return self.model_dump_json(indent=2, by_alias=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            pydantic.ValidationError: the text is no such config; a ValueError that names every wrong field.
+        """
+        return cls.model_validate_json(text, by_alias=False, by_name=True)
+
+
+class RoleConfig(Config):
+    """What every role is told."""
+
+    experiment: str
+    """The experiment's name."""
+    run_uid: str
+    """Identity of the run; part of every local endpoint's name."""
+    seed: Annotated[Integer, Field(ge=0)]
+    """The experiment's seed; each worker derives its own from it and its identity."""
+    coordinator_address: str
+    """gRPC target of the coordinator's Join stream."""
+    heartbeat_seconds: PositiveSeconds
+    """Seconds between a worker's heartbeats to the coordinator."""
+    metrics_address: str
+    """``host:port`` where the worker serves its metrics over HTTP; port 0 takes any free one."""
+    log_folder: str
+    """Where the worker writes ``<role>-<index>.jsonl``."""
+    ledger_folder: str
+    """Where the worker keeps ``<role>-<index>.page``."""
+
+
+class CoordinatorConfig(RoleConfig):
+    """What the coordinator is told."""
+
+    http_address: str
+    """``host:port`` of ``/status`` and ``/metrics``; port 0 takes any free one."""
+    lease_seconds: PositiveSeconds
+    """Seconds without a heartbeat after which a worker's index is free for another."""
+    roster_path: str
+    """File that keeps the roster over the coordinator's own restarts."""
+    record_folder: str
+    """Where ``metrics.jsonl`` and ``tensorboard/`` are written."""
+    num_actors: PositiveInteger
+    """Actors that should be there."""
+    num_trainers: PositiveInteger
+    """Trainer ranks that should be there."""
+
+
+class TrainerConfig(RoleConfig):
+    """What each trainer rank is told."""
+
+    environment: Environment
+    """What is trained on; the trainer makes one instance to learn its spaces and closes it."""
+    network: Network
+    """The network that is trained."""
+    algorithm: Ppo
+    """What is done with the samples."""
+    rollout_length: PositiveInteger
+    """T: steps of a slot."""
+    batch_lanes: PositiveInteger
+    """B: lanes of one batch, over all ranks."""
+    max_policy_lag: Annotated[Integer, Field(ge=0)]
+    """Training steps that acting weights may be behind."""
+    num_actors: PositiveInteger
+    """Actors whose samples are expected."""
+    max_lanes_per_actor: PositiveInteger
+    """Lanes of the largest slot that will come."""
+    samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """Where each rank takes samples, by rank."""
+    parameters_endpoint: str
+    """Where rank 0 hands out weights to actors."""
+    peer_timeout_seconds: PositiveSeconds
+    """Seconds of silence after which an actor's credits go to others."""
+    policy_name: str
+    """The policy's name in the parameter DB."""
+    parameters_folder: str
+    """The filesystem parameter DB."""
+    versions: ParameterVersions
+    """Which versions are made durable, and which are kept."""
+    stop: Stop
+    """When training ends."""
+
+    @property
+    def num_trainers(self) -> int:
+        """Ranks of the gang."""
+        return len(self.samples_endpoints)
+
+    @property
+    def num_minibatches(self) -> int:
+        """Minibatches of one epoch."""
+        return self.rollout_length * self.batch_lanes // self.algorithm.minibatch_size
+
+
+class ActorConfig(RoleConfig):
+    """What each actor is told."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("environments", "environments_per_actor")
+
+    environment: Environment
+    """What is stepped."""
+    network: Network
+    """The network that chooses actions, for policies that cannot be exported without torch."""
+    num_actors: PositiveInteger
+    """Actors that have environments."""
+    environments: PositiveInteger | None = None
+    """Environments of all actors together; None when each has the same number."""
+    environments_per_actor: PositiveInteger | None = None
+    """Environments of each actor; None when a total is spread."""
+    rollout_length: PositiveInteger
+    """T: steps of a slot."""
+    samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """Where filled slots go, by trainer rank."""
+    parameters_endpoint: str
+    """Where weights come from."""
+    policy_name: str
+    """The policy that acts."""
+
+    def environment_ranks_of(self, index: int) -> range:
+        """Ranks, over the whole fleet, of the environments of the actor with that index.
+
+        Raises:
+            IndexError: the total leaves nothing for that index.
+        """
+        if self.environments_per_actor is not None:
+            if index < 0:
+                raise IndexError(f"actor index {index} is below 0")
+            return range(index * self.environments_per_actor, (index + 1) * self.environments_per_actor)
+        assert self.environments is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+        return spread_environments(self.environments, self.num_actors).ranks_of(index)
+
+    def lanes_of(self, index: int) -> int:
+        """N: lanes of the actor with that index.
+
+        Raises:
+            IndexError: the total leaves nothing for that index.
+        """
+        return len(self.environment_ranks_of(index))
+
+
+class ResolvedExperiment(Config):
+    """One experiment, told to each role."""
+
+    coordinator: CoordinatorConfig
+    trainer: TrainerConfig
+    actor: ActorConfig
+    num_actors: PositiveInteger
+    """Actors to start; fewer than asked for when there are fewer environments."""
+    warnings: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """What the user should know."""

@@ -1,0 +1,353 @@
+"""The RLExperiment: what a user writes, on one machine or on a cluster.
+
+Attribute docstrings are the reference: they become the schema's descriptions and what ``rlsrl explain`` shows. Every
+list, map, string and number has a bound, because the same models become a CustomResourceDefinition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from rlsrl.api.model import Arguments, Integer, Model, Violation, refuse
+from rlsrl.api.spread import EnvironmentSpread, spread_environments
+
+API_VERSION = "rlsrl.dev/v1alpha1"
+KIND = "RLExperiment"
+
+PositiveSeconds = Annotated[float, Field(gt=0, le=31_536_000)]
+"""A duration above 0 and up to a year."""
+Count = Annotated[Integer, Field(ge=1, le=1_000_000_000_000_000)]
+"""A number of steps, at least 1."""
+Attribute = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+        max_length=256,
+        examples=["my_package.my_module:make"],
+    ),
+]
+"""A Python attribute as ``package.module:attribute``."""
+
+
+class Metadata(Model):
+    """Standard object metadata, as Kubernetes has it."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=40, examples=["cartpole"])]
+    """The experiment's name: lower-case letters, digits and dashes, beginning with a letter. Names the run's folder and
+    everything made for it on a cluster."""
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)] | None = None
+    """The namespace on a cluster; without meaning on one machine."""
+    labels: Annotated[
+        dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=63)]], Field(max_length=64)
+    ] = Field(default_factory=dict)
+    """Labels to find the experiment by."""
+    annotations: Annotated[
+        dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=262_144)]], Field(max_length=64)
+    ] = Field(default_factory=dict)
+    """Notes that tools attach."""
+    creation_timestamp: JsonValue = None
+    """Written by Kubernetes; ignored."""
+    deletion_timestamp: JsonValue = None
+    """Written by Kubernetes; ignored."""
+    deletion_grace_period_seconds: JsonValue = None
+    """Written by Kubernetes; ignored."""
+    finalizers: JsonValue = None
+    """Written by Kubernetes; ignored."""
+    generation: JsonValue = None
+    """Written by Kubernetes; ignored."""
+    managed_fields: JsonValue = None
+    """Written by Kubernetes; ignored."""
+    owner_references: JsonValue = None
+    """Written by Kubernetes; ignored."""
+    resource_version: JsonValue = None
+    """Written by Kubernetes; ignored."""
+    self_link: JsonValue = None
+    """Written by Kubernetes; ignored."""
+    uid: JsonValue = None
+    """Written by Kubernetes; ignored."""
+
+
+class Environment(Model):
+    """What the actors step: a Gymnasium environment by its id, or one made by your own function."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("id", "factory")
+
+    id: (
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$", max_length=256, examples=["CartPole-v1"])]
+        | None
+    ) = None
+    """A registered Gymnasium id."""
+    factory: Attribute | None = None
+    """A callable that returns an environment with Gymnasium's interface; called once for each environment."""
+    kwargs: Arguments = Field(default_factory=dict)
+    """Arguments for the environment, any JSON."""
+
+
+class Mlp(Model):
+    """A multi-layer perceptron for policy and value, each with its own layers."""
+
+    hidden_sizes: Annotated[
+        tuple[Annotated[Integer, Field(ge=1, le=65_536)], ...], Field(strict=False, min_length=1, max_length=16)
+    ] = (64, 64)
+    """Units of each hidden layer."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """What stands between the layers."""
+
+
+class CustomNetwork(Model):
+    """A network of your own."""
+
+    factory: Attribute
+    """A callable that gets the environment's spaces and returns the network."""
+    kwargs: Arguments = Field(default_factory=dict)
+    """Further arguments for the factory, any JSON."""
+
+
+class Network(Model):
+    """The policy's network: one of the built-in kinds, or your own."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("mlp", "custom")
+
+    mlp: Mlp | None = None
+    """A multi-layer perceptron."""
+    custom: CustomNetwork | None = None
+    """A network of your own, by its factory."""
+
+
+class Policy(Model):
+    """What maps observations to actions."""
+
+    network: Network = Network(mlp=Mlp())
+    """The network that is trained."""
+
+
+class Ppo(Model):
+    """Proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    """Step size of Adam."""
+    discount: Annotated[float, Field(ge=0, le=1)] = 0.99
+    """Weight of the reward one step later (gamma)."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """Between one-step advantages (0, biased) and whole returns (1, noisy)."""
+    clip_range: Annotated[float, Field(gt=0, le=10)] = 0.2
+    """How far the probability ratio may leave 1 before it stops to count."""
+    clip_value_loss: bool = True
+    """Whether the value may move by at most the clip range from what it was at the start of the step."""
+    entropy_coefficient: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Weight of the entropy bonus in the loss."""
+    value_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.5
+    """Weight of the value loss in the loss."""
+    max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 0.5
+    """Longer gradients are scaled down to this Euclidean norm."""
+    epochs: Annotated[Integer, Field(ge=1, le=1000)] = 4
+    """How often each batch is gone through."""
+    minibatch_size: Annotated[Integer, Field(ge=2, le=16_777_216)] = 256
+    """Transitions of one optimizer step. Divides the batch: rolloutLength x trainers.batchEnvironments."""
+    normalize_advantages: bool = True
+    """Whether advantages get mean 0 and deviation 1 in each minibatch."""
+    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    """Added to Adam's denominator."""
+
+
+class Algorithm(Model):
+    """What is done with the samples."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("ppo",)
+
+    ppo: Ppo | None = None
+    """Proximal policy optimisation."""
+
+    @property
+    def chosen(self) -> Ppo:
+        """The algorithm that is given."""
+        assert self.ppo is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+        return self.ppo
+
+
+class Actors(Model):
+    """The workers that step environments."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("environments", "environments_per_actor")
+
+    replicas: Annotated[Integer, Field(ge=1, le=4096)] = 1
+    """Number of actors."""
+    environments: Annotated[Integer, Field(ge=1, le=1_000_000)] | None = None
+    """Environments of all actors together, spread over them as evenly as possible."""
+    environments_per_actor: Annotated[Integer, Field(ge=1, le=65_536)] | None = None
+    """Environments of each actor: the total grows with the replicas."""
+    rollout_length: Annotated[Integer, Field(ge=1, le=65_536)] = 128
+    """Steps that an actor takes in each environment before it hands them over."""
+
+    @property
+    def num_environments(self) -> int:
+        """Environments of all actors together."""
+        if self.environments is not None:
+            return self.environments
+        assert self.environments_per_actor is not None, "validation leaves exactly one"  # noqa: S101 - an invariant
+        return self.environments_per_actor * self.replicas
+
+    @property
+    def spread(self) -> EnvironmentSpread:
+        """Which actor steps how many environments."""
+        return spread_environments(self.num_environments, self.replicas)
+
+
+class Trainers(Model):
+    """The workers that learn."""
+
+    batch_environments: Annotated[Integer, Field(ge=1, le=1_000_000)] | None = None
+    """Environments whose rollouts make one batch; by default all of them."""
+
+
+class Pacing(Model):
+    """How gathering and training keep step. Bounds are kept by waiting, never by dropping samples."""
+
+    max_policy_lag: Annotated[Integer, Field(ge=0, le=64)] = 1
+    """How many training steps the weights that chose an action may be behind those being trained. 0 gathers and trains
+    in turn; 1 overlaps them."""
+
+
+class ParameterVersions(Model):
+    """Which versions of the weights are kept on disk."""
+
+    keep_last: Annotated[Integer, Field(ge=1, le=10_000)] = 5
+    """Untagged versions that are kept; older ones are removed."""
+    every_seconds: PositiveSeconds = 10.0
+    """Seconds between durable versions: what a crash can cost."""
+    every_steps: Count | None = None
+    """Training steps between durable versions, beside the seconds: whichever comes first."""
+    tag_every_seconds: PositiveSeconds | None = None
+    """Seconds between permanent versions, which are never removed."""
+    tag_every_steps: Count | None = None
+    """Training steps between permanent versions, which are never removed."""
+
+
+class Stop(Model):
+    """When training ends: at the first of these that is reached."""
+
+    at_least_one: ClassVar[tuple[str, ...]] = ("return_mean", "env_steps", "train_steps", "wall_seconds")
+
+    return_mean: Annotated[float, Field(ge=-1e15, le=1e15)] | None = None
+    """Mean undiscounted return of the last episodes."""
+    episodes: Annotated[Integer, Field(ge=1, le=1_000_000)] = 100
+    """How many episodes the mean return is over; before so many have ended it is not judged."""
+    env_steps: Count | None = None
+    """Transitions trained on."""
+    train_steps: Count | None = None
+    """Batches trained on."""
+    wall_seconds: PositiveSeconds | None = None
+    """Seconds of training, earlier attempts of the same run included."""
+
+
+class Restarts(Model):
+    """How often workers that failed are started again."""
+
+    budget: Annotated[Integer, Field(ge=0, le=10_000)] = 10
+    """Failures that are forgiven; one more ends the run."""
+    decay_seconds: PositiveSeconds = 600.0
+    """Seconds without a failure after which one of them is forgotten."""
+
+
+class ExperimentSpec(Model):
+    """What to train, on what, with what, until when."""
+
+    seed: Annotated[Integer, Field(ge=0, le=2_147_483_647)] = 0
+    """Everything random derives from it."""
+    environment: Environment
+    """What the actors step."""
+    policy: Policy = Policy()
+    """What maps observations to actions."""
+    algorithm: Algorithm = Algorithm(ppo=Ppo())
+    """What is done with the samples."""
+    actors: Actors
+    """The workers that step environments."""
+    trainers: Trainers = Trainers()
+    """The workers that learn."""
+    pacing: Pacing = Pacing()
+    """How gathering and training keep step."""
+    parameters: ParameterVersions = ParameterVersions()
+    """Which versions of the weights are kept on disk."""
+    stop: Stop
+    """When training ends."""
+    restarts: Restarts = Restarts()
+    """How often workers that failed are started again."""
+
+    @property
+    def batch_environments(self) -> int:
+        """Environments (lanes) of one batch."""
+        return self.trainers.batch_environments or self.actors.num_environments
+
+    @property
+    def batch_transitions(self) -> int:
+        """Steps in one batch, masked ones included: rollout length x environments of a batch."""
+        return self.actors.rollout_length * self.batch_environments
+
+    @property
+    def num_minibatches(self) -> int:
+        """Minibatches of one epoch."""
+        return self.batch_transitions // self.algorithm.chosen.minibatch_size
+
+    @property
+    def least_policy_lag(self) -> int:
+        """The smallest ``maxPolicyLag`` with which batches can be formed.
+
+        A rollout of one actor is granted whole, once all batches that it reaches into are granted, and a batch is
+        granted ``maxPolicyLag`` steps ahead of the one being trained. So a rollout that reaches ``m`` batches beyond
+        the one it begins in needs a lag of at least ``m``: with less, each side would wait for the other. Rollouts
+        begin at multiples of the greatest common divisor of the actors' sizes and the batch.
+        """
+        counts = self.actors.spread.counts
+        batch = self.batch_environments
+        last_start = batch - math.gcd(batch, *counts)
+        return (last_start + max(counts) - 1) // batch
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        refuse(self._violations())
+        return self
+
+    def _violations(self) -> Iterable[Violation]:
+        minibatch_size = self.algorithm.chosen.minibatch_size
+        batch = f"rolloutLength {self.actors.rollout_length} x {self.batch_environments} environments of a batch"
+        if self.batch_transitions % minibatch_size:
+            yield Violation(
+                at=("algorithm", "ppo", "minibatchSize"),
+                message=f"{minibatch_size} does not divide a batch of {self.batch_transitions} transitions ({batch})",
+                allowed=_near_divisors(self.batch_transitions, minibatch_size),
+            )
+        if self.pacing.max_policy_lag < self.least_policy_lag:
+            yield Violation(
+                at=("pacing", "maxPolicyLag"),
+                message=f"batches of {self.batch_environments} environments cannot be made of whole rollouts of "
+                f"{' and '.join(map(str, sorted(set(self.actors.spread.counts))))} environments without waiting for "
+                "later batches",
+                allowed=f"integer >= {self.least_policy_lag}, or a trainers.batchEnvironments that is a multiple of "
+                "every actor's environments",
+            )
+
+
+def _near_divisors(number: int, wanted: int) -> str:
+    below = next((each for each in range(min(wanted, number), 1, -1) if number % each == 0), None)
+    above = next((each for each in range(wanted, number + 1) if number % each == 0), None)
+    near = [str(each) for each in (below, above) if each is not None]
+    return f"a divisor of {number}{', for example ' if near else ''}{' or '.join(near)}"
+
+
+class RLExperiment(Model):
+    """One experiment in reinforcement learning, from environment to trained policy."""
+
+    api_version: Literal["rlsrl.dev/v1alpha1"]
+    """The version of this schema."""
+    kind: Literal["RLExperiment"]
+    """The kind of this document."""
+    metadata: Metadata
+    """Standard object metadata."""
+    spec: ExperimentSpec
+    """What to train, on what, with what, until when."""
+    status: JsonValue = None
+    """Written by the operator; ignored."""

@@ -1,0 +1,114 @@
+"""How environments are spread over workers: pure arithmetic, the same for actors, trainers and evaluators.
+
+Environments have ranks over the whole fleet, so that per-environment quantities (seeds, epsilons) do not depend on how
+many workers there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSpread:
+    """Which worker steps which environments."""
+
+    counts: tuple[int, ...]
+    """Environments of each worker, by worker index; each at least 1."""
+    first_rank: int
+    """Rank of worker 0's first environment among those of all samplers."""
+    num_global: int
+    """Environments of all samplers together."""
+    warnings: tuple[str, ...]
+    """What the user should know about this spread."""
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that have something to step."""
+        return len(self.counts)
+
+    @property
+    def num_environments(self) -> int:
+        """Environments of this sampler."""
+        return sum(self.counts)
+
+    def ranks_of(self, worker: int) -> range:
+        """Global ranks of one worker's environments.
+
+        Raises:
+            IndexError: there is no such worker.
+        """
+        if not 0 <= worker < self.num_workers:
+            raise IndexError(f"worker {worker} is not one of the {self.num_workers} that have environments")
+        starts = list(accumulate(self.counts, initial=self.first_rank))
+        return range(starts[worker], starts[worker + 1])
+
+
+def spread_environments(
+    num_environments: int, num_workers: int, *, rank: int = 0, world_size: int = 1
+) -> EnvironmentSpread:
+    """Spread B environments over W workers of sampler ``rank`` among ``world_size`` equal ones.
+
+    With B < W only B workers are used; otherwise the first B mod W workers get one more than the others. Both are said
+    in the warnings. Environment ranks are ``[rank * B, (rank + 1) * B)``.
+
+    Raises:
+        ValueError: a count below 1, or a rank outside the world.
+    """
+    _check_counts(num_environments, num_workers)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is outside the world of {world_size}")
+    warnings: list[str] = []
+    used = min(num_environments, num_workers)
+    if used < num_workers:
+        warnings.append(
+            f"{num_environments} environments need no more than {used} of {num_workers} workers: {used} are used"
+        )
+    each, remainder = divmod(num_environments, used)
+    if remainder:
+        warnings.append(
+            f"{num_environments} environments do not divide evenly over {used} workers: the first {remainder} step "
+            f"{each + 1}, the others {each}, which may cost speed"
+        )
+    return EnvironmentSpread(
+        counts=(each + 1,) * remainder + (each,) * (used - remainder),
+        first_rank=rank * num_environments,
+        num_global=num_environments * world_size,
+        warnings=tuple(warnings),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSpread:
+    """Environments and steps of one evaluation, rounded to equal shares."""
+
+    num_per_worker: int
+    """Environments of each worker, at least 1."""
+    num_environments: int
+    """Environments of all workers together: may differ from what was asked."""
+    max_steps_per_environment: int
+    """Steps after which an environment stops, so that all together keep the limit."""
+
+
+def spread_evaluation(num_environments: int, num_workers: int, *, max_steps: int) -> EvaluationSpread:
+    """Spread evaluation environments evenly: every worker gets ``max(1, num_environments // num_workers)``.
+
+    The step limit is shared among the rounded total.
+
+    Raises:
+        ValueError: a count below 1, or a limit that leaves an environment no step.
+    """
+    _check_counts(num_environments, num_workers)
+    num_per_worker = max(1, num_environments // num_workers)
+    total = num_per_worker * num_workers
+    if max_steps < total:
+        raise ValueError(f"{max_steps} steps are too few for {total} evaluation environments: at least {total}")
+    return EvaluationSpread(
+        num_per_worker=num_per_worker, num_environments=total, max_steps_per_environment=max_steps // total
+    )
+
+
+def _check_counts(num_environments: int, num_workers: int) -> None:
+    if num_environments < 1 or num_workers < 1:
+        raise ValueError(f"cannot spread {num_environments} environments over {num_workers} workers: at least 1 each")
