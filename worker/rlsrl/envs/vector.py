@@ -1,0 +1,182 @@
+"""Stepping several environments in lockstep, straight into the arrays of a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+from numpy.typing import NDArray
+
+from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.envs.spaces import action_decoder, observation_keys, spec_of
+from rlsrl.runtime.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+
+class EnvironmentFailed(RuntimeError):  # noqa: N818 - named for what the environment did
+    """An environment raised; the text names its rank, the cause is what it raised."""
+
+
+class VectorEnv(Protocol):
+    """N environments that write into slots (see ``rlsrl.data.slots``) and never stop between them.
+
+    Autoreset is NEXT_STEP and carries over slots: an episode that ends with a slot's last step is reset by the first
+    step of the next one.
+    """
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What each environment gives and takes."""
+
+    @property
+    def num_envs(self) -> int:
+        """N: lanes of the slots to be filled."""
+
+    def begin(self, arrays: Arrays) -> None:
+        """Start on a slot: write frame 0, the newest observation of each environment, and clear what steps fill.
+
+        The first slot's frame 0 is each environment's seeded reset. The slot before need not have been filled to its
+        end, nor exist any more.
+        """
+
+    def step(self, arrays: Arrays, step: int, actions: NDArray[Any]) -> None:
+        """Take step ``step`` of the slot with ``actions`` [N, ...].
+
+        Writes ``reward``, ``terminated``, ``truncated``, ``mask``, ``episode_return`` and ``episode_length`` of
+        ``step``, and the frame ``step + 1``. Steps of a slot come in order, after ``begin``.
+
+        Raises:
+            EnvironmentFailed: an environment raised.
+        """
+
+    def close(self) -> None:
+        """Close the environments."""
+
+
+class LoopVectorEnv:
+    """A plain loop: the least work a step where environments are fast and cannot step themselves in bulk."""
+
+    def __init__(
+        self, make: Callable[[], gymnasium.Env[Any, Any]], *, seeds: Sequence[int], first_rank: int = 0
+    ) -> None:
+        """Make one environment a seed.
+
+        Args:
+            make: Makes one environment.
+            seeds: The seed of each environment's first reset; later resets go on from there.
+            first_rank: The rank of the first environment in the whole fleet; errors name ranks.
+
+        Raises:
+            ConfigurationError: a space is not supported, or the environments differ in their spaces.
+        """
+        if not seeds:
+            raise ConfigurationError("a vector environment holds at least one environment")
+        self._seeds = tuple(seeds)
+        self._first_rank = first_rank
+        self._envs: list[gymnasium.Env[Any, Any]] = []
+        try:
+            for _ in seeds:
+                self._envs.append(make())
+            self._spec = self._common_spec()
+        except BaseException:
+            self.close()
+            raise
+        self._keys = tuple(observation_keys(self._envs[0].observation_space).items())
+        self._decode = action_decoder(self._envs[0].action_space)
+        # Bound methods and plain lists: what the loop below touches once an environment and step.
+        self._steps = [env.step for env in self._envs]
+        self._observations: list[Any] = []
+        self._ended = [False] * len(seeds)
+        self._returns = [0.0] * len(seeds)
+        self._lengths = [0] * len(seeds)
+
+    def _common_spec(self) -> EnvSpec:
+        first, *others = (spec_of(env) for env in self._envs)
+        for lane, other in enumerate(others, start=1):
+            if other != first:
+                raise ConfigurationError(
+                    f"environments differ: rank {self._first_rank} has {first}, rank {self._first_rank + lane} {other}"
+                )
+        return first
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What each environment gives and takes."""
+        return self._spec
+
+    @property
+    def num_envs(self) -> int:
+        """N: lanes of the slots to be filled."""
+        return len(self._envs)
+
+    def begin(self, arrays: Arrays) -> None:
+        """See ``VectorEnv``; the first call resets every environment with its seed."""
+        if not self._observations:
+            self._observations = [self._reset(lane, seed) for lane, seed in enumerate(self._seeds)]
+        for name in ("reward", "terminated", "truncated", "episode_return", "episode_length"):
+            arrays[name].fill(0)
+        arrays["mask"].fill(True)
+        self._write_frame(arrays, 0)
+
+    def step(self, arrays: Arrays, step: int, actions: NDArray[Any]) -> None:
+        """See ``VectorEnv``. Flags are written only where an episode ends: ``begin`` cleared them."""
+        rewards, decoded = arrays["reward"][step], self._decode(actions)
+        observations, ended, returns, lengths = self._observations, self._ended, self._returns, self._lengths
+        lane = 0
+        try:
+            for lane, (env_step, action) in enumerate(zip(self._steps, decoded, strict=True)):
+                if ended[lane]:
+                    ended[lane] = False
+                    arrays["mask"][step, lane] = False
+                    observations[lane], _ = self._envs[lane].reset()
+                    continue
+                observations[lane], reward, terminated, truncated, _ = env_step(action)
+                rewards[lane] = reward
+                returns[lane] += float(reward)
+                lengths[lane] += 1
+                if terminated or truncated:
+                    ended[lane] = True
+                    arrays["terminated"][step, lane] = terminated
+                    arrays["truncated"][step, lane] = truncated
+                    arrays["episode_return"][step, lane] = returns[lane]
+                    arrays["episode_length"][step, lane] = lengths[lane]
+                    returns[lane] = 0.0
+                    lengths[lane] = 0
+        except Exception as error:
+            raise self._failure(lane, error) from error
+        self._write_frame(arrays, step + 1)
+
+    def _write_frame(self, arrays: Arrays, frame: int) -> None:
+        lane = 0
+        try:
+            for name, key in self._keys:
+                row = arrays[name][frame]
+                if key is None:
+                    for lane, observation in enumerate(self._observations):
+                        row[lane] = observation
+                else:
+                    for lane, observation in enumerate(self._observations):
+                        row[lane] = observation[key]
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._failure(lane, error) from error
+
+    def _reset(self, lane: int, seed: int) -> Any:
+        try:
+            observation, _ = self._envs[lane].reset(seed=seed)
+        except Exception as error:
+            raise self._failure(lane, error) from error
+        return observation
+
+    def _failure(self, lane: int, error: Exception) -> EnvironmentFailed:
+        rank = self._first_rank + lane
+        return EnvironmentFailed(f"environment rank {rank} (lane {lane}) raised {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Close every environment, also if some fail to; a failure is raised at the end. Idempotent."""
+        envs, self._envs = self._envs, []
+        with ExitStack() as stack:
+            for env in envs:
+                stack.callback(env.close)
