@@ -1,0 +1,35 @@
+"""When something periodic is due: logging, pushing parameters, pulling them."""
+
+from __future__ import annotations
+
+from rlsrl.runtime.clock import Clock, SystemClock
+
+
+class FrequencyControl:
+    """Due after so many seconds or so many steps since it was last due, whichever comes first.
+
+    With neither set it is never due. Time and steps count from construction. One thread uses it.
+    """
+
+    def __init__(self, *, seconds: float | None = None, steps: int | None = None, clock: Clock | None = None) -> None:
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"seconds must be above 0, not {seconds}")
+        if steps is not None and steps < 1:
+            raise ValueError(f"steps must be at least 1, not {steps}")
+        self._seconds = seconds
+        self._steps = steps
+        self._clock = clock if clock is not None else SystemClock()
+        self._last = self._clock.monotonic()
+        self._num_steps = 0
+
+    def check(self, steps: int = 1) -> bool:
+        """Count ``steps`` more steps and say whether it is due now; if so, seconds and steps start again from here."""
+        self._num_steps += steps
+        now = self._clock.monotonic()
+        by_steps = self._steps is not None and self._num_steps >= self._steps
+        by_time = self._seconds is not None and now - self._last >= self._seconds
+        if not (by_steps or by_time):
+            return False
+        self._last = now
+        self._num_steps = 0
+        return True

@@ -1,0 +1,204 @@
+"""The life cycle that every role shares: configured, started, paused, ended. What a role does is in its subclass."""
+
+from __future__ import annotations
+
+import queue
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from rlsrl.runtime.clock import Clock, SystemClock
+from rlsrl.runtime.frequency import FrequencyControl
+
+ConfigT = TypeVar("ConfigT")
+
+Report = Callable[[Mapping[str, float]], None]
+"""Takes a worker's statistics by name; must not block, for ``run`` calls it between two polls."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PollResult:
+    """What one poll got done, in whatever the role counts."""
+
+    num_samples: int = 0
+    num_batches: int = 0
+
+
+class Worker(ABC, Generic[ConfigT]):
+    """One role's process, from ``configure`` to the end of ``run``.
+
+    ``start``, ``pause`` and ``exit`` may be called from any thread, from a signal handler, and at any time, also before
+    ``configure`` and ``run``. They record the wish and return; ``run`` obeys between two polls. A worker is running
+    after ``start``, not after ``pause``, and exiting for good after ``exit``; it may be neither.
+
+    The handles may be overridden: a role whose ``_poll`` waits for something overrides ``pause`` or ``exit`` to wake it
+    as well, and calls ``super()`` first.
+
+    Statistics go to the log and to ``report`` when ``frequency`` (default: every 10 seconds) says so after a poll, and
+    at a clean end.
+    """
+
+    def __init__(
+        self,
+        *,
+        report: Report | None = None,
+        frequency: FrequencyControl | None = None,
+        log: structlog.stdlib.BoundLogger | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock = clock if clock is not None else SystemClock()
+        self._log = log if log is not None else structlog.stdlib.get_logger(__name__)
+        self._report = report
+        self._frequency = frequency if frequency is not None else FrequencyControl(seconds=10, clock=self._clock)
+        self._configured = False
+        self._running = False
+        self._exiting = False
+        # A condition is not safe in a signal handler (it may interrupt a thread between its check and its wait);
+        # SimpleQueue.put is. Each command leaves one token; whoever waits takes tokens and looks again.
+        self._commands: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._tally = _Tally(self._clock.monotonic())
+
+    @property
+    def running(self) -> bool:
+        """Whether ``start`` was called later than ``pause``."""
+        return self._running
+
+    @property
+    def exiting(self) -> bool:
+        """Whether ``exit`` was called; it stays so."""
+        return self._exiting
+
+    def configure(self, config: ConfigT) -> None:
+        """Build what the role needs, once, in the thread that will call ``run``. Does nothing when already exiting.
+
+        Raises:
+            Whatever ``_configure`` raises; it cleans up what it had built, as a constructor does.
+            RuntimeError: the worker is configured. Another config is another worker.
+        """
+        if self._configured:
+            raise RuntimeError(f"{type(self).__name__} is already configured")
+        if self._exiting:
+            return
+        self._configure(config)
+        self._configured = True
+
+    def start(self) -> None:
+        """Let ``run`` poll."""
+        self._running = True
+        self._commands.put(None)
+
+    def pause(self) -> None:
+        """Let ``run`` wait after the present poll, until ``start`` or ``exit``."""
+        self._running = False
+        self._commands.put(None)
+
+    def exit(self) -> None:
+        """Let ``run`` return after the present poll."""
+        self._exiting = True
+        self._commands.put(None)
+
+    def run(self) -> None:
+        """Poll until ``exit``; once. While not running it waits without limit, woken by ``start`` and ``exit``.
+
+        However polling ends, ``_shutdown`` runs once if the worker is configured.
+
+        Raises:
+            The first failure, as it was raised, of ``_poll``, ``_stats``, ``report`` or ``_shutdown``, after
+                ``_shutdown`` ran. A later failure of ``_shutdown`` is logged and noted on the first.
+            RuntimeError: the worker was not configured, or has run.
+        """
+        if not self._configured:
+            if self._exiting:
+                return
+            raise RuntimeError(f"{type(self).__name__} is not configured")
+        try:
+            self._loop()
+        except BaseException as failure:
+            self._shutdown_after(failure)
+            raise
+        self._end()
+
+    def _loop(self) -> None:
+        while self._wait_until_running():
+            begin = self._clock.monotonic()
+            result = self._poll()
+            self._tally.add(result, self._clock.monotonic() - begin)
+            if self._frequency.check():
+                self._log_statistics()
+        if self._tally.num_polls:
+            self._log_statistics()
+
+    def _wait_until_running(self) -> bool:
+        """Wait while paused; whether to poll (else: to end)."""
+        if self._running and not self._exiting:
+            return True
+        begin = self._clock.monotonic()
+        while not (self._running or self._exiting):
+            self._commands.get()
+        self._tally.exclude(self._clock.monotonic() - begin)
+        return not self._exiting
+
+    def _log_statistics(self) -> None:
+        now = self._clock.monotonic()
+        statistics = {**self._tally.statistics(now), **self._stats()}
+        self._tally = _Tally(now)
+        self._log.info("statistics", **statistics)
+        if self._report is not None:
+            self._report(statistics)
+
+    def _end(self) -> None:
+        self._configured = False
+        self._shutdown()
+
+    def _shutdown_after(self, failure: BaseException) -> None:
+        try:
+            self._end()
+        except Exception as error:
+            self._log.exception("shutdown_failed")
+            failure.add_note(f"shutting down failed as well: {error!r}")
+
+    @abstractmethod
+    def _configure(self, config: ConfigT) -> None:
+        """Build the role's parts from its resolved config. If it raises it leaves nothing open."""
+
+    @abstractmethod
+    def _poll(self) -> PollResult:
+        """Do one round of work. Waits for work at most a moment, or for something that ``exit`` wakes."""
+
+    def _shutdown(self) -> None:
+        """Close what ``_configure`` built: stop and join threads, flush, give back. Called once, whatever failed."""
+
+    def _stats(self) -> Mapping[str, float]:
+        """The role's own statistics since the last call."""
+        return {}
+
+
+class _Tally:
+    """Counts polls since the last report."""
+
+    def __init__(self, since: float) -> None:
+        self._since = since
+        self._num_samples = 0
+        self._num_batches = 0
+        self._poll_seconds = 0.0
+        self.num_polls = 0
+
+    def add(self, result: PollResult, seconds: float) -> None:
+        self._num_samples += result.num_samples
+        self._num_batches += result.num_batches
+        self._poll_seconds += seconds
+        self.num_polls += 1
+
+    def exclude(self, seconds: float) -> None:
+        """Leave paused time out of the rates."""
+        self._since += seconds
+
+    def statistics(self, now: float) -> dict[str, float]:
+        elapsed = now - self._since
+        return {
+            "samples_per_second": self._num_samples / elapsed if elapsed > 0 else 0.0,
+            "batches_per_second": self._num_batches / elapsed if elapsed > 0 else 0.0,
+            "poll_seconds": self._poll_seconds / self.num_polls,
+        }
