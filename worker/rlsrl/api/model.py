@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, JsonValue, model_validator
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 RULES = "rules"
 """The type of the pydantic error that carries violations, under the key of the same name in its context."""
@@ -46,14 +46,18 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Integer = Annotated[int, BeforeValidator(_integral)]
-"""An integer, also when written ``1.0`` or ``1e3``: the API server takes those too."""
+INTEGRAL = BeforeValidator(_integral)
+"""Takes ``1.0`` and ``1e3`` for integers, as the API server does; stands last in an ``Annotated[int, ...]``."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 """A Python identifier: the name of an argument."""
 
 Arguments = Annotated[dict[Name, JsonValue], Field(max_length=64)]
 """Keyword arguments for the user's own code: any JSON, handed on as it is."""
+
+
+Ignored = Annotated[JsonValue, Field(json_schema_extra={"readOnly": True})]
+"""What only Kubernetes writes: accepted, so that its own output can be read back, and not looked at."""
 
 
 class Model(BaseModel):
@@ -96,6 +100,14 @@ class Model(BaseModel):
             if members and not 1 <= len(given) <= limit:
                 what = f"{' and '.join(map(to_camel, given))} are both given" if given else "none of them is given"
                 yield Violation(at=(), message=what, allowed=f"{allowed} {', '.join(map(to_camel, members))}")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        for keyword, members in (("oneOf", cls.exactly_one), ("anyOf", cls.at_least_one)):
+            if members:
+                schema[keyword] = [{"required": [to_camel(name)]} for name in members]
+        return schema
 
     @property
     def given_member(self) -> str:

@@ -10,14 +10,14 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from rlsrl.api.model import Integer, Model
+from rlsrl.api.model import INTEGRAL, Model
 from rlsrl.api.spec import Environment, Network, ParameterVersions, Ppo, Stop
 from rlsrl.api.spread import spread_environments
 
 Role = Literal["coordinator", "trainer", "actor"]
 """The parts a worker process can play."""
 
-PositiveInteger = Annotated[Integer, Field(ge=1)]
+PositiveInteger = Annotated[int, Field(ge=1), INTEGRAL]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 
 
@@ -47,7 +47,7 @@ class RoleConfig(Config):
     """The experiment's name."""
     run_uid: str
     """Identity of the run; part of every local endpoint's name."""
-    seed: Annotated[Integer, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0), INTEGRAL]
     """The experiment's seed; each worker derives its own from it and its identity."""
     coordinator_address: str
     """gRPC target of the coordinator's Join stream."""
@@ -91,7 +91,7 @@ class TrainerConfig(RoleConfig):
     """T: steps of a slot."""
     batch_lanes: PositiveInteger
     """B: lanes of one batch, over all ranks."""
-    max_policy_lag: Annotated[Integer, Field(ge=0)]
+    max_policy_lag: Annotated[int, Field(ge=0), INTEGRAL]
     """Training steps that acting weights may be behind."""
     num_actors: PositiveInteger
     """Actors whose samples are expected."""

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
-from rlsrl.api.model import Arguments, Integer, Model, Violation, refuse
+from rlsrl.api.model import INTEGRAL, Arguments, Ignored, Model, Violation, refuse
 from rlsrl.api.spread import EnvironmentSpread, spread_environments
 
 API_VERSION = "rlsrl.dev/v1alpha1"
@@ -20,7 +20,7 @@ KIND = "RLExperiment"
 
 PositiveSeconds = Annotated[float, Field(gt=0, le=31_536_000)]
 """A duration above 0 and up to a year."""
-Count = Annotated[Integer, Field(ge=1, le=1_000_000_000_000_000)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000_000_000), INTEGRAL]
 """A number of steps, at least 1."""
 Attribute = Annotated[
     str,
@@ -49,25 +49,25 @@ class Metadata(Model):
         dict[Annotated[str, Field(max_length=317)], Annotated[str, Field(max_length=262_144)]], Field(max_length=64)
     ] = Field(default_factory=dict)
     """Notes that tools attach."""
-    creation_timestamp: JsonValue = None
+    creation_timestamp: Ignored = None
     """Written by Kubernetes; ignored."""
-    deletion_timestamp: JsonValue = None
+    deletion_timestamp: Ignored = None
     """Written by Kubernetes; ignored."""
-    deletion_grace_period_seconds: JsonValue = None
+    deletion_grace_period_seconds: Ignored = None
     """Written by Kubernetes; ignored."""
-    finalizers: JsonValue = None
+    finalizers: Ignored = None
     """Written by Kubernetes; ignored."""
-    generation: JsonValue = None
+    generation: Ignored = None
     """Written by Kubernetes; ignored."""
-    managed_fields: JsonValue = None
+    managed_fields: Ignored = None
     """Written by Kubernetes; ignored."""
-    owner_references: JsonValue = None
+    owner_references: Ignored = None
     """Written by Kubernetes; ignored."""
-    resource_version: JsonValue = None
+    resource_version: Ignored = None
     """Written by Kubernetes; ignored."""
-    self_link: JsonValue = None
+    self_link: Ignored = None
     """Written by Kubernetes; ignored."""
-    uid: JsonValue = None
+    uid: Ignored = None
     """Written by Kubernetes; ignored."""
 
 
@@ -91,7 +91,7 @@ class Mlp(Model):
     """A multi-layer perceptron for policy and value, each with its own layers."""
 
     hidden_sizes: Annotated[
-        tuple[Annotated[Integer, Field(ge=1, le=65_536)], ...], Field(strict=False, min_length=1, max_length=16)
+        tuple[Annotated[int, Field(ge=1, le=65_536), INTEGRAL], ...], Field(strict=False, min_length=1, max_length=16)
     ] = (64, 64)
     """Units of each hidden layer."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -144,9 +144,9 @@ class Ppo(Model):
     """Weight of the value loss in the loss."""
     max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 0.5
     """Longer gradients are scaled down to this Euclidean norm."""
-    epochs: Annotated[Integer, Field(ge=1, le=1000)] = 4
+    epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 4
     """How often each batch is gone through."""
-    minibatch_size: Annotated[Integer, Field(ge=2, le=16_777_216)] = 256
+    minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 256
     """Transitions of one optimizer step. Divides the batch: rolloutLength x trainers.batchEnvironments."""
     normalize_advantages: bool = True
     """Whether advantages get mean 0 and deviation 1 in each minibatch."""
@@ -174,13 +174,13 @@ class Actors(Model):
 
     exactly_one: ClassVar[tuple[str, ...]] = ("environments", "environments_per_actor")
 
-    replicas: Annotated[Integer, Field(ge=1, le=4096)] = 1
+    replicas: Annotated[int, Field(ge=1, le=4096), INTEGRAL] = 1
     """Number of actors."""
-    environments: Annotated[Integer, Field(ge=1, le=1_000_000)] | None = None
+    environments: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
     """Environments of all actors together, spread over them as evenly as possible."""
-    environments_per_actor: Annotated[Integer, Field(ge=1, le=65_536)] | None = None
+    environments_per_actor: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] | None = None
     """Environments of each actor: the total grows with the replicas."""
-    rollout_length: Annotated[Integer, Field(ge=1, le=65_536)] = 128
+    rollout_length: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 128
     """Steps that an actor takes in each environment before it hands them over."""
 
     @property
@@ -200,14 +200,14 @@ class Actors(Model):
 class Trainers(Model):
     """The workers that learn."""
 
-    batch_environments: Annotated[Integer, Field(ge=1, le=1_000_000)] | None = None
+    batch_environments: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
     """Environments whose rollouts make one batch; by default all of them."""
 
 
 class Pacing(Model):
     """How gathering and training keep step. Bounds are kept by waiting, never by dropping samples."""
 
-    max_policy_lag: Annotated[Integer, Field(ge=0, le=64)] = 1
+    max_policy_lag: Annotated[int, Field(ge=0, le=64), INTEGRAL] = 1
     """How many training steps the weights that chose an action may be behind those being trained. 0 gathers and trains
     in turn; 1 overlaps them."""
 
@@ -215,7 +215,7 @@ class Pacing(Model):
 class ParameterVersions(Model):
     """Which versions of the weights are kept on disk."""
 
-    keep_last: Annotated[Integer, Field(ge=1, le=10_000)] = 5
+    keep_last: Annotated[int, Field(ge=1, le=10_000), INTEGRAL] = 5
     """Untagged versions that are kept; older ones are removed."""
     every_seconds: PositiveSeconds = 10.0
     """Seconds between durable versions: what a crash can cost."""
@@ -234,7 +234,7 @@ class Stop(Model):
 
     return_mean: Annotated[float, Field(ge=-1e15, le=1e15)] | None = None
     """Mean undiscounted return of the last episodes."""
-    episodes: Annotated[Integer, Field(ge=1, le=1_000_000)] = 100
+    episodes: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] = 100
     """How many episodes the mean return is over; before so many have ended it is not judged."""
     env_steps: Count | None = None
     """Transitions trained on."""
@@ -247,7 +247,7 @@ class Stop(Model):
 class Restarts(Model):
     """How often workers that failed are started again."""
 
-    budget: Annotated[Integer, Field(ge=0, le=10_000)] = 10
+    budget: Annotated[int, Field(ge=0, le=10_000), INTEGRAL] = 10
     """Failures that are forgiven; one more ends the run."""
     decay_seconds: PositiveSeconds = 600.0
     """Seconds without a failure after which one of them is forgotten."""
@@ -256,7 +256,7 @@ class Restarts(Model):
 class ExperimentSpec(Model):
     """What to train, on what, with what, until when."""
 
-    seed: Annotated[Integer, Field(ge=0, le=2_147_483_647)] = 0
+    seed: Annotated[int, Field(ge=0, le=2_147_483_647), INTEGRAL] = 0
     """Everything random derives from it."""
     environment: Environment
     """What the actors step."""
@@ -349,5 +349,5 @@ class RLExperiment(Model):
     """Standard object metadata."""
     spec: ExperimentSpec
     """What to train, on what, with what, until when."""
-    status: JsonValue = None
+    status: Ignored = None
     """Written by the operator; ignored."""
