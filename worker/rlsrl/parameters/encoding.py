@@ -1,0 +1,266 @@
+"""Weights, trainer states and notes as bytes that know whether they are whole.
+
+Weights and states are safetensors files: any tool of that format reads their arrays. The header's text fields hold the
+rest, with two checksums: ``sha256`` over what makes the version what it is (arrays, version, layout), compared also to
+tell a repeated push from a different one; and ``crc32`` over the text fields, so that a listing trusts them without
+reading the arrays. Notes (tags, annotations, the fence) are JSON with a checksum. Nothing here runs code from data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from rlsrl.data.specs import Arrays
+from rlsrl.data.version import Version
+from rlsrl.parameters.names import check_version
+from rlsrl.parameters.protocols import Corrupt, NonFinite, Parameters, TrainerState
+
+HEADER_BYTES = 64 * 1024
+"""Bytes from a file's start that hold the header of most files; ``header_size`` tells when it needs more."""
+
+_PARAMETERS = "rlsrl.parameters.1"
+_STATE = "rlsrl.state.1"
+_DTYPES = frozenset(
+    ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredHeader:
+    """What a weights file says of itself before its arrays."""
+
+    version: Version
+    created_at: float
+    """Unix seconds."""
+    num_parameters: int
+    metadata: Mapping[str, Any]
+    """What was known at the push."""
+    sha256: str
+    """Equal for equal versions, layouts, weights and statistics."""
+
+
+def check_json(value: Any, path: str) -> Any:
+    """A copy of the value as JSON would give it back (tuples become lists).
+
+    Raises:
+        ValueError: something in it is no JSON value (NaN and infinity are none); the text names its path.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{path} is {value}, which JSON cannot hold; leave it out or use None")
+        return value
+    if isinstance(value, list | tuple):
+        return [check_json(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{path} has the key {key!r}; the keys of a JSON object are strings")
+        return {key: check_json(item, f"{path}.{key}") for key, item in value.items()}
+    raise ValueError(f"{path} is a {type(value).__name__}; JSON has null, booleans, numbers, strings, lists, objects")
+
+
+def check_parameters(parameters: Parameters) -> None:
+    """Refuse what must never be published.
+
+    Raises:
+        NonFinite: a weight or statistic is NaN or infinite.
+        ValueError: the vector is not flat float32, the version is negative, or a statistic has no plain dtype.
+    """
+    check_version(parameters.version)
+    vector = parameters.vector
+    if vector.ndim != 1 or vector.dtype != np.float32:
+        raise ValueError(f"a weight vector is flat float32, not {vector.dtype} of shape {vector.shape}")
+    for name, array in {"vector": vector, **parameters.statistics}.items():
+        _check_dtype(name, array)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise NonFinite(f"version {parameters.version}: {name} holds NaN or infinity")
+
+
+def encode_parameters(parameters: Parameters, *, created_at: float, metadata: Mapping[str, Any]) -> bytes:
+    """A weights file. The parameters have passed ``check_parameters``."""
+    identity = {"format": _PARAMETERS, "version": str(parameters.version), "layout": parameters.layout}
+    arrays = _parameter_arrays(parameters)
+    fields = {
+        **identity,
+        "created_at": repr(created_at),
+        "metadata": json.dumps(check_json(metadata, "metadata")),
+        "num_parameters": str(parameters.vector.size),
+        "sha256": _sha256(identity, arrays),
+    }
+    return _pack(fields, arrays)
+
+
+def decode_parameters(data: bytes, source: str) -> Parameters:
+    """Read a weights file, whole and verified; the arrays are read-only.
+
+    Raises:
+        Corrupt: it does not hold what was written; the text names ``source``.
+    """
+    fields, arrays = _unpack(data, source, _PARAMETERS, ("version", "layout"))
+    try:
+        return Parameters(
+            version=Version.parse(fields["version"]),
+            vector=arrays.pop("vector"),
+            layout=fields["layout"],
+            statistics={name.removeprefix("statistics/"): array for name, array in arrays.items()},
+        )
+    except (KeyError, ValueError) as error:
+        raise Corrupt(f"{source}: {error!r}") from error
+
+
+def same_content(parameters: Parameters, header: StoredHeader) -> bool:
+    """Whether the stored weights are these."""
+    identity = {"format": _PARAMETERS, "version": str(parameters.version), "layout": parameters.layout}
+    return _sha256(identity, _parameter_arrays(parameters)) == header.sha256
+
+
+def header_size(data: bytes) -> int:
+    """How many bytes from the file's start ``decode_header`` needs; ``data`` are its first 8 or more."""
+    return 8 + int.from_bytes(data[:8], "little")
+
+
+def decode_header(data: bytes, source: str) -> StoredHeader:
+    """Read the text fields of a weights file from its first ``header_size`` bytes.
+
+    Raises:
+        Corrupt: they are not what was written; the text names ``source``.
+    """
+    fields = _fields(data, source, _PARAMETERS)
+    try:
+        return StoredHeader(
+            version=Version.parse(fields["version"]),
+            created_at=float(fields["created_at"]),
+            num_parameters=int(fields["num_parameters"]),
+            metadata=json.loads(fields["metadata"]),
+            sha256=fields["sha256"],
+        )
+    except (KeyError, ValueError) as error:
+        raise Corrupt(f"{source}: {error!r}") from error
+
+
+def encode_state(state: TrainerState) -> bytes:
+    """A state file.
+
+    Raises:
+        ValueError: a value is not JSON or an array has no plain dtype.
+    """
+    for name, array in state.arrays.items():
+        _check_dtype(name, array)
+    values = json.dumps(check_json(state.values, "values"))
+    identity = {"format": _STATE, "version": str(check_version(state.version)), "values": values}
+    arrays = {f"arrays/{name}": array for name, array in state.arrays.items()}
+    return _pack({**identity, "sha256": _sha256(identity, arrays)}, arrays)
+
+
+def decode_state(data: bytes, source: str) -> TrainerState:
+    """Read a state file, whole and verified; the arrays are read-only.
+
+    Raises:
+        Corrupt: it does not hold what was written; the text names ``source``.
+    """
+    fields, arrays = _unpack(data, source, _STATE, ("version", "values"))
+    try:
+        return TrainerState(
+            version=Version.parse(fields["version"]),
+            arrays={name.removeprefix("arrays/"): array for name, array in arrays.items()},
+            values=json.loads(fields["values"]),
+        )
+    except (KeyError, ValueError) as error:
+        raise Corrupt(f"{source}: {error!r}") from error
+
+
+def encode_note(value: Any) -> bytes:
+    """A small JSON file with a checksum. The value has passed ``check_json``."""
+    return json.dumps({"crc32": zlib.crc32(_canonical(value)), "value": value}, indent=2).encode()
+
+
+def decode_note(data: bytes, source: str) -> Any:
+    """Read what ``encode_note`` wrote.
+
+    Raises:
+        Corrupt: it does not hold what was written; the text names ``source``.
+    """
+    try:
+        note = json.loads(data)
+        value, crc32 = note["value"], note["crc32"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"{source}: {error!r}") from error
+    if zlib.crc32(_canonical(value)) != crc32:
+        raise Corrupt(f"{source}: the checksum does not match")
+    return value
+
+
+def _parameter_arrays(parameters: Parameters) -> dict[str, NDArray[Any]]:
+    statistics = {f"statistics/{name}": array for name, array in parameters.statistics.items()}
+    return {"vector": parameters.vector, **statistics}
+
+
+def _check_dtype(name: str, array: NDArray[Any]) -> None:
+    if array.dtype.name not in _DTYPES:
+        raise ValueError(f"array {name!r} has dtype {array.dtype}; allowed are {', '.join(sorted(_DTYPES))}")
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _dense(array: NDArray[Any]) -> NDArray[Any]:
+    """The array in C order and little endian, of the same shape; itself where it is so already."""
+    return np.require(array, dtype=array.dtype.newbyteorder("<"), requirements="C")
+
+
+def _sha256(identity: Mapping[str, str], arrays: Arrays) -> str:
+    sha256 = hashlib.sha256(_canonical(identity))
+    for name in sorted(arrays):
+        array = arrays[name]
+        sha256.update(_canonical([name, array.dtype.name, list(array.shape)]))
+        sha256.update(_dense(array).data)
+    return sha256.hexdigest()
+
+
+def _pack(fields: Mapping[str, str], arrays: Arrays) -> bytes:
+    crc32 = str(zlib.crc32(_canonical(fields)))
+    return save({name: _dense(array) for name, array in arrays.items()}, {**fields, "crc32": crc32})
+
+
+def _fields(data: bytes, source: str, expected_format: str) -> dict[str, str]:
+    try:
+        header = json.loads(data[8 : header_size(data)])
+        fields = dict(header["__metadata__"])
+        crc32 = fields.pop("crc32")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Corrupt(f"{source}: no readable header ({error!r})") from error
+    if str(zlib.crc32(_canonical(fields))) != crc32:
+        raise Corrupt(f"{source}: the header's checksum does not match")
+    if fields.get("format") != expected_format:
+        raise Corrupt(f"{source}: holds {fields.get('format')!r}, not {expected_format!r}")
+    return fields
+
+
+def _unpack(
+    data: bytes, source: str, expected_format: str, identity: tuple[str, ...]
+) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    fields = _fields(data, source, expected_format)
+    try:
+        arrays = load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise Corrupt(f"{source}: {error!r}") from error
+    names = {name: fields[name] for name in ("format", *identity)}
+    if _sha256(names, arrays) != fields["sha256"]:
+        raise Corrupt(f"{source}: the checksum of the arrays does not match")
+    for array in arrays.values():
+        array.flags.writeable = False
+    return fields, arrays

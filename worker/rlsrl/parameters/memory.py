@@ -1,0 +1,69 @@
+"""The parameter database in memory: the in-process twin of those that last."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from rlsrl.parameters.database import BlobParameterDB
+
+_LOCK_SECONDS = 30.0
+
+
+class MemoryBlobs:
+    """``Blobs`` in a dict; several databases over one object stand for several processes over one store."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+        """The bytes by path."""
+        self._writer = threading.Lock()
+
+    def policies(self) -> list[str]:
+        """See ``Blobs``."""
+        return sorted({path.partition("/")[0] for path in list(self.content)})
+
+    def names(self, folder: str) -> dict[str, int]:
+        """See ``Blobs``."""
+        prefix = f"{folder}/"
+        content = list(self.content.items())
+        return {path.removeprefix(prefix): len(data) for path, data in content if path.startswith(prefix)}
+
+    def read(self, path: str, limit: int | None = None) -> bytes:
+        """See ``Blobs``."""
+        try:
+            return self.content[path][:limit]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    def write(self, path: str, data: bytes) -> None:
+        """See ``Blobs``."""
+        self.content[path] = data
+
+    def confirm(self, path: str) -> None:
+        """See ``Blobs``: nothing here outlives the process."""
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """See ``Blobs``."""
+        for path in paths:
+            self.content.pop(path, None)
+
+    @contextlib.contextmanager
+    def exclusive(self, policy: str) -> Iterator[None]:
+        """See ``Blobs``; one lock serves all policies."""
+        if not self._writer.acquire(timeout=_LOCK_SECONDS):
+            raise TimeoutError(f"another thread has been writing for {_LOCK_SECONDS} seconds, {policy!r} has to wait")
+        try:
+            yield
+        finally:
+            self._writer.release()
+
+
+class MemoryParameterDB(BlobParameterDB):
+    """A ``ParameterDB`` that lives as long as its ``blobs``: for tests and for runs that keep nothing."""
+
+    def __init__(
+        self, blobs: MemoryBlobs | None = None, *, clock: Callable[[], float] = time.time, keep_states: int = 3
+    ) -> None:
+        super().__init__(blobs or MemoryBlobs(), clock=clock, keep_states=keep_states)
