@@ -1,0 +1,44 @@
+"""The client's end of a gRPC connection. Who shows the token: every call, as metadata."""
+
+from __future__ import annotations
+
+import grpc
+
+from rlsrl.rpc.settings import ChannelOptions, shared_options, validate_address
+
+AUTHORIZATION = "authorization"
+"""Metadata key of the token; its value is ``Bearer TOKEN``."""
+
+Metadata = tuple[tuple[str, str], ...]
+"""Call metadata."""
+
+
+def token_metadata(token: str) -> Metadata:
+    """What a call must carry to be served."""
+    return ((AUTHORIZATION, f"Bearer {token}"),)
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """A channel to ``unix-abstract:NAME`` or ``HOST:PORT``; it connects, and reconnects after any outage, by itself.
+
+    Returns at once. The caller closes it. Calls made with ``wait_for_ready`` wait for the connection within their own
+    deadline.
+
+    Raises:
+        ValueError: the address has neither form.
+    """
+    return grpc.insecure_channel(validate_address(address), options=_options())
+
+
+def _options() -> ChannelOptions:
+    return [
+        *shared_options(),
+        # Tried again after 0.1 s, then ever slower up to 1 s: an outage costs at most about a second on top.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        # Despite its name this is the deadline of ONE attempt to connect; the default of 20 s hangs on a frozen peer,
+        # and one as short as the back-off never gets through on a starved machine.
+        ("grpc.min_reconnect_backoff_ms", 2000),
+        # Channels in one process must not share a connection: closing one would not close it.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]

@@ -1,0 +1,76 @@
+"""The server's end of a gRPC connection: settings, and the token checked before anything else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from rlsrl.rpc.auth import token_matches
+from rlsrl.rpc.channels import AUTHORIZATION
+from rlsrl.rpc.settings import ChannelOptions, shared_options, validate_address
+
+
+class AddressTaken(OSError):  # noqa: N818 - named for the fact
+    """Another process serves that address."""
+
+
+def new_server(token: str) -> aio.Server:
+    """A server in the running event loop that answers UNAUTHENTICATED to every call without the token."""
+    return aio.server(interceptors=[TokenInterceptor(token)], options=_options())
+
+
+def bind(server: aio.Server, address: str) -> str:
+    """Listen on ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one. Returns the address bound.
+
+    Raises:
+        AddressTaken: somebody else listens there.
+        ValueError: the address has neither form.
+    """
+    try:
+        port = server.add_insecure_port(validate_address(address))
+    except RuntimeError as error:
+        raise AddressTaken(f"cannot listen on {address}: is another process of this run alive?") from error
+    host, _, _ = address.rpartition(":")
+    return address if address.startswith("unix-abstract:") else f"{host}:{port}"
+
+
+class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
+    """Refuses calls that do not show the token, before their method is looked up or a message is read."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Pass the call on, or answer it with UNAUTHENTICATED."""
+        shown = [value for key, value in handler_call_details.invocation_metadata or () if key == AUTHORIZATION]
+        if len(shown) == 1 and isinstance(shown[0], str):
+            scheme, _, token = shown[0].partition(" ")
+            if scheme == "Bearer" and token_matches(token, self._token):
+                return await continuation(handler_call_details)
+        return _REFUSAL
+
+
+async def _refuse(requests: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]) -> Any:  # noqa: ARG001
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call shows no token, or not this experiment's")
+
+
+_REFUSAL = grpc.stream_stream_rpc_method_handler(_refuse)
+"""A stream on both sides, so that it answers at once whatever the method is: it waits for no message."""
+
+
+def _options() -> ChannelOptions:
+    return [
+        *shared_options(),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        # A client that probes often, as ours do, is no attacker.
+        ("grpc.http2.max_ping_strikes", 0),
+        # Two servers on one port would each get half of the workers.
+        ("grpc.so_reuseport", 0),
+    ]

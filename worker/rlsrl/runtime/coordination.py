@@ -1,0 +1,125 @@
+"""What workers and the coordinator say to each other, as plain records, and a client to watch and command with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self, cast
+
+import grpc
+
+from rlsrl.rpc.channels import open_channel, token_metadata
+from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
+
+
+class WorkerState(StrEnum):
+    """What a worker is doing with its life."""
+
+    CONFIGURING = "configuring"
+    RUNNING = "running"
+    PAUSED = "paused"
+    EXITING = "exiting"
+
+    def to_proto(self) -> pb.WorkerState.ValueType:
+        """The message's enum value."""
+        return pb.WorkerState.Value(f"WORKER_STATE_{self.name}")
+
+    @classmethod
+    def from_proto(cls, value: pb.WorkerState.ValueType) -> Self | None:
+        """The state in a message; None for unspecified and for values this version does not know."""
+        return cls.__members__.get(_short_name(pb.WorkerState, value, "WORKER_STATE_"))
+
+
+class CommandKind(StrEnum):
+    """What a worker can be told."""
+
+    START = "start"
+    PAUSE = "pause"
+    EXIT = "exit"
+    SETTINGS = "settings"
+    """New values of live settings."""
+
+    def to_proto(self) -> pb.Command.Kind.ValueType:
+        """The message's enum value."""
+        return pb.Command.Kind.Value(f"KIND_{self.name}")
+
+    @classmethod
+    def from_proto(cls, value: pb.Command.Kind.ValueType) -> Self | None:
+        """The kind in a message; None for unspecified and for values this version does not know."""
+        return cls.__members__.get(_short_name(pb.Command.Kind, value, "KIND_"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One order to a worker."""
+
+    kind: CommandKind
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """New values by setting; only for ``SETTINGS``."""
+
+    def to_proto(self) -> pb.Command:
+        """As a message."""
+        return pb.Command(kind=self.kind.to_proto(), settings=self.settings)
+
+    @classmethod
+    def from_proto(cls, message: pb.Command) -> Self | None:
+        """The command in a message; None for a kind this version does not know."""
+        kind = CommandKind.from_proto(message.kind)
+        return None if kind is None else cls(kind=kind, settings=dict(message.settings))
+
+
+class CoordinatorUnavailable(Exception):  # noqa: N818 - named for the fact
+    """The coordinator did not answer, or refused to; the text says which."""
+
+
+class CoordinatorClient:
+    """Asks the coordinator and commands workers through it. Any thread may call it; each call has its own timeout."""
+
+    def __init__(self, address: str, token: str) -> None:
+        """Raises ``ValueError`` if the address is neither ``unix-abstract:NAME`` nor ``HOST:PORT``."""
+        self._channel = open_channel(address)
+        self._stub = CoordinatorStub(self._channel)
+        self._metadata = token_metadata(token)
+
+    def status(self, timeout: float) -> dict[str, Any]:
+        """The experiment as the coordinator sees it (``rlsrl.workers.status`` says how). Waits for a coordinator.
+
+        Raises:
+            CoordinatorUnavailable: no answer within ``timeout`` seconds, or the token is wrong.
+        """
+        try:
+            reply = self._stub.Status(pb.StatusRequest(), timeout=timeout, metadata=self._metadata, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise CoordinatorUnavailable(describe(error)) from error
+        status: dict[str, Any] = json.loads(reply.json)
+        return status
+
+    def send(self, role: str, command: Command, *, index: int | None = None, timeout: float) -> int:
+        """Pass a command to a role's workers, or to the one with that index; returns to how many it was passed.
+
+        Raises:
+            CoordinatorUnavailable: no answer within ``timeout`` seconds, or the token is wrong.
+        """
+        request = pb.CommandRequest(role=role, index=index, command=command.to_proto())
+        try:
+            reply = self._stub.Send(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise CoordinatorUnavailable(describe(error)) from error
+        return reply.num_workers
+
+    def close(self) -> None:
+        """Close the connection; calls that wait fail."""
+        self._channel.close()
+
+
+def describe(error: grpc.RpcError) -> str:
+    """A failed call in a few words: status code and details."""
+    call = cast("grpc.Call", error)  # what gRPC raises from a call is both
+    return f"{call.code().name}: {call.details()}"
+
+
+def _short_name(enum: Any, value: int, prefix: str) -> str:
+    return enum.Name(value).removeprefix(prefix) if value in enum.values() else ""

@@ -1,0 +1,191 @@
+"""What a worker has to tell the coordinator: its newest report, the records nobody confirmed yet, and its goodbye.
+
+An ``Outbox`` lives as long as the worker; each Join stream takes its messages from a ``Stream`` of it, which gRPC's own
+sending thread iterates. Reports are overwritten by newer ones, records are kept until they are acknowledged.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+from rlsrl.data.version import Version
+from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.runtime.coordination import WorkerState
+
+MAX_RECORDS = 8192
+"""Records kept while the coordinator is away; then the oldest goes, and is counted."""
+MAX_RECORDS_PER_HEARTBEAT = 256
+"""So that a backlog does not make one huge message."""
+
+
+class Outbox:
+    """Collects what is to be sent. Any thread may call any method; none waits."""
+
+    def __init__(self, hello: pb.Hello, *, wall_clock: Callable[[], float]) -> None:
+        """An outbox whose streams begin with ``hello``; ``wall_clock`` gives the records' Unix seconds."""
+        self._wall_clock = wall_clock
+        self.changed = threading.Condition()
+        """Guards everything here and in the streams; notified when a stream has something new to do."""
+        self._hello = hello
+        self._report = pb.Heartbeat(state=pb.WORKER_STATE_CONFIGURING)
+        self._stats: dict[str, float] = {}
+        self._ledger: dict[str, int] = {}
+        self._records: deque[pb.Record] = deque()
+        self._next_sequence = 0
+        self._goodbye: pb.Goodbye | None = None
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records the coordinator has not confirmed."""
+        with self.changed:
+            return len(self._records)
+
+    def report(
+        self,
+        *,
+        state: WorkerState | None = None,
+        waiting_for: str | None = None,
+        stats: Mapping[str, float] | None = None,
+        version: Version | None = None,
+        ledger: Mapping[str, int] | None = None,
+    ) -> None:
+        """Set what the next heartbeat says; None leaves a part as it was, ``stats`` and ``ledger`` update by key."""
+        with self.changed:
+            if state is not None:
+                self._report.state = state.to_proto()
+            if waiting_for is not None:
+                self._report.waiting_for = waiting_for
+            if version is not None:
+                self._report.version.attempt, self._report.version.step = version
+            self._stats.update(stats or {})
+            self._ledger.update(ledger or {})
+
+    def record(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add a row; with ``MAX_RECORDS`` of them the oldest goes and is counted."""
+        with self.changed:
+            self._records.append(
+                pb.Record(sequence=self._next_sequence, step=step, wall_time=self._wall_clock(), scalars=scalars)
+            )
+            self._next_sequence += 1
+            if len(self._records) > MAX_RECORDS:
+                self._records.popleft()
+                self._report.records_dropped += 1
+
+    def acknowledge(self, sequence: int) -> None:
+        """The coordinator keeps every row up to this one."""
+        with self.changed:
+            while self._records and self._records[0].sequence <= sequence:
+                self._records.popleft()
+            self.changed.notify_all()
+
+    def claim(self, index: int, incarnation: int) -> None:
+        """From now on streams claim that lease again."""
+        with self.changed:
+            self._hello.index, self._hello.incarnation = index, incarnation
+
+    def say_goodbye(self, goodbye: pb.Goodbye) -> None:
+        """Let the stream end: with a last report, all records, and the goodbye once those are confirmed. The first
+        goodbye counts.
+        """
+        with self.changed:
+            if self._goodbye is None:
+                self._report.state = pb.WORKER_STATE_EXITING
+                self._goodbye = goodbye
+            self.changed.notify_all()
+
+    @property
+    def goodbye(self) -> pb.Goodbye | None:
+        """What to leave with; None while the worker stays. Read under ``changed``."""
+        return self._goodbye
+
+    def hello(self) -> pb.Hello:
+        """A copy of what a stream begins with."""
+        with self.changed:
+            hello = pb.Hello()
+            hello.CopyFrom(self._hello)
+            return hello
+
+    def heartbeat(self, after: int) -> tuple[pb.Heartbeat, int]:
+        """The newest report with records after sequence ``after``, and how many of those are left for the next one."""
+        with self.changed:
+            waiting = [record for record in self._records if record.sequence > after]
+            heartbeat = pb.Heartbeat(
+                stats=self._stats, ledger=self._ledger, records=waiting[:MAX_RECORDS_PER_HEARTBEAT]
+            )
+            heartbeat.MergeFrom(self._report)
+            return heartbeat, len(waiting) - len(heartbeat.records)
+
+
+class Stream(Iterator[pb.WorkerMessage]):
+    """The messages of one Join stream, in order: hello; after the welcome a heartbeat every ``heartbeat_seconds``;
+    goodbye.
+
+    ``next`` waits until a message is due; ``welcome``, ``close`` and the outbox's ``say_goodbye`` and ``acknowledge``
+    wake it.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._changed = outbox.changed
+        self._hello_sent = False
+        self._heartbeat_seconds: float | None = None
+        self._due_at = 0.0
+        self._sent = -1
+        self._last_report_sent = False
+        self._closed = False
+        self._said_goodbye = False
+
+    @property
+    def welcomed(self) -> bool:
+        """Whether the coordinator answered the hello with a welcome."""
+        return self._heartbeat_seconds is not None
+
+    @property
+    def said_goodbye(self) -> bool:
+        """Whether everything was sent and confirmed, and the goodbye handed to gRPC."""
+        return self._said_goodbye
+
+    def welcome(self, heartbeat_seconds: float) -> None:
+        """Begin with the heartbeats."""
+        with self._changed:
+            self._heartbeat_seconds = heartbeat_seconds
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """The stream has ended: nothing more goes out. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __next__(self) -> pb.WorkerMessage:
+        with self._changed:
+            if not self._hello_sent:
+                self._hello_sent = True
+                return pb.WorkerMessage(hello=self._outbox.hello())
+            while not (self._closed or self._said_goodbye):
+                if (message := self._due()) is not None:
+                    return message
+                self._changed.wait(None if not self.welcomed else max(0.0, self._due_at - time.monotonic()))
+            raise StopIteration
+
+    def _due(self) -> pb.WorkerMessage | None:
+        if self._heartbeat_seconds is None:
+            return None
+        if self._outbox.goodbye is not None and self._last_report_sent:
+            if self._outbox.unacknowledged == 0:
+                self._said_goodbye = True
+                return pb.WorkerMessage(goodbye=self._outbox.goodbye)
+        elif self._outbox.goodbye is not None or time.monotonic() >= self._due_at:
+            return pb.WorkerMessage(heartbeat=self._heartbeat(self._heartbeat_seconds))
+        return None
+
+    def _heartbeat(self, heartbeat_seconds: float) -> pb.Heartbeat:
+        heartbeat, num_left = self._outbox.heartbeat(self._sent)
+        if heartbeat.records:
+            self._sent = heartbeat.records[-1].sequence
+        self._last_report_sent = self._outbox.goodbye is not None and num_left == 0
+        self._due_at = time.monotonic() + (0.0 if num_left else heartbeat_seconds)
+        return heartbeat

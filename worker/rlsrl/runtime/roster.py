@@ -1,0 +1,299 @@
+"""A worker's end of the Join stream: its place in the experiment's roster, and the line to the coordinator.
+
+The worker goes on while the coordinator is away: reports are overwritten by newer ones, learning-curve records wait,
+and the same lease is claimed again when a coordinator is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Self
+
+import grpc
+
+from rlsrl.data.version import Version
+from rlsrl.rpc.channels import open_channel, token_metadata
+from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
+from rlsrl.runtime.coordination import Command, WorkerState, describe
+from rlsrl.runtime.identity import own_process
+from rlsrl.runtime.outbox import Outbox, Stream
+
+FIRST_BACK_OFF_SECONDS = 0.1
+MAX_BACK_OFF_SECONDS = 1.0
+
+LEAVE_TIMEOUT_SECONDS = 5.0
+"""Default patience of ``Membership.leave`` with a coordinator that is away."""
+
+_CANCEL_SECONDS = 5.0
+"""How long a cancelled call may take to end: it only has to come back from gRPC's core."""
+
+_FINAL_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
+"""Answers that trying again cannot change."""
+
+
+class MembershipError(Exception):
+    """The worker has no place in the roster."""
+
+
+class JoinRefused(MembershipError):  # noqa: N818 - named for what the coordinator did
+    """The coordinator said no, at first or after an absence; the text is its reason."""
+
+
+class JoinTimeout(MembershipError, TimeoutError):  # noqa: N818 - it is a TimeoutError
+    """No coordinator gave this worker a place in time; the text says what happened last."""
+
+
+class Membership:
+    """A worker's lease of an index, kept alive by one thread until ``leave``.
+
+    The thread waits for messages, and beside a training thread it costs next to nothing: nothing here polls. Every
+    method may be called from any thread.
+    """
+
+    def __init__(
+        self, *, channel: grpc.Channel, token: str, instance: str, outbox: Outbox, on_command: Callable[[Command], None]
+    ) -> None:
+        """Use ``Membership.join``."""
+        self._channel = channel
+        self._metadata = token_metadata(token)
+        self._instance = instance
+        self._outbox = outbox
+        self._on_command = on_command
+        self._changed = outbox.changed
+        # Guarded by _changed:
+        self._welcome: pb.Welcome | None = None
+        self._failure: BaseException | None = None
+        self._last_problem = "nobody answered"
+        self._abandoned = False
+        self._delivered = False
+        self._call: grpc.CallIterator[pb.CoordinatorMessage] | None = None
+        self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
+
+    @classmethod
+    def join(
+        cls,
+        address: str,
+        token: str,
+        *,
+        role: str,
+        on_command: Callable[[Command], None],
+        timeout: float,
+        index: int | None = None,
+        attempt: int = 0,
+        endpoints: Mapping[str, str] | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> Self:
+        """Get a place in the roster; waits until the coordinator gives it, also for a coordinator that is not up yet.
+
+        Args:
+            address: ``unix-abstract:NAME`` or ``HOST:PORT`` of the coordinator.
+            token: the experiment's token.
+            role: the worker's role.
+            on_command: called from the membership thread with each command; must return at once and not raise.
+            timeout: seconds to wait at most.
+            index: the index this worker must have (a trainer's rank); None takes the lowest free one.
+            attempt: the trainer gang's attempt; 0 for other roles.
+            endpoints: where this worker serves what, for example ``{"metrics": "127.0.0.1:4711"}``.
+            wall_clock: Unix seconds, for the records' time.
+
+        Raises:
+            JoinRefused: the coordinator said no: wrong token, wrong index, an attempt that was succeeded.
+            JoinTimeout: no place within ``timeout`` seconds.
+            ValueError: the address has neither form.
+        """
+        hello = pb.Hello(
+            role=role,
+            instance=str(uuid.uuid4()),
+            index=index,
+            attempt=attempt,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            process=own_process(),
+            endpoints=endpoints,
+        )
+        membership = cls(
+            channel=open_channel(address),
+            token=token,
+            instance=hello.instance,
+            outbox=Outbox(hello, wall_clock=wall_clock),
+            on_command=on_command,
+        )
+        membership._begin(address, timeout)
+        return membership
+
+    @property
+    def index(self) -> int:
+        """The leased index."""
+        assert self._welcome is not None, "join waits for it"  # noqa: S101 - an invariant of our own
+        return self._welcome.index
+
+    @property
+    def incarnation(self) -> int:
+        """How often the index was leased before."""
+        assert self._welcome is not None, "join waits for it"  # noqa: S101 - an invariant of our own
+        return self._welcome.incarnation
+
+    @property
+    def instance(self) -> str:
+        """UUID of this process's life in the experiment."""
+        return self._instance
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records that the coordinator has not confirmed yet."""
+        return self._outbox.unacknowledged
+
+    def report(
+        self,
+        *,
+        state: WorkerState | None = None,
+        waiting_for: str | None = None,
+        stats: Mapping[str, float] | None = None,
+        version: Version | None = None,
+        ledger: Mapping[str, int] | None = None,
+    ) -> None:
+        """Say how the worker is; the next heartbeat carries it. Cheap: call it as often as something changes.
+
+        What is None stays as it was. ``stats`` and ``ledger`` replace the values under the keys they hold.
+        """
+        self._outbox.report(state=state, waiting_for=waiting_for, stats=stats, version=version, ledger=ledger)
+
+    def record(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add a row to the learning curve. It is kept here until the coordinator confirms it, and sent again if needed.
+
+        Never waits: with ``MAX_RECORDS`` (``rlsrl.runtime.outbox``) rows unconfirmed the oldest goes, and the
+        heartbeats say how many went.
+        """
+        self._outbox.record(step, scalars)
+
+    def check(self) -> None:
+        """Raise what the worker lost its place by; call it now and then, since nothing else says so.
+
+        Raises:
+            JoinRefused: the index was given to another process while this one was away, or the gang was succeeded: this
+                worker must exit.
+            MembershipError: the membership thread failed; the cause says how.
+        """
+        with self._changed:
+            failure = self._failure
+        if isinstance(failure, MembershipError):
+            raise failure
+        if failure is not None:
+            raise MembershipError("the membership thread failed") from failure
+
+    def leave(self, reason: str, *, done: bool = False, timeout: float = LEAVE_TIMEOUT_SECONDS) -> bool:
+        """Hand over the records that wait, say goodbye and give the index back. Idempotent.
+
+        Args:
+            reason: why, in a few words.
+            done: the worker's work is complete; nobody should take its place.
+            timeout: seconds to wait at most, also for a coordinator that is away.
+
+        Returns:
+            Whether the coordinator took it all. If not, the index stays leased until the lease runs out.
+        """
+        self._outbox.say_goodbye(pb.Goodbye(reason=reason, done=done))
+        self._thread.join(timeout)
+        self._abandon()
+        return self._delivered
+
+    def _begin(self, address: str, timeout: float) -> None:
+        self._thread.start()
+        with self._changed:
+            answered = self._changed.wait_for(lambda: self._welcome or self._failure, timeout)
+            problem = self._last_problem
+        if self._welcome is not None:
+            return
+        self._abandon()
+        if answered:
+            self.check()
+        raise JoinTimeout(f"no place in the roster from the coordinator at {address} within {timeout} s: {problem}")
+
+    def _abandon(self) -> None:
+        """End the thread whatever it waits for: a cancelled call is read to its end, never dropped."""
+        with self._changed:
+            self._abandoned = True
+            call = self._call
+            self._changed.notify_all()
+        if call is not None:
+            _cancel(call)
+        self._thread.join(_CANCEL_SECONDS)
+        self._channel.close()
+
+    def _run(self) -> None:
+        """One stream after another until goodbye is said or nobody waits for it any more."""
+        back_off = FIRST_BACK_OFF_SECONDS
+        try:
+            while not self._over():
+                welcomed = self._converse()
+                back_off = FIRST_BACK_OFF_SECONDS if welcomed else min(2 * back_off, MAX_BACK_OFF_SECONDS)
+                with self._changed:
+                    self._changed.wait_for(self._over, back_off)
+        except BaseException as failure:  # noqa: BLE001 - raised by check() and join(), where it can be acted upon
+            with self._changed:
+                self._failure = failure
+                self._changed.notify_all()
+
+    def _over(self) -> bool:
+        return self._abandoned or self._delivered
+
+    def _converse(self) -> bool:
+        """One stream from Hello to its end, for whatever reason it ends; returns whether there was a welcome.
+
+        Raises:
+            JoinRefused: the end is final.
+        """
+        stream = Stream(self._outbox)
+        call = CoordinatorStub(self._channel).Join(stream, metadata=self._metadata, wait_for_ready=True)
+        with self._changed:
+            self._call = call
+            if self._abandoned:
+                _cancel(call)
+        try:
+            for message in call:
+                self._receive(message, stream)
+            self._delivered = stream.said_goodbye
+        except grpc.RpcError as error:
+            self._last_problem = describe(error)
+            if call.code() in _FINAL_CODES:
+                raise JoinRefused(self._last_problem) from error
+        finally:
+            stream.close()
+            _drain(call)
+        return stream.welcomed
+
+    def _receive(self, message: pb.CoordinatorMessage, stream: Stream) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "welcome":
+            self._be_welcomed(message.welcome, stream)
+        elif kind == "records_ack":
+            self._outbox.acknowledge(message.records_ack.sequence)
+        elif kind == "refused":
+            raise JoinRefused(message.refused.reason)
+        elif kind == "command" and (command := Command.from_proto(message.command)) is not None:
+            self._on_command(command)
+
+    def _be_welcomed(self, welcome: pb.Welcome, stream: Stream) -> None:
+        with self._changed:
+            self._welcome = welcome
+            self._outbox.claim(welcome.index, welcome.incarnation)
+            stream.welcome(welcome.heartbeat_seconds)
+
+
+def _drain(call: grpc.CallIterator[pb.CoordinatorMessage]) -> None:
+    """End a call and read it to its end: one that is dropped half-read leaks."""
+    _cancel(call)
+    with contextlib.suppress(grpc.RpcError):
+        deque(call, maxlen=0)
+
+
+def _cancel(call: grpc.CallIterator[pb.CoordinatorMessage]) -> None:
+    call.cancel()  # type: ignore[no-untyped-call]  # so it is in the stubs
