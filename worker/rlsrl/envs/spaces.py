@@ -27,6 +27,9 @@ def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
     Raises:
         ConfigurationError: a space that is not supported; the text names it, and what would be.
     """
+    for name in ("observation_space", "action_space"):
+        if getattr(env, name, None) is None:
+            raise ConfigurationError(f"{type(env).__name__} sets no {name}, which says what it gives or takes")
     return EnvSpec(observation=observation_specs(env.observation_space), action=action_spec(env.action_space))
 
 

@@ -21,13 +21,15 @@ def load_callable(reference: str, *, where: str) -> Callable[..., Any]:
             import, or what it names cannot be called.
     """
     module_name, colon, attribute = reference.partition(":")
-    if not (colon and module_name and attribute.isidentifier()):
+    if not (colon and module_name and all(part.isidentifier() for part in attribute.split("."))):
         raise ConfigurationError(f"{where} {reference!r} is not of the form 'package.module:callable'")
-    module = _import(module_name, f"{where} {reference!r}")
-    if not hasattr(module, attribute):
-        hint = did_you_mean(attribute, (name for name in dir(module) if not name.startswith("_")))
-        raise ConfigurationError(f"{where} {reference!r}: module {module_name!r} has no {attribute!r}{hint}")
-    value = getattr(module, attribute)
+    value: Any = _import(module_name, f"{where} {reference!r}")
+    owner = f"module {module_name!r}"
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            hint = did_you_mean(part, (name for name in dir(value) if not name.startswith("_")))
+            raise ConfigurationError(f"{where} {reference!r}: {owner} has no {part!r}{hint}")
+        value, owner = getattr(value, part), repr(part)
     if not callable(value):
         raise ConfigurationError(f"{where} {reference!r} is of type {type(value).__name__}, which cannot be called")
     return value  # type: ignore[no-any-return]

@@ -1,0 +1,122 @@
+"""The conformance check: a sound environment passes, each breach is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlsrl.envs.check import check_environment
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.environments import Episode, ScriptedEnv
+
+
+class Walk(gymnasium.Env):
+    """A sound environment whose answers tests replace."""
+
+    observation_space: spaces.Space = spaces.Box(-10, 10, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.resets = 0
+
+    def observe(self) -> Any:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.resets += 1
+        return self.answers.get("reset", (self.observe(), {}))
+
+    def step(self, action: Any) -> Any:
+        sound = {
+            "observation": self.observe(),
+            "reward": 1.0,
+            "terminated": False,
+            "truncated": action == 1,
+            "info": {},
+        }
+        return self.answers.get("step", tuple((sound | self.answers)[name] for name in sound))
+
+
+def test_a_sound_environment_passes_and_shows_what_it_gives_and_takes() -> None:
+    env = Walk()
+    assert check_environment(env, num_steps=50).action.num_actions == 2
+    assert env.resets > 2
+
+
+def test_a_sound_environment_with_dict_observations_passes() -> None:
+    class Repeatable(ScriptedEnv):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            self._begun = 0
+            return super().reset(seed=seed, options=options)
+
+    check_environment(Repeatable([Episode(rewards=(1, 1))], as_dict=True))
+
+
+def test_gymnasiums_own_environments_pass() -> None:
+    for env_id in ("CartPole-v1", "Pendulum-v1"):
+        check_environment(gymnasium.make(env_id, disable_env_checker=True))
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ({"reset": np.zeros(2, np.float32)}, r"reset\(\) returned a ndarray, not \(observation, info\)"),
+        ({"reset": (np.zeros(2, np.float32), None)}, r"reset\(\) returned a tuple of 2, not \(observation, info\)"),
+        (
+            {"step": (np.zeros(2, np.float32), 1.0, False, {})},
+            r"step\(\) returned a tuple of 4, not \(observation, reward",
+        ),
+        ({"step": None}, r"step\(\) returned None"),
+        ({"observation": np.zeros(3, np.float32)}, r"gave float32\[3\] as observation, its space says float32\[2\]"),
+        ({"observation": np.zeros(2)}, r"gave float64\[2\] as observation, its space says float32\[2\]"),
+        ({"observation": [0.0, 0.0]}, r"gave a list as observation, not a numpy array of float32\[2\]"),
+        ({"observation": np.array([np.nan, 0], np.float32)}, "gave values of observation that are not finite"),
+        ({"reward": "1"}, "reward '1', not a finite number"),
+        ({"reward": None}, "reward None, not a finite number"),
+        ({"reward": float("nan")}, "reward nan, not a finite number"),
+        ({"reward": np.zeros(1)}, "reward array.*, not a finite number"),
+        ({"terminated": 0}, "gave terminated as a int, not a bool"),
+        ({"truncated": None}, "gave truncated as None, not a bool"),
+        ({"info": None}, "gave None as info, not a dict"),
+    ],
+)
+def test_each_breach_is_named(answers: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        check_environment(Walk(**answers))
+
+
+def test_all_breaches_are_named_at_once_and_each_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_environment(Walk(reward=None, info=None, observation=np.zeros(2)))
+    assert str(caught.value).count("\n- ") == 3
+
+
+def test_an_unseeded_reset_is_named() -> None:
+    class Forgetful(Walk):
+        def observe(self) -> Any:
+            return np.array([self.resets, 0], np.float32)
+
+    with pytest.raises(ConfigurationError, match=r"reset\(seed=5\) did not repeat itself"):
+        check_environment(Forgetful(), seed=5)
+
+
+def test_dict_observations_with_other_keys_are_named() -> None:
+    class Renamed(ScriptedEnv):
+        def _observe(self) -> Any:
+            return {"episode": np.zeros(1, np.float32), "stp": np.zeros(1, np.float32)}
+
+    with pytest.raises(ConfigurationError, match=r"observed \['episode', 'stp'\], its space has the keys"):
+        check_environment(Renamed([Episode(rewards=(1,))], as_dict=True))
+
+
+def test_an_unsupported_space_is_named() -> None:
+    env = Walk()
+    env.observation_space = spaces.Discrete(4)
+    with pytest.raises(ConfigurationError, match="Discrete"):
+        check_environment(env)

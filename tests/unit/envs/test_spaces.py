@@ -1,0 +1,100 @@
+"""Gymnasium's spaces in our words, and actions back in theirs."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlsrl.data.specs import ArraySpec
+from rlsrl.envs.spaces import action_decoder, action_spec, observation_specs, spec_of
+from rlsrl.runtime.errors import ConfigurationError
+
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "specs"),
+    [
+        (BOX, {"observation": ArraySpec(shape=(3,), dtype="float32")}),
+        (spaces.Box(0, 255, (4, 84, 84), np.uint8), {"observation": ArraySpec(shape=(4, 84, 84), dtype="uint8")}),
+        (spaces.Box(-1, 1, (2,), np.float64), {"observation": ArraySpec(shape=(2,), dtype="float32")}),
+        (
+            spaces.Dict({"camera": spaces.Box(0, 255, (2, 2), np.uint8), "joints": BOX}),
+            {
+                "observation/camera": ArraySpec(shape=(2, 2), dtype="uint8"),
+                "observation/joints": ArraySpec(shape=(3,), dtype="float32"),
+            },
+        ),
+    ],
+)
+def test_observations_become_specs_by_path(space: spaces.Space, specs: dict[str, ArraySpec]) -> None:
+    assert observation_specs(space) == specs
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        (spaces.Discrete(5), r"Discrete\(5\) is a Discrete; allowed are Box and Dict of Box .*FlattenObservation"),
+        (spaces.MultiBinary(3), "is a MultiBinary"),
+        (spaces.Tuple((BOX,)), "is a Tuple"),
+        (spaces.Dict({}), r"Dict\(\) is empty"),
+        (spaces.Dict({"inner": spaces.Dict({"a": BOX})}), "Dict.* at 'inner'; a Dict may hold only Boxes"),
+        (spaces.Dict({"n": spaces.Discrete(2)}), r"Discrete\(2\) at 'n'"),
+    ],
+)
+def test_other_observations_are_refused_by_name(space: spaces.Space, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        observation_specs(space)
+
+
+def test_a_discrete_action_counts_from_zero_and_is_handed_over_from_its_start() -> None:
+    space = spaces.Discrete(3, start=5)
+    spec = action_spec(space)
+    assert (spec.kind, spec.num_actions, spec.array) == ("discrete", 3, ArraySpec(shape=(), dtype="int64"))
+    decoded = action_decoder(space)(np.array([0, 2, 1]))
+    assert list(decoded) == [5, 7, 6]
+    assert all(space.contains(action) for action in decoded)
+
+
+def test_discrete_actions_are_python_integers() -> None:
+    assert [type(action) for action in action_decoder(spaces.Discrete(2))(np.array([0, 1]))] == [int, int]
+
+
+def test_continuous_actions_are_flat_for_the_policy_and_clipped_and_shaped_for_the_environment() -> None:
+    space = spaces.Box(
+        np.array([[-1.0, -2.0], [0.0, -np.inf]]), np.array([[1.0, 2.0], [3.0, np.inf]]), dtype=np.float64
+    )
+    spec = action_spec(space)
+    assert spec.array == ArraySpec(shape=(4,), dtype="float32")
+    assert (spec.low, spec.high) == ((-1.0, -2.0, 0.0, -np.inf), (1.0, 2.0, 3.0, np.inf))
+    chosen = np.array([[-9, 0.5, -1, 1e9], [9, -9, 9, -1e9]], np.float32)
+    decoded = action_decoder(space)(chosen)
+    np.testing.assert_array_equal(decoded, [[[-1, 0.5], [0, 1e9]], [[1, -2], [3, -1e9]]])
+    assert all(space.contains(action) for action in decoded)
+
+
+def test_continuous_actions_are_not_overwritten_by_later_ones() -> None:
+    decode = action_decoder(BOX)
+    chosen = np.zeros((1, 3), np.float32)
+    kept = decode(chosen)[0]
+    chosen[:] = 1
+    decode(chosen)
+    np.testing.assert_array_equal(kept, [0, 0, 0])
+
+
+@pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 3]), spaces.Box(0, 9, (2,), np.int64), spaces.Dict({})])
+def test_other_actions_are_refused_by_name(space: spaces.Space) -> None:
+    with pytest.raises(ConfigurationError, match="allowed are Discrete and Box of a float dtype"):
+        action_spec(space)
+    with pytest.raises(ConfigurationError, match="allowed are Discrete"):
+        action_decoder(space)
+
+
+def test_an_environment_without_spaces_is_named() -> None:
+    class Bare(gymnasium.Env):
+        observation_space = BOX
+
+    with pytest.raises(ConfigurationError, match="Bare sets no action_space"):
+        spec_of(Bare())

@@ -1,0 +1,93 @@
+"""An environment that follows a script: every reward, end and observation is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One scripted episode."""
+
+    rewards: tuple[float, ...]
+    """The reward of each step; their number is the episode's length."""
+    end: Literal["terminated", "truncated", "both"] = "terminated"
+    """What the last step reports."""
+
+
+class ScriptedEnv(gymnasium.Env[Any, Any]):
+    """Plays ``episodes`` in turn, over and over; an observation is (episodes begun - 1, steps taken in this one)."""
+
+    def __init__(
+        self,
+        episodes: Sequence[Episode],
+        *,
+        action_space: spaces.Space[Any] | None = None,
+        as_dict: bool = False,
+        reuse_arrays: bool = False,
+    ) -> None:
+        """Follow ``episodes``.
+
+        Args:
+            episodes: What happens.
+            action_space: Two discrete actions unless given; actions change nothing and are kept in ``actions``.
+            as_dict: Observe ``{"episode": [1], "step": [1]}`` instead of ``[2]``.
+            reuse_arrays: Give the same array every time, rewritten in place, as some simulators do.
+        """
+        self.action_space = spaces.Discrete(2) if action_space is None else action_space
+        self.observation_space = (
+            spaces.Dict({"episode": _unbounded(1), "step": _unbounded(1)}) if as_dict else _unbounded(2)
+        )
+        self.actions: list[Any] = []
+        """Every action taken."""
+        self.seeds: list[int | None] = []
+        """The seed of every reset."""
+        self.closed = False
+        self._episodes = tuple(episodes)
+        self._as_dict = as_dict
+        self._reuse_arrays = reuse_arrays
+        self._observation: NDArray[np.float32] = np.zeros(2, np.float32)
+        self._begun = 0
+        self._taken = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin the next episode of the script."""
+        super().reset(seed=seed, options=options)
+        self.seeds.append(seed)
+        self._begun += 1
+        self._taken = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Do what the script says; a step beyond an episode's end is refused."""
+        episode = self._episodes[(self._begun - 1) % len(self._episodes)]
+        if self._begun == 0 or self._taken == len(episode.rewards):
+            raise RuntimeError("step without reset")
+        self.actions.append(action)
+        reward = episode.rewards[self._taken]
+        self._taken += 1
+        last = self._taken == len(episode.rewards)
+        return self._observe(), reward, last and episode.end != "truncated", last and episode.end != "terminated", {}
+
+    def close(self) -> None:
+        """Only noted."""
+        self.closed = True
+
+    def _observe(self) -> Any:
+        if not self._reuse_arrays:
+            self._observation = np.zeros(2, np.float32)
+        self._observation[:] = self._begun - 1, self._taken
+        if not self._as_dict:
+            return self._observation
+        return {"episode": self._observation[:1], "step": self._observation[1:]}
+
+
+def _unbounded(size: int) -> spaces.Box[Any]:
+    return spaces.Box(-np.inf, np.inf, (size,), np.float32)
