@@ -25,9 +25,10 @@ def write(folder: Path, name: str, text: str) -> None:
 def test_a_callable_is_found_in_a_module_and_in_a_package(user_folder: Path) -> None:
     write(user_folder, "reference_module.py", "def make(): return 7")
     write(user_folder, "refs_package/__init__.py", "")
-    write(user_folder, "refs_package/inner.py", "class Thing: pass")
+    write(user_folder, "refs_package/inner.py", "class Thing:\n    @staticmethod\n    def make(): return 8")
     assert load_callable("reference_module:make", where="factory")() == 7
     assert load_callable("refs_package.inner:Thing", where="factory").__name__ == "Thing"
+    assert load_callable("refs_package.inner:Thing.make", where="factory")() == 8
 
 
 @pytest.mark.parametrize(
@@ -36,12 +37,14 @@ def test_a_callable_is_found_in_a_module_and_in_a_package(user_folder: Path) -> 
         ("reference_bad", "is not of the form 'package.module:callable'"),
         (":make", "is not of the form"),
         ("reference_ok:", "is not of the form"),
+        ("reference_ok:a..b", "is not of the form"),
         ("reference_ok:a b", "is not of the form"),
         ("reference_okay:make", r"no module named 'reference_okay' \(did you mean 'reference_ok'\?\)"),
         ("refs_pack.iner:make", r"no module named 'refs_pack.iner' \(did you mean 'refs_pack.inner'\?\)"),
         ("reference_ok.sub:make", "no module named 'reference_ok.sub'"),
         ("nowhere_at_all_q.sub:make", "no module named 'nowhere_at_all_q'"),
         ("reference_ok:mak", r"module 'reference_ok' has no 'mak' \(did you mean 'make'\?\)"),
+        ("reference_ok:make.mke", "'make' has no 'mke'"),
         ("reference_ok:number", "is of type int, which cannot be called"),
         ("reference_needy:make", "importing 'reference_needy' needs 'not_installed_anywhere', which is not installed"),
         ("reference_broken:make", "importing 'reference_broken' raised ZeroDivisionError"),
