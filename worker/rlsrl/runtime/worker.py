@@ -18,6 +18,7 @@ ConfigT = TypeVar("ConfigT")
 Report = Callable[[Mapping[str, float]], None]
 """Takes a worker's statistics by name; must not block, for ``run`` calls it between two polls."""
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PollResult:
     """What one poll got done, in whatever the role counts."""
@@ -155,7 +156,7 @@ class Worker(ABC, Generic[ConfigT]):
     def _shutdown_after(self, failure: BaseException) -> None:
         try:
             self._end()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the first failure is the one to raise
             self._log.exception("shutdown_failed")
             failure.add_note(f"shutting down failed as well: {error!r}")
 

@@ -1,0 +1,29 @@
+"""The ledger: where every transition that was ever produced went, each term counted by its own witness.
+
+    produced = trained + in_buffer + dropped{reason} + lost{receiver_died | producer_died | rolled_back}
+
+Each process writes its own page, a small file that survives its SIGKILL; ``balance`` adds the pages of a run up.
+"""
+
+from rlsrl.runtime.ledger.balance import Balance, balance, close_books
+from rlsrl.runtime.ledger.page import LedgerPage, read_page, read_pages
+from rlsrl.runtime.ledger.records import DROP_REASONS, LOSS_CAUSES, LedgerError, Mark, PageRecord, Posted
+from rlsrl.runtime.ledger.witnesses import ACCOUNT_CLOSED, ActorLedger, TrainerLedger
+
+__all__ = [
+    "ACCOUNT_CLOSED",
+    "DROP_REASONS",
+    "LOSS_CAUSES",
+    "ActorLedger",
+    "Balance",
+    "LedgerError",
+    "LedgerPage",
+    "Mark",
+    "PageRecord",
+    "Posted",
+    "TrainerLedger",
+    "balance",
+    "close_books",
+    "read_page",
+    "read_pages",
+]

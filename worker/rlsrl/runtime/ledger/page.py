@@ -1,0 +1,214 @@
+"""A ledger page's file: updates are all or nothing, for readers and for whoever comes after a SIGKILL.
+
+The file is mapped into its writer's memory, so what was stored is in the kernel's hands and outlives the process. It
+holds two banks. An update is written into the idle bank, with a checksum, and then one byte says that this bank counts.
+A writer killed before that byte leaves the record before the update, killed after it the record behind; there is no
+between. The checksum is for readers that are overtaken by two updates, and for machines that lose power.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rlsrl.runtime.ledger.records import LedgerError, PageRecord
+
+_MAGIC = b"rlsrlpg1"
+_HEADER = struct.Struct("<8sq48s")
+_ACTIVE = 2048
+"""Offset of the byte that says which bank counts."""
+_BANKS = 4096
+"""Offset of the first bank: banks share no memory page with the byte that chooses between them."""
+_BANK_BYTES = 64 * 1024
+_BANK_HEAD = struct.Struct("<II")
+"""Checksum and length of the record behind it."""
+_FILE_BYTES = _BANKS + 2 * _BANK_BYTES
+_MAX_READS = 1000
+"""How often a reader that was overtaken tries again."""
+
+SUFFIX = ".page"
+
+
+class LedgerPage:
+    """One process's page, open for writing. Any thread may update it; only one process at a time may have it open."""
+
+    def __init__(self, path: Path, descriptor: int, memory: mmap.mmap, record: PageRecord, active: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._memory = memory
+        self._record = record
+        self._active = active
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path, role: str, index: int) -> Self:
+        """Open the page, or begin it if there is none. Its folder must exist.
+
+        Raises:
+            LedgerError: another process writes it, it belongs to another worker, or it is damaged.
+            OSError: the file cannot be made.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(descriptor, path)
+            # A page without its magic was being begun when its writer died: nothing was ever counted on it.
+            if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
+                _begin(descriptor, PageRecord(role=role, index=index))
+            record, active = _recover(descriptor, path)
+            if (record.role, record.index) != (role, index):
+                raise LedgerError(f"{path} is the page of {record.role} {record.index}, not of {role} {index}")
+            memory = mmap.mmap(descriptor, _FILE_BYTES)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor, memory, record, active)
+
+    @property
+    def record(self) -> PageRecord:
+        """The page as it stands."""
+        return self._record
+
+    def apply(self, change: Callable[[PageRecord], PageRecord]) -> PageRecord:
+        """Replace the record by ``change(record)``, at once; returns the new one. If ``change`` raises nothing changes.
+
+        Raises:
+            LedgerError: the new record does not fit.
+            ValueError: the page is closed.
+        """
+        with self._lock:
+            record = change(self._record)
+            image = _image(record, self._path)
+            idle = 1 - self._active
+            start = _bank_offset(idle)
+            self._memory[start : start + len(image)] = image
+            self._memory[_ACTIVE] = idle
+            self._active = idle
+            self._record = record
+            return record
+
+    def update(self, **deltas: int) -> PageRecord:
+        """Raise the named terms by so many transitions, all at once; returns the new record."""
+        return self.apply(lambda record: record.count(**deltas))
+
+    def close(self) -> None:
+        """Let another process write the page. Idempotent."""
+        with self._lock:
+            if not self._memory.closed:
+                self._memory.close()
+                os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_page(path: Path) -> PageRecord | None:
+    """The page as it stands, also while its process writes it; None if it is not there or not begun yet.
+
+    Raises:
+        LedgerError: it is damaged.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
+            return None
+        for _ in range(_MAX_READS):
+            if (record := _read_bank(descriptor, _active_bank(descriptor))) is not None:
+                return record
+        raise LedgerError(f"{path} is damaged: the record that counts fails its checksum")
+    finally:
+        os.close(descriptor)
+
+
+def read_pages(folder: Path) -> tuple[PageRecord, ...]:
+    """All begun pages of a run's ledger folder, by role and index.
+
+    Pages of live processes are each whole but not of one moment: their sum is off by what happened between the reads.
+    """
+    records = [record for path in folder.glob(f"*{SUFFIX}") if (record := read_page(path)) is not None]
+    return tuple(sorted(records, key=lambda record: (record.role, record.index)))
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Hold the page for this process; the kernel lets go when it dies."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LedgerError(f"another process writes {path}") from error
+
+
+def _begin(descriptor: int, record: PageRecord) -> None:
+    """Write an empty page; the magic, which makes it one, comes last.
+
+    Every byte is written, so that a full disk is an error here and not a SIGBUS in the middle of an update.
+    """
+    role = record.role.encode()
+    header = _HEADER.pack(_MAGIC, record.index, role)
+    if _HEADER.unpack(header)[2].rstrip(b"\0") != role:
+        raise LedgerError(f"the role {record.role!r} is too long for a page")
+    image = bytearray(_FILE_BYTES)
+    image[len(_MAGIC) : len(header)] = header[len(_MAGIC) :]
+    bank = _image(record, Path())
+    image[_BANKS : _BANKS + len(bank)] = bank
+    os.ftruncate(descriptor, 0)
+    _write_all(descriptor, image, 0)
+    _write_all(descriptor, _MAGIC, 0)
+
+
+def _write_all(descriptor: int, data: bytes | bytearray, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _recover(descriptor: int, path: Path) -> tuple[PageRecord, int]:
+    """The record that counts and its bank; the one before it where a loss of power damaged that."""
+    active = _active_bank(descriptor)
+    for bank in (active, 1 - active):
+        if (record := _read_bank(descriptor, bank)) is not None:
+            return record, bank
+    raise LedgerError(f"{path} is damaged: remove it, and the ledger goes on from the last checkpoint")
+
+
+def _active_bank(descriptor: int) -> int:
+    return os.pread(descriptor, 1, _ACTIVE)[0] & 1
+
+
+def _bank_offset(bank: int) -> int:
+    return _BANKS + bank * _BANK_BYTES
+
+
+def _image(record: PageRecord, path: Path) -> bytes:
+    payload = record.encode()
+    if _BANK_HEAD.size + len(payload) > _BANK_BYTES:
+        raise LedgerError(
+            f"{path} is full with {len(record.marks)} marks and {len(record.unacknowledged)} unacknowledged slots"
+        )
+    return _BANK_HEAD.pack(zlib.crc32(payload), len(payload)) + payload
+
+
+def _read_bank(descriptor: int, bank: int) -> PageRecord | None:
+    """The bank's record, None if its checksum fails."""
+    offset = _bank_offset(bank)
+    checksum, length = _BANK_HEAD.unpack(os.pread(descriptor, _BANK_HEAD.size, offset))
+    payload = os.pread(descriptor, min(length, _BANK_BYTES), offset + _BANK_HEAD.size)
+    if not payload or zlib.crc32(payload) != checksum:
+        return None
+    _, index, role = _HEADER.unpack(os.pread(descriptor, _HEADER.size, 0))
+    return PageRecord.decode(payload, role=role.rstrip(b"\0").decode(), index=index)
