@@ -1,0 +1,341 @@
+"""The controller over real processes that play scripts: what it restarts, what it ends, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rlsrl.local.controller import (
+    Failed,
+    Finished,
+    Interrupted,
+    LocalController,
+    ProcessState,
+    RolePlan,
+)
+from rlsrl.local.run_folder import RunFolder
+from rlsrl.local.supervisor import RestartLimits
+from rlsrl.runtime.process import worker_environment
+
+STANDIN = (sys.executable, str(Path(__file__).with_name("standin_worker.py")))
+UNTIL_TOLD = [{"until": "SIGTERM"}, {"exit": 0}]
+FINISH = [{"touch": "finished"}, {"exit": 0}]
+
+
+class MemoryJournal:
+    """A journal whose run is finished once the file ``finished`` is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.attempt = 0
+        self.open_attempts = 0
+        self.restarts: list[str] = []
+
+    def begin_attempt(self) -> int:
+        self.attempt += 1
+        self.open_attempts += 1
+        return self.attempt
+
+    def end_attempt(self) -> None:
+        self.open_attempts -= 1
+
+    def count_restart(self, role: str) -> None:
+        self.restarts.append(role)
+
+    def is_finished(self) -> bool:
+        return (self._folder / "finished").exists()
+
+
+class MemoryDisplay:
+    """Keeps what it was told."""
+
+    interval_seconds = 0.05
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.shown: list[Sequence[ProcessState]] = []
+
+    def show(self, processes: Sequence[ProcessState]) -> None:
+        self.shown.append(processes)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Stage:
+    """A folder with scripts, and a controller to run them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.journal = MemoryJournal(folder)
+        self.display = MemoryDisplay()
+        self.plans: list[RolePlan] = []
+
+    def script(self, role: str, *lives: list[dict], replicas: int = 1) -> None:
+        config = self.folder / f"{role}.json"
+        config.write_text(json.dumps({"folder": str(self.folder), "lives": lives}))
+        self.plans.append(RolePlan(role=role, replicas=replicas, config=config))
+
+    def controller(self, *, budget: int = 5, keep_fds: tuple[int, ...] = ()) -> LocalController:
+        return LocalController(
+            plans=self.plans,
+            limits=RestartLimits(budget=budget, decay_seconds=600.0),
+            journal=self.journal,
+            display=self.display,
+            environment=environment(),
+            logs=self.folder,
+            command=STANDIN,
+            keep_fds=keep_fds,
+        )
+
+    def lives(self, role: str) -> list[dict]:
+        path = self.folder / f"{role}.lives"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def pids(self) -> list[int]:
+        return [life["pid"] for path in self.folder.glob("*.lives") for life in self.lives(path.stem)]
+
+
+def environment() -> dict[str, str]:
+    return worker_environment({**os.environ, "RLSRL_PARENT_PID": str(os.getpid()), "RLSRL_TOKEN": "secret"})
+
+
+@pytest.fixture()
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def assert_gone(pids: Sequence[int], timeout: float = 20.0) -> None:
+    """No process of those numbers lives, or all end within the time."""
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            assert select.select([pidfd], [], [], timeout)[0], f"process {pid} is still there"
+        finally:
+            os.close(pidfd)
+
+
+def test_a_finished_trainer_ends_the_run_and_everybody_else(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("trainer", [{"read_fifo": "ready", "bytes": 3}, *FINISH])
+    stage.script("actor", [{"write_fifo": "ready"}, *UNTIL_TOLD], replicas=3)
+    os.mkfifo(stage.folder / "ready")
+
+    assert stage.controller().run() == Finished()
+
+    assert len(stage.lives("actor")) == 3
+    assert [life["attempt"] for life in stage.lives("trainer")] == [1]
+    assert {life["token"] for role in ("trainer", "actor") for life in stage.lives(role)} == {"secret"}
+    assert stage.journal.restarts == []
+    assert stage.journal.open_attempts == 0
+    assert_gone(stage.pids(), timeout=0)
+
+
+def test_the_coordinator_ends_last_and_the_trainer_first(stage: Stage) -> None:
+    """Each role writes down who is still there when it is told to end."""
+    os.mkfifo(stage.folder / "ready")
+    ready = {"write_fifo": "ready"}
+    stage.script("coordinator", [ready, {"until": "SIGTERM"}, {"print": "last"}, {"touch": "coordinator-ended"}])
+    stage.script(
+        "trainer",
+        [{"read_fifo": "ready", "bytes": 2}, {"signal_parent": "SIGTERM"}, {"until": "SIGTERM"}, {"touch": "t-ended"}],
+    )
+    stage.script("actor", [ready, {"until": "SIGTERM"}, {"touch": "actor-ended"}])
+
+    assert stage.controller().run() == Interrupted(signum=signal.SIGTERM, killed=False)
+
+    order = sorted(stage.folder.glob("*-ended"), key=lambda path: path.stat().st_mtime_ns)
+    assert [path.name for path in order] == ["t-ended", "actor-ended", "coordinator-ended"]
+
+
+@pytest.mark.parametrize(
+    ("role", "end", "what"),
+    [
+        ("trainer", {"exit": 1}, "trainer-0 exited with code 1"),
+        ("trainer", {"exit": 0}, "trainer-0 exited with code 0"),
+        ("actor", {"die": "SIGKILL"}, "actor-0 was killed by SIGKILL"),
+        ("coordinator", {"die": "SIGSEGV"}, "coordinator-0 was killed by SIGSEGV"),
+        ("actor", {"exit": 0}, "actor-0 exited with code 0"),
+    ],
+)
+def test_a_process_that_ends_too_early_is_started_again(stage: Stage, role: str, end: dict, what: str) -> None:
+    """The second life of the one that dies brings about the end, and nobody else is touched."""
+    scripts = {each: [UNTIL_TOLD] for each in ("coordinator", "trainer", "actor")}
+    scripts[role] = [[end], [{"touch": "finished"}, {"exit": 0}]]
+    for each, lives in scripts.items():
+        stage.script(each, *lives)
+
+    assert stage.controller().run() == Finished()
+
+    assert stage.journal.restarts == [role]
+    assert [len(stage.lives(each)) <= 1 for each in scripts if each != role] == [True, True]
+    assert len(stage.lives(role)) == 2
+    assert stage.display.notes[0] == f"{what}; starting it again now (restart 1 of 5)"
+    if role == "trainer":
+        assert [life["attempt"] for life in stage.lives("trainer")] == [1, 2]
+    assert_gone(stage.pids(), timeout=0)
+
+
+def test_a_role_that_keeps_failing_ends_the_run_with_its_last_words(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("trainer", UNTIL_TOLD)
+    stage.script("actor", [{"print": "first words"}, {"exit": 1}], [{"print": "no such device"}, {"exit": 3}])
+
+    outcome = stage.controller(budget=1).run()
+
+    assert isinstance(outcome, Failed)
+    assert (outcome.process, outcome.what, outcome.configuration) == ("actor-0", "exited with code 3", False)
+    assert outcome.lines == ("no such device",)
+    assert outcome.log == stage.folder / "actor-0.out"
+    assert outcome.log.read_text() == "first words\nno such device\n"
+    assert outcome.message.startswith("actor-0 exited with code 3: all 1 restarts of this role are spent")
+    assert "\n  no such device" in outcome.message
+    assert str(outcome.log) in outcome.message
+    assert_gone(stage.pids(), timeout=0)
+
+
+def test_a_configuration_error_is_not_tried_again(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("trainer", [{"print": "spec.environment.id: no such environment"}, {"exit": 2}])
+
+    outcome = stage.controller().run()
+
+    assert isinstance(outcome, Failed)
+    assert outcome.configuration
+    assert outcome.lines == ("spec.environment.id: no such environment",)
+    assert len(stage.lives("trainer")) == 1
+    assert stage.journal.restarts == []
+
+
+@pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_the_run_cleanly(stage: Stage, signum: str) -> None:
+    stage.script("trainer", [{"signal_parent": signum}, {"until": "SIGTERM"}, {"touch": "checkpoint"}, {"exit": 0}])
+
+    assert stage.controller().run() == Interrupted(signum=signal.Signals[signum], killed=False)
+
+    assert (stage.folder / "checkpoint").exists()
+    assert len(stage.lives("trainer")) == 1
+    assert stage.journal.restarts == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the handlers are those from before"
+
+
+def test_a_run_that_finishes_while_it_is_interrupted_has_finished(stage: Stage) -> None:
+    stage.script("trainer", [{"signal_parent": "SIGINT"}, {"until": "SIGTERM"}, *FINISH])
+
+    assert stage.controller().run() == Finished()
+
+
+def test_a_second_signal_kills_everything_at_once(stage: Stage) -> None:
+    """The trainer would wait for ever for a signal that nobody sends, and the actor is never asked."""
+    os.mkfifo(stage.folder / "ready")
+    stage.script("actor", [{"write_fifo": "ready"}, {"until": "SIGTERM"}, {"touch": "asked"}])
+    stage.script(
+        "trainer",
+        [
+            {"read_fifo": "ready", "bytes": 1},
+            {"signal_parent": "SIGINT"},
+            {"until": "SIGTERM"},
+            {"signal_parent": "SIGINT"},
+            {"until": "SIGUSR1"},
+        ],
+    )
+
+    assert stage.controller().run() == Interrupted(signum=signal.SIGINT, killed=True)
+
+    assert not (stage.folder / "asked").exists()
+    assert_gone(stage.pids(), timeout=0)
+
+
+def test_what_does_not_end_in_time_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlsrl.local.controller.TRAINER_GRACE_SECONDS", 0.1)
+    stage.script("trainer", [{"signal_parent": "SIGINT"}, {"until": "SIGUSR1"}])
+
+    assert stage.controller().run() == Interrupted(signum=signal.SIGINT, killed=False)
+
+    assert "killing what did not end within 0.1 s" in stage.display.notes
+    assert_gone(stage.pids(), timeout=0)
+
+
+def test_what_a_worker_leaves_behind_goes_with_it(stage: Stage) -> None:
+    stage.script("trainer", [{"fork": "grandchild"}, *FINISH])
+
+    assert stage.controller().run() == Finished()
+
+    assert_gone([int((stage.folder / "grandchild").read_text())])
+
+
+def test_the_display_sees_who_runs_and_who_waits(stage: Stage) -> None:
+    """A third failure in a row is not restarted at once, so the display has a turn while the process is away."""
+    stage.script("trainer", [{"exit": 1}], [{"exit": 1}], FINISH)
+
+    assert stage.controller().run() == Finished()
+
+    states = [process for shown in stage.display.shown for process in shown]
+    assert {(state.role, state.number) for state in states} == {("trainer", 0)}
+    assert {state.state for state in states} == {"running", "restarting"}
+    assert all((state.pid is None) == (state.state == "restarting") for state in states)
+
+
+def test_an_error_of_the_controller_itself_leaves_no_process(stage: Stage) -> None:
+    class BrokenJournal(MemoryJournal):
+        def count_restart(self, role: str) -> None:
+            raise OSError(28, "No space left on device")
+
+    stage.journal = BrokenJournal(stage.folder)
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("trainer", [{"exit": 1}])
+
+    with pytest.raises(OSError, match="No space left"):
+        stage.controller().run()
+
+    assert_gone(stage.pids(), timeout=0)
+
+
+CONTROLLER_PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_local_controller import Stage, run_in_folder
+run_in_folder(Path(sys.argv[1]))
+"""
+
+
+def run_in_folder(folder: Path) -> None:
+    """The other process of the test below: a controller over a real run folder, with scripts beside it."""
+    stage = Stage(folder)
+    ready = {"write_fifo": "ready"}
+    stage.script("coordinator", [ready, *UNTIL_TOLD])
+    stage.script("actor", [ready, *UNTIL_TOLD], replicas=2)
+    stage.script("trainer", [{"read_fifo": "ready", "bytes": 3}, {"signal_parent": "SIGKILL"}, {"until": "SIGUSR1"}])
+    with RunFolder.open(folder / "run") as run:
+        if not run.holds_run:
+            run.create(as_given=b"", resolved=b"", package_version="0")
+        stage.journal = run
+        run.begin_life()
+        stage.controller(keep_fds=(run.lock_fd,)).run()
+
+
+def test_a_killed_controller_leaves_no_process_and_the_run_can_go_on(stage: Stage) -> None:
+    os.mkfifo(stage.folder / "ready")
+    program = CONTROLLER_PROGRAM.format(tests=str(Path(__file__).parent))
+    for attempt in (1, 2):
+        killed = subprocess.run([sys.executable, "-c", program, str(stage.folder)], timeout=60, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        # The workers hold the lock too: whoever has it next knows that they are gone.
+        with RunFolder.open(stage.folder / "run") as run:
+            assert_gone(stage.pids(), timeout=0)
+            assert run.record.attempt == attempt
+            assert run.record.lives[-1].ended_at is None
+    assert [life["attempt"] for life in stage.lives("trainer")] == [1, 2]
+    assert len(stage.lives("actor")) == 4

@@ -1,0 +1,344 @@
+"""The local controller: starts the worker processes of one run, restarts those that die, and ends them all.
+
+One thread waits in one ``select`` for ended processes, signals, due restarts and the display's next turn. What to do
+about an ended process is the supervisor's decision; this module only carries it out. Workers live in sessions of
+their own and die with the controller (each asks the kernel for that), so nothing outlives it, however it ends.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from rlsrl.local.processes import ChildProcess
+from rlsrl.local.signals import SignalInbox
+from rlsrl.local.supervisor import CONFIGURATION_ERROR, Exit, Fail, RestartLimits, Supervisor
+
+WORKER_COMMAND = (sys.executable, "-m", "rlsrl.workers")
+
+TRAINER = "trainer"
+COORDINATOR = "coordinator"
+
+TRAINER_GRACE_SECONDS = 60.0
+"""Time the trainer has to finish its step and store a checkpoint; a large one takes seconds to reach the disk."""
+
+WORKER_GRACE_SECONDS = 10.0
+"""Time any other worker has to end by itself."""
+
+KILL_GRACE_SECONDS = 10.0
+"""Time the kernel has to end a killed process."""
+
+QUOTED_LINES = 15
+"""How many of a failed process's last lines the message repeats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolePlan:
+    """The processes of one role."""
+
+    role: str
+    replicas: int
+    config: Path
+    """The role's resolved config, JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessState:
+    """One process, as the display shows it."""
+
+    role: str
+    number: int
+    state: Literal["running", "restarting"]
+    pid: int | None
+    """None while it waits to be started again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The run has its terminal record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interrupted:
+    """A signal asked for the end; the run can be resumed."""
+
+    signum: signal.Signals
+    """The first one."""
+    killed: bool
+    """A second signal cut the clean end short: work since the last durable version is lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A process could not be kept alive; the run can be resumed once the cause is mended."""
+
+    process: str
+    """``role-number``."""
+    what: str
+    """What happened to it, for example ``exited with code 1``."""
+    reason: str
+    """Why it was not started again."""
+    configuration: bool
+    """Whether the cause is the user's input."""
+    log: Path
+    lines: tuple[str, ...]
+    """The last it printed."""
+
+    @property
+    def message(self) -> str:
+        """For the user: who, what, why, its last words and where the rest is."""
+        head = f"{self.process} {self.what}: {self.reason}."
+        if not self.lines:
+            return f"{head} It printed nothing; its log is {self.log}."
+        quoted = "".join(f"\n  {line}" for line in self.lines)
+        return f"{head} Its last lines, from {self.log}:{quoted}"
+
+
+Outcome = Finished | Interrupted | Failed
+
+
+class Journal(Protocol):
+    """Where the controller writes what must survive it."""
+
+    def begin_attempt(self) -> int:
+        """A number no trainer of this run had before; durable when this returns."""
+
+    def end_attempt(self) -> None:
+        """The trainer of the current attempt has ended."""
+
+    def count_restart(self, role: str) -> None:
+        """A process of that role is started again."""
+
+    def is_finished(self) -> bool:
+        """Whether the run has its terminal record."""
+
+
+class Display(Protocol):
+    """What the user sees meanwhile. Must not raise: a broken terminal does not end a run."""
+
+    @property
+    def interval_seconds(self) -> float:
+        """Time between two calls of ``show``."""
+
+    def show(self, processes: Sequence[ProcessState]) -> None:
+        """Bring the picture up to date."""
+
+    def note(self, text: str) -> None:
+        """Tell of something that happened."""
+
+
+class LocalController:
+    """One life of a run on this machine. Use ``run`` once, from the main thread.
+
+    The main thread also starts the processes: the kernel ties a worker's death to the thread that started it.
+    """
+
+    def __init__(
+        self,
+        *,
+        plans: Sequence[RolePlan],
+        limits: RestartLimits,
+        journal: Journal,
+        display: Display,
+        environment: Mapping[str, str],
+        logs: Path,
+        command: Sequence[str] = WORKER_COMMAND,
+        keep_fds: Collection[int] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Plan a run; nothing is started yet.
+
+        Args:
+            plans: In the order in which they are started; workers wait for their peers, so nobody waits here.
+            environment: The whole environment of every worker.
+            logs: An existing folder for what the processes print.
+            command: Starts a worker when followed by ``--role``, ``--config`` and, for a trainer, ``--attempt``.
+            keep_fds: Descriptors every worker inherits, so that a lock is held until the last one is gone.
+        """
+        self._plans = {plan.role: plan for plan in plans}
+        self._supervisor = Supervisor(limits=limits)
+        self._journal = journal
+        self._display = display
+        self._environment = environment
+        self._logs = logs
+        self._command = command
+        self._keep_fds = keep_fds
+        self._clock = clock
+        self._inbox = SignalInbox()
+        self._selector = selectors.DefaultSelector()
+        self._children: list[ChildProcess] = []
+        self._waiting: dict[tuple[str, int], float] = {}
+        self._signals: list[signal.Signals] = []
+        self._next_show = clock()
+
+    def run(self) -> Outcome:
+        """Start everything, keep it alive, and end it: when it has finished, on a signal, or when it cannot be mended.
+
+        No process is left when this returns or raises.
+
+        Raises:
+            OSError: a process cannot be started at all.
+        """
+        with self._inbox, self._selector:
+            self._selector.register(self._inbox, selectors.EVENT_READ)
+            try:
+                for plan in self._plans.values():
+                    for number in range(plan.replicas):
+                        self._start(plan, number)
+                outcome = self._supervise()
+                self._end()
+            finally:
+                self._kill()
+        if isinstance(outcome, Finished) or self._journal.is_finished():
+            return Finished()
+        if isinstance(outcome, Interrupted):
+            return Interrupted(signum=outcome.signum, killed=len(self._signals) > 1)
+        return outcome
+
+    def _supervise(self) -> Outcome:
+        """Keep every process alive until there is a reason to end.
+
+        Waits for ended processes, signals and due restarts; woken by each.
+        """
+        while True:
+            for child, code in self._turn(min(self._waiting.values(), default=None)):
+                if (outcome := self._mend(child, code)) is not None:
+                    return outcome
+            if self._signals:
+                self._display.note("Ending cleanly with a last checkpoint; once more to kill everything at once.")
+                return Interrupted(signum=self._signals[0], killed=False)
+            now = self._clock()
+            for key in [key for key, due in self._waiting.items() if due <= now]:
+                del self._waiting[key]
+                role, number = key
+                self._start(self._plans[role], number)
+
+    def _mend(self, child: ChildProcess, code: int) -> Outcome | None:
+        """Plan the process's restart; or say why the run ends."""
+        if self._journal.is_finished():
+            return Finished()
+        now = self._clock()
+        ended = Exit(role=child.role, number=child.number, code=code, at=now)
+        decision, self._supervisor = self._supervisor.decide(ended)
+        what = describe_exit(code)
+        if isinstance(decision, Fail):
+            return Failed(
+                process=child.name,
+                what=what,
+                reason=decision.reason,
+                configuration=code == CONFIGURATION_ERROR,
+                log=child.log,
+                lines=child.last_lines(QUOTED_LINES),
+            )
+        when = f"in {decision.delay_seconds:g} s" if decision.delay_seconds else "now"
+        budget = self._supervisor.limits.budget
+        self._display.note(f"{child.name} {what}; starting it again {when} (restart {decision.used} of {budget})")
+        self._journal.count_restart(child.role)
+        self._waiting[child.role, child.number] = now + decision.delay_seconds
+        return None
+
+    def _end(self) -> None:
+        """End all processes: the trainer first, for its checkpoint, and last the coordinator, which records the rest.
+
+        Each has its time to end by itself; then, or when a second signal comes, it is killed.
+        """
+        self._waiting.clear()
+        self._end_those(lambda child: child.role == TRAINER, TRAINER_GRACE_SECONDS)
+        self._end_those(lambda child: child.role != COORDINATOR, WORKER_GRACE_SECONDS)
+        self._end_those(lambda _: True, WORKER_GRACE_SECONDS)
+
+    def _end_those(self, chosen: Callable[[ChildProcess], bool], grace_seconds: float) -> None:
+        children = [child for child in self._children if chosen(child)]
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+        deadline = self._clock() + grace_seconds
+        while any(child in self._children for child in children) and len(self._signals) < 2:
+            if self._clock() >= deadline:
+                self._display.note(f"killing what did not end within {grace_seconds:g} s")
+                break
+            for child, code in self._turn(deadline):
+                if code not in (0, -signal.SIGTERM):
+                    self._display.note(f"{child.name} {describe_exit(code)} instead of ending cleanly; see {child.log}")
+        if len(self._signals) >= 2:
+            children = list(self._children)
+        self._kill(children)
+
+    def _kill(self, children: Sequence[ChildProcess] | None = None) -> None:
+        """Kill those, or all, and wait until the kernel has ended them."""
+        doomed = list(self._children if children is None else children)
+        for child in doomed:
+            if child in self._children:
+                child.send_signal(signal.SIGKILL)
+        deadline = self._clock() + KILL_GRACE_SECONDS
+        while any(child in self._children for child in doomed) and self._clock() < deadline:
+            self._turn(deadline)
+
+    def _start(self, plan: RolePlan, number: int) -> None:
+        command = [*self._command, "--role", plan.role, "--config", str(plan.config)]
+        if plan.role == TRAINER:
+            command += ["--attempt", str(self._journal.begin_attempt())]
+        child = ChildProcess(
+            role=plan.role,
+            number=number,
+            command=command,
+            environment=self._environment,
+            log=self._logs / f"{plan.role}-{number}.out",
+            keep_fds=self._keep_fds,
+        )
+        self._children.append(child)
+        self._selector.register(child, selectors.EVENT_READ, child)
+
+    def _turn(self, deadline: float | None) -> list[tuple[ChildProcess, int]]:
+        """Wait for something to happen, at most until the deadline; returns the processes that ended, with their codes.
+
+        Woken by an ended process, a signal and the display's next turn.
+        """
+        now = self._clock()
+        if now >= self._next_show:
+            self._display.show(self._states())
+            self._next_show = now + self._display.interval_seconds
+        wake_at = self._next_show if deadline is None else min(deadline, self._next_show)
+        ended = []
+        for key, _ in self._selector.select(max(0.0, wake_at - now)):
+            if isinstance(child := key.data, ChildProcess):
+                ended.append((child, self._reap(child)))
+            else:
+                self._signals.extend(self._inbox.read())
+        return ended
+
+    def _reap(self, child: ChildProcess) -> int:
+        self._selector.unregister(child)
+        self._children.remove(child)
+        code = child.reap()
+        if child.role == TRAINER:
+            self._journal.end_attempt()
+        return code
+
+    def _states(self) -> list[ProcessState]:
+        running = {(child.role, child.number): child.pid for child in self._children}
+        return [
+            ProcessState(
+                role=plan.role,
+                number=number,
+                state="restarting" if (plan.role, number) in self._waiting else "running",
+                pid=running.get((plan.role, number)),
+            )
+            for plan in self._plans.values()
+            for number in range(plan.replicas)
+        ]
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,80 @@
+"""Asks the coordinator how the run is doing, beside the controller's loop: an unreachable one only makes old news."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from rlsrl.runtime.coordination import CoordinatorUnavailable
+
+ANSWER_SECONDS = 1.0
+"""How long one answer may take."""
+
+
+class StatusClient(Protocol):
+    """Where the status comes from: ``rlsrl.runtime.coordination.CoordinatorClient``."""
+
+    def status(self, timeout: float) -> Mapping[str, Any]:
+        """The experiment as the coordinator sees it.
+
+        Raises:
+            CoordinatorUnavailable: no answer in time.
+        """
+
+    def close(self) -> None:
+        """Let a call that waits fail."""
+
+
+class StatusMonitor:
+    """Keeps the newest status. A thread of its own asks, from ``start`` to ``close``; any thread may read.
+
+    It owns the client.
+    """
+
+    def __init__(
+        self, client: StatusClient, *, interval_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Nothing is asked before ``start``.
+
+        Args:
+            interval_seconds: Between an answer and the next question.
+            clock: Monotonic seconds.
+        """
+        self._client = client
+        self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._newest: tuple[Mapping[str, Any], float] | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="status-monitor", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def newest(self) -> tuple[Mapping[str, Any] | None, float]:
+        """The last status and its age in seconds; None and 0 before the first."""
+        newest = self._newest
+        if newest is None:
+            return None, 0.0
+        status, at = newest
+        return status, self._clock() - at
+
+    def close(self) -> None:
+        """Stop asking; a question under way fails at once."""
+        self._closed.set()
+        self._client.close()
+        self._thread.join(ANSWER_SECONDS)
+
+    def _run(self) -> None:
+        """Ask, wait for the interval, ask again; ``close`` ends the wait and the question."""
+        while not self._closed.is_set():
+            try:
+                self._newest = (self._client.status(ANSWER_SECONDS), self._clock())
+            except CoordinatorUnavailable:
+                pass  # It shows as the age of the last answer.
+            except ValueError:
+                # gRPC's word for a channel that `close` has closed meanwhile, and json's for an answer that is none.
+                pass
+            self._closed.wait(self._interval_seconds)

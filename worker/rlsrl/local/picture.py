@@ -1,0 +1,215 @@
+"""The live picture of a run, as text. Pure: from the coordinator's status, the processes and the goals to lines.
+
+The status is another process's JSON: whatever it lacks is shown as not known yet, and nothing in it is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlsrl.api.spec import Stop
+from rlsrl.local.controller import ProcessState
+
+STALE_SECONDS = 5.0
+"""A status older than this is marked: the coordinator is away or busy."""
+
+MAX_ROWS_A_ROLE = 8
+"""Further processes of a role are counted in one row."""
+
+SHOWN_STATS = 3
+"""How many of a worker's statistics its row has room for."""
+
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What is known at one moment."""
+
+    name: str
+    stop: Stop
+    elapsed_seconds: float
+    """Since the controller started."""
+    processes: Sequence[ProcessState]
+    status: Mapping[str, Any] | None
+    """The coordinator's last answer; None before the first."""
+    status_age_seconds: float
+    """Since that answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """One stop condition and how far it is."""
+
+    label: str
+    target: float
+    current: float | None
+
+    @property
+    def fraction(self) -> float:
+        """0 to 1; 0 while unknown, and for targets below 0, to which there is no meaningful share of the way."""
+        if self.current is None or self.target <= 0:
+            return float(self.current is not None and self.current >= self.target)
+        return min(1.0, max(0.0, self.current / self.target))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One process, or several in one."""
+
+    name: str
+    state: str
+    waiting_for: str = ""
+    version: str = ""
+    stats: str = ""
+
+
+def goals(stop: Stop, totals: Mapping[str, Any], elapsed_seconds: float) -> list[Goal]:
+    """The stop conditions that are set, in the spec's order."""
+    current = {
+        "return_mean": _number(totals, "return_mean"),
+        "env_steps": _number(totals, "env_steps"),
+        "train_steps": _number(totals, "train_steps"),
+        "wall_seconds": _number(totals, "train_seconds", elapsed_seconds),
+    }
+    labels = {
+        "return_mean": "return",
+        "env_steps": "env steps",
+        "train_steps": "train steps",
+        "wall_seconds": "seconds",
+    }
+    targets = {name: getattr(stop, name) for name in labels}
+    return [
+        Goal(label=labels[name], target=float(target), current=current[name])
+        for name, target in targets.items()
+        if target is not None
+    ]
+
+
+def rows(view: View) -> list[Row]:
+    """A row a process, in the order of starting; of large roles the first few and a count of the rest."""
+    reports = _reports_by_pid(view.status)
+    found: list[Row] = []
+    for role in dict.fromkeys(process.role for process in view.processes):
+        of_role = [process for process in view.processes if process.role == role]
+        shown = of_role if len(of_role) <= MAX_ROWS_A_ROLE else of_role[: MAX_ROWS_A_ROLE - 1]
+        found += [_row(process, reports) for process in shown]
+        if rest := of_role[len(shown) :]:
+            states = [_state(process, reports) for process in rest]
+            counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+            found.append(Row(name=f"{len(rest)} more {role}s", state=counted))
+    return found
+
+
+def line(view: View) -> str:
+    """The picture in one plain line."""
+    totals = _mapping(view.status, "totals")
+    parts = [f"{view.elapsed_seconds:7.1f} s"]
+    parts += [_goal_text(goal) for goal in goals(view.stop, totals, view.elapsed_seconds) if goal.label != "seconds"]
+    shown = {goal.label for goal in goals(view.stop, totals, view.elapsed_seconds)}
+    if "return" not in shown:
+        parts.append(f"return {_text(totals, 'return_mean', '.1f')}")
+    if "env steps" not in shown:
+        parts.append(f"env steps {_text(totals, 'env_steps', ',.0f')}")
+    parts.append(f"{_text(totals, 'env_steps_per_second', ',.0f')} steps/s")
+    parts.append(f"lag {_text(totals, 'policy_lag', 'g')}")
+    parts.append(f"version {_version(totals)}")
+    unwell = [f"{row.name} {row.state}" for row in rows(view) if row.state != "running"]
+    if unwell:
+        parts.append(", ".join(unwell))
+    if view.status is not None and view.status_age_seconds > STALE_SECONDS:
+        parts.append(f"status is {view.status_age_seconds:.0f} s old")
+    return " | ".join(parts)
+
+
+def render(view: View) -> RenderableType:
+    """The picture for a terminal."""
+    totals = _mapping(view.status, "totals")
+    head = Text.assemble((view.name, "bold"), f"  {_phase(view)}  {view.elapsed_seconds:.1f} s")
+    progress = Table.grid(padding=(0, 2))
+    for goal in goals(view.stop, totals, view.elapsed_seconds):
+        bar = ProgressBar(total=1.0, completed=goal.fraction, width=30)
+        progress.add_row(goal.label, bar, _goal_text(goal).removeprefix(goal.label).strip())
+    numbers = Text(
+        f"{_text(totals, 'env_steps', ',.0f')} env steps   {_text(totals, 'env_steps_per_second', ',.0f')} steps/s   "
+        f"return {_text(totals, 'return_mean', '.1f')}   lag {_text(totals, 'policy_lag', 'g')}   "
+        f"version {_version(totals)}"
+    )
+    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim")
+    for title in ("process", "state", "waits for", "version", "statistics"):
+        table.add_column(title, overflow="ellipsis", no_wrap=True)
+    for row in rows(view):
+        table.add_row(*map(Text, (row.name, row.state, row.waiting_for, row.version, row.stats)))
+    return Group(head, progress, numbers, table)
+
+
+def _phase(view: View) -> str:
+    if view.status is None:
+        return "starting"
+    if view.status_age_seconds > STALE_SECONDS:
+        return f"status is {view.status_age_seconds:.0f} s old"
+    return str(view.status.get("phase", "running"))
+
+
+def _row(process: ProcessState, reports: Mapping[int, Mapping[str, Any]]) -> Row:
+    report = reports.get(process.pid, {}) if process.pid is not None else {}
+    stats = {name: value for name, value in _mapping(report, "stats").items() if isinstance(value, int | float)}
+    shown = [f"{name} {value:,.4g}" for name, value in sorted(stats.items())[:SHOWN_STATS]]
+    return Row(
+        name=f"{process.role}-{process.number}",
+        state=_state(process, reports),
+        waiting_for=str(report.get("waiting_for") or ""),
+        version=str(report.get("version") or ""),
+        stats="  ".join(shown),
+    )
+
+
+def _state(process: ProcessState, reports: Mapping[int, Mapping[str, Any]]) -> str:
+    if process.state != "running":
+        return process.state
+    report = reports.get(process.pid) if process.pid is not None else None
+    if report is None:
+        return "starting"
+    return str(report.get("state", "running")).lower()
+
+
+def _reports_by_pid(status: Mapping[str, Any] | None) -> dict[int, Mapping[str, Any]]:
+    """What each worker process said of itself; the coordinator itself is one that answers."""
+    reports: dict[int, Mapping[str, Any]] = {}
+    for workers in _mapping(status, "roles").values():
+        for report in workers if isinstance(workers, list) else ():
+            if isinstance(report, Mapping) and isinstance(pid := report.get("pid"), int):
+                reports[pid] = report
+    return reports
+
+
+def _goal_text(goal: Goal) -> str:
+    style = ".1f" if goal.label == "return" else ",.0f"
+    current = UNKNOWN if goal.current is None else format(goal.current, style)
+    return f"{goal.label} {current} of {goal.target:,g}"
+
+
+def _mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    member = (value or {}).get(name)
+    return member if isinstance(member, Mapping) else {}
+
+
+def _number(totals: Mapping[str, Any], name: str, default: float | None = None) -> float | None:
+    value = totals.get(name)
+    return float(value) if isinstance(value, int | float) else default
+
+
+def _text(totals: Mapping[str, Any], name: str, style: str) -> str:
+    value = _number(totals, name)
+    return UNKNOWN if value is None else format(value, style)
+
+
+def _version(totals: Mapping[str, Any]) -> str:
+    return str(totals.get("version") or UNKNOWN)

@@ -1,0 +1,100 @@
+"""What came of a run, for people and programs: ``summary.json`` and the lines printed at the end. Pure.
+
+Everything is taken from what is on disk, so the summary of a run is the same whoever makes it and when.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rlsrl.local.metrics_log import MetricsRow
+from rlsrl.local.run_record import RunRecord
+from rlsrl.parameters.protocols import VersionInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What is known of a run once nothing of it is running."""
+
+    name: str
+    seed: int
+    record: RunRecord
+    terminal: Mapping[str, Any] | None
+    """The terminal record; None while the run is unfinished."""
+    versions: Sequence[VersionInfo]
+    """The stored versions of the policy, oldest first."""
+    rows: Sequence[MetricsRow]
+    """The learning curve, without what was rolled back."""
+    ledger: Mapping[str, Any]
+    """``produced``, ``trained``, ``in_buffer``, ``dropped``, ``lost`` and ``balanced``, in transitions."""
+
+
+def summarize(facts: RunFacts) -> dict[str, Any]:
+    """The JSON value of ``summary.json``."""
+    newest = facts.versions[-1] if facts.versions else None
+    result = (facts.terminal or {}).get("result") or (newest.metadata if newest else {})
+    env_steps = int(result.get("env_steps", 0))
+    seconds = facts.record.training_seconds
+    lags = [row.scalars["policy_lag"] for row in facts.rows if "policy_lag" in row.scalars]
+    return {
+        "name": facts.name,
+        "run_uid": facts.record.run_uid,
+        "seed": facts.seed,
+        "finished": facts.terminal is not None,
+        "reason": (facts.terminal or {}).get("reason"),
+        "env_steps": env_steps,
+        "train_steps": int(result.get("train_steps", 0)),
+        "return_mean": result.get("return_mean"),
+        "wall_seconds": round(facts.record.wall_seconds, 3),
+        "training_seconds": round(seconds, 3),
+        "env_steps_per_second": round(env_steps / seconds, 1) if seconds > 0 else None,
+        "policy_lag": round(fmean(lags), 3) if lags else None,
+        "max_policy_lag": max(lags, default=None),
+        "versions": {
+            "count": len(facts.versions),
+            "last": str(newest.version) if newest else None,
+            "tagged": {tag: str(info.version) for info in facts.versions for tag in info.tags},
+        },
+        "ledger": dict(facts.ledger),
+        "attempts": facts.record.attempt,
+        "lives": len(facts.record.lives),
+        "restarts": dict(facts.record.restarts),
+        "created_at": facts.record.created_at,
+        "package_version": facts.record.package_version,
+    }
+
+
+def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
+    """What the user reads at the end: the result, where it is, and three commands to try next."""
+    return_mean = summary["return_mean"]
+    returns = "no episode ended" if return_mean is None else f"mean return {return_mean:.1f}"
+    state = f"finished ({summary['reason']})" if summary["finished"] else "not finished"
+    rate = summary["env_steps_per_second"]
+    speed = "" if rate is None else f" ({rate:,.0f} a second)"
+    effort = f"{summary['env_steps']:,} env steps in {summary['training_seconds']:.1f} s of training{speed}"
+    lines = [
+        f"{summary['name']} {state}: {returns} after {effort}",
+        *ledger_warning(summary["ledger"]),
+        f"everything is in {folder}",
+    ]
+    if summary["versions"]["count"]:
+        run = shlex.quote(str(folder))
+        lines += ["next, try:", f"  rlsrl eval {run}", f"  rlsrl params list {run}", f"  rlsrl plot {run}"]
+    return lines
+
+
+def ledger_warning(ledger: Mapping[str, Any]) -> list[str]:
+    """Loud lines if samples are unaccounted for; none if every sample is."""
+    if ledger.get("balanced", False):
+        return []
+    counts = ", ".join(f"{name} {value}" for name, value in ledger.items() if name != "balanced")
+    return [
+        "WARNING: THE SAMPLE LEDGER DOES NOT ADD UP: some samples were lost or counted twice without a reason.",
+        f"WARNING: {counts or 'there is no ledger'}",
+        "WARNING: this is a bug in rlsrl; keep the run's folder for the report.",
+    ]
