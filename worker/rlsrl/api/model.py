@@ -10,9 +10,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, JsonValue, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 RULES = "rules"
 """The type of the pydantic error that carries violations, under the key of the same name in its context."""
@@ -38,8 +48,28 @@ def refuse(violations: Iterable[Violation]) -> None:
     """
     found = tuple(violations)
     if found:
-        text = "; ".join(f"{'.'.join(each.at)}: {each.message}" if each.at else each.message for each in found)
-        raise PydanticCustomError(RULES, "{text}", {"text": text, RULES: found})
+        raise _error(found)
+
+
+def _error(violations: tuple[Violation, ...]) -> PydanticCustomError:
+    text = "; ".join(f"{'.'.join(each.at)}: {each.message}" if each.at else each.message for each in violations)
+    return PydanticCustomError(RULES, "{text}", {"text": text, RULES: violations})
+
+
+def _with_violations(error: ValidationError, violations: tuple[Violation, ...], value: Any) -> ValidationError:
+    """The error with the violations of the same model beside what its fields said."""
+    details = [
+        InitErrorDetails(
+            type=_error(each["ctx"][RULES]) if each["type"] == RULES else each["type"],
+            loc=each["loc"],
+            input=each["input"],
+            ctx=each.get("ctx", {}),
+        )
+        for each in error.errors(include_url=False)
+    ]
+    if violations:
+        details.append(InitErrorDetails(type=_error(violations), loc=(), input=value, ctx={}))
+    return ValidationError.from_exception_data(error.title, details)
 
 
 def _integral(value: Any) -> Any:
@@ -79,27 +109,33 @@ class Model(BaseModel):
     at_least_one: ClassVar[tuple[str, ...]] = ()
     """Optional fields of which one or more must be given."""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _drop_nulls(cls, value: Any) -> Any:
+    def _read(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Drop nulls, then check members beside the fields, so that wrong fields do not hide a wrong union."""
         if not isinstance(value, Mapping):
-            return value
-        return {name: member for name, member in value.items() if member is not None}
+            return handler(value)
+        given = {name: member for name, member in value.items() if member is not None}
+        violations = tuple(cls._member_violations(given))
+        try:
+            model = handler(given)
+        except ValidationError as error:
+            raise _with_violations(error, violations, value) from error
+        refuse(violations)
+        return model
 
-    @model_validator(mode="after")
-    def _check_members(self) -> Self:
-        refuse(self._member_violations())
-        return self
-
-    def _member_violations(self) -> Iterable[Violation]:
+    @classmethod
+    def _member_violations(cls, value: Mapping[str, Any]) -> Iterable[Violation]:
         for members, allowed, limit in (
-            (self.exactly_one, "exactly one of", 1),
-            (self.at_least_one, "at least one of", len(self.at_least_one)),
+            (cls.exactly_one, "exactly one of", 1),
+            (cls.at_least_one, "at least one of", len(cls.at_least_one)),
         ):
-            given = [name for name in members if getattr(self, name) is not None]
-            if members and not 1 <= len(given) <= limit:
-                what = f"{' and '.join(map(to_camel, given))} are both given" if given else "none of them is given"
-                yield Violation(at=(), message=what, allowed=f"{allowed} {', '.join(map(to_camel, members))}")
+            given = [to_camel(name) for name in members if name in value or to_camel(name) in value]
+            names = ", ".join(map(to_camel, members))
+            if members and not given:
+                yield Violation(at=(), message=f"has none of {names}", allowed=f"{allowed} {names}")
+            elif len(given) > limit:
+                yield Violation(at=(), message=f"has {' and '.join(given)}", allowed=f"{allowed} {names}")
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -108,8 +144,3 @@ class Model(BaseModel):
             if members:
                 schema[keyword] = [{"required": [to_camel(name)]} for name in members]
         return schema
-
-    @property
-    def given_member(self) -> str:
-        """The name of the union's member that is given; only for models that are unions."""
-        return next(name for name in self.exactly_one if getattr(self, name) is not None)

@@ -25,7 +25,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000_000_000), INTEGRAL]
 Attribute = Annotated[
     str,
     Field(
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$",
         max_length=256,
         examples=["my_package.my_module:make"],
     ),

@@ -1,1 +1,55 @@
-"""The rlsrl command."""
+"""The rlsrl command. A command's module is imported when that command runs, so ``rlsrl --help`` is quick."""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+
+class _Entry(NamedTuple):
+    """Where a command is, and what the list of commands says of it."""
+
+    target: str
+    help: str
+
+
+COMMANDS = {
+    "run": _Entry("rlsrl.cli.run:run", "Train an experiment on this machine."),
+    "eval": _Entry("rlsrl.cli.eval:evaluate", "Play a run's policy and report its returns."),
+    "plot": _Entry("rlsrl.cli.plot:plot", "Draw the learning curves of runs."),
+    "params": _Entry("rlsrl.cli.params:params", "List, show, tag, export and prune a run's weights."),
+    "validate": _Entry("rlsrl.cli.spec:validate", "Check experiment files and name every error."),
+    "explain": _Entry("rlsrl.cli.spec:explain", "Describe a field of the experiment."),
+    "schema": _Entry("rlsrl.cli.spec:schema", "Print the experiment's JSON schema."),
+    "init": _Entry("rlsrl.cli.init:init", "Begin a project with your own environment and network."),
+    "doctor": _Entry("rlsrl.cli.doctor:doctor", "Check this machine and name the cure of what is wrong."),
+}
+"""Every command, in the order in which help lists them."""
+
+
+class _LazyGroup(click.Group):
+    """Lists commands from the table; imports one only to run it or to show its own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command), f"{entry.target} is no command"  # noqa: S101 - our own table
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rlsrl")
+def main() -> None:
+    """Distributed reinforcement learning on one machine or a Kubernetes cluster, from one YAML."""

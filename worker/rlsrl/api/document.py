@@ -1,0 +1,337 @@
+"""YAML text as JSON values, with the place of each: what ``load`` checks and what ``--set`` changes.
+
+YAML is read as ``kubectl`` reads it, so that a file means the same on one machine and on a cluster: ``1e-3`` is a
+number, a date is a string, keys are strings. What JSON cannot carry is a problem with a place, never an exception.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+
+from rlsrl.api.fields import Path, allowed_at, show_path, show_value
+
+MAX_BYTES = 256 * 1024
+"""Longer files are refused: what ``kubectl apply`` takes."""
+MAX_DEPTH = 64
+"""Deeper nesting is refused."""
+MAX_VALUES = 100_000
+"""More values are refused, aliases counted each time: they can multiply."""
+
+_INTEGER_LIMIT = 2**63
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where something is written."""
+
+    source: str
+    """The file's name, or the command-line argument."""
+    line: int = 0
+    """From 1; 0 where there is only one line."""
+    column: int = 0
+    """From 1; 0 where there is only one line."""
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with a document."""
+
+    place: Place
+    path: str
+    """The field, for example ``spec.actors.replicas``; empty if the text as a whole is meant."""
+    message: str
+    """What is wrong, with the value where there is one."""
+    value: Any = None
+    """The value that is refused."""
+    allowed: str = ""
+    """What may stand there."""
+    nearest: str = ""
+    """The field that was probably meant."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.place}: {f'{self.path}: ' if self.path else ''}{self.message}"]
+        lines += [f"    allowed: {self.allowed}"] if self.allowed else []
+        lines += [f"    did you mean: {self.nearest}"] if self.nearest else []
+        return "\n".join(lines)
+
+
+class SpecError(ValueError):
+    """A document is not an RLExperiment; holds all that is wrong with it."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(map(str, problems)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One YAML document as JSON values."""
+
+    source: str
+    value: Any
+    """Mappings, lists, strings, numbers, booleans and None."""
+    keys: Mapping[Path, Place] = field(default_factory=dict)
+    """Where the key of each mapping's entry stands, by path."""
+    values: Mapping[Path, Place] = field(default_factory=dict)
+    """Where each value begins, by path."""
+    problems: tuple[Problem, ...] = ()
+    """What could not be read; None stands in its place."""
+
+    def place_of(self, path: Path, *, key: bool = False) -> Place:
+        """Where the value at ``path``, or its key, is written; if it is not, where the mapping around it is."""
+        places = self.keys if key else self.values
+        while path:
+            if path in places:
+                return places[path]
+            path, places = path[:-1], self.keys
+        return Place(source=self.source, line=1, column=1)
+
+    def with_value(self, path: tuple[str, ...], other: Document) -> Document:
+        """This document with ``other`` standing at ``path``; mappings on the way are made where there are none."""
+
+        def put(current: Any, at: Path) -> Any:
+            if at == path:
+                return other.value
+            inner = dict(current) if isinstance(current, dict) else {}
+            inner[path[len(at)]] = put(inner.get(path[len(at)]), path[: len(at) + 1])
+            return inner
+
+        def outside(places: Mapping[Path, Place]) -> dict[Path, Place]:
+            return {at: place for at, place in places.items() if at[: len(path)] != path}
+
+        made = {path[:length]: Place(source=other.source) for length in range(1, len(path) + 1)}
+        return replace(
+            self,
+            value=put(self.value, ()),
+            keys=made | outside(self.keys) | {path: Place(source=other.source)},
+            values=outside(self.values) | {(*path, *at): place for at, place in other.values.items()},
+            problems=self.problems + other.problems,
+        )
+
+
+def read_document(text: str | bytes, source: str) -> Document:
+    """Read the one document in ``text``. Never raises for what the text holds: see ``Document.problems``."""
+    return _Reader(source, ()).read(text)
+
+
+def read_value(text: str, source: str, path: tuple[str, ...]) -> Document:
+    """Read one value that shall stand at ``path`` of a document, for ``Document.with_value``; empty text is null."""
+    return _Reader(source, path).read(text)
+
+
+class _Unreadable(Exception):  # noqa: N818 - never leaves this module
+    """The text is no YAML that could be looked at further."""
+
+    def __init__(self, message: str, mark: yaml.Mark | None = None) -> None:
+        super().__init__(message)
+        self.mark = mark
+
+
+def _decoded(text: str | bytes) -> str:
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise _Unreadable(f"not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from error
+    if len(text.encode(errors="surrogatepass")) > MAX_BYTES:
+        raise _Unreadable(f"longer than {MAX_BYTES} bytes")
+    return text
+
+
+class _Composer(yaml.SafeLoader):
+    """Builds nodes, no objects; its scalars are the ones that kubectl reads."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - yaml's own way
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self._depth == MAX_DEPTH:
+            raise _Unreadable(f"nested more than {MAX_DEPTH} deep", parent.start_mark if parent else None)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+_SCALARS = (
+    ("null", r"(?:~|null|Null|NULL|)$", [*"~nN", ""]),
+    ("bool", r"(?:true|True|TRUE|yes|Yes|YES|on|On|ON|false|False|FALSE|no|No|NO|off|Off|OFF)$", [*"tTyYoOfFnN"]),
+    ("int", r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$", [*"-+0123456789"]),
+    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", [*"-+.0123456789"]),
+    ("float", r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", [*"-+."]),
+    ("merge", r"<<$", ["<"]),
+)
+"""Tag, form and first characters of each plain scalar that is no string; the first that matches counts."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around every string that YAML or ``kubectl`` would read as something else."""
+
+
+for _tag, _form, _first in _SCALARS:
+    _Composer.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_form), _first)
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_form), _first)
+
+
+def write_document(value: Any) -> str:
+    """A JSON value as YAML; ``read_document`` reads it back."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+
+
+class _Reader:
+    """Turns nodes into values, and remembers where they stand. For one text, whose value stands at ``at``."""
+
+    def __init__(self, source: str, at: tuple[str, ...]) -> None:
+        self._source = source
+        self._at = at
+        self._keys: dict[Path, Place] = {}
+        self._values: dict[Path, Place] = {}
+        self._problems: list[Problem] = []
+        self._num_values = 0
+        self._open: set[int] = set()
+
+    def read(self, text: str | bytes) -> Document:
+        value = None
+        try:
+            value = self._read(_decoded(text))
+        except _Unreadable as error:
+            self._report(self._at, error.mark, str(error))
+        return Document(
+            source=self._source, value=value, keys=self._keys, values=self._values, problems=tuple(self._problems)
+        )
+
+    def _read(self, text: str) -> Any:
+        nodes = _compose(text)
+        if len(nodes) > 1:
+            self._report(self._at, nodes[1].start_mark, "a second document begins here", allowed="one document")
+        if nodes:
+            return self._value(nodes[0], self._at)
+        if not self._at:
+            raise _Unreadable("the text is empty: an RLExperiment is expected")
+        return None
+
+    def _value(self, node: yaml.Node, path: Path) -> Any:
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            raise _Unreadable(f"more than {MAX_VALUES} values, aliases counted each time", node.start_mark)
+        self._values[path] = self._place(node.start_mark)
+        if id(node) in self._open:
+            self._report(path, node.start_mark, "this alias stands within what it names")
+            return None
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+            return self._scalar(node, path)
+        finally:
+            self._open.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        for key, value in node.value:
+            kind = key.tag.rpartition(":")[2]
+            if kind == "merge":
+                self._report(path, key.start_mark, "merge keys (<<) are not read", allowed="the fields themselves")
+            elif not (isinstance(key, yaml.ScalarNode) and kind == "str" and _is_unicode(key.value)):
+                self._report(path, key.start_mark, "a key that is no string", allowed="a string; put quotes around it")
+            elif key.value in mapping:
+                first = self._keys[*path, key.value]
+                self._report(
+                    (*path, key.value), key.start_mark, f"written twice, first at line {first.line}", allowed="once"
+                )
+            else:
+                inner = (*path, key.value)
+                self._keys[inner] = self._place(key.start_mark)
+                mapping[key.value] = self._value(value, inner)
+        return mapping
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        text = str(node.value)
+        try:
+            match node.tag:
+                case "tag:yaml.org,2002:null":
+                    return None
+                case "tag:yaml.org,2002:bool":
+                    return text.lower() in ("true", "yes", "on")
+                case "tag:yaml.org,2002:int":
+                    return _integer(text)
+                case "tag:yaml.org,2002:float":
+                    return _number(text)
+                case "tag:yaml.org,2002:str":
+                    return _string(text)
+        except ValueError as error:
+            self._report(path, node.start_mark, f"{show_value(text)} {error}", allowed=allowed_at(path))
+            return None
+        self._report(path, node.start_mark, f"the tag {show_value(node.tag)} is not read", allowed=allowed_at(path))
+        return None
+
+    def _report(self, path: Path, mark: yaml.Mark | None, message: str, allowed: str = "") -> None:
+        self._problems.append(
+            Problem(place=self._place(mark), path=show_path(path) if path else "", message=message, allowed=allowed)
+        )
+
+    def _place(self, mark: yaml.Mark | None) -> Place:
+        if self._at:
+            return Place(source=self._source)
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        return Place(source=self._source, line=line, column=column)
+
+
+def _compose(text: str) -> list[yaml.Node]:
+    """The documents in ``text`` that are not empty."""
+    try:
+        composer = _Composer(text)
+        nodes: list[yaml.Node] = []
+        while composer.check_node():
+            node = composer.get_node()
+            if node is not None and node.tag != "tag:yaml.org,2002:null":
+                nodes.append(node)
+    except yaml.MarkedYAMLError as error:
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise _Unreadable(f"not YAML: {what}", error.problem_mark or error.context_mark) from error
+    except yaml.reader.ReaderError as error:
+        raise _Unreadable(f"not YAML: {error.reason}: {error.character!r} at {error.position}") from error
+    except (ValueError, OverflowError) as error:  # an escape or a directive with a number that is none
+        raise _Unreadable(f"not YAML: {error}") from error
+    return nodes
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= each <= "\udfff" for each in text)
+
+
+def _string(text: str) -> str:
+    if not _is_unicode(text):
+        raise ValueError("holds half of a surrogate pair")
+    return text
+
+
+def _integer(text: str) -> int:
+    digits = text.replace("_", "").lower()
+    sign, bare = (-1 if digits.startswith("-") else 1), digits.lstrip("+-")
+    if len(bare) > MAX_DEPTH + 2:
+        raise ValueError("does not fit into 64 bits")
+    octal = bare.startswith("0") and bare.isdigit()
+    value = sign * (int(bare, 8) if octal else int(bare, 0))
+    if not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
+        raise ValueError("does not fit into 64 bits")
+    return value
+
+
+def _number(text: str) -> float:
+    if "inf" in text.lower() or "nan" in text.lower():
+        raise ValueError("is not a finite number")
+    value = float(text)
+    if abs(value) == float("inf"):
+        raise ValueError("is not a finite number")
+    return value

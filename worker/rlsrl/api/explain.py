@@ -1,0 +1,60 @@
+"""One field's reference as text, in the manner of ``kubectl explain``."""
+
+from __future__ import annotations
+
+import textwrap
+
+from rlsrl.api.fields import FieldInfo, allowed, find, nearest, parse_path, show_path, show_value, type_name
+from rlsrl.api.spec import API_VERSION, KIND
+
+WIDTH = 100
+"""Columns of the text."""
+
+
+class UnknownField(LookupError):  # noqa: N818 - named for the fact
+    """There is no such field; the text names the one that was probably meant."""
+
+
+def explain(path: str = "") -> str:
+    """The reference of the field at ``path`` (``spec.actors``; ``spec.`` may be left out), or of the document.
+
+    Raises:
+        UnknownField: there is no such field.
+    """
+    steps = parse_path(path)
+    field = find(steps)
+    if field is None:
+        meant = nearest(steps)
+        hint = f"; did you mean {show_path(meant)}?" if meant else ""
+        raise UnknownField(f"{KIND} has no field {show_path(steps)}{hint}")
+    return "\n".join(_lines(field))
+
+
+def _lines(field: FieldInfo) -> list[str]:
+    lines = [f"KIND:     {KIND}", f"VERSION:  {API_VERSION}"]
+    if field.path:
+        lines += [f"FIELD:    {show_path(field.path)} <{type_name(field.schema)}>{_necessity(field)}"]
+    lines += [
+        "",
+        "DESCRIPTION:",
+        *_indented(field.description, 4),
+        "",
+        "ALLOWED:",
+        *_indented(allowed(field.schema), 4),
+    ]
+    if field.children:
+        lines += ["", "FIELDS:"]
+        for child in field.children:
+            lines += [f"  {child.path[-1]} <{type_name(child.schema)}>{_necessity(child)}"]
+            lines += _indented(child.description, 6)
+    return lines
+
+
+def _necessity(field: FieldInfo) -> str:
+    if field.required:
+        return " required"
+    return f" default {show_value(field.schema['default'], limit=72)}" if "default" in field.schema else ""
+
+
+def _indented(text: str, columns: int) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=" " * columns, subsequent_indent=" " * columns)

@@ -1,0 +1,213 @@
+"""The fields of an RLExperiment by path: what each allows, and which one a misspelt path may have meant."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from rlsrl.api.schema import JsonSchema, json_schema
+
+Path = tuple[str | int, ...]
+"""Steps from the document to a value: names of fields, and numbers of list items."""
+
+
+_PLAIN_STEP = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldInfo:
+    """One field of the document."""
+
+    path: Path
+    schema: JsonSchema
+    required: bool
+
+    @property
+    def description(self) -> str:
+        """What the field means, on one line."""
+        return " ".join(str(self.schema.get("description", "")).split())
+
+    @property
+    def children(self) -> tuple[FieldInfo, ...]:
+        """Fields within this one, in the order of the reference, without those that only Kubernetes writes."""
+        return tuple(child for child in _members(self) if not child.schema.get("readOnly"))
+
+
+def show_path(path: Path) -> str:
+    """A path as a user writes it: ``spec.policy.network.mlp.hiddenSizes[0]``; unusual keys in brackets and quotes."""
+    text = ""
+    for step in path:
+        if isinstance(step, str) and _PLAIN_STEP.fullmatch(step):
+            text += f".{step}" if text else step
+        else:
+            text += f"[{show_value(step)}]"
+    return text or "the document"
+
+
+def show_value(value: Any, limit: int = 60) -> str:
+    """A JSON value on one line, printable, cut to ``limit`` characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
+
+
+def root() -> FieldInfo:
+    """The document itself."""
+    return FieldInfo(path=(), schema=json_schema(), required=True)
+
+
+def find(path: Path) -> FieldInfo | None:
+    """The field at ``path``; a list's items and what free JSON holds count as fields. None if there is none."""
+    field = root()
+    for step in path:
+        found = _step(field, step)
+        if found is None:
+            return None
+        field = found
+    return field
+
+
+def parse_path(text: str) -> tuple[str, ...]:
+    """The path that a user wrote with dots; ``spec.`` may be left out."""
+    steps = tuple(text.split(".")) if text else ()
+    if steps and find(steps[:1]) is None:
+        return ("spec", *steps)
+    return steps
+
+
+def nearest(path: Path) -> Path | None:
+    """The field that a wrong path most likely meant: spelt alike beside it, or of that name elsewhere."""
+    known: Path = path
+    while known and find(known) is None:
+        known = known[:-1]
+    wrong, rest = path[len(known)], path[len(known) + 1 :]
+    if not isinstance(wrong, str):
+        return None
+    beside = find(known)
+    siblings = {str(child.path[-1]): child.path for child in beside.children} if beside else {}
+    if name := _closest(wrong, siblings):
+        corrected = (*siblings[name], *rest)
+        return corrected if find(corrected) else siblings[name]
+    last = rest[-1] if rest and isinstance(rest[-1], str) else wrong
+    elsewhere = {str(field.path[-1]): field.path for field in reversed(all_fields())}
+    found = _closest(last, elsewhere)
+    return elsewhere[found] if found else None
+
+
+@cache
+def all_fields() -> tuple[FieldInfo, ...]:
+    """Every named field that a user may write, parents before children."""
+
+    def walk(field: FieldInfo) -> Iterator[FieldInfo]:
+        for child in field.children:
+            yield child
+            yield from walk(child)
+
+    return tuple(walk(root()))
+
+
+def allowed(schema: JsonSchema) -> str:
+    """What a field takes, in words: ``integer from 1 to 4096``."""
+    if "const" in schema or "enum" in schema:
+        return " or ".join(map(str, schema.get("enum", [schema.get("const")])))
+    match schema.get("type"):
+        case "integer" | "number" as kind:
+            return f"{kind}{_range(schema)}"
+        case "boolean":
+            return "true or false"
+        case "string":
+            return f"string{_string_form(schema)}"
+        case "array":
+            return f"list{_size(schema, 'Items', 'items')}, each {allowed(schema['items'])}"
+        case "object" if "properties" in schema:
+            return f"mapping with {members_rule(schema)}"
+        case "object":
+            keys = _string_form(schema.get("propertyNames", {}))
+            values = allowed(schema["additionalProperties"])
+            return f"mapping{_size(schema, 'Properties', 'entries')}; keys: string{keys}; values: {values}"
+        case _:
+            return "any JSON value"
+
+
+def allowed_at(path: Path) -> str:
+    """What the field at ``path`` takes; any JSON if there is no such field."""
+    field = find(path)
+    return allowed(field.schema if field else {})
+
+
+def members_rule(schema: JsonSchema) -> str:
+    """The names of a mapping's fields, in words, with what it demands of them."""
+    names = [name for name, member in schema["properties"].items() if not member.get("readOnly")]
+    for keyword, words in (("oneOf", "exactly one of"), ("anyOf", "at least one of")):
+        members = [choice["required"][0] for choice in schema.get(keyword, ())]
+        if len(members) > 1:
+            others = [name for name in names if name not in members]
+            return f"{words} {', '.join(members)}{'; also ' if others else ''}{', '.join(others)}"
+    return f"the fields {', '.join(names)}"
+
+
+def type_name(schema: JsonSchema) -> str:
+    """The field's type in one word or two, as it is called in YAML."""
+    match schema.get("type"):
+        case "array":
+            return f"list of {type_name(schema['items'])}"
+        case "object":
+            return "mapping"
+        case None:
+            return "string" if "const" in schema or "enum" in schema else "any"
+        case name:
+            return str(name)
+
+
+def _members(field: FieldInfo) -> Iterator[FieldInfo]:
+    required = field.schema.get("required", ())
+    for name, schema in field.schema.get("properties", {}).items():
+        yield FieldInfo(path=(*field.path, name), schema=schema, required=name in required)
+
+
+def _step(field: FieldInfo, step: str | int) -> FieldInfo | None:
+    if isinstance(step, int):
+        inner = field.schema.get("items")
+    elif "properties" in field.schema:
+        return next((child for child in _members(field) if child.path[-1] == step), None)
+    else:
+        inner = field.schema.get("additionalProperties")
+    if inner is None and "type" not in field.schema and "const" not in field.schema:
+        inner = {}
+    return None if inner is None else FieldInfo(path=(*field.path, step), schema=inner, required=False)
+
+
+def _closest(name: str, candidates: Iterable[str]) -> str | None:
+    by_form = {candidate.lower(): candidate for candidate in candidates}
+    match = difflib.get_close_matches(to_camel(name).lower(), by_form, n=1, cutoff=0.7)
+    return by_form[match[0]] if match else None
+
+
+def _range(schema: JsonSchema) -> str:
+    high = _number(schema["maximum"])
+    if "exclusiveMinimum" in schema:
+        return f" above {_number(schema['exclusiveMinimum'])}, up to {high}"
+    return f" from {_number(schema['minimum'])} to {high}"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e16 else f"{value:g}"
+
+
+def _string_form(schema: JsonSchema) -> str:
+    form = f" matching {schema['pattern']}" if "pattern" in schema else ""
+    length = f" of at most {schema['maxLength']} characters" if "maxLength" in schema else ""
+    example = f", for example {schema['examples'][0]}" if "examples" in schema else ""
+    return f"{length}{form}{example}"
+
+
+def _size(schema: JsonSchema, unit: str, word: str) -> str:
+    low, high = schema.get(f"min{unit}"), schema[f"max{unit}"]
+    return f" of {low} to {high} {word}" if low else f" of at most {high} {word}"

@@ -1,0 +1,207 @@
+"""From a user's YAML to an RLExperiment, with everything that is wrong named at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import chain
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from rlsrl.api.document import Document, Place, Problem, SpecError, read_document, read_value, write_document
+from rlsrl.api.fields import Path, allowed, allowed_at, find, nearest, parse_path, show_path, show_value
+from rlsrl.api.model import RULES, Violation
+from rlsrl.api.spec import RLExperiment
+
+__all__ = [
+    "Difference",
+    "Document",
+    "Place",
+    "Problem",
+    "SpecError",
+    "apply_overrides",
+    "differences",
+    "dump",
+    "experiment_of",
+    "load_file",
+    "load_text",
+    "read_document",
+]
+
+
+def load_file(path: FilePath, overrides: Sequence[str] = ()) -> RLExperiment:
+    """The experiment in a YAML file, with ``overrides`` (``path=value``) applied.
+
+    Raises:
+        SpecError: the file cannot be read or is no RLExperiment; names everything that is wrong.
+    """
+    try:
+        text = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise SpecError(
+            (Problem(place=Place(source=str(path)), path="", message=f"cannot be read: {reason}"),)
+        ) from error
+    return load_text(text, source=str(path), overrides=overrides)
+
+
+def load_text(text: str | bytes, *, source: str = "experiment", overrides: Sequence[str] = ()) -> RLExperiment:
+    """The experiment in YAML text; ``source`` is what messages call the text.
+
+    Raises:
+        SpecError: the text is no RLExperiment; names everything that is wrong.
+    """
+    return experiment_of(apply_overrides(read_document(text, source), overrides))
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
+    """The document with each ``path=value`` put in, in order; ``value`` is YAML, null or nothing removes the field.
+
+    ``spec.`` may be left out of a path. What is wrong with an override becomes a problem of the document.
+    """
+    return reduce(_override, overrides, document)
+
+
+def experiment_of(document: Document) -> RLExperiment:
+    """The document as an experiment.
+
+    Raises:
+        SpecError: it is none; names everything that is wrong, in the order of the text.
+    """
+    unreadable = document.value is None and document.problems
+    problems = list(document.problems)
+    if not unreadable:
+        try:
+            experiment = RLExperiment.model_validate(document.value, by_alias=True, by_name=False)
+        except ValidationError as error:
+            known = {problem.path for problem in problems}
+            found = chain.from_iterable(_explained(document, details) for details in error.errors(include_url=False))
+            problems += [problem for problem in found if problem.path not in known]
+        else:
+            if not problems:
+                return experiment
+    other_kind = [
+        problem for problem in problems if problem.path in ("kind", "apiVersion") and problem.value is not None
+    ]
+    problems.sort(key=lambda problem: (problem.place.line, problem.place.column))
+    raise SpecError(tuple(other_kind or problems))
+
+
+def dump(experiment: RLExperiment) -> str:
+    """The experiment as YAML with every default written out; ``load_text`` reads it back."""
+    return write_document(experiment.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+class Difference(NamedTuple):
+    """One field in which two experiments differ."""
+
+    path: str
+    """For example ``spec.algorithm.ppo.learningRate``."""
+    old: Any
+    """None where it is not set."""
+    new: Any
+    """None where it is not set."""
+
+
+def differences(old: RLExperiment, new: RLExperiment) -> list[Difference]:
+    """The fields of ``spec`` that differ; a default written out is no difference."""
+    dumped = (each.spec.model_dump(mode="json", by_alias=True) for each in (old, new))
+    return list(_differences(("spec",), *dumped))
+
+
+def _differences(path: Path, old: Any, new: Any) -> Iterator[Difference]:
+    field = find(path)
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and field and "properties" in field.schema:
+        for name in old:
+            yield from _differences((*path, name), old[name], new[name])
+    elif old != new:
+        yield Difference(show_path(path), old, new)
+
+
+def _override(document: Document, override: str) -> Document:
+    source = f"--set {override}"
+    text, equals, value = override.partition("=")
+    path = parse_path(text.strip())
+    if not equals or not text.strip():
+        problem = Problem(
+            place=Place(source=source), path="", message="no path=value", allowed="for example algorithm.ppo.epochs=2"
+        )
+    elif find(path) is None:
+        problem = _unknown_field(Place(source=source), path)
+    else:
+        return document.with_value(path, read_value(value, source, path))
+    return replace(document, problems=(*document.problems, problem))
+
+
+def _explained(document: Document, details: ErrorDetails) -> Iterator[Problem]:
+    """What one of pydantic's errors means to whoever wrote the document."""
+    path = tuple(step for step in details["loc"] if step != "[key]")
+    match details["type"]:
+        case "missing":
+            yield Problem(
+                place=document.place_of(path[:-1], key=True),
+                path=show_path(path),
+                message="is required and missing",
+                allowed=allowed_at(path),
+            )
+        case "extra_forbidden":
+            yield _unknown_field(document.place_of(path, key=True), path, details["input"])
+        case kind if kind == RULES:
+            violations: tuple[Violation, ...] = details["ctx"][RULES]
+            for violation in violations:
+                at = (*path, *violation.at)
+                yield Problem(
+                    place=document.place_of(at, key=not violation.at),
+                    path=show_path(at),
+                    message=violation.message,
+                    value=details["input"] if not violation.at else None,
+                    allowed=violation.allowed,
+                )
+        case kind:
+            is_key = details["loc"][-1:] == ("[key]",)
+            value = details["input"]
+            yield Problem(
+                place=document.place_of(path, key=is_key),
+                path=show_path(path),
+                message=f"{'key' if is_key else 'value'} {show_value(value)} {_WRONG.get(kind, 'has the wrong type')}",
+                value=value,
+                allowed=_allowed_key(path) if is_key else allowed_at(path),
+            )
+
+
+_WRONG = {
+    "greater_than": "is out of range",
+    "greater_than_equal": "is out of range",
+    "less_than": "is out of range",
+    "less_than_equal": "is out of range",
+    "literal_error": "is not one of the choices",
+    "string_pattern_mismatch": "does not have the right form",
+    "string_too_long": "is too long",
+    "too_long": "has too many entries",
+    "too_short": "has too few entries",
+}
+"""What is wrong with a value, by pydantic's type of error; all others are about the value's type."""
+
+
+def _unknown_field(place: Place, path: Path, value: Any = None) -> Problem:
+    known = path[:-1]
+    while find(known) is None:
+        known = known[:-1]
+    meant = nearest(path)
+    return Problem(
+        place=place,
+        path=show_path(path),
+        message=f"is no field: {show_path(known)} has none of that name",
+        value=value,
+        allowed=allowed_at(known),
+        nearest=show_path(meant) if meant else "",
+    )
+
+
+def _allowed_key(path: Path) -> str:
+    field = find(path[:-1])
+    return allowed({"type": "string", **(field.schema["propertyNames"] if field else {})})
