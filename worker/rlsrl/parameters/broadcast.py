@@ -1,0 +1,363 @@
+"""Parameters from a trainer to the actors on its machine, through shared memory.
+
+The publisher writes each version into memory that its readers map, and sends each reader's socket one byte. What is
+read is the memory; the socket hands it over, wakes who waits and tells of the publisher's death, so a message that
+found no room is no loss. Names are abstract and memory is anonymous: nothing outlives the processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlsrl.data.version import INITIAL, Version
+from rlsrl.parameters.protocols import NonFinite, ParameterError, Parameters
+from rlsrl.parameters.segment import SegmentReader, SegmentWriter
+from rlsrl.rpc.auth import token_matches
+from rlsrl.rpc.local import connect, listen, recv_json, send_json
+
+_PROTOCOL = 1
+_GREETING_SECONDS = 5.0
+"""A peer that connects and shows no token is dropped after this long."""
+_MIN_BACK_OFF_SECONDS = 0.02
+_MAX_BACK_OFF_SECONDS = 1.0
+_WAKE = b"v"
+
+
+class BroadcastClosed(ParameterError):  # noqa: N818 - it is an end, not a fault
+    """This end was closed; raised by calls that were waiting and by later ones."""
+
+
+class BroadcastTimeout(ParameterError, TimeoutError):  # noqa: N818 - it is a TimeoutError
+    """The deadline passed; the call can be made again."""
+
+
+class BroadcastRefused(ParameterError):  # noqa: N818 - named for what the publisher did
+    """The publisher answered and said no; the text says why."""
+
+
+class BroadcastPublisher:
+    """The trainer's end. ``publish`` belongs to one thread; a thread of its own answers new readers."""
+
+    def __init__(self, name: str, token: str, description: Mapping[str, Any]) -> None:
+        """Serve the abstract name to readers that show the token. ``description`` is JSON of any length.
+
+        Raises:
+            OSError: the name is taken (EADDRINUSE): another publisher of the same run is alive.
+        """
+        self._token = token
+        self._latest: Version | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._greeting: dict[socket.socket, float] = {}
+        self._readers: set[socket.socket] = set()
+        self._readers_lock = threading.Lock()
+        with contextlib.ExitStack() as stack:
+            self._listener = stack.enter_context(listen(name))
+            self._segment = SegmentWriter(name, description)
+            stack.callback(self._segment.close)
+            self._closing = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            stack.callback(os.close, self._closing)
+            self._thread = threading.Thread(target=self._serve, name="broadcast-accept", daemon=True)
+            self._thread.start()
+            self._resources = stack.pop_all()
+
+    def publish(self, parameters: Parameters) -> None:
+        """Make these the latest parameters of every reader. Never waits for one; allocates only the first time.
+
+        Raises:
+            NonFinite: a weight or statistic is NaN or infinite; the version before stays the latest.
+            ValueError: the version is not newer than the one before, or layout, vector size or statistics differ.
+            BroadcastClosed: ``close`` was called.
+            ParameterError: the thread that answers readers has died; its error is the cause.
+        """
+        if self._closed:
+            raise BroadcastClosed("the publisher is closed")
+        if self._failure is not None:
+            raise ParameterError("the broadcast's accept thread died") from self._failure
+        if self._latest is not None and parameters.version <= self._latest:
+            raise ValueError(
+                f"version {parameters.version} is not newer than {self._latest}, which was published before"
+            )
+        _check_finite(parameters)
+        self._segment.write(parameters)
+        self._latest = parameters.version
+        with self._readers_lock:
+            for reader in self._readers:
+                # A full socket holds a wake-up already; a dead one is dropped by the accept thread.
+                with contextlib.suppress(OSError):
+                    reader.send(_WAKE)
+
+    def close(self) -> None:
+        """Stop serving. Readers keep the last version and look for another publisher. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            os.eventfd_write(self._closing, 1)
+            self._thread.join()
+            self._resources.close()
+
+    def _serve(self) -> None:
+        """Answer new readers and drop dead ones. Waits on sockets only; ended by ``close``."""
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._closing, selectors.EVENT_READ, lambda _: None)
+                selector.register(self._listener, selectors.EVENT_READ, lambda _: self._accept(selector))
+                while not self._closed:
+                    for key, _ in selector.select(self._patience()):
+                        key.data(key.fileobj)
+                    for connection in self._overdue():
+                        self._drop(selector, connection)
+        except BaseException as error:  # noqa: BLE001 - raised again by publish
+            self._failure = error
+        finally:
+            with self._readers_lock:
+                for connection in [*self._greeting, *self._readers]:
+                    connection.close()
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            self._greeting[connection] = time.monotonic() + _GREETING_SECONDS
+            selector.register(connection, selectors.EVENT_READ, lambda sender: self._hear(selector, sender))
+
+    def _hear(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """A peer sent its greeting, or hung up; after its greeting a reader has nothing to say."""
+        greeted = self._greeting.pop(connection, None) is None
+        if greeted or not self._greet(connection):
+            self._drop(selector, connection)
+
+    def _greet(self, connection: socket.socket) -> bool:
+        """Check a new reader's greeting and hand over the memory; False if the connection is to be dropped."""
+        try:
+            greeting, _ = recv_json(connection)
+            refusal = self._refusal(greeting)
+            if refusal is not None:
+                send_json(connection, {"refused": refusal})
+                return False
+            self._hand_over(connection)
+        except (OSError, ValueError, RecursionError):  # hung up, or not one of ours
+            return False
+        return True
+
+    def _refusal(self, greeting: Mapping[str, Any]) -> str | None:
+        token = greeting.get("token")
+        if not isinstance(token, str) or not token_matches(token, self._token):
+            return "the token is not that of this experiment"
+        if greeting.get("protocol") != _PROTOCOL:
+            return f"the publisher speaks protocol {_PROTOCOL}, the reader {greeting.get('protocol')!r}"
+        return None
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        """Under the lock, so that no wake-up comes before the memory and none is missed after it."""
+        descriptor = self._segment.open_read_only()
+        try:
+            with self._readers_lock:
+                send_json(connection, {"protocol": _PROTOCOL}, [descriptor])
+                self._readers.add(connection)
+        finally:
+            os.close(descriptor)
+
+    def _drop(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        selector.unregister(connection)
+        with self._readers_lock:
+            self._readers.discard(connection)
+            connection.close()
+
+    def _patience(self) -> float | None:
+        """Seconds until the first peer that has not greeted is overdue."""
+        return max(min(self._greeting.values()) - time.monotonic(), 0.0) if self._greeting else None
+
+    def _overdue(self) -> list[socket.socket]:
+        now = time.monotonic()
+        overdue = [connection for connection, deadline in self._greeting.items() if deadline <= now]
+        for connection in overdue:
+            del self._greeting[connection]
+        return overdue
+
+
+class BroadcastReader:
+    """An actor's end. One thread uses it, except ``close``, which any thread may call.
+
+    It finds the next publisher by itself when one dies or closes. Versions never move back: a publisher with older
+    versions than were read is ignored until it has newer ones.
+    """
+
+    def __init__(self, name: str, token: str) -> None:
+        self._name = name
+        self._token = token
+        self._using = threading.Lock()
+        self._ending = threading.Lock()
+        self._closing = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closed = False
+        self._connection: socket.socket | None = None
+        self._greeted = False
+        self._retry_at = 0.0
+        self._back_off = _MIN_BACK_OFF_SECONDS
+        self._segment: SegmentReader | None = None
+        self._successor: SegmentReader | None = None
+        self._newest = INITIAL
+
+    def description(self, timeout: float) -> dict[str, Any]:
+        """What the publisher said of itself. Waits for a publisher up to ``timeout`` seconds; ended by ``close``.
+
+        Raises:
+            BroadcastTimeout, BroadcastClosed, BroadcastRefused: see each.
+        """
+        with self._use():
+            deadline = time.monotonic() + timeout
+            while (segment := self._segment or self._successor) is None:
+                self._block(deadline)
+            return segment.description
+
+    def get(self, newer_than: Version | None = None) -> Parameters | None:
+        """A copy of the latest parameters; None if there are none, or none newer. Never waits.
+
+        Raises:
+            BroadcastClosed, BroadcastRefused: see each.
+            Corrupt: the shared memory does not hold what was published.
+        """
+        with self._use():
+            version = self._latest()
+            if version is None or (newer_than is not None and version <= newer_than):
+                return None
+            return self._take()
+
+    def wait(self, min_version: Version, timeout: float) -> Parameters:
+        """A copy of the latest parameters as soon as they are of ``min_version`` or newer.
+
+        Woken by a publication, by ``close``, or by the timeout in seconds. While no publisher answers it looks for one
+        with back-off until the timeout.
+
+        Raises:
+            BroadcastTimeout, BroadcastClosed, BroadcastRefused: see each.
+            Corrupt: the shared memory does not hold what was published.
+        """
+        with self._use():
+            deadline = time.monotonic() + timeout
+            while (version := self._latest()) is None or version < min_version:
+                self._block(deadline)
+            return self._take()
+
+    def close(self) -> None:
+        """Wake whoever waits and let go of the memory. Idempotent."""
+        with self._ending:
+            if self._closed:
+                return
+            self._closed = True
+            os.eventfd_write(self._closing, 1)
+            with self._using:
+                self._disconnect()
+                self._segment = self._successor = None
+                os.close(self._closing)
+
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[None]:
+        """Keep ``close`` from taking away what is in use, and see what came since the last use."""
+        with self._using:
+            self._advance()
+            yield
+
+    def _advance(self) -> None:
+        """Take the connection as far as it goes without waiting."""
+        if self._closed:
+            raise BroadcastClosed("the reader is closed")
+        try:
+            if self._connection is None:
+                self._connect()
+            elif not self._greeted:
+                self._receive_memory(self._connection)
+            else:
+                self._drain(self._connection)
+        except BlockingIOError:
+            pass  # nothing more for now
+        except (OSError, ValueError, ParameterError) as error:
+            self._disconnect()
+            if isinstance(error, ParameterError):
+                raise
+
+    def _connect(self) -> None:
+        now = time.monotonic()
+        if now < self._retry_at:
+            return
+        self._retry_at = now + self._back_off
+        self._back_off = min(self._back_off * 2, _MAX_BACK_OFF_SECONDS)
+        self._connection = connect(self._name, timeout=_MIN_BACK_OFF_SECONDS)
+        self._connection.setblocking(False)
+        self._greeted = False
+        send_json(self._connection, {"token": self._token, "protocol": _PROTOCOL})
+
+    def _receive_memory(self, connection: socket.socket) -> None:
+        answer, descriptors = recv_json(connection, max_fds=1)
+        if "refused" in answer:
+            raise BroadcastRefused(f"{self._name}: {answer['refused']}")
+        if len(descriptors) != 1:
+            raise ValueError("the publisher's answer carries no memory")
+        self._successor = SegmentReader(descriptors[0])
+        self._greeted = True
+        self._back_off = _MIN_BACK_OFF_SECONDS
+
+    def _drain(self, connection: socket.socket) -> None:
+        """Forget the wake-ups so far: what they told of is read from the memory."""
+        while connection.recv(len(_WAKE)):
+            pass
+        raise ConnectionResetError("the publisher is gone")
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _latest(self) -> Version | None:
+        """The latest version to be had; moves on to the next publisher's memory once that is not behind."""
+        if self._successor is not None:
+            version = self._successor.version
+            if version is not None and version >= self._newest:
+                self._segment, self._successor = self._successor, None
+        return self._segment.version if self._segment is not None else None
+
+    def _take(self) -> Parameters:
+        assert self._segment is not None  # noqa: S101 - it has a latest version
+        parameters = self._segment.read()
+        self._newest = parameters.version
+        return parameters
+
+    def _block(self, deadline: float) -> None:
+        """Wait for the socket, the next try to connect, or ``close``; then see what came."""
+        now = time.monotonic()
+        if now >= deadline:
+            raise BroadcastTimeout(f"nothing came from publisher {self._name!r} in time{self._plight()}")
+        poll = select.poll()
+        poll.register(self._closing, select.POLLIN)
+        until = deadline
+        if self._connection is not None:
+            poll.register(self._connection, select.POLLIN)
+        else:
+            until = min(deadline, self._retry_at)
+        poll.poll(max(until - now, 0.0) * 1000)
+        self._advance()
+
+    def _plight(self) -> str:
+        if self._connection is None:
+            return ": it is not there"
+        return "" if self._greeted else ": it is there and does not answer"
+
+
+def _check_finite(parameters: Parameters) -> None:
+    """A sum is finite only if all terms are; it needs no memory. Where it overflows, the terms decide."""
+    for name, array in {"vector": parameters.vector, **parameters.statistics}.items():
+        if (
+            array.dtype.kind == "f"
+            and not np.isfinite(np.add.reduce(array, axis=None))
+            and not np.isfinite(array).all()
+        ):
+            raise NonFinite(f"version {parameters.version}: {name} holds NaN or infinity")
