@@ -1,0 +1,63 @@
+"""One optimizer step on one flat vector: clip, Adam, and no step at all where a number is not finite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+BETA_FIRST = 0.9
+BETA_SECOND = 0.999
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AdamState:
+    """Adam's memory (Kingma and Ba 2015)."""
+
+    first_moment: Tensor
+    """Decaying mean of the gradient, [P]."""
+    second_moment: Tensor
+    """Decaying mean of its square, [P]."""
+    num_steps: Tensor
+    """Steps taken, float64 []: a tensor, so that a compiled step sees it change."""
+
+    @classmethod
+    def zeros(cls, params: Tensor) -> Self:
+        """Before the first step."""
+        return cls(
+            first_moment=torch.zeros_like(params),
+            second_moment=torch.zeros_like(params),
+            num_steps=torch.zeros((), dtype=torch.float64),
+        )
+
+
+def adam_step_(
+    params: Tensor,
+    gradient: Tensor,
+    loss: Tensor,
+    state: AdamState,
+    *,
+    learning_rate: float,
+    epsilon: float,
+    max_gradient_norm: float,
+) -> tuple[Tensor, Tensor]:
+    """Change ``params`` and ``state`` in place; returns (gradient norm before clipping, whether a step was taken).
+
+    The gradient is scaled down to ``max_gradient_norm``. If loss or gradient is not finite, neither parameters nor
+    state change at all. There is no branch on a value: this compiles, and ranks that see one gradient do one thing.
+    """
+    norm = torch.linalg.vector_norm(gradient)
+    finite = torch.isfinite(norm + loss)
+    taken = finite.to(torch.float32)
+    clipped = torch.where(finite, gradient * (max_gradient_norm / (norm + 1e-6)).clamp(max=1.0), 0.0)
+    state.num_steps.add_(taken)
+    state.first_moment.lerp_(clipped, taken * (1.0 - BETA_FIRST))
+    state.second_moment.mul_(1.0 - taken * (1.0 - BETA_SECOND)).addcmul_(clipped, clipped, value=1.0 - BETA_SECOND)
+    num_steps = state.num_steps.clamp(min=1.0)
+    root_correction = (1.0 - BETA_SECOND**num_steps).sqrt()
+    step_size = taken * learning_rate * root_correction / (1.0 - BETA_FIRST**num_steps)
+    denominator = state.second_moment.sqrt().add_(epsilon * root_correction)
+    params.sub_((state.first_moment / denominator).mul_(step_size))
+    return norm, finite

@@ -1,0 +1,165 @@
+"""The one loop all algorithms share: prepare a batch, go through its minibatches, step the flat parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlsrl.algorithms.adam import AdamState, adam_step_
+from rlsrl.algorithms.base import INDEX, Algorithm, Reduce, Tensors, one_rank
+from rlsrl.data.specs import Arrays
+from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.program import LayoutMismatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one call of ``Learner.step`` did."""
+
+    step: int
+    """Calls of ``step`` so far, this one included."""
+    optimizer_steps: int
+    """Optimizer steps so far; one a minibatch, those skipped not counted."""
+    skipped: int
+    """Minibatches of this call whose loss or gradient was not finite: nothing changed for them."""
+    num_transitions: int
+    """Transitions trained on this rank."""
+    metrics: Mapping[str, float]
+    """Means over the minibatches that were not skipped; loss terms are missing if all were."""
+
+
+class Learner:
+    """Owns the parameters (one flat vector) and all that training them needs.
+
+    Deterministic: equal parameters, seed and batches give bit-identical results on one machine, also across
+    ``state_dict`` and ``load_state_dict`` into a new process. One thread uses it.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        initial: Parameters,
+        *,
+        learning_rate: float,
+        adam_epsilon: float,
+        max_gradient_norm: float,
+        seed: int,
+        reduce: Reduce = one_rank,
+    ) -> None:
+        """Begin with ``initial``; ``seed`` is that of the minibatches' order.
+
+        Sets torch's intra-op threads to one, for the process: a second one beside anything else costs more than it
+        brings at these sizes.
+        """
+        torch.set_num_threads(1)
+        self._algorithm = algorithm
+        self._layout = initial.layout
+        self._params = torch.from_numpy(initial.vector.copy()).requires_grad_()
+        self._learning_rate = learning_rate
+        self._adam_epsilon = adam_epsilon
+        self._max_gradient_norm = max_gradient_norm
+        self._reduce = reduce
+        self._rng = np.random.default_rng(seed)
+        self._adam = AdamState.zeros(self._params.detach())
+        self._state = algorithm.initial_state(self._params.detach())
+        self._step = 0
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps so far."""
+        return int(self._adam.num_steps)
+
+    def step(self, slots: Arrays) -> StepResult:
+        """Train on one batch, with all its epochs and minibatches.
+
+        Raises:
+            ValueError: the batch does not fit the algorithm.
+        """
+        batch = self._algorithm.prepare(self._params.detach(), slots, self._reduce)
+        schedule = self._algorithm.schedule(batch, self._rng, self._reduce)
+        entries = zip(*(tensor.unbind() for tensor in schedule.values()), strict=True)
+        outcomes = [self._minibatch_step(batch.rows, dict(zip(schedule, entry, strict=True))) for entry in entries]
+        self._step += 1
+        taken = torch.stack([finite for _, finite in outcomes]).numpy()
+        return StepResult(
+            step=self._step,
+            optimizer_steps=self.optimizer_steps,
+            skipped=int(np.count_nonzero(~taken)),
+            num_transitions=batch.num_transitions,
+            metrics={**batch.metrics, **_means([metrics for metrics, _ in outcomes], taken)},
+        )
+
+    def _minibatch_step(self, rows: Tensors, entry: dict[str, Tensor]) -> tuple[Tensors, Tensor]:
+        """One optimizer step; (metrics, whether it was taken). Static shapes, no branch on a value."""
+        index = entry.pop(INDEX)
+        minibatch = {path: tensor.index_select(0, index) for path, tensor in rows.items()} | entry
+        loss, aux = self._algorithm.loss(self._params, self._state, minibatch)
+        (gradient,) = torch.autograd.grad(loss, self._params)
+        with torch.no_grad():
+            norm, finite = adam_step_(
+                self._params,
+                gradient,
+                loss,
+                self._adam,
+                learning_rate=self._learning_rate,
+                epsilon=self._adam_epsilon,
+                max_gradient_norm=self._max_gradient_norm,
+            )
+            self._state = self._algorithm.update_state(self._params, self._state)
+        return {**aux.metrics, "gradient_norm": norm}, finite
+
+    def parameters(self, version: Version) -> Parameters:
+        """A copy of the parameters as they are, under that name."""
+        vector = self._params.detach().numpy().copy()
+        vector.flags.writeable = False
+        return Parameters(version=version, vector=vector, layout=self._layout)
+
+    def state_dict(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """What resuming needs beside the parameters: (arrays by path, JSON values); copies."""
+        tensors = {f"optimizer/{name}": tensor for name, tensor in vars(self._adam).items()}
+        tensors |= {f"state/{name}": tensor for name, tensor in self._state.items()}
+        values = {"step": self._step, "layout": self._layout, "schedule_rng": self._rng.bit_generator.state}
+        return {path: tensor.numpy().copy() for path, tensor in tensors.items()}, values
+
+    def load_state_dict(self, arrays: Arrays, values: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken; the Learner was made with the parameters of that moment.
+
+        Raises:
+            LayoutMismatch: the state is of another network.
+            KeyError, ValueError: it is not a state of this algorithm; nothing has changed.
+        """
+        if values["layout"] != self._layout:
+            raise LayoutMismatch(f"the state of layout {values['layout']} does not fit the network's {self._layout}")
+        own, _ = self.state_dict()
+        if (found := _shapes(arrays)) != (expected := _shapes(own)):
+            raise ValueError(f"the state has arrays {found}; this algorithm's has {expected}")
+        step, generator = int(values["step"]), np.random.PCG64()
+        generator.state = values["schedule_rng"]
+        tensors = {path: torch.from_numpy(array.astype(own[path].dtype)) for path, array in arrays.items()}
+        self._adam = AdamState(**_below("optimizer/", tensors))
+        self._state = _below("state/", tensors)
+        self._rng = np.random.Generator(generator)
+        self._step = step
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {path: arrays[path].shape for path in sorted(arrays)}
+
+
+def _below(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    return {path.removeprefix(prefix): tensor for path, tensor in tensors.items() if path.startswith(prefix)}
+
+
+def _means(metrics: Sequence[Tensors], taken: NDArray[np.bool_]) -> dict[str, float]:
+    """Each metric's mean over the minibatches taken; empty if there were none."""
+    if not taken.any():
+        return {}
+    names = metrics[0]
+    return {name: float(torch.stack([each[name] for each in metrics]).numpy()[taken].mean()) for name in names}

@@ -1,0 +1,179 @@
+"""Proximal policy optimisation (Schulman et al. 2017), as in CleanRL's ``ppo.py``, as pure functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlsrl.algorithms.base import INDEX, Algorithm, Aux, Batch, Reduce, Tensors
+from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
+from rlsrl.data.specs import Arrays
+from rlsrl.policies.distributions import log_prob_and_entropy_for
+from rlsrl.policies.torch_policy import TorchPolicy
+
+
+class Ppo(Algorithm):
+    """Several epochs of minibatches over each batch, with the probability ratio clipped around 1.
+
+    Rows that are no transitions (``mask``) stay in the batch so that shapes are static; they weigh nothing, and their
+    contents are never read: where the schedule meets one, it names a row that is a transition, with weight 0.
+    """
+
+    def __init__(
+        self,
+        policy: TorchPolicy,
+        *,
+        discount: float,
+        gae_lambda: float,
+        clip_range: float,
+        clip_value_loss: bool,
+        entropy_coefficient: float,
+        value_coefficient: float,
+        epochs: int,
+        minibatch_size: int,
+        normalize_advantages: bool,
+    ) -> None:
+        """``policy`` gives the network and what it acts on; its own weights are not used. The rest: see ``api``."""
+        self._network = policy.pure
+        self._observation = tuple(policy.env_spec.observation)
+        self._log_prob_and_entropy = log_prob_and_entropy_for(policy.env_spec.action)
+        self._discount = discount
+        self._gae_lambda = gae_lambda
+        self._clip_range = clip_range
+        self._clip_value_loss = clip_value_loss
+        self._entropy_coefficient = entropy_coefficient
+        self._value_coefficient = value_coefficient
+        self._epochs = epochs
+        self._minibatch_size = minibatch_size
+        self._normalize_advantages = normalize_advantages
+
+    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce) -> Batch:
+        """Values of all T+1 frames in one pass, advantages, returns; rows are the T * B steps, time first.
+
+        Raises:
+            ValueError: the number of rows is no multiple of the minibatch size.
+        """
+        mask = slots["mask"]
+        if mask.size % self._minibatch_size:
+            raise ValueError(
+                f"a batch of {mask.shape[0]} steps x {mask.shape[1]} lanes = {mask.size} rows cannot be cut into "
+                f"minibatches of {self._minibatch_size}"
+            )
+        value = self._values(params, slots)
+        advantage, returns = generalized_advantages(
+            reward=slots["reward"],
+            value=value,
+            terminated=slots["terminated"],
+            truncated=slots["truncated"],
+            mask=mask,
+            discount=self._discount,
+            gae_lambda=self._gae_lambda,
+        )
+        arrays = {path: slots[path][:-1] for path in self._observation} | {
+            "action": slots["action"],
+            "behavior_log_prob": slots["behavior_log_prob"],
+            "advantage": advantage,
+            "return": returns,
+            "value": value[:-1],
+            "mask": mask,
+        }
+        sums = reduce(explained_variance_sums(value[:-1][mask], returns[mask]))
+        return Batch(
+            rows={path: torch.from_numpy(_rows(array)) for path, array in arrays.items()},
+            num_transitions=int(np.count_nonzero(mask)),
+            metrics={"explained_variance": explained_variance(sums)},
+        )
+
+    def _values(self, params: Tensor, slots: Arrays) -> NDArray[np.float32]:
+        """[T+1, B]."""
+        frames = {path: torch.from_numpy(_rows(slots[path])) for path in self._observation}
+        with torch.inference_mode():
+            value: NDArray[np.float32] = self._network(params, frames)[1].numpy()
+        return value.reshape(slots["mask"].shape[0] + 1, -1)
+
+    def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
+        """Each epoch a new permutation of all rows, cut into minibatches.
+
+        ``weight`` [K, M] is 1 / (transitions of the whole minibatch, all ranks) for a transition and else 0, so a
+        weighted sum is this rank's share of the mean; ``advantage_mean`` and ``advantage_scale`` [K] normalise.
+        """
+        mask = batch.rows["mask"].numpy()
+        order = np.tile(np.arange(mask.size), (self._epochs, 1))
+        index = rng.permuted(order, axis=1).reshape(-1, self._minibatch_size)
+        valid = mask[index]
+        index[~valid] = np.argmax(mask)
+        advantage = np.where(valid, batch.rows["advantage"].numpy()[index], 0.0).astype(np.float64)
+        count, total, squares = reduce(
+            np.stack([valid.sum(axis=1), advantage.sum(axis=1), np.square(advantage).sum(axis=1)]).astype(np.float64)
+        )
+        mean, scale = self._normalization(count, total, squares)
+        constants = {
+            "weight": valid / np.maximum(count, 1.0)[:, np.newaxis],
+            "advantage_mean": mean,
+            "advantage_scale": scale,
+        }
+        return {INDEX: torch.from_numpy(index)} | {
+            name: torch.from_numpy(array.astype(np.float32)) for name, array in constants.items()
+        }
+
+    def _normalization(
+        self, count: NDArray[np.float64], total: NDArray[np.float64], squares: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and reciprocal (unbiased) deviation of each minibatch's advantages, over all ranks."""
+        if not self._normalize_advantages:
+            return np.zeros_like(count), np.ones_like(count)
+        mean = total / np.maximum(count, 1.0)
+        variance = np.maximum(squares - count * mean**2, 0.0) / np.maximum(count - 1.0, 1.0)
+        return mean, 1.0 / (np.sqrt(variance) + 1e-8)
+
+    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
+        """policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
+        del state
+        weight = minibatch["weight"]
+        parameters, value = self._network(params, minibatch)
+        log_prob, entropies = self._log_prob_and_entropy(parameters, minibatch["action"])
+        log_ratio = log_prob - minibatch["behavior_log_prob"]
+        ratio = log_ratio.exp()
+        advantage = (minibatch["advantage"] - minibatch["advantage_mean"]) * minibatch["advantage_scale"]
+        policy_loss = -torch.dot(clipped_surrogate(ratio, advantage, self._clip_range), weight)
+        value_loss = 0.5 * torch.dot(self._value_errors(value, minibatch), weight)
+        entropy = torch.dot(entropies, weight)
+        loss = policy_loss + self._value_coefficient * value_loss - self._entropy_coefficient * entropy
+        with torch.no_grad():
+            outside = (ratio - 1.0).abs() > self._clip_range
+            metrics = {
+                "loss": loss.detach(),
+                "policy_loss": policy_loss.detach(),
+                "value_loss": value_loss.detach(),
+                "entropy": entropy.detach(),
+                "approx_kl": torch.dot(ratio - 1.0 - log_ratio, weight),
+                "clip_fraction": torch.dot(outside.to(weight.dtype), weight),
+            }
+        return loss, Aux(metrics=metrics)
+
+    def _value_errors(self, value: Tensor, minibatch: Tensors) -> Tensor:
+        """Squared errors of the value, [M]."""
+        target = minibatch["return"]
+        if not self._clip_value_loss:
+            return (value - target).square()
+        return clipped_square_error(value, minibatch["value"], target, self._clip_range)
+
+
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
+    """min(r A, clip(r, 1 - c, 1 + c) A), [M]: no gain from moving the ratio further than the clip range."""
+    return torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip_range, 1.0 + clip_range) * advantage)
+
+
+def clipped_square_error(value: Tensor, old_value: Tensor, target: Tensor, clip_range: float) -> Tensor:
+    """The larger of the squared errors of the value and of the value kept within the clip range of the old one, [M]."""
+    kept = old_value + (value - old_value).clamp(-clip_range, clip_range)
+    return torch.maximum((value - target).square(), (kept - target).square())
+
+
+def _rows(array: NDArray[Any]) -> NDArray[Any]:
+    """[T, B, ...] as rows [T * B, ...]; a view where the memory allows."""
+    return array.reshape(-1, *array.shape[2:])

@@ -1,0 +1,59 @@
+"""Returns and advantages, in numpy: lanes are vectorised, only time is a loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+
+
+def generalized_advantages(
+    *,
+    reward: Floats,
+    value: Floats,
+    terminated: Flags,
+    truncated: Flags,
+    mask: Flags,
+    discount: float,
+    gae_lambda: float,
+) -> tuple[Floats, Floats]:
+    """Generalised advantage estimation (Schulman et al. 2016) over T steps of B lanes: (advantage, return), [T, B].
+
+    ``delta_t = r_t + discount * V(s_{t+1}) - V(s_t)`` and ``A_t = delta_t + discount * gae_lambda * A_{t+1}``;
+    ``return = A + V(s_t)``. ``value`` is [T+1, B], all else [T, B]. With NEXT_STEP autoreset the frame after a step is
+    always the one that step led to, so:
+
+    - a step that terminated is worth its reward alone, and nothing flows back into it;
+    - a step that was truncated bootstraps from its episode's final frame, ``value[t + 1]``; nothing else flows back;
+    - where ``mask`` is False there is no transition: advantage and return are 0, nothing flows through, and what
+      stands in the other arrays is not used.
+    """
+    following = np.where(terminated, 0.0, value[1:]).astype(np.float32)
+    delta = np.where(mask, reward + np.float32(discount) * following - value[:-1], 0.0).astype(np.float32)
+    flow = (mask & ~terminated & ~truncated) * np.float32(discount * gae_lambda)
+    advantage = np.empty_like(delta)
+    accumulated = np.zeros_like(delta[0])
+    for t in range(len(delta) - 1, -1, -1):
+        accumulated = delta[t] + flow[t] * accumulated
+        advantage[t] = accumulated
+    return advantage, np.where(mask, advantage + value[:-1], 0.0).astype(np.float32)
+
+
+def explained_variance_sums(prediction: Floats, target: Floats) -> NDArray[np.float64]:
+    """What ``explained_variance`` needs of one rank's entries; sums of several ranks add up. [5]."""
+    target64 = target.astype(np.float64)
+    error = target64 - prediction
+    sums = [target64.size, target64.sum(), np.square(target64).sum(), error.sum(), np.square(error).sum()]
+    return np.array(sums, np.float64)
+
+
+def explained_variance(sums: NDArray[Any]) -> float:
+    """1 - Var(target - prediction) / Var(target): 1 is perfect, 0 as good as a constant; 0 where nothing varies."""
+    count, total, squares, error_total, error_squares = sums.tolist()
+    variance = squares / max(count, 1.0) - (total / max(count, 1.0)) ** 2
+    error_variance = error_squares / max(count, 1.0) - (error_total / max(count, 1.0)) ** 2
+    return 1.0 - error_variance / variance if variance > 0.0 else 0.0

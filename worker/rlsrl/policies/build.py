@@ -1,0 +1,73 @@
+"""Makes a network from its factory, built-in or the user's own, and checks that it is what a policy needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlsrl.data.specs import EnvSpec
+from rlsrl.runtime.errors import ConfigurationError
+
+PROBE_LANES = 3
+"""Lanes of the observation a new network is tried on."""
+
+
+def build_network(factory: Callable[..., Any], env_spec: EnvSpec, kwargs: Mapping[str, Any], *, seed: int) -> nn.Module:
+    """``factory(env_spec, **kwargs)``, for example ``networks.MlpActorCritic``, made with torch's generator seeded.
+
+    It is tried once on an observation of zeros. Equal seeds give equal weights; the process's own generator is left
+    as it was.
+
+    Raises:
+        ConfigurationError: the factory raised or did not return an ``nn.Module``, or the network's outputs are not
+            distribution parameters [N, A] and values [N], float32 and finite.
+    """
+    name = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', factory)}"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            network = factory(env_spec, **kwargs)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"network factory {name} raised {type(error).__name__} for arguments {dict(kwargs)}: {error}"
+            ) from error
+        if not isinstance(network, nn.Module):
+            raise ConfigurationError(f"network factory {name} returned a {type(network).__name__}, not an nn.Module")
+        _try_out(network, env_spec, name)
+    return network
+
+
+def _try_out(network: nn.Module, env_spec: EnvSpec, name: str) -> None:
+    observation = {
+        path: torch.zeros((PROBE_LANES, *spec.shape), dtype=getattr(torch, spec.dtype))
+        for path, spec in env_spec.observation.items()
+    }
+    try:
+        with torch.no_grad():
+            outputs = network(observation)
+    except Exception as error:
+        shapes = {path: tuple(tensor.shape) for path, tensor in observation.items()}
+        raise ConfigurationError(
+            f"the network of {name} raised {type(error).__name__} for observations of shape {shapes}: {error}"
+        ) from error
+    if not (isinstance(outputs, tuple) and len(outputs) == 2 and all(isinstance(part, Tensor) for part in outputs)):
+        raise ConfigurationError(
+            f"the network of {name} returned {type(outputs).__name__}, not the pair (distribution parameters, value)"
+        )
+    _check("distribution parameters", outputs[0], (PROBE_LANES, env_spec.action.num_actions), name)
+    _check("values", outputs[1], (PROBE_LANES,), name)
+
+
+def _check(what: str, tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+        raise ConfigurationError(
+            f"for {PROBE_LANES} observations the network of {name} gives {what} of shape {tuple(tensor.shape)} and "
+            f"dtype {tensor.dtype}; they have to be {shape} and torch.float32"
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise ConfigurationError(f"the network of {name} gives {what} that are not finite for an observation of zeros")

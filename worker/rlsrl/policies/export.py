@@ -1,0 +1,111 @@
+"""From a torch network to a torch-free program, and the proof that both compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from rlsrl.data.inference import RolloutRequest
+from rlsrl.data.specs import Arrays, ArraySpec
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.base import Policy
+from rlsrl.policies.flat import FlatLayout
+from rlsrl.policies.program import Activation, ActorProgram, CategoricalHead, DenseLayer, DenseStack
+
+CHECK_LANES = 64
+"""Random observations on which a program is compared with its network."""
+CHECK_TOLERANCE = 1e-5
+"""Largest difference allowed, relative to the largest output."""
+
+
+class ExportMismatch(RuntimeError):  # noqa: N818 - named for the fact
+    """A program does not compute what its network does: actors would act on another policy than is trained."""
+
+
+def dense_program(
+    tower: nn.Sequential, name: str, layout: FlatLayout, observation: Mapping[str, ArraySpec]
+) -> ActorProgram:
+    """The program of a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, that gives logits.
+
+    ``name`` is the tower's name in its network (``"actor"``): with it the parameters are found in ``layout``. The
+    tower takes the observation arrays flattened, cast to float32 and concatenated in the order given.
+
+    Raises:
+        ValueError: the tower has another kind of module, or one out of place.
+    """
+    layers: list[DenseLayer] = []
+    pending: tuple[str, nn.Linear] | None = None
+    for index, module in tower.named_children():
+        if isinstance(module, nn.Linear) and pending is None:
+            pending = (f"{name}.{index}", module)
+        elif pending is not None and (activation := _activation(module)) is not None:
+            layers.append(_dense_layer(*pending, activation, layout))
+            pending = None
+        else:
+            raise ValueError(f"{name}.{index} is {module}: a program is nn.Linear with nn.Tanh or nn.ReLU between")
+    if pending is None:
+        raise ValueError(f"{name} has to end with the nn.Linear that gives the logits")
+    layers.append(_dense_layer(*pending, "identity", layout))
+    return ActorProgram(
+        layout=layout.digest,
+        num_parameters=layout.num_parameters,
+        observation=dict(observation),
+        layers=tuple(layers),
+        head=CategoricalHead(num_actions=layers[-1].out_size),
+    )
+
+
+def _activation(module: nn.Module) -> Activation | None:
+    if isinstance(module, nn.Tanh):
+        return "tanh"
+    return "relu" if isinstance(module, nn.ReLU) else None
+
+
+def _dense_layer(name: str, module: nn.Linear, activation: Activation, layout: FlatLayout) -> DenseLayer:
+    if f"{name}.bias" not in layout.shapes:
+        raise ValueError(f"{name} has no bias; layers of a program have one")
+    return DenseLayer(
+        name=name,
+        weight_offset=layout.offsets[f"{name}.weight"],
+        bias_offset=layout.offsets[f"{name}.bias"],
+        in_size=module.in_features,
+        out_size=module.out_features,
+        activation=activation,
+    )
+
+
+def check_export(policy: Policy, program: ActorProgram, parameters: Parameters) -> None:
+    """Compare policy and program on random observations, both with these weights. A trainer does so at its start.
+
+    Raises:
+        ExportMismatch: some output differs by more than 1e-5 of the largest.
+    """
+    policy.load(parameters)
+    observation = _random_observation(program.observation)
+    (result,) = policy.rollout([RolloutRequest(observation=observation, state=policy.initial_state(CHECK_LANES))])
+    stack = DenseStack(program, CHECK_LANES)
+    stack.load(parameters.vector)
+    outputs = np.empty((program.head.num_outputs, CHECK_LANES), np.float32)
+    stack.forward([array.reshape(CHECK_LANES, -1).T for array in observation.values()], outputs)
+    largest = float(np.abs(result.distribution).max())
+    difference = float(np.abs(outputs.T - result.distribution).max())
+    if not difference <= CHECK_TOLERANCE * largest:
+        raise ExportMismatch(
+            f"the exported actor's outputs differ from the network's by up to {difference:.3g} where the largest is "
+            f"{largest:.3g}; does the network's actor_program() leave something of its forward() out?"
+        )
+
+
+def _random_observation(specs: Mapping[str, ArraySpec]) -> Arrays:
+    rng = np.random.default_rng(0)
+    return {path: _random_array(rng, spec) for path, spec in specs.items()}
+
+
+def _random_array(rng: np.random.Generator, spec: ArraySpec) -> NDArray[np.generic]:
+    shape, dtype = (CHECK_LANES, *spec.shape), np.dtype(spec.dtype)
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    return rng.integers(0, 2 if dtype.kind == "b" else 100, shape).astype(dtype)

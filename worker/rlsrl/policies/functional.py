@@ -1,0 +1,41 @@
+"""A network as a pure function of its flat parameter vector."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from rlsrl.policies.flat import FlatLayout
+from rlsrl.policies.networks import Observation
+
+
+class PureNetwork:
+    """``(vector, observation) -> (distribution parameters, value)`` by way of an ``nn.Module``.
+
+    Does what ``torch.func.functional_call`` does, for one module and one layout, without resolving names at each call
+    (which costs more than a small network's own forward). The module is changed while it runs and restored after: one
+    thread at a time, and a second thread builds its own.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.layout = FlatLayout.of(network)
+        self._network = network
+        order = {id(parameter): place for place, (_, parameter) in enumerate(network.named_parameters())}
+        self._places = [
+            (module._parameters, name, order[id(parameter)])  # noqa: SLF001 - as torch.func does
+            for module in network.modules()
+            for name, parameter in module._parameters.items()  # noqa: SLF001
+            if parameter is not None
+        ]
+
+    def __call__(self, vector: Tensor, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Evaluate with these parameters, [num_parameters]; gradients flow into the vector."""
+        parts = self.layout.split(vector)
+        own = [holder[name] for holder, name, _ in self._places]
+        try:
+            for holder, name, place in self._places:
+                holder[name] = parts[place]  # type: ignore[assignment]  # a view stands in for the nn.Parameter
+            distribution, value = self._network(observation)
+        finally:
+            for (holder, name, _), parameter in zip(self._places, own, strict=True):
+                holder[name] = parameter
+        return distribution, value

@@ -1,0 +1,99 @@
+"""Actor-critic networks in torch: what one has to be, and the built-in multi-layer perceptron."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from rlsrl.data.specs import EnvSpec
+from rlsrl.policies.export import dense_program
+from rlsrl.policies.flat import FlatLayout
+from rlsrl.policies.program import ActorProgram
+from rlsrl.runtime.errors import ConfigurationError
+
+Observation = Mapping[str, Tensor]
+"""Observation arrays by path (``"observation"``, or ``"observation/<key>"`` of a Dict space), each [N, *shape]."""
+
+
+class ActorCritic(Protocol):
+    """What a network has to be: an ``nn.Module`` with this forward.
+
+    A network of your own is named ``module:attr``, a callable ``(env_spec: EnvSpec, **kwargs) -> nn.Module``.
+    """
+
+    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Distribution parameters [N, A] (logits of the A discrete actions) and values [N].
+
+        Observations come in the environment's own dtype. Pure: nothing is kept from call to call, nothing drawn.
+        """
+
+
+@runtime_checkable
+class ExportableActor(Protocol):
+    """A network whose actor is dense layers only, so that actors need no torch. Optional."""
+
+    def actor_program(self, layout: FlatLayout) -> ActorProgram:
+        """The actor over the flat vector of that layout."""
+
+
+ACTIVATION_MODULES = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+class MlpActorCritic(nn.Module):
+    """Two towers of dense layers over the flattened observation: logits of discrete actions, and the value.
+
+    Orthogonal weights (gain sqrt(2); 0.01 before the logits, 1 before the value) and zero biases, as in PPO's
+    reference implementations.
+    """
+
+    def __init__(
+        self,
+        env_spec: EnvSpec,
+        *,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Literal["tanh", "relu"] = "tanh",
+    ) -> None:
+        super().__init__()
+        if env_spec.action.kind != "discrete":
+            raise ConfigurationError(
+                f"the mlp network chooses discrete actions; the environment takes {env_spec.action.kind} ones"
+            )
+        self._specs = dict(env_spec.observation)
+        num_inputs = sum(math.prod(spec.shape) for spec in self._specs.values())
+        sizes = [num_inputs, *hidden_sizes]
+        self.actor = _tower(sizes, env_spec.action.num_actions, activation, head_gain=0.01)
+        self.critic = _tower(sizes, 1, activation, head_gain=1.0)
+
+    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Logits [N, A] and values [N]."""
+        features = flatten_observation(observation, self._specs)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+    def actor_program(self, layout: FlatLayout) -> ActorProgram:
+        """The actor tower as a program."""
+        return dense_program(self.actor, "actor", layout, self._specs)
+
+
+def flatten_observation(observation: Observation, paths: Iterable[str]) -> Tensor:
+    """All observation arrays as float32, flattened and concatenated in the order of ``paths``: [N, features]."""
+    flat = [observation[path].reshape(observation[path].shape[0], -1).to(torch.float32) for path in paths]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)
+
+
+def _tower(sizes: Sequence[int], num_outputs: int, activation: str, head_gain: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for num_inputs, num_units in pairwise(sizes):
+        layers += [_dense(num_inputs, num_units, math.sqrt(2)), ACTIVATION_MODULES[activation]()]
+    return nn.Sequential(*layers, _dense(sizes[-1], num_outputs, head_gain))
+
+
+def _dense(num_inputs: int, num_units: int, gain: float) -> nn.Linear:
+    layer = nn.Linear(num_inputs, num_units)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer

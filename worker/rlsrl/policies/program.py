@@ -1,0 +1,236 @@
+"""The torch-free form of an actor: dense layers over the flat parameter vector. numpy only.
+
+A trainer exports its actor network once as an ``ActorProgram`` and sends it along with the weights; an actor evaluates
+it with a few matrix products, several times faster than torch at these sizes and without importing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsrl.data.slots import Slot
+from rlsrl.data.specs import ArraySpec
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.sampling import CategoricalSampler
+
+Activation = Literal["identity", "tanh", "relu"]
+Floats = NDArray[np.float32]
+
+
+class LayoutMismatch(ValueError):  # noqa: N818 - named for the fact
+    """The weights are of another network than the program; the text names both layouts."""
+
+
+def _relu(values: Floats, out: Floats) -> None:
+    np.maximum(values, 0, out=out)
+
+
+ACTIVATIONS: Mapping[Activation, Callable[..., Any] | None] = {"identity": None, "tanh": np.tanh, "relu": _relu}
+"""What each activation does, in place; None: nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseLayer:
+    """``activation(W x + b)``, with W [out_size, in_size] row by row and b [out_size] in the flat vector."""
+
+    name: str
+    """The network's own name of the layer, for error texts."""
+    weight_offset: int
+    bias_offset: int
+    in_size: int
+    out_size: int
+    activation: Activation
+
+    @property
+    def end(self) -> int:
+        """One past the last place of the flat vector that the layer reads."""
+        return max(self.weight_offset + self.out_size * self.in_size, self.bias_offset + self.out_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CategoricalHead:
+    """The last layer's outputs are the logits of ``num_actions`` choices."""
+
+    kind: Literal["categorical"] = "categorical"
+    num_actions: int
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs the last layer must have."""
+        return self.num_actions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorProgram:
+    """How to compute the parameters of the action distribution from an observation and the flat vector."""
+
+    layout: str
+    """Digest of the parameter layout that the offsets refer to (``Parameters.layout``)."""
+    num_parameters: int
+    """Length of the flat vector."""
+    observation: Mapping[str, ArraySpec]
+    """Observation arrays by path. Each is flattened and cast to float32, then they are concatenated in this order."""
+    layers: tuple[DenseLayer, ...]
+    """From input to output; each takes what the one before gives."""
+    head: CategoricalHead
+    """What the last layer's outputs mean."""
+
+    def __post_init__(self) -> None:
+        size = sum(_size(spec) for spec in self.observation.values())
+        for layer in self.layers:
+            if layer.in_size != size:
+                raise ValueError(f"layer {layer.name!r} takes {layer.in_size} inputs and would get {size}")
+            if min(layer.weight_offset, layer.bias_offset) < 0 or layer.end > self.num_parameters:
+                raise ValueError(f"layer {layer.name!r} reads outside the {self.num_parameters} parameters")
+            if layer.activation not in ACTIVATIONS:
+                raise ValueError(
+                    f"layer {layer.name!r}: activation {layer.activation!r} is not one of {[*ACTIVATIONS]}"
+                )
+            size = layer.out_size
+        if not self.layers or size != self.head.num_outputs:
+            raise ValueError(f"the layers give {size} outputs; the {self.head.kind} head takes {self.head.num_outputs}")
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value that ``from_json`` reads back."""
+        return {
+            "layout": self.layout,
+            "num_parameters": self.num_parameters,
+            "observation": [[path, spec.to_json()] for path, spec in self.observation.items()],
+            "layers": [{name: getattr(layer, name) for name in DenseLayer.__slots__} for layer in self.layers],
+            "head": {"kind": self.head.kind, "num_actions": self.head.num_actions},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: the value is not a program, or its layers do not fit together.
+        """
+        if value["head"]["kind"] != "categorical":
+            raise ValueError(f"head {value['head']['kind']!r} is not one of ['categorical']")
+        return cls(
+            layout=str(value["layout"]),
+            num_parameters=int(value["num_parameters"]),
+            observation={str(path): ArraySpec.from_json(spec) for path, spec in value["observation"]},
+            layers=tuple(DenseLayer(**layer) for layer in value["layers"]),
+            head=CategoricalHead(num_actions=int(value["head"]["num_actions"])),
+        )
+
+
+def _size(spec: ArraySpec) -> int:
+    return int(np.prod(spec.shape, dtype=np.int64))
+
+
+class DenseStack:
+    """A program's layers with weights loaded, for N lanes at a time. One thread uses it.
+
+    Everything is feature-major, [features, N], and a constant row of ones behind each layer's inputs carries the bias:
+    a layer is then one matrix product straight into the next layer's contiguous input, with no transposed weights and
+    no addition.
+    """
+
+    def __init__(self, program: ActorProgram, num_lanes: int) -> None:
+        self._program = program
+        self._weights = [np.zeros((layer.out_size, layer.in_size + 1), np.float32) for layer in program.layers]
+        inputs = [np.ones((layer.in_size + 1, num_lanes), np.float32) for layer in program.layers]
+        self._observation = self._split(inputs[0])
+        activations = [ACTIVATIONS[layer.activation] for layer in program.layers]
+        outputs = [following[:-1] for following in inputs[1:]]
+        *hidden, self._last = zip(self._weights, inputs, [*outputs, None], activations, strict=True)
+        self._hidden = hidden
+
+    def _split(self, features: Floats) -> list[Floats]:
+        """The rows of each observation path."""
+        ends = np.cumsum([_size(spec) for spec in self._program.observation.values()])
+        return np.split(features[:-1], ends[:-1])
+
+    def load(self, vector: Floats) -> None:
+        """Copy the weights out of the flat vector."""
+        for layer, weight in zip(self._program.layers, self._weights, strict=True):
+            begin, size = layer.weight_offset, layer.out_size * layer.in_size
+            weight[:, :-1] = vector[begin : begin + size].reshape(layer.out_size, layer.in_size)
+            weight[:, -1] = vector[layer.bias_offset : layer.bias_offset + layer.out_size]
+
+    def forward(self, observation: Sequence[NDArray[Any]], out: Floats) -> None:
+        """Write the last layer's outputs, [outputs, N], for observations [features, N] in the program's order."""
+        for rows, values in zip(self._observation, observation, strict=True):
+            rows[...] = values
+        for weight, inputs, outputs, activate in self._hidden:
+            np.dot(weight, inputs, out=outputs)
+            if activate is not None:
+                activate(outputs, out=outputs)
+        weight, inputs, _, activate = self._last
+        np.dot(weight, inputs, out=out)
+        if activate is not None:
+            activate(out, out=out)
+
+
+class ProgramActor:
+    """Acts by evaluating a program: ``policies.acting.RolloutActor`` without torch."""
+
+    def __init__(
+        self,
+        program: ActorProgram,
+        *,
+        num_steps: int,
+        num_lanes: int,
+        rng: np.random.Generator,
+        greedy: bool = False,
+    ) -> None:
+        """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
+
+        ``greedy``: take the most probable action, as evaluation does.
+        """
+        self._program = program
+        self._stack = DenseStack(program, num_lanes)
+        self._sampler = CategoricalSampler(
+            num_steps=num_steps, num_lanes=num_lanes, num_actions=program.head.num_actions, rng=rng, greedy=greedy
+        )
+        self._logits = list(self._sampler.logits)
+
+    def load(self, parameters: Parameters) -> None:
+        """Act with these weights from the next step on.
+
+        Raises:
+            LayoutMismatch: they are of another network.
+        """
+        if parameters.layout != self._program.layout or parameters.vector.size != self._program.num_parameters:
+            raise LayoutMismatch(
+                f"weights of layout {parameters.layout} ({parameters.vector.size} values) do not fit the program's "
+                f"{self._program.layout} ({self._program.num_parameters})"
+            )
+        self._stack.load(parameters.vector)
+        self._attempt, self._step = parameters.version
+
+    def begin(self, slot: Slot) -> None:
+        """Start on a slot: draw noise for all its steps."""
+        arrays = slot.arrays
+        self._frames = [_feature_major(arrays[path]) for path in self._program.observation]
+        self._actions = arrays["action"]
+        self._log_probs = arrays["behavior_log_prob"]
+        self._attempts, self._steps = arrays["version_attempt"], arrays["version_step"]
+        self._sampler.begin()
+
+    def act(self, step: int) -> NDArray[Any]:
+        """Choose the actions of that step; allocates no array data."""
+        self._attempts[step] = self._attempt
+        self._steps[step] = self._step
+        self._stack.forward([frames[step] for frames in self._frames], self._logits[step])
+        actions: NDArray[Any] = self._actions[step]
+        self._sampler.choose(step, actions)
+        return actions
+
+    def finish(self) -> None:
+        """Write ``behavior_log_prob`` of all steps."""
+        self._sampler.log_probs(self._actions, self._log_probs)
+
+
+def _feature_major(frames: NDArray[Any]) -> NDArray[Any]:
+    """[T+1, N, ...] as a view [T+1, features, N]."""
+    return frames.reshape(*frames.shape[:2], -1).transpose(0, 2, 1)

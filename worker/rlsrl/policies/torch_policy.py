@@ -1,0 +1,139 @@
+"""Policies evaluated by torch: for training, for policy workers, and for actors whose network has no program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from rlsrl.data.inference import RolloutRequest, RolloutResult
+from rlsrl.data.slots import Slot
+from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.data.version import INITIAL, Version
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.base import Policy
+from rlsrl.policies.functional import PureNetwork
+from rlsrl.policies.networks import ExportableActor
+from rlsrl.policies.program import ActorProgram, LayoutMismatch
+from rlsrl.policies.sampling import CategoricalSampler
+
+
+class TorchPolicy(Policy):
+    """A network with one set of weights loaded. Takes the network over: its parameters become views of one vector."""
+
+    def __init__(self, network: nn.Module, env_spec: EnvSpec) -> None:
+        self.env_spec = env_spec
+        """What the policy acts on."""
+        self.pure = PureNetwork(network)
+        """The network as a function of any parameters, for the loss."""
+        self.layout = self.pure.layout
+        """How the parameters stand in the flat vector."""
+        self._network = network
+        self._vector = self.layout.flatten(network)
+        self._version = INITIAL
+        for parameter, view in zip(network.parameters(), self.layout.split(self._vector), strict=True):
+            parameter.data = view
+
+    def parameters(self, version: Version) -> Parameters:
+        """The loaded weights under that name, copied; at first those the network was made with."""
+        vector = self._vector.numpy().copy()
+        vector.flags.writeable = False
+        return Parameters(version=version, vector=vector, layout=self.layout.digest)
+
+    def load(self, parameters: Parameters) -> None:
+        """Evaluate with these weights from now on.
+
+        Raises:
+            LayoutMismatch: they are of another network.
+        """
+        if parameters.layout != self.layout.digest or parameters.vector.size != self.layout.num_parameters:
+            raise LayoutMismatch(
+                f"weights of layout {parameters.layout} ({parameters.vector.size} values) do not fit the network's "
+                f"{self.layout.digest} ({self.layout.num_parameters})"
+            )
+        np.copyto(self._vector.numpy(), parameters.vector)
+        self._version = parameters.version
+
+    def rollout(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+        """Answer each request, in order, from one forward pass over all their lanes."""
+        with torch.inference_mode():
+            tensors = {path: torch.from_numpy(array) for path, array in _together(requests).items()}
+            logits: NDArray[np.float32] = self._network(tensors)[0].numpy()
+        ends = accumulate((request.num_lanes for request in requests), initial=0)
+        return [RolloutResult(distribution=logits[a:b], version=self._version) for a, b in pairwise(ends)]
+
+    def initial_state(self, num_envs: int) -> Arrays:
+        """Empty: the network has no memory."""
+        del num_envs
+        return {}
+
+    def export(self) -> ActorProgram | None:
+        """The actor as a program, if the network says how (``networks.ExportableActor``)."""
+        network = self._network
+        return network.actor_program(self.layout) if isinstance(network, ExportableActor) else None
+
+
+def _together(requests: Sequence[RolloutRequest]) -> Mapping[str, NDArray[Any]]:
+    """The observations of all requests, along the lanes, in memory that torch may hold (it knows no read-only)."""
+    if len(requests) == 1:
+        return {path: np.require(array, requirements="W") for path, array in requests[0].observation.items()}
+    return {
+        path: np.concatenate([request.observation[path] for request in requests]) for path in requests[0].observation
+    }
+
+
+class TorchActor:
+    """Acts by evaluating a policy in this process: ``policies.acting.RolloutActor`` for networks without a program.
+
+    Draws from the same noise as ``ProgramActor``: with equal generators both choose the same actions.
+    """
+
+    def __init__(
+        self, policy: TorchPolicy, *, num_steps: int, num_lanes: int, rng: np.random.Generator, greedy: bool = False
+    ) -> None:
+        """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
+
+        ``greedy``: take the most probable action, as evaluation does.
+        """
+        self._policy = policy
+        self._paths = list(policy.env_spec.observation)
+        self._sampler = CategoricalSampler(
+            num_steps=num_steps,
+            num_lanes=num_lanes,
+            num_actions=policy.env_spec.action.num_actions,
+            rng=rng,
+            greedy=greedy,
+        )
+
+    def load(self, parameters: Parameters) -> None:
+        """Act with these weights from the next step on.
+
+        Raises:
+            LayoutMismatch: they are of another network.
+        """
+        self._policy.load(parameters)
+
+    def begin(self, slot: Slot) -> None:
+        """Start on a slot: draw noise for all its steps."""
+        self._arrays = slot.arrays
+        self._sampler.begin()
+
+    def act(self, step: int) -> NDArray[Any]:
+        """Choose the actions of that step."""
+        arrays = self._arrays
+        request = RolloutRequest(observation={path: arrays[path][step] for path in self._paths})
+        (result,) = self._policy.rollout([request])
+        arrays["version_attempt"][step], arrays["version_step"][step] = result.version
+        self._sampler.logits[step] = result.distribution.T
+        actions: NDArray[Any] = arrays["action"][step]
+        self._sampler.choose(step, actions)
+        return actions
+
+    def finish(self) -> None:
+        """Write ``behavior_log_prob`` of all steps."""
+        self._sampler.log_probs(self._arrays["action"], self._arrays["behavior_log_prob"])
