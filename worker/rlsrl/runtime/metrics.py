@@ -1,0 +1,201 @@
+"""All metrics of all roles, declared in one table, and how a process shows its own.
+
+Dashboards and documentation are made from the table: ``Metrics.declared()``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, overload
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+
+from rlsrl.runtime.ledger import PageRecord
+
+NAMESPACE = "rlsrl"
+
+Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
+Role = Literal["actor", "trainer", "coordinator"]
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_STEPS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """One metric: what it is called, what it means and who sets it."""
+
+    name: str
+    """With prefix and unit, without the suffixes of the exposition format (``_total`` is part of it)."""
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    unit: str
+    """Of one count or observation; empty for plain counts."""
+    labels: tuple[str, ...]
+    roles: tuple[Role, ...]
+    """Whose processes set it."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets."""
+
+
+class _Declared(Generic[Instrument]):
+    """An attribute of ``Metrics``: the declaration on the class, the instrument on an object.
+
+    Instruments are made when first used, so a process shows only what it sets.
+    """
+
+    def __init__(
+        self,
+        make: type[Instrument],
+        name: str,
+        text: str,
+        *,
+        roles: tuple[Role, ...],
+        unit: str = "",
+        labels: tuple[str, ...] = (),
+        buckets: tuple[float, ...] = (),
+    ) -> None:
+        self._make: type[Instrument] = make
+        kinds: dict[type, Literal["counter", "gauge", "histogram"]] = {
+            Counter: "counter",
+            Gauge: "gauge",
+            Histogram: "histogram",
+        }
+        self.declaration = Declaration(
+            name=f"{NAMESPACE}_{name}",
+            kind=kinds[make],
+            help=text,
+            unit=unit,
+            labels=labels,
+            roles=roles,
+            buckets=buckets,
+        )
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Declaration: ...
+    @overload
+    def __get__(self, instance: Metrics, owner: type[Any]) -> Instrument: ...
+    def __get__(self, instance: Metrics | None, owner: type[Any]) -> Declaration | Instrument:
+        if instance is None:
+            return self.declaration
+        return instance.instrument(self.declaration, self._make)
+
+
+class Metrics:
+    """The instruments of one process, on the registry it was given. Any thread may use them."""
+
+    env_steps = _Declared(Counter, "env_steps_total", "Environment steps that made a transition.", roles=("actor",))
+    rollouts = _Declared(Counter, "rollouts_total", "Slots filled and posted.", roles=("actor",))
+    waiting_seconds = _Declared(
+        Counter,
+        "waiting_seconds_total",
+        "Time spent waiting, by what for (credit, parameters, batch).",
+        unit="seconds",
+        labels=("reason",),
+        roles=("actor", "trainer"),
+    )
+    train_steps = _Declared(Counter, "train_steps_total", "Calls of Learner.step.", roles=("trainer",))
+    transitions_trained = _Declared(
+        Counter, "transitions_trained_total", "Transitions trained, each once however many epochs.", roles=("trainer",)
+    )
+    policy_lag = _Declared(
+        Histogram,
+        "policy_lag_steps",
+        "Trainer step minus the step of a batch's oldest action.",
+        unit="steps",
+        buckets=_STEPS,
+        roles=("trainer",),
+    )
+    step_seconds = _Declared(
+        Histogram, "step_seconds", "Duration of Learner.step.", unit="seconds", buckets=_SECONDS, roles=("trainer",)
+    )
+    return_mean = _Declared(
+        Gauge, "return_mean", "Mean undiscounted return of the last finished episodes.", roles=("trainer",)
+    )
+    version_attempt = _Declared(
+        Gauge, "version_attempt", "Attempt of the newest version made or acted with.", roles=("actor", "trainer")
+    )
+    version_step = _Declared(
+        Gauge, "version_step", "Step of the newest version made or acted with.", roles=("actor", "trainer")
+    )
+    durable_version_step = _Declared(
+        Gauge, "durable_version_step", "Step of the newest version that a power loss cannot take.", roles=("trainer",)
+    )
+    workers = _Declared(Gauge, "workers", "Workers that hold a lease.", labels=("role",), roles=("coordinator",))
+    heartbeat_age_seconds = _Declared(
+        Gauge,
+        "heartbeat_age_seconds",
+        "Age of the oldest last sign of life among the workers of a role.",
+        unit="seconds",
+        labels=("role",),
+        roles=("coordinator",),
+    )
+    joins = _Declared(
+        Counter, "joins_total", "Leases given: first starts and restarts.", labels=("role",), roles=("coordinator",)
+    )
+    joins_refused = _Declared(
+        Counter,
+        "joins_refused_total",
+        "Workers refused at the Join stream.",
+        labels=("role",),
+        roles=("coordinator",),
+    )
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        """Where the instruments are; the process's own figures (CPU, memory, descriptors) are on it as well."""
+        self._lock = threading.Lock()
+        self._instruments: dict[str, Any] = {}
+        ProcessCollector(registry=registry)
+
+    @classmethod
+    def declared(cls) -> tuple[Declaration, ...]:
+        """The whole table, in its order; ``ledger_transitions`` is there too."""
+        attributes = vars(cls).values()
+        return (*(each.declaration for each in attributes if isinstance(each, _Declared)), LEDGER_TRANSITIONS)
+
+    def instrument(self, declaration: Declaration, make: type[Instrument]) -> Instrument:
+        """The instrument of that declaration, made at the first call."""
+        # Reading first without the lock: the hot path pays a dictionary lookup.
+        found: Instrument | None = self._instruments.get(declaration.name)
+        if found is not None:
+            return found
+        with self._lock:
+            if declaration.name not in self._instruments:
+                options: dict[str, Any] = {"buckets": declaration.buckets} if declaration.buckets else {}
+                self._instruments[declaration.name] = make(
+                    declaration.name, declaration.help, declaration.labels, registry=self.registry, **options
+                )
+            made: Instrument = self._instruments[declaration.name]
+            return made
+
+
+LEDGER_TRANSITIONS = Declaration(
+    name=f"{NAMESPACE}_ledger_transitions",
+    kind="gauge",
+    help="Transitions on this process's ledger page, by term; duplicates are beside the sum.",
+    unit="transitions",
+    labels=("term",),
+    roles=("actor", "trainer"),
+)
+
+
+class LedgerCollector:
+    """Shows a ledger page. The page is read when it is asked for, so nothing has to be kept in step with it."""
+
+    def __init__(self, record: Callable[[], PageRecord], registry: CollectorRegistry) -> None:
+        self._record = record
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """The page's terms as one family."""
+        family = GaugeMetricFamily(
+            LEDGER_TRANSITIONS.name, LEDGER_TRANSITIONS.help, labels=list(LEDGER_TRANSITIONS.labels)
+        )
+        for term, count in self._record().counters.items():
+            family.add_metric([term], count)
+        yield family
