@@ -56,6 +56,7 @@ from rlsrl.parameters.protocols import (
     VersionExists,
     VersionInfo,
 )
+from rlsrl.runtime.clock import Clock
 
 RECHECK_SECONDS = 0.25
 """How often ``watch`` looks again: other processes' pushes make no event that reaches every kind of volume."""
@@ -67,14 +68,14 @@ _ARRAYS = ".safetensors"
 _NOTE = ".json"
 _T = TypeVar("_T")
 
-_log = structlog.get_logger(__name__)
+_log = structlog.stdlib.get_logger(__name__)
 
 
 class BlobParameterDB:
     """A ``ParameterDB`` over ``Blobs``. Any thread may call anything."""
 
-    def __init__(self, blobs: Blobs, *, clock: Callable[[], float], keep_states: int) -> None:
-        """``clock`` gives Unix seconds, ``keep_states`` is how many of the newest states are kept (1 or more)."""
+    def __init__(self, blobs: Blobs, *, clock: Clock, keep_states: int) -> None:
+        """``clock`` dates the versions, ``keep_states`` is how many of the newest states are kept (1 or more)."""
         if keep_states < 1:
             raise ValueError(f"keep_states is {keep_states}; resuming needs at least 1")
         self._blobs = blobs
@@ -132,7 +133,7 @@ class BlobParameterDB:
         with self._blobs.exclusive(policy):
             self._pass_fence(policy, version)
             if not self._holds_already(policy, parameters):
-                data = encode_parameters(parameters, created_at=self._clock(), metadata=checked)
+                data = encode_parameters(parameters, created_at=self._clock.time(), metadata=checked)
                 self._blobs.write(_version_path(policy, version), data)
             self._write_tags(policy, version, tags)
         with self._pushed:

@@ -11,10 +11,11 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlsrl.parameters.database import BlobParameterDB
+from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder, remove_temporaries, sync_folder, write_durably
 
 _FOLDERS = ("versions", "states", "tags")
@@ -28,12 +29,14 @@ class FilesystemParameterDB(BlobParameterDB):
         self,
         root: Path,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Clock | None = None,
         keep_states: int = 3,
         lock_seconds: float = 30.0,
     ) -> None:
         """``lock_seconds`` is how long a write waits for another process that is writing before it fails."""
-        super().__init__(FolderBlobs(root, lock_seconds=lock_seconds), clock=clock, keep_states=keep_states)
+        super().__init__(
+            FolderBlobs(root, lock_seconds=lock_seconds), clock=clock or SystemClock(), keep_states=keep_states
+        )
 
 
 class FolderBlobs:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rlsrl.parameters.database import BlobParameterDB
+from rlsrl.runtime.clock import Clock, SystemClock
 
 _LOCK_SECONDS = 30.0
 
@@ -63,7 +63,5 @@ class MemoryBlobs:
 class MemoryParameterDB(BlobParameterDB):
     """A ``ParameterDB`` that lives as long as its ``blobs``: for tests and for runs that keep nothing."""
 
-    def __init__(
-        self, blobs: MemoryBlobs | None = None, *, clock: Callable[[], float] = time.time, keep_states: int = 3
-    ) -> None:
-        super().__init__(blobs or MemoryBlobs(), clock=clock, keep_states=keep_states)
+    def __init__(self, blobs: MemoryBlobs | None = None, *, clock: Clock | None = None, keep_states: int = 3) -> None:
+        super().__init__(blobs or MemoryBlobs(), clock=clock or SystemClock(), keep_states=keep_states)
