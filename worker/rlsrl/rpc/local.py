@@ -7,6 +7,7 @@ does. Any local user can reach an abstract name, so the first message carries th
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -39,7 +40,7 @@ def connect(name: str, timeout: float) -> socket.socket:
 
     Raises:
         ConnectionRefusedError: nobody listens.
-        TimeoutError: somebody listens and does not answer.
+        BlockingIOError: somebody listens and its backlog is full.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
@@ -72,7 +73,10 @@ def recv_json(connection: socket.socket, max_fds: int = 0) -> tuple[dict[str, An
             raise ConnectionResetError("the peer closed the connection")
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise ValueError(f"a handshake message of over {MAX_MESSAGE} bytes or {max_fds} descriptors")
-        message = json.loads(payload)
+        try:
+            message = json.loads(payload)
+        except RecursionError as error:
+            raise ValueError("a handshake message is nested too deeply") from error
         if not isinstance(message, dict):
             raise ValueError("a handshake message is a JSON object")
     except BaseException:
@@ -84,10 +88,18 @@ def recv_json(connection: socket.socket, max_fds: int = 0) -> tuple[dict[str, An
 
 def create_memory(name: str, nbytes: int) -> int:
     """A descriptor of ``nbytes`` of zeroed anonymous memory; gone with the last process that holds it."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def seal_size(fd: int) -> None:
+    """Fix the size of a ``create_memory`` descriptor for good, before it is sent to a peer that can write to it.
+
+    A peer that could shrink the memory would kill with SIGBUS whoever reads what is no longer there.
+    """
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

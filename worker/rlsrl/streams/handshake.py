@@ -1,0 +1,160 @@
+"""How a producer introduces itself and what a consumer answers, whatever carries the two messages.
+
+Both are JSON objects, read field by field: they come from a socket that anybody on the machine (or network) can reach.
+The protocol's version and the token are looked at before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, Self
+
+from rlsrl.data.slots import ProducerId, SlotLayout
+from rlsrl.rpc.auth import token_matches
+from rlsrl.streams.protocols import HandshakeRefused, StreamError
+
+PROTOCOL = 1
+"""Raised with every change of a message; both ends must have the same."""
+
+MAX_LANES = 1 << 16
+"""Lanes of one slot that a consumer allocates memory for."""
+
+MAX_SLOTS = 64
+"""Slots of one producer, those it brings with it included."""
+
+Posted = tuple[int, int]
+"""(sequence, num_transitions) of a slot that was posted and not acknowledged."""
+
+RefusalKind = Literal["malformed", "protocol", "token", "layout", "incarnation", "capacity"]
+
+
+class Refusal(Exception):  # noqa: N818 - named for what it says
+    """The consumer will not have this producer; the text names both sides' values and is sent to it."""
+
+    def __init__(self, kind: RefusalKind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """Who a producer is and what it still holds from before this connection."""
+
+    producer: ProducerId
+    layout: SlotLayout
+    unacknowledged: tuple[Posted, ...] = ()
+    """What this incarnation posted and will post again, ascending."""
+    num_in_hand: int = 0
+    """Slots being filled under a credit of a former connection: they will be posted over this one."""
+    previous: Mapping[int, tuple[Posted, ...]] = field(default_factory=dict)
+    """By incarnation: what dead incarnations of this index posted and no consumer acknowledged, as their ledger says.
+    Their memory is gone."""
+
+    def to_json(self, token: str) -> dict[str, Any]:
+        """The message, with the token that admits it."""
+        return {
+            "protocol": PROTOCOL,
+            "token": token,
+            "index": self.producer.index,
+            "incarnation": self.producer.incarnation,
+            "layout": self.layout.to_json(),
+            "unacknowledged": [list(entry) for entry in self.unacknowledged],
+            "num_in_hand": self.num_in_hand,
+            "previous": [[incarnation, [list(e) for e in entries]] for incarnation, entries in self.previous.items()],
+        }
+
+    @classmethod
+    def from_json(cls, message: Mapping[str, Any], *, token: str, layout_digest: str) -> Self:
+        """Read and judge a producer's message.
+
+        Raises:
+            Refusal: it is not for us; nothing of it was believed.
+        """
+        protocol, shown = message.get("protocol"), message.get("token")
+        if protocol != PROTOCOL:
+            raise Refusal("protocol", f"protocol {PROTOCOL} here, {str(protocol)[:20]} there")
+        if not isinstance(shown, str) or not token_matches(shown, token):
+            raise Refusal("token", "the token shown is not this experiment's")
+        try:
+            hello = cls._read(message)
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise Refusal("malformed", f"malformed handshake: {error!r}"[:200]) from error
+        if hello.layout.step_digest != layout_digest:
+            raise Refusal("layout", f"slot layout {layout_digest} here, {hello.layout.step_digest} there")
+        if not 1 <= hello.layout.num_lanes <= MAX_LANES:
+            raise Refusal("layout", f"at most {MAX_LANES} lanes a slot here, {hello.layout.num_lanes} there")
+        return hello
+
+    @classmethod
+    def _read(cls, message: Mapping[str, Any]) -> Self:
+        producer = ProducerId(_integer(message["index"]), _integer(message["incarnation"]))
+        previous = {_integer(incarnation): _posted(entries) for incarnation, entries in message["previous"]}
+        if any(incarnation >= producer.incarnation for incarnation in previous):
+            raise ValueError(f"previous incarnations {sorted(previous)} are not below {producer.incarnation}")
+        hello = cls(
+            producer=producer,
+            layout=SlotLayout.from_json(message["layout"]),
+            unacknowledged=_posted(message["unacknowledged"]),
+            num_in_hand=_integer(message["num_in_hand"]),
+            previous=previous,
+        )
+        if len(hello.unacknowledged) + hello.num_in_hand > MAX_SLOTS:
+            raise ValueError(f"over {MAX_SLOTS} slots held")
+        return hello
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """What an admitted producer is told. What ``previous`` listed is settled with it."""
+
+    mark: int
+    """The highest sequence the consumer has taken from this incarnation, -1 for none: those slots are acknowledged."""
+    num_slots: int
+    claims: tuple[int, ...]
+    """Orders of the credits for what the producer brings: unacknowledged slots above the mark in order of sequence,
+    then those in hand; the i-th stands for slot i."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The message."""
+        return {"protocol": PROTOCOL, "mark": self.mark, "num_slots": self.num_slots, "claims": list(self.claims)}
+
+    @classmethod
+    def from_json(cls, message: Mapping[str, Any]) -> Self:
+        """Read the consumer's answer.
+
+        Raises:
+            HandshakeRefused: it said no, or speaks another version of the protocol.
+            StreamError: it makes no sense.
+        """
+        if "refused" in message:
+            raise HandshakeRefused(f"the consumer refused this producer: {message['refused']}")
+        if message.get("protocol") != PROTOCOL:
+            raise HandshakeRefused(f"protocol {PROTOCOL} here, {message.get('protocol')} at the consumer")
+        try:
+            return cls(
+                mark=int(message["mark"]),
+                num_slots=_integer(message["num_slots"]),
+                claims=tuple(_integer(order) for order in message["claims"]),
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise StreamError(f"the consumer's answer makes no sense: {error!r}") from error
+
+
+def refusal_to_json(refusal: Refusal) -> dict[str, Any]:
+    """The message that tells a producer why not."""
+    return {"protocol": PROTOCOL, "refused": str(refusal)}
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r} is not an integer from 0 to 2**63 - 1")
+    return value
+
+
+def _posted(value: Any) -> tuple[Posted, ...]:
+    entries = tuple((_integer(sequence), _integer(transitions)) for sequence, transitions in value)
+    if any(later[0] <= earlier[0] for earlier, later in pairwise(entries)):
+        raise ValueError("sequences are not ascending")
+    return entries

@@ -1,0 +1,144 @@
+"""What a producer keeps, whatever carries its stream: credits, slots in hand, slots posted and not acknowledged.
+
+Transports connect and move messages; they share this part, so that they cannot differ in what they promise. No
+sockets, no threads, no clock. Not thread-safe: the transport holds a lock.
+
+Memory belongs to a connection. When one breaks, slots in hand and unacknowledged slots keep the old connection's
+memory, which nobody else is ever given, until their content has been copied into a slot of the next connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from rlsrl.data.slots import ProducerId, Slot, SlotLayout
+from rlsrl.data.version import Version
+from rlsrl.runtime.ledger import Posted as LedgerEntry
+from rlsrl.streams.handshake import Hello, Posted, Welcome
+from rlsrl.streams.protocols import ProducerLedger, StreamError
+
+
+class Link(Protocol):
+    """A live connection to a consumer, as a transport gives it."""
+
+    def arrays(self, place: int) -> dict[str, NDArray[Any]]:
+        """The arrays of the connection's slot number ``place``; the same object each time."""
+
+    def post(self, place: int, credit: int, sequence: int, num_transitions: int) -> None:
+        """Send word that this slot is filled. Never waits, never raises: a broken link is told by ``disconnected``."""
+
+
+class Outbox:
+    """A producer's slots from credit to acknowledgement."""
+
+    def __init__(
+        self,
+        *,
+        producer: ProducerId,
+        layout: SlotLayout,
+        ledger: ProducerLedger,
+        previous: Sequence[LedgerEntry],
+        on_settled: Callable[[], None],
+    ) -> None:
+        self._producer = producer
+        self._layout = layout
+        self._max_transitions = layout.num_steps * layout.num_lanes
+        self._ledger = ledger
+        self._previous = _by_incarnation(previous)
+        self._on_settled = on_settled
+        self._link: Link | None = None
+        self._next_sequence = 0
+        self._credits: deque[tuple[int, int, Version]] = deque()
+        self._in_hand: dict[Slot, None] = {}
+        self._posted: dict[int, Slot] = {}
+
+    @property
+    def unacknowledged(self) -> tuple[Posted, ...]:
+        """(sequence, num_transitions) of what was posted and not acknowledged, ascending."""
+        return tuple((sequence, slot.num_transitions) for sequence, slot in tuple(self._posted.items()))
+
+    def hello(self) -> Hello:
+        """How to introduce ourselves over a new connection."""
+        return Hello(
+            producer=self._producer,
+            layout=self._layout,
+            unacknowledged=self.unacknowledged,
+            num_in_hand=len(self._in_hand),
+            previous=self._previous,
+        )
+
+    def connected(self, welcome: Welcome, link: Link) -> None:
+        """The consumer admitted us: settle what it knows, post again what it does not."""
+        self.acknowledged(welcome.mark)
+        held = [*self._posted.values(), *self._in_hand]
+        if len(welcome.claims) != len(held) or welcome.num_slots < len(held):
+            raise StreamError(f"the consumer gave {len(welcome.claims)} credits for the {len(held)} slots held")
+        self._link = link
+        for place, (slot, order) in enumerate(zip(held, welcome.claims, strict=True)):
+            slot.handle, slot.credit = place, order
+        for slot in self._posted.values():
+            self._send(slot, link)
+        if self._previous:
+            self._previous = {}
+            self._on_settled()
+
+    def disconnected(self) -> None:
+        """The connection is over, and with it the credits nobody had taken up."""
+        self._link = None
+        self._credits.clear()
+
+    def credited(self, place: int, order: int, min_version: Version) -> None:
+        """The consumer granted a credit for the connection's slot number ``place``."""
+        self._credits.append((place, order, min_version))
+
+    def acknowledged(self, sequence: int) -> None:
+        """The consumer holds everything up to ``sequence``."""
+        for done in [posted for posted in self._posted if posted <= sequence]:
+            self._ledger.acknowledge(done)
+            del self._posted[done]
+
+    def take_credit(self) -> Slot | None:
+        """A slot to fill, from the oldest credit."""
+        if self._link is None or not self._credits:
+            return None
+        place, order, min_version = self._credits.popleft()
+        slot = Slot(arrays=self._link.arrays(place), min_version=min_version, credit=order, handle=place)
+        self._in_hand[slot] = None
+        return slot
+
+    def post(self, slot: Slot) -> None:
+        """Number a filled slot, write it down as produced and send it if there is a link.
+
+        Raises:
+            ValueError: the slot is not in hand, or has no possible number of transitions.
+        """
+        if slot not in self._in_hand:
+            raise ValueError("this slot is not in hand: it was posted before, or acquired from another producer")
+        if not 0 <= slot.num_transitions <= self._max_transitions:
+            raise ValueError(f"num_transitions {slot.num_transitions} is not from 0 to {self._max_transitions}")
+        del self._in_hand[slot]
+        slot.producer, slot.sequence = self._producer, self._next_sequence
+        self._next_sequence += 1
+        self._ledger.produce(slot.sequence, slot.num_transitions)
+        self._posted[slot.sequence] = slot
+        if self._link is not None:
+            self._send(slot, self._link)
+
+    def _send(self, slot: Slot, link: Link) -> None:
+        arrays = link.arrays(slot.handle)
+        if slot.arrays is not arrays:
+            for name, array in slot.arrays.items():
+                arrays[name][...] = array
+            slot.arrays = arrays
+        link.post(slot.handle, slot.credit, slot.sequence, slot.num_transitions)
+
+
+def _by_incarnation(entries: Sequence[LedgerEntry]) -> dict[int, tuple[Posted, ...]]:
+    grouped: dict[int, list[Posted]] = {}
+    for entry in sorted(entries):
+        grouped.setdefault(entry.incarnation, []).append((entry.sequence, entry.num_transitions))
+    return {incarnation: tuple(posted) for incarnation, posted in grouped.items()}
