@@ -1,0 +1,121 @@
+"""Evaluation plays exactly the episodes it should, whoever ends first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rlsrl.data.slots import Slot
+from rlsrl.envs.factory import EnvironmentSource, make_environment
+from rlsrl.envs.seeds import environment_seed
+from rlsrl.envs.vector import LoopVectorEnv
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.testing.environments import Episode, ScriptedEnv
+from rlsrl.workers.evaluation import (
+    EvaluationResult,
+    EvaluationUnfinished,
+    evaluate,
+    evaluation_seeds,
+    share_episodes,
+)
+
+SHORT_AND_BAD = [Episode(rewards=(1.0,)), Episode(rewards=(2.0,), end="truncated"), Episode(rewards=(4.0,))]
+LONG_AND_GOOD = [Episode(rewards=(10.0,) * 9), Episode(rewards=(20.0,) * 9, end="truncated")]
+
+
+class LeftActor:
+    """Always chooses 0."""
+
+    def load(self, parameters: Parameters) -> None:
+        raise NotImplementedError
+
+    def begin(self, slot: Slot) -> None:
+        self._actions = slot.arrays["action"]
+
+    def act(self, step: int) -> NDArray[Any]:
+        self._actions[step] = 0
+        actions: NDArray[Any] = self._actions[step]
+        return actions
+
+    def finish(self) -> None:
+        raise NotImplementedError("nobody reads log-probabilities")
+
+
+def scripted(*scripts: list[Episode]) -> LoopVectorEnv:
+    waiting = iter(scripts)
+    return LoopVectorEnv(lambda: ScriptedEnv(next(waiting)), seeds=range(len(scripts)))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5, 100])
+def test_each_environment_plays_equally_many_episodes_however_short_they_are(num_steps: int) -> None:
+    envs = scripted(SHORT_AND_BAD, LONG_AND_GOOD)
+    result = evaluate(LeftActor(), envs, num_steps=num_steps, episodes_per_environment=2, max_steps=1000)
+    assert result.returns == (1, 2, 90, 180)
+    assert result.lengths == (1, 1, 9, 9)
+
+
+def test_giving_up_names_the_environment_that_does_not_end() -> None:
+    envs = scripted(SHORT_AND_BAD, [Episode(rewards=(0.0,) * 1000)])
+    with pytest.raises(EvaluationUnfinished, match="environment 1 ended 0 of 2 episodes in 20 steps"):
+        evaluate(LeftActor(), envs, num_steps=10, episodes_per_environment=2, max_steps=15)
+
+
+def test_the_last_steps_allowed_still_count() -> None:
+    envs = scripted([Episode(rewards=(1.0,) * 10)])
+    assert evaluate(LeftActor(), envs, num_steps=5, episodes_per_environment=1, max_steps=10).returns == (10,)
+
+
+def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
+    source = EnvironmentSource(id="CartPole-v1")
+
+    def play(seed: int) -> EvaluationResult:
+        envs = LoopVectorEnv(lambda: make_environment(source), seeds=evaluation_seeds(seed, 3))
+        return evaluate(LeftActor(), envs, num_steps=16, episodes_per_environment=5, max_steps=1000)
+
+    assert play(1) == play(1)
+    assert play(1).lengths != play(2).lengths
+
+
+def test_seeds_are_not_those_of_training() -> None:
+    assert not set(evaluation_seeds(7, 64)) & {environment_seed(7, rank, 0) for rank in range(64)}
+
+
+def test_the_summary() -> None:
+    result = EvaluationResult(returns=(1.0, 3.0), lengths=(2, 5))
+    assert result.to_json() == {
+        "episodes": 2,
+        "return_mean": 2.0,
+        "return_std": 1.0,
+        "return_min": 1.0,
+        "return_max": 3.0,
+        "length_mean": 3.5,
+    }
+    assert result.return_std == np.std(result.returns)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "environments", "shared"),
+    [
+        (100, 10, (10, 10)),
+        (100, 1, (1, 100)),
+        (100, 8, (8, 13)),
+        (5, 10, (5, 1)),
+        (1, 1, (1, 1)),
+        (11, 10, (10, 2)),
+    ],
+)
+def test_episodes_are_shared_out_evenly_and_never_too_few(
+    episodes: int, environments: int, shared: tuple[int, int]
+) -> None:
+    share = share_episodes(episodes, environments)
+    assert (share.num_environments, share.episodes_per_environment) == shared
+    assert share.num_episodes == shared[0] * shared[1] >= episodes
+
+
+@pytest.mark.parametrize(("episodes", "environments"), [(0, 1), (1, 0), (-1, 3)])
+def test_nothing_to_share_is_refused(episodes: int, environments: int) -> None:
+    with pytest.raises(ValueError, match="an evaluation has episodes and environments"):
+        share_episodes(episodes, environments)
