@@ -33,24 +33,17 @@ class StatusMonitor:
     It owns the client.
     """
 
-    def __init__(
-        self, client: StatusClient, *, interval_seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Nothing is asked before ``start``.
-
-        Args:
-            interval_seconds: Between an answer and the next question.
-            clock: Monotonic seconds.
-        """
+    def __init__(self, client: StatusClient, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is asked before ``start``; ``clock`` gives monotonic seconds."""
         self._client = client
-        self._interval_seconds = interval_seconds
         self._clock = clock
         self._newest: tuple[Mapping[str, Any], float] | None = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="status-monitor", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin to ask."""
+    def start(self, *, interval_seconds: float) -> None:
+        """Begin to ask, with so much time between an answer and the next question."""
+        self._thread = threading.Thread(target=self._run, args=(interval_seconds,), name="status-monitor", daemon=True)
         self._thread.start()
 
     def newest(self) -> tuple[Mapping[str, Any] | None, float]:
@@ -65,9 +58,10 @@ class StatusMonitor:
         """Stop asking; a question under way fails at once."""
         self._closed.set()
         self._client.close()
-        self._thread.join(ANSWER_SECONDS)
+        if self._thread is not None:
+            self._thread.join(ANSWER_SECONDS)
 
-    def _run(self) -> None:
+    def _run(self, interval_seconds: float) -> None:
         """Ask, wait for the interval, ask again; ``close`` ends the wait and the question."""
         while not self._closed.is_set():
             try:
@@ -77,4 +71,4 @@ class StatusMonitor:
             except ValueError:
                 # gRPC's word for a channel that `close` has closed meanwhile, and json's for an answer that is none.
                 pass
-            self._closed.wait(self._interval_seconds)
+            self._closed.wait(interval_seconds)

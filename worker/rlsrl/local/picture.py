@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlsrl.api.spec import Stop
-from rlsrl.local.controller import ProcessState
+from rlsrl.local.controller import COORDINATOR, ProcessState
 
 STALE_SECONDS = 5.0
 """A status older than this is marked: the coordinator is away or busy."""
@@ -95,7 +95,7 @@ def goals(stop: Stop, totals: Mapping[str, Any], elapsed_seconds: float) -> list
 
 def rows(view: View) -> list[Row]:
     """A row a process, in the order of starting; of large roles the first few and a count of the rest."""
-    reports = _reports_by_pid(view.status)
+    reports = _reports(view)
     found: list[Row] = []
     for role in dict.fromkeys(process.role for process in view.processes):
         of_role = [process for process in view.processes if process.role == role]
@@ -177,13 +177,18 @@ def _state(process: ProcessState, reports: Mapping[int, Mapping[str, Any]]) -> s
     report = reports.get(process.pid) if process.pid is not None else None
     if report is None:
         return "starting"
-    return str(report.get("state", "running")).lower()
+    return "silent" if report.get("stale") else str(report.get("state") or "starting")
 
 
-def _reports_by_pid(status: Mapping[str, Any] | None) -> dict[int, Mapping[str, Any]]:
-    """What each worker process said of itself; the coordinator itself is one that answers."""
-    reports: dict[int, Mapping[str, Any]] = {}
-    for workers in _mapping(status, "roles").values():
+def _reports(view: View) -> dict[int, Mapping[str, Any]]:
+    """What each worker process said of itself, by pid. The coordinator says nothing of itself: its answer is enough."""
+    fresh = view.status is not None and view.status_age_seconds <= STALE_SECONDS
+    reports: dict[int, Mapping[str, Any]] = {
+        process.pid: {"state": "running" if fresh else "silent"}
+        for process in view.processes
+        if process.role == COORDINATOR and process.pid is not None and view.status is not None
+    }
+    for workers in _mapping(view.status, "roles").values():
         for report in workers if isinstance(workers, list) else ():
             if isinstance(report, Mapping) and isinstance(pid := report.get("pid"), int):
                 reports[pid] = report

@@ -1,0 +1,92 @@
+"""``rlsrl run``: train an experiment on this machine."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlsrl.api.load import SpecError, load_file
+from rlsrl.api.spec import RLExperiment
+from rlsrl.cli.errors import UserError
+from rlsrl.local.controller import Failed, Finished, Outcome
+from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
+from rlsrl.local.session import claim, draw_curve, run_life, settle
+from rlsrl.local.summary import closing_lines
+
+FINISHED, FAILED, BAD_INPUT, SIGNALLED = 0, 1, 2, 128
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--fresh", is_flag=True, help="Move an earlier run in the folder aside, to <name>.<n>, and start anew.")
+@click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Change a field; can be repeated.")
+@click.option("--seed", type=click.IntRange(min=0), help="Short for --set spec.seed=SEED.")
+@click.option(
+    "--run-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Instead of runs/<name>."
+)
+def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, run_dir: Path | None) -> None:
+    """Train the experiment in FILE on this machine, or go on with it where it was left.
+
+    Ctrl-C ends it cleanly with a last checkpoint, a second one kills it at once. The same command goes on with an
+    unfinished run; a finished one is only reported.
+
+    Ends with 0 when the run has finished, 1 when it failed, 2 when the experiment cannot run as written, and 128 plus
+    the signal's number (Ctrl-C: 130) when it was interrupted.
+    """
+    given = (*overrides, *([] if seed is None else [f"spec.seed={seed}"]))
+    try:
+        experiment = load_file(file, given)
+        with RunFolder.open(run_dir or RUNS / experiment.metadata.name, fresh=fresh) as folder:
+            claim(folder, experiment, as_given=file.read_bytes())
+            status = _run(folder, experiment, file, _again(file, overrides, seed, run_dir))
+    except (SpecError, RunFolderError) as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"the run cannot go on: {error}") from error
+    sys.exit(status)
+
+
+def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) -> int:
+    """Run what is not finished, report, and return the exit status."""
+    shown = _short(folder.path)
+    if folder.is_finished():
+        click.echo(f"{shown} has finished; --fresh moves it aside and starts anew")
+        return _report(settle(folder, experiment), folder, Finished(), again)
+    if folder.record.attempt:
+        click.echo(f"going on with {shown}, attempt {folder.record.attempt + 1}")
+    outcome = run_life(folder, experiment, modules=file.absolute().parent, output=sys.stdout)
+    summary = settle(folder, experiment)
+    if (problem := draw_curve(folder, experiment)) is not None:
+        click.echo(f"no curve.png: {problem}", err=True)
+    return _report(summary, folder, outcome, again)
+
+
+def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: Outcome, again: str) -> int:
+    if isinstance(outcome, Failed):
+        click.echo(f"error: {outcome.message}", err=True)
+    for line in closing_lines(summary, _short(folder.path)):
+        click.echo(line)
+    if isinstance(outcome, Finished):
+        return FINISHED
+    click.echo(f"to go on: {again}")
+    if isinstance(outcome, Failed):
+        return BAD_INPUT if outcome.configuration else FAILED
+    return SIGNALLED + outcome.signum
+
+
+def _again(file: Path, overrides: tuple[str, ...], seed: int | None, run_dir: Path | None) -> str:
+    """The command that resumes the run."""
+    changes = [argument for override in overrides for argument in ("--set", override)]
+    seeded = [] if seed is None else ["--seed", str(seed)]
+    folder = [] if run_dir is None else ["--run-dir", str(run_dir)]
+    return shlex.join(["rlsrl", "run", str(file), *changes, *seeded, *folder])
+
+
+def _short(path: Path) -> Path:
+    """The path as the user would type it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,174 @@
+"""One life of a run in its folder: what ``rlsrl run`` does between reading its arguments and printing the result."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any, TextIO
+
+from rlsrl.api.load import Difference, SpecError, differences, dump, load_text
+from rlsrl.api.resolve import POLICY_NAME, LocalPlacement, resolve
+from rlsrl.api.resolved import ResolvedExperiment
+from rlsrl.api.spec import RLExperiment
+from rlsrl.local.controller import WORKER_COMMAND, LocalController, Outcome, RolePlan
+from rlsrl.local.display import Viewer, open_display
+from rlsrl.local.metrics_log import read_rows, without_rolled_back
+from rlsrl.local.monitor import StatusMonitor
+from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolder, RunFolderError
+from rlsrl.local.summary import RunFacts, summarize
+from rlsrl.local.supervisor import RestartLimits
+from rlsrl.rpc.auth import TOKEN_VARIABLE, new_token
+from rlsrl.runtime.coordination import CoordinatorClient
+from rlsrl.runtime.durable import write_durably
+from rlsrl.runtime.ledger import LedgerError, balance, close_books, read_pages
+from rlsrl.runtime.process import worker_environment
+
+
+def claim(folder: RunFolder, experiment: RLExperiment, *, as_given: bytes) -> None:
+    """Make an empty folder this experiment's, or see that it is already.
+
+    Raises:
+        RunFolderError: the folder is another experiment's; the text names every field that differs.
+    """
+    if not folder.holds_run:
+        folder.create(as_given=as_given, resolved=dump(experiment).encode(), package_version=installed_version("rlsrl"))
+        return
+    try:
+        recorded = load_text((folder.path / RESOLVED_EXPERIMENT).read_bytes(), source=RESOLVED_EXPERIMENT)
+    except (OSError, SpecError) as error:
+        raise RunFolderError(
+            f"{folder.path} holds a run whose {RESOLVED_EXPERIMENT} cannot be read by this version: {error}\n{_CURE}"
+        ) from error
+    if found := changes(recorded, experiment):
+        listed = "\n".join(f"  {each.path}: {_show(each.old)} -> {_show(each.new)}" for each in found)
+        raise RunFolderError(f"{folder.path} holds a run of another experiment:\n{listed}\n{_CURE}")
+
+
+_CURE = "The same experiment resumes it; --fresh moves it aside and starts anew; --run-dir starts elsewhere."
+
+
+def changes(recorded: RLExperiment, asked: RLExperiment) -> list[Difference]:
+    """What makes the two different runs: the name and every field of the spec, a default written out or not."""
+    names = (recorded.metadata.name, asked.metadata.name)
+    renamed = [Difference("metadata.name", *names)] if names[0] != names[1] else []
+    return renamed + differences(recorded, asked)
+
+
+def run_life(
+    folder: RunFolder,
+    experiment: RLExperiment,
+    *,
+    modules: Path,
+    output: TextIO,
+    command: Sequence[str] = WORKER_COMMAND,
+) -> Outcome:
+    """Start or resume the run, show it, and end it. Main thread only.
+
+    Args:
+        folder: Claimed by the experiment.
+        modules: Where the user's own modules are looked for first.
+        output: Where the run is shown.
+
+    Raises:
+        OSError: a process or file cannot be made.
+    """
+    resolved = resolve(experiment, LocalPlacement(run_uid=folder.record.run_uid, run_folder=folder.path))
+    _write_configs(folder, resolved)
+    close_books(folder.ledger)
+    token = new_token()
+    client = CoordinatorClient(resolved.coordinator.coordinator_address, token)
+    monitor = StatusMonitor(client)
+    display = open_display(Viewer(experiment, monitor.newest), output)
+    for warning in resolved.warnings:
+        display.note(f"warning: {warning}")
+    folder.begin_life()
+    monitor.start(interval_seconds=display.interval_seconds)
+    try:
+        restarts = experiment.spec.restarts
+        return LocalController(
+            plans=_plans(folder, resolved),
+            limits=RestartLimits(budget=restarts.budget, decay_seconds=restarts.decay_seconds),
+            journal=folder,
+            display=display,
+            environment=child_environment(os.environ, token=token, modules=modules),
+            logs=folder.logs,
+            command=command,
+            keep_fds=(folder.lock_fd,),
+        ).run()
+    finally:
+        monitor.close()
+        display.close()
+        folder.end_life()
+
+
+def settle(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:
+    """Write the summary of a run of which nothing is running, and return it."""
+    close_books(folder.ledger)
+    summary = summarize(
+        RunFacts(
+            name=experiment.metadata.name,
+            seed=experiment.spec.seed,
+            record=folder.record,
+            terminal=folder.terminal(),
+            versions=folder.database.versions(POLICY_NAME),
+            rows=without_rolled_back(read_rows(folder.metrics)),
+            ledger=read_ledger(folder.ledger),
+        )
+    )
+    write_durably(folder.summary, json.dumps(summary, indent=2).encode())
+    return summary
+
+
+def draw_curve(folder: RunFolder, experiment: RLExperiment) -> str | None:
+    """Draw ``curve.png``; returns why not, if it cannot be: the picture is worth no failed run."""
+    try:
+        from rlsrl.local.plot import read_curve, save
+
+        curve = read_curve(folder.metrics, experiment.metadata.name)
+        if curve.env_steps:
+            save([curve], folder.curve)
+    except (ImportError, OSError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def read_ledger(pages: Path) -> dict[str, Any]:
+    """The balance of an ended run, with ``balanced`` and, if it is not, the ``problem``."""
+    books = balance(read_pages(pages), ended=True)
+    try:
+        books.check()
+    except LedgerError as error:
+        return {**books.to_json(), "balanced": False, "problem": str(error)}
+    return {**books.to_json(), "balanced": True}
+
+
+def child_environment(base: Mapping[str, str], *, token: str, modules: Path) -> dict[str, str]:
+    """The workers' environment: ours, the run's token, and the user's modules first on the path."""
+    path = os.pathsep.join(filter(None, (str(modules.absolute()), base.get("PYTHONPATH"))))
+    return worker_environment({**base, TOKEN_VARIABLE: token, "PYTHONPATH": path})
+
+
+def _plans(folder: RunFolder, resolved: ResolvedExperiment) -> list[RolePlan]:
+    replicas = {"coordinator": 1, "trainer": resolved.trainer.num_trainers, "actor": resolved.num_actors}
+    return [RolePlan(role=role, replicas=count, config=_config(folder, role)) for role, count in replicas.items()]
+
+
+def _write_configs(folder: RunFolder, resolved: ResolvedExperiment) -> None:
+    (folder.path / "resolved.json").write_text(resolved.to_json())
+    for role, config in (
+        ("coordinator", resolved.coordinator),
+        ("trainer", resolved.trainer),
+        ("actor", resolved.actor),
+    ):
+        _config(folder, role).write_text(config.to_json())
+
+
+def _config(folder: RunFolder, role: str) -> Path:
+    return folder.configs / f"{role}.json"
+
+
+def _show(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value)
