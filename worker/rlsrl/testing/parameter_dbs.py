@@ -1,0 +1,568 @@
+"""What every parameter database must do, as tests to inherit.
+
+A test module subclasses ``ParameterDBConformance`` and gives it a fixture ``store``, a fresh ``ParameterStore``.
+"""
+
+# ruff: noqa: D102, S101 - these are tests, named for what they say
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rlsrl.data.version import INITIAL, Version
+from rlsrl.parameters.protocols import (
+    Corrupt,
+    NonFinite,
+    ParameterDB,
+    Parameters,
+    StaleAttempt,
+    TrainerState,
+    VersionExists,
+    VersionNotFound,
+)
+from rlsrl.testing.clock import ManualClock
+
+POLICY = "default"
+"""The policy that the tests store under."""
+SHORT = 0.0
+"""Seconds to watch where nothing is to come."""
+LONG = 60.0
+"""Seconds to watch where something will come: never reached."""
+
+
+class ParameterStore(Protocol):
+    """One store under test."""
+
+    @property
+    def clock(self) -> ManualClock:
+        """The clock of every database that ``open`` gives."""
+
+    def open(self) -> ParameterDB:
+        """A database over this store that shares nothing else with earlier ones, as another process has it."""
+
+    def corrupt(self, policy: str, version: Version, what: Literal["parameters", "state"]) -> None:
+        """Change one bit of a stored array."""
+
+
+def make_parameters(
+    version: Version, *, fill: float | None = None, layout: str = "layout-1", size: int = 16, **statistics: NDArray[Any]
+) -> Parameters:
+    """Parameters whose elements all are ``fill``, the version's step unless given."""
+    vector = np.full(size, version.step if fill is None else fill, dtype=np.float32)
+    return Parameters(version=version, vector=vector, layout=layout, statistics=statistics)
+
+
+def make_state(version: Version, **values: Any) -> TrainerState:
+    """A small state of that version."""
+    return TrainerState(version=version, arrays={"adam/m": np.full(4, version.step, dtype=np.float32)}, values=values)
+
+
+def push_steps(db: ParameterDB, *steps: int, attempt: int = 1) -> None:
+    """Push versions of one attempt."""
+    for step in steps:
+        db.push(POLICY, make_parameters(Version(attempt, step)))
+
+
+def stored(db: ParameterDB) -> list[str]:
+    """Texts of the stored versions, oldest first."""
+    return [str(info.version) for info in db.versions(POLICY)]
+
+
+def got(db: ParameterDB, ref: Version | str = "latest") -> Parameters:
+    """The parameters, which are there."""
+    parameters = db.get(POLICY, ref)
+    assert parameters is not None
+    return parameters
+
+
+class ParameterDBConformance:
+    """Inherit it, add a fixture ``store``, and pytest runs it."""
+
+    def test_what_was_pushed_comes_back_to_the_bit(self, store: ParameterStore) -> None:
+        rng = np.random.default_rng(0)
+        pushed = Parameters(
+            version=Version(3, 7),
+            vector=rng.standard_normal(1001, dtype=np.float32),
+            layout="abc",
+            statistics={
+                "observation/mean": rng.standard_normal((2, 3)),
+                "observation/count": np.array(2**53 + 1, dtype=np.int64),
+                "observation/strided": np.arange(12.0, dtype=np.float32).reshape(3, 4)[:, ::2],
+                "reward/empty": np.zeros((0, 3), dtype=np.float16),
+                "reward/seen": np.array([True, False]),
+                "reward/tiny": np.array([5e-324, -0.0]),
+            },
+        )
+        store.open().push(POLICY, pushed)
+        read = got(store.open())
+        assert (read.version, read.layout) == (pushed.version, pushed.layout)
+        assert read.vector.dtype == np.float32
+        assert read.vector.tobytes() == pushed.vector.tobytes()
+        assert read.statistics.keys() == pushed.statistics.keys()
+        for name, array in pushed.statistics.items():
+            there = read.statistics[name]
+            assert (there.dtype, there.shape, there.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+    def test_what_is_stored_cannot_be_changed_through_arrays(self, store: ParameterStore) -> None:
+        db = store.open()
+        mine = make_parameters(Version(1, 1), fill=1, mean=np.zeros(2))
+        db.push(POLICY, mine)
+        mine.vector[:] = 99
+        read = got(db)
+        for array in (read.vector, *read.statistics.values()):
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 5
+        np.testing.assert_array_equal(got(db).vector, np.ones(16))
+
+    def test_a_version_is_named_by_itself_its_text_a_tag_or_as_latest(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 5, 6)
+        db.push(POLICY, make_parameters(Version(2, 1500)), tags=["best", "released-1.0"])
+        push_steps(db, 1501, attempt=2)
+        assert got(db, Version(1, 5)).version == Version(1, 5)
+        assert got(db, "1.6").version == Version(1, 6)
+        assert got(db, "best").version == got(db, "released-1.0").version == Version(2, 1500)
+        assert got(db, "latest").version == got(db).version == Version(2, 1501)
+
+    def test_versions_are_ordered_by_attempt_then_step_as_numbers(self, store: ParameterStore) -> None:
+        db = store.open()
+        for attempt, step in [(1, 9), (1, 10), (1, 2), (9, 3), (10, 1), (10, 0)]:
+            db.push(POLICY, make_parameters(Version(attempt, step)))
+        assert stored(db) == ["1.2", "1.9", "1.10", "9.3", "10.0", "10.1"]
+        assert got(db).version == Version(10, 1)
+
+    def test_a_version_is_described(self, store: ParameterStore) -> None:
+        db = store.open()
+        store.clock.advance(12.5)
+        pushed_at = store.clock.time()
+        db.push(POLICY, make_parameters(Version(1, 3), size=100), tags=["z", "a"], metadata={"env_steps": 4096})
+        store.clock.advance(1.0)
+        db.push(POLICY, make_parameters(Version(1, 4)))
+        db.save_state(POLICY, make_state(Version(1, 3)))
+        first, second = store.open().versions(POLICY)
+        assert (first.policy, first.version, first.tags) == (POLICY, Version(1, 3), ("a", "z"))
+        assert (first.created_at, second.created_at) == (pushed_at, pushed_at + 1.0)
+        assert (first.num_parameters, second.num_parameters) == (100, 16)
+        assert first.nbytes >= 400 > second.nbytes - 400
+        assert (first.has_state, second.has_state) == (True, False)
+        assert (first.metadata, second.metadata) == ({"env_steps": 4096}, {})
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            make_parameters(Version(1, 1), fill=2),
+            make_parameters(Version(1, 1), layout="layout-2"),
+            make_parameters(Version(1, 1), size=17),
+            make_parameters(Version(1, 1), mean=np.zeros(2)),
+        ],
+        ids=["weights", "layout", "size", "statistics"],
+    )
+    def test_a_version_never_changes(self, store: ParameterStore, other: Parameters) -> None:
+        db = store.open()
+        push_steps(db, 1)
+        for writer in (db, store.open()):
+            with pytest.raises(VersionExists, match=r"1\.1"):
+                writer.push(POLICY, other)
+        read = got(db)
+        assert (read.layout, dict(read.statistics)) == ("layout-1", {})
+        np.testing.assert_array_equal(read.vector, np.ones(16))
+
+    def test_repeating_a_push_makes_sure_of_its_tags_and_changes_nothing_else(self, store: ParameterStore) -> None:
+        db = store.open()
+        db.push(POLICY, make_parameters(Version(1, 1)), metadata={"env_steps": 1})
+        created_at = db.versions(POLICY)[0].created_at
+        store.clock.advance(5.0)
+        store.open().push(POLICY, make_parameters(Version(1, 1)), tags=["best"], metadata={"env_steps": 2})
+        (info,) = db.versions(POLICY)
+        assert (info.tags, info.created_at, info.metadata) == (("best",), created_at, {"env_steps": 1})
+
+    def test_a_succeeded_attempt_is_fenced_off(self, store: ParameterStore) -> None:
+        old, new = store.open(), store.open()
+        push_steps(old, 1, 2, attempt=1)
+        push_steps(new, 1, 2, attempt=2)
+        new.prune(POLICY, keep_last=1)
+        for db in (old, new, store.open()):
+            with pytest.raises(StaleAttempt, match="attempt 2"):
+                push_steps(db, 3, attempt=1)
+            with pytest.raises(StaleAttempt, match="attempt 2"):
+                push_steps(db, 2, attempt=1)
+        push_steps(new, 3, attempt=2)
+        assert stored(new) == ["2.2", "2.3"]
+
+    def test_a_succeeded_attempt_saves_no_state(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1, attempt=1)
+        db.save_state(POLICY, make_state(Version(1, 1)))
+        push_steps(db, 1, attempt=2)
+        with pytest.raises(StaleAttempt, match="attempt 2"):
+            db.save_state(POLICY, make_state(Version(1, 1), late=True))
+        state = db.load_state(POLICY, "1.1")
+        assert state is not None
+        assert state.values == {}
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_what_is_not_finite_is_never_stored(self, store: ParameterStore, bad: float) -> None:
+        db = store.open()
+        push_steps(db, 1)
+        vector = np.zeros(8, dtype=np.float32)
+        vector[3] = bad
+        with pytest.raises(NonFinite, match="vector"):
+            db.push(POLICY, Parameters(version=Version(1, 2), vector=vector, layout="layout-1"))
+        with pytest.raises(NonFinite, match="variance"):
+            db.push(POLICY, make_parameters(Version(1, 2), variance=np.array([1.0, bad])))
+        assert stored(db) == ["1.1"]
+
+    @pytest.mark.parametrize("vector", [np.zeros((2, 2), np.float32), np.zeros(4)], ids=["matrix", "float64"])
+    def test_a_vector_is_flat_float32(self, store: ParameterStore, vector: NDArray[Any]) -> None:
+        with pytest.raises(ValueError, match="flat float32"):
+            store.open().push(POLICY, Parameters(version=Version(1, 1), vector=vector, layout="layout-1"))
+
+    def test_newer_than_gives_only_what_is_newer(self, store: ParameterStore) -> None:
+        db = store.open()
+        assert db.get(POLICY, newer_than=INITIAL) is None
+        push_steps(db, 4, 5)
+        db.tag(POLICY, Version(1, 4), "best")
+        newest = db.get(POLICY, newer_than=Version(1, 4))
+        assert newest is not None
+        assert newest.version == Version(1, 5)
+        assert db.get(POLICY, newer_than=Version(1, 5)) is None
+        assert db.get(POLICY, newer_than=Version(2, 0)) is None
+        assert db.get(POLICY, "best", newer_than=Version(1, 4)) is None
+        assert db.get(POLICY, "best", newer_than=Version(1, 3)) is not None
+
+    def test_missing_names_are_answered_with_what_there_is(self, store: ParameterStore) -> None:
+        db = store.open()
+        with pytest.raises(VersionNotFound, match="stored policies: none"):
+            db.get(POLICY)
+        db.push(POLICY, make_parameters(Version(1, 1)), tags=["best"])
+        push_steps(db, 20)
+        with pytest.raises(VersionNotFound, match="'default'"):
+            db.get("defalt")
+        with pytest.raises(VersionNotFound, match="did you mean 'best'"):
+            db.get(POLICY, "bets")
+        with pytest.raises(VersionNotFound, match=r"stored: 1\.1, 1\.20 \(nearest: 1\.20\)"):
+            db.get(POLICY, Version(1, 18))
+        with pytest.raises(VersionNotFound):
+            db.get(POLICY, "1.2", newer_than=INITIAL)
+
+    @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "white space", "x" * 64, "ü"])
+    def test_names_are_safe_as_file_names(self, store: ParameterStore, name: str) -> None:
+        db = store.open()
+        push_steps(db, 1)
+        with pytest.raises(ValueError, match="allowed"):
+            db.push(name, make_parameters(Version(1, 1)))
+        with pytest.raises(ValueError, match="allowed"):
+            db.tag(POLICY, "latest", name)
+        with pytest.raises(ValueError, match="allowed"):
+            db.push(POLICY, make_parameters(Version(1, 2)), tags=["good", name])
+        assert stored(db) == ["1.1"]
+
+    @pytest.mark.parametrize("name", ["latest", "1.1", "7.1500"])
+    def test_a_tag_is_no_other_reference(self, store: ParameterStore, name: str) -> None:
+        db = store.open()
+        push_steps(db, 1)
+        with pytest.raises(ValueError, match="already name versions"):
+            db.tag(POLICY, "latest", name)
+
+    def test_policies_are_apart(self, store: ParameterStore) -> None:
+        db = store.open()
+        db.push("opponent", make_parameters(Version(5, 1)), tags=["best"])
+        push_steps(db, 1, attempt=1)
+        assert db.policies() == [POLICY, "opponent"]
+        assert stored(db) == ["1.1"]
+        with pytest.raises(VersionNotFound):
+            db.get(POLICY, "best")
+
+    def test_a_misspelt_policy_is_not_created(self, store: ParameterStore) -> None:
+        db = store.open()
+        attempts: list[Callable[[], Any]] = [
+            lambda: db.tag(POLICY, "latest", "best"),
+            lambda: db.annotate(POLICY, Version(1, 1), {}),
+            lambda: db.save_state(POLICY, make_state(Version(1, 1))),
+        ]
+        for attempt in attempts:
+            with pytest.raises(VersionNotFound):
+                attempt()
+        assert db.prune(POLICY, keep_last=1) == []
+        assert (db.policies(), db.versions(POLICY), db.load_state(POLICY)) == ([], [], None)
+
+    def test_a_tag_moves_and_what_it_left_can_be_pruned(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1, 2, 3, 4)
+        db.tag(POLICY, Version(1, 1), "best", "first")
+        db.tag(POLICY, "1.2", "best")
+        assert got(store.open(), "best").version == Version(1, 2)
+        db.prune(POLICY, keep_last=1)
+        assert stored(db) == ["1.1", "1.2", "1.4"]
+        db.tag(POLICY, "latest", "best", "first")
+        db.prune(POLICY, keep_last=1)
+        assert stored(db) == ["1.4"]
+        with pytest.raises(VersionNotFound, match=r"no version 1\.2"):
+            db.tag(POLICY, Version(1, 2), "best")
+
+    def test_retention_keeps_the_newest_the_tagged_and_the_latest(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1, 2, 3, 4, 5)
+        db.tag(POLICY, Version(1, 2), "milestone")
+        assert db.prune(POLICY, keep_last=2) == [Version(1, 1), Version(1, 3)]
+        assert stored(store.open()) == ["1.2", "1.4", "1.5"]
+        assert db.prune(POLICY, keep_last=0) == [Version(1, 4)]
+        assert stored(db) == ["1.2", "1.5"]
+        assert db.prune(POLICY, keep_last=0) == []
+        assert db.prune(POLICY, keep_last=10) == []
+        with pytest.raises(ValueError, match="keep_last is -1"):
+            db.prune(POLICY, keep_last=-1)
+
+    def test_what_belongs_to_a_pruned_version_goes_with_it(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1, 2)
+        for step in (1, 2):
+            db.save_state(POLICY, make_state(Version(1, step)))
+            db.annotate(POLICY, Version(1, step), {"return_mean": 1.0})
+        assert db.prune(POLICY, keep_last=1) == [Version(1, 1)]
+        push_steps(db, 1)
+        first, second = db.versions(POLICY)
+        assert (first.has_state, first.metadata) == (False, {})
+        assert (second.has_state, second.metadata) == (True, {"return_mean": 1.0})
+        assert db.load_state(POLICY, Version(1, 1)) is None
+
+    def test_retention_never_takes_what_resuming_needs(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1, 2, 3)
+        db.save_state(POLICY, make_state(Version(1, 2)))
+        assert db.prune(POLICY, keep_last=1) == [Version(1, 1)]
+        state = db.load_state(POLICY)
+        assert state is not None
+        assert state.version == Version(1, 2)
+
+    def test_retention_never_takes_the_newest_whole_version(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1, 2, 3)
+        store.corrupt(POLICY, Version(1, 3), "parameters")
+        db.prune(POLICY, keep_last=1)
+        assert got(db).version == Version(1, 2)
+
+    def test_annotations_add_and_replace_keys(self, store: ParameterStore) -> None:
+        db = store.open()
+        db.push(POLICY, make_parameters(Version(1, 1)), metadata={"env_steps": 10, "nested": {"a": (1, 2)}})
+        db.annotate(POLICY, Version(1, 1), {"return_mean": 475.25, "env_steps": 11})
+        store.open().annotate(POLICY, Version(1, 1), {"terminal": {"reason": "goal"}, "return_mean": None})
+        (info,) = store.open().versions(POLICY)
+        assert info.metadata == {
+            "env_steps": 11,
+            "nested": {"a": [1, 2]},
+            "return_mean": None,
+            "terminal": {"reason": "goal"},
+        }
+        with pytest.raises(VersionNotFound, match=r"1\.2"):
+            db.annotate(POLICY, Version(1, 2), {"return_mean": 1.0})
+
+    @pytest.mark.parametrize(
+        ("value", "names"),
+        [(float("nan"), "nan"), ({1: "a"}, "key 1"), (np.float32(1.0), "float32"), (object(), "object")],
+    )
+    def test_metadata_are_json(self, store: ParameterStore, value: Any, names: str) -> None:
+        db = store.open()
+        push_steps(db, 1)
+        refused: list[Callable[[], None]] = [
+            lambda: db.annotate(POLICY, Version(1, 1), {"good": 1, "deep": [value]}),
+            lambda: db.push(POLICY, make_parameters(Version(1, 2)), metadata={"good": 1, "deep": [value]}),
+            lambda: db.save_state(POLICY, make_state(Version(1, 1), good=1, deep=[value])),
+        ]
+        for refuse in refused:
+            with pytest.raises(ValueError, match=rf"deep\[0\].*{names}"):
+                refuse()
+        (info,) = db.versions(POLICY)
+        assert (info.metadata, info.has_state) == ({}, False)
+
+    def test_a_query_finds_versions_that_hold_every_key_with_its_value(self, store: ParameterStore) -> None:
+        db = store.open()
+        for step, metadata in enumerate([{"a": 1, "b": [1, 2]}, {"a": 1, "b": None}, {"a": 2}, {}]):
+            db.push(POLICY, make_parameters(Version(1, step)), metadata=metadata)
+        db.annotate(POLICY, Version(1, 3), {"a": 1})
+
+        def found(**where: Any) -> list[int]:
+            return [info.version.step for info in db.query(POLICY, where)]
+
+        assert found(a=1) == [0, 1, 3]
+        assert found(a=1, b=(1, 2)) == [0]
+        assert found(b=None) == [1]
+        assert found(c=None) == []
+        assert found() == [0, 1, 2, 3]
+
+    def test_a_state_comes_back_to_the_bit(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1, 2)
+        arrays: dict[str, NDArray[Any]] = {
+            "adam/m": np.random.default_rng(1).standard_normal(33, dtype=np.float32),
+            "generator/torch": np.frombuffer(bytes(range(256)), dtype=np.uint8),
+            "limiter": np.array(0.1),
+            "nothing": np.zeros(0, dtype=np.int64),
+        }
+        values = {
+            "optimizer_steps": 2**60,
+            "marks": {"0": [1, 4]},
+            "ledger": {"trained": 0.1, "ok": True, "none": None},
+        }
+        db.save_state(POLICY, TrainerState(version=Version(1, 1), arrays=arrays, values=values))
+        state = store.open().load_state(POLICY, "1.1")
+        assert state is not None
+        assert (state.version, state.values) == (Version(1, 1), values)
+        assert state.arrays.keys() == arrays.keys()
+        for name, array in arrays.items():
+            there = state.arrays[name]
+            assert (there.dtype, there.shape, there.tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert db.load_state(POLICY, Version(1, 2)) is None
+        with pytest.raises(VersionNotFound):
+            db.load_state(POLICY, Version(1, 3))
+
+    def test_a_state_saved_again_is_replaced(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1)
+        db.save_state(POLICY, make_state(Version(1, 1), num_saves=1))
+        db.save_state(POLICY, make_state(Version(1, 1), num_saves=2))
+        state = db.load_state(POLICY)
+        assert state is not None
+        assert state.values == {"num_saves": 2}
+
+    def test_only_the_last_few_states_are_kept(self, store: ParameterStore) -> None:
+        db = store.open()
+        for step in range(1, 6):
+            push_steps(db, step)
+            db.save_state(POLICY, make_state(Version(1, step)))
+        assert [info.version.step for info in db.versions(POLICY) if info.has_state] == [3, 4, 5]
+
+    def test_resuming_takes_the_newest_state_that_is_whole_with_whole_parameters(self, store: ParameterStore) -> None:
+        db = store.open()
+
+        def resumed() -> Version | None:
+            state = store.open().load_state(POLICY)
+            return state.version if state is not None else None
+
+        assert resumed() is None
+        push_steps(db, 1, 2, 3, 4)
+        assert resumed() is None
+        for step in (1, 2, 3):
+            db.save_state(POLICY, make_state(Version(1, step)))
+        assert resumed() == Version(1, 3)
+        store.corrupt(POLICY, Version(1, 3), "state")
+        assert resumed() == Version(1, 2)
+        with pytest.raises(Corrupt, match="000003"):
+            db.load_state(POLICY, Version(1, 3))
+        store.corrupt(POLICY, Version(1, 2), "parameters")
+        assert resumed() == Version(1, 1)
+        store.corrupt(POLICY, Version(1, 1), "state")
+        assert resumed() is None
+
+    def test_latest_skips_corrupt_versions_and_a_named_one_says_so(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1, 2, 3)
+        store.corrupt(POLICY, Version(1, 3), "parameters")
+        assert got(db).version == Version(1, 2)
+        assert db.get(POLICY, newer_than=Version(1, 2)) is None
+        for ref in (Version(1, 3), "1.3"):
+            with pytest.raises(Corrupt, match="000003"):
+                db.get(POLICY, ref)
+        db.tag(POLICY, "latest", "best")
+        assert got(db, "best").version == Version(1, 2)
+        for step in (1, 2):
+            store.corrupt(POLICY, Version(1, step), "parameters")
+        with pytest.raises(Corrupt, match="000003"):
+            db.get(POLICY)
+
+    def test_pushing_a_corrupt_version_again_makes_it_whole(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1, 2)
+        db.save_state(POLICY, make_state(Version(1, 2)))
+        store.corrupt(POLICY, Version(1, 2), "parameters")
+        push_steps(db, 2)
+        assert got(db).version == Version(1, 2)
+        state = db.load_state(POLICY)
+        assert state is not None
+        assert state.version == Version(1, 2)
+
+    def test_watching_gives_the_newest_at_once_then_what_comes(self, store: ParameterStore) -> None:
+        db = store.open()
+        assert list(db.watch(POLICY, SHORT)) == []
+        push_steps(db, 1, 2)
+        assert list(db.watch(POLICY, SHORT)) == [Version(1, 2)]
+        versions = db.watch(POLICY, LONG)
+        assert next(versions) == Version(1, 2)
+        push_steps(db, 3, 4)
+        assert next(versions) == Version(1, 4)
+
+    def test_a_push_wakes_who_watches(self, store: ParameterStore) -> None:
+        """Through the same database and through another."""
+        db, other = store.open(), store.open()
+        watching = threading.Barrier(3, timeout=LONG)
+
+        def watch(watcher: ParameterDB) -> Version:
+            versions = watcher.watch(POLICY, LONG)
+            watching.wait()
+            return next(versions)
+
+        with ThreadPoolExecutor(2) as pool:
+            seen = [pool.submit(watch, watcher) for watcher in (db, other)]
+            watching.wait()
+            push_steps(db, 1)
+            assert [future.result(LONG) for future in seen] == [Version(1, 1)] * 2
+
+    def test_readers_read_whole_versions_while_a_writer_pushes_and_prunes(self, store: ParameterStore) -> None:
+        num_versions = 40
+        writer = store.open()
+        push_steps(writer, 0)
+        done = threading.Event()
+
+        def write() -> None:
+            try:
+                for step in range(1, num_versions):
+                    writer.push(POLICY, make_parameters(Version(1, step), size=5000), tags=["newest"])
+                    writer.save_state(POLICY, make_state(Version(1, step)))
+                    writer.prune(POLICY, keep_last=1)
+            finally:
+                done.set()
+
+        def read() -> int:
+            db = store.open()
+            newest, num_reads = INITIAL, 0
+            while True:
+                last = done.is_set()
+                parameters, state = got(db), db.load_state(POLICY)
+                assert parameters.version >= newest
+                assert (parameters.vector == parameters.version.step).all()
+                if parameters.version.step > 1:
+                    assert state is not None
+                    assert got(db, "newest").version >= newest
+                newest = parameters.version
+                num_reads += 1
+                if last:
+                    assert newest == Version(1, num_versions - 1)
+                    return num_reads
+
+        with ThreadPoolExecutor(3) as pool:
+            reads = [pool.submit(read) for _ in range(2)]
+            pool.submit(write).result(LONG)
+            assert all(future.result(LONG) > 0 for future in reads)
+
+    def test_one_of_two_racing_writers_of_a_version_wins(self, store: ParameterStore) -> None:
+        def push(fill: int) -> bool:
+            db = store.open()
+            start.wait()
+            try:
+                db.push(POLICY, make_parameters(Version(1, 1), fill=fill, size=5000))
+            except VersionExists:
+                return False
+            return True
+
+        start = threading.Barrier(4, timeout=LONG)
+        with ThreadPoolExecutor(4) as pool:
+            won = list(pool.map(push, range(4)))
+        assert won.count(True) == 1
+        assert (got(store.open()).vector == won.index(True)).all()
