@@ -121,17 +121,19 @@ class Welcome:
         return {"protocol": PROTOCOL, "mark": self.mark, "num_slots": self.num_slots, "claims": list(self.claims)}
 
     @classmethod
-    def from_json(cls, message: Mapping[str, Any]) -> Self:
-        """Read the consumer's answer.
+    def from_json(cls, message: Mapping[str, Any], *, stream: str) -> Self:
+        """Read the answer of the named stream's consumer.
 
         Raises:
             HandshakeRefused: it said no, or speaks another version of the protocol.
             StreamError: it makes no sense.
         """
         if "refused" in message:
-            raise HandshakeRefused(f"the consumer refused this producer: {message['refused']}")
+            raise HandshakeRefused(f"sample stream {stream}: the consumer refused this producer: {message['refused']}")
         if message.get("protocol") != PROTOCOL:
-            raise HandshakeRefused(f"protocol {PROTOCOL} here, {message.get('protocol')} at the consumer")
+            raise HandshakeRefused(
+                f"sample stream {stream}: protocol {PROTOCOL} here, {message.get('protocol')} at the consumer"
+            )
         try:
             return cls(
                 mark=int(message["mark"]),
@@ -139,7 +141,7 @@ class Welcome:
                 claims=tuple(_integer(order) for order in message["claims"]),
             )
         except (KeyError, ValueError, TypeError) as error:
-            raise StreamError(f"the consumer's answer makes no sense: {error!r}") from error
+            raise StreamError(f"sample stream {stream}: the consumer's answer makes no sense: {error!r}") from error
 
 
 def refusal_to_json(refusal: Refusal) -> dict[str, Any]:

@@ -20,13 +20,18 @@ from rlsrl.rpc.local import create_memory, seal_size
 class Segment:
     """``num_slots`` slots in a mapped memory descriptor."""
 
-    def __init__(self, fd: int, layout: SlotLayout, num_slots: int) -> None:
-        """Map the descriptor, which the caller may close afterwards.
+    def __init__(self, descriptor: int, layout: SlotLayout, num_slots: int) -> None:
+        """Map the descriptor, which is the segment's own from here on.
 
         Raises:
-            OSError, ValueError: it cannot be mapped, or is too short.
+            OSError, ValueError: it cannot be mapped, or is too short; it was closed.
         """
-        self._view = memoryview(mmap.mmap(fd, segment_nbytes(layout, num_slots)))
+        self._descriptor = descriptor
+        try:
+            self._view = memoryview(mmap.mmap(descriptor, segment_nbytes(layout, num_slots)))
+        except BaseException:
+            os.close(descriptor)
+            raise
         self.progress: memoryview = self._view[:8].cast("q")
         """One integer: the producer changes it to show that it is alive."""
         self.slots: list[dict[str, NDArray[Any]]] = [
@@ -35,15 +40,26 @@ class Segment:
         """Each slot's arrays, over the shared memory."""
 
     @classmethod
-    def create(cls, layout: SlotLayout, num_slots: int) -> tuple[Self, int]:
-        """Fresh memory of zeros; returns it with the descriptor to send, which the caller closes."""
-        fd = create_memory("rlsrl-slots", segment_nbytes(layout, num_slots))
-        try:
-            seal_size(fd)
-            return cls(fd, layout, num_slots), fd
-        except BaseException:
-            os.close(fd)
-            raise
+    def create(cls, layout: SlotLayout, num_slots: int) -> Self:
+        """Fresh memory of zeros.
+
+        Raises:
+            OSError: there is none.
+        """
+        descriptor = create_memory("rlsrl-slots", segment_nbytes(layout, num_slots))
+        seal_size(descriptor)
+        return cls(descriptor, layout, num_slots)
+
+    @property
+    def descriptor(self) -> int:
+        """What to send to the other end; -1 after ``close_descriptor``."""
+        return self._descriptor
+
+    def close_descriptor(self) -> None:
+        """The memory has been sent, or was received: only the mapping is needed from now on. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def segment_nbytes(layout: SlotLayout, num_slots: int) -> int:
