@@ -1,10 +1,11 @@
-"""A process's metrics over HTTP, as Prometheus text."""
+"""A process's metrics over HTTP, as Prometheus text, and what else it has to show."""
 
 from __future__ import annotations
 
 import selectors
 import socket
 import threading
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -12,23 +13,29 @@ from typing import Any, ClassVar, Self
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+Page = Callable[[], tuple[str, bytes]]
+"""Makes a page: content type and body. Called from the server's thread; TimeoutError if it cannot be had now."""
+
 _REQUEST_SECONDS = 5
 """How long one client may take to send its request or read its answer; another waits meanwhile."""
 
 
 class MetricsServer:
-    """Answers ``GET /metrics`` on ``host`` and ``port`` (0: any free one; ``address`` tells) until closed.
+    """Answers ``GET /metrics`` and further pages on ``host`` and ``port`` until closed (port 0: any free one;
+    ``address`` tells).
 
     Its one thread waits for requests, woken by them and by ``close``.
     """
 
-    def __init__(self, registry: CollectorRegistry, *, host: str, port: int) -> None:
-        """Bind and serve.
+    def __init__(
+        self, registry: CollectorRegistry, *, host: str, port: int, pages: Mapping[str, Page] | None = None
+    ) -> None:
+        """Bind and serve; ``pages`` are by path, for example ``/status``.
 
         Raises:
             OSError: the address is taken or not ours.
         """
-        handler = type("_BoundHandler", (_Handler,), {"registry": registry})
+        handler = type("_BoundHandler", (_Handler,), {"registry": registry, "pages": dict(pages or {})})
         self._server = HTTPServer((host, port), handler)
         # The thread selects before each request; a client that hangs up in between must not block it.
         self._server.timeout = 0
@@ -66,13 +73,27 @@ class MetricsServer:
 class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_SECONDS
     registry: ClassVar[CollectorRegistry]
+    pages: ClassVar[Mapping[str, Page]]
 
     def do_GET(self) -> None:
-        if self.path.partition("?")[0] != "/metrics":
-            self.send_error(404, "only /metrics is here")
-            return
-        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-        body = encode(self.registry)
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+            self._answer(content_type, encode(self.registry))
+        elif path in self.pages:
+            self._show(self.pages[path])
+        else:
+            self.send_error(404, f"here are {', '.join(['/metrics', *self.pages])}")
+
+    def _show(self, page: Page) -> None:
+        try:
+            content_type, body = page()
+        except TimeoutError:
+            self.send_error(503, "the process does not answer itself")
+        else:
+            self._answer(content_type, body)
+
+    def _answer(self, content_type: str, body: bytes) -> None:
         self.send_response(200)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))

@@ -67,11 +67,16 @@ class Roster:
 
         Args:
             lease_seconds: silence after which an index is free for others.
-            capacity: how many indices a role has; a role that is missing has as many as ask.
+            capacity: how many indices each role has; claims of other roles are refused.
         """
         self._lease_seconds = lease_seconds
         self._capacity = dict(capacity)
         self._leases: dict[tuple[str, int], Lease] = {}
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The experiment's roles."""
+        return tuple(sorted(self._capacity))
 
     @property
     def holders(self) -> tuple[Lease, ...]:
@@ -87,6 +92,8 @@ class Roster:
 
         Asking twice is harmless: the instance that holds a lease is given the same again.
         """
+        if claim.role not in self._capacity:
+            return Refusal(reason=f"this experiment has no {claim.role!r}, only {', '.join(self.roles)}")
         seen = max((lease.attempt for lease in self._of(claim.role)), default=0)
         if claim.attempt < seen:
             return Refusal(reason=f"{claim.role} attempt {claim.attempt} was succeeded by attempt {seen}")
@@ -172,15 +179,13 @@ class Roster:
     def _lowest_free(self, claim: Claim, now: float) -> Lease | Wait:
         taken = {lease.index for lease in self._of(claim.role) if lease.held}
         index = next(index for index in range(len(taken) + 1) if index not in taken)
-        capacity = self._capacity.get(claim.role)
-        if capacity is not None and index >= capacity:
-            return Wait(reason=f"all {capacity} indices of {claim.role} are held")
+        if index >= self._capacity[claim.role]:
+            return Wait(reason=f"every {claim.role} index is held")
         return self._new(claim, index, now)
 
     def _fixed(self, claim: Claim, index: int, now: float) -> Lease | Wait | Refusal:
-        capacity = self._capacity.get(claim.role)
-        if index < 0 or (capacity is not None and index >= capacity):
-            return Refusal(reason=f"{claim.role} {index} is not one of the {capacity} in this experiment")
+        if not 0 <= index < self._capacity[claim.role]:
+            return Refusal(reason=f"{claim.role} indices are below {self._capacity[claim.role]}; {index} is not")
         before = self._leases.get((claim.role, index))
         if before is not None and before.held and before.attempt >= claim.attempt:
             return Wait(reason=f"{claim.role} {index} of attempt {before.attempt} is held by another process")

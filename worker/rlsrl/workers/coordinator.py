@@ -1,0 +1,265 @@
+"""The coordinator: the experiment's one small meeting point.
+
+Its main thread only watches. One thread runs the event loop that serves gRPC (``rlsrl.workers.meeting``), another
+answers HTTP: ``/status``, ``/healthz`` and ``/metrics``. Nothing of the hot path goes through here, and workers go on
+while it is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from rlsrl.api.resolved import CoordinatorConfig
+from rlsrl.rpc.servers import bind, new_server
+from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+from rlsrl.runtime.clock import Clock, SystemClock
+from rlsrl.runtime.durable import make_folder
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.exposition import MetricsServer
+from rlsrl.runtime.metrics import Metrics
+from rlsrl.runtime.worker import PollResult, Worker
+from rlsrl.workers.learning_curve import LearningCurve
+from rlsrl.workers.meeting import Meeting
+from rlsrl.workers.roster import Roster
+from rlsrl.workers.status import Experiment
+
+START_SECONDS = 30.0
+"""How long the server may take to come up."""
+STOP_SECONDS = 1.0
+"""How long open streams may go on once the coordinator is told to exit."""
+ANSWER_SECONDS = 5.0
+"""How long a page waits for the event loop."""
+WAKE_SECONDS = 1.0
+"""How long one poll waits for the end."""
+
+
+class CoordinatorWorker(Worker[CoordinatorConfig]):
+    """Serves the roster, the status and the learning curve until it is told to exit."""
+
+    def __init__(self, *, token: str, metrics: Metrics, log: structlog.stdlib.BoundLogger, clock: Clock | None = None):
+        clock = clock if clock is not None else SystemClock()
+        super().__init__(log=log, clock=clock)
+        self._token = token
+        self._metrics = metrics
+        self._server: MeetingServer | None = None
+        self._http: MetricsServer | None = None
+        self._curve: LearningCurve | None = None
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._num_heartbeats = 0
+        self._num_rows = 0
+
+    @property
+    def http_address(self) -> tuple[str, int]:
+        """Host and port of ``/status``, ``/healthz`` and ``/metrics``; once configured."""
+        assert self._http is not None, "configured first"  # noqa: S101 - an invariant of our own
+        return self._http.address
+
+    def exit(self) -> None:
+        """Let ``run`` return at once."""
+        super().exit()
+        self._wake.put(None)
+
+    def _configure(self, config: CoordinatorConfig) -> None:
+        try:
+            self._build(config)
+        except BaseException:
+            self._shutdown()
+            raise
+
+    def _build(self, config: CoordinatorConfig) -> None:
+        folder = Path(config.record_folder)
+        make_folder(folder)
+        self._curve = LearningCurve(folder, now=self._clock.time(), log=self._log)
+        host, _, port = config.http_address.rpartition(":")
+        pages = {"/status": self._status_page, "/healthz": self._health_page}
+        self._http = MetricsServer(self._metrics.registry, host=host, port=int(port), pages=pages)
+        self._server = MeetingServer(
+            config,
+            token=self._token,
+            curve=self._curve,
+            endpoints={"http": "{}:{}".format(*self._http.address)},
+            metrics=self._metrics,
+            clock=self._clock,
+            log=self._log,
+            on_end=lambda: self._wake.put(None),
+        )
+        self._server.start()
+        self._log.info("serving", grpc=config.coordinator_address, http="{}:{}".format(*self._http.address))
+
+    def _poll(self) -> PollResult:
+        server = self._server
+        assert server is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        with contextlib.suppress(queue.Empty):
+            self._wake.get(timeout=WAKE_SECONDS)
+        server.check()
+        heartbeats, rows = server.meeting.num_heartbeats, server.meeting.num_rows
+        result = PollResult(num_samples=rows - self._num_rows, num_batches=heartbeats - self._num_heartbeats)
+        self._num_heartbeats, self._num_rows = heartbeats, rows
+        return result
+
+    def _shutdown(self) -> None:
+        with contextlib.ExitStack() as closing:
+            if self._curve is not None:
+                closing.callback(self._curve.close)
+            if self._server is not None:
+                closing.callback(self._server.stop)
+            if self._http is not None:
+                closing.callback(self._http.close)
+
+    def _status_page(self) -> tuple[str, bytes]:
+        return "application/json", json.dumps(self._ask_status(), indent=1).encode()
+
+    def _health_page(self) -> tuple[str, bytes]:
+        self._ask_status()
+        return "text/plain; charset=utf-8", b"ok\n"
+
+    def _ask_status(self) -> dict[str, Any]:
+        if self._server is None:
+            raise TimeoutError("the coordinator is starting")
+        return self._server.status(ANSWER_SECONDS)
+
+
+class MeetingServer:
+    """Runs a ``Meeting`` behind a gRPC server, in an event loop of its own thread.
+
+    ``start`` returns once it serves, ``stop`` once it has ended; ``check`` raises what it died of, and ``on_end`` is
+    called from the thread when it ends for whatever reason.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        *,
+        token: str,
+        curve: LearningCurve,
+        endpoints: dict[str, str],
+        metrics: Metrics,
+        clock: Clock,
+        log: structlog.stdlib.BoundLogger,
+        on_end: Callable[[], None],
+    ) -> None:
+        """Read the roster that an earlier coordinator left.
+
+        Raises:
+            ConfigurationError: the roster's file holds something else.
+        """
+        self._config = config
+        self._token = token
+        self._curve = curve
+        self._metrics = metrics
+        self._clock = clock
+        self._log = log
+        self._on_end = on_end
+        self._experiment = Experiment(
+            name=config.experiment,
+            run_uid=config.run_uid,
+            heartbeat_seconds=config.heartbeat_seconds,
+            endpoints=endpoints,
+            done=False,
+        )
+        self._roster = read_roster(config, now=clock.monotonic())
+        self._serving: Future[tuple[Meeting, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="meeting", daemon=True)
+
+    @property
+    def meeting(self) -> Meeting:
+        """What is served; after ``start``."""
+        return self._serving.result(0)[0]
+
+    def start(self) -> None:
+        """Serve; returns once workers can join.
+
+        Raises:
+            AddressTaken: another process serves the address.
+            TimeoutError: the event loop did not come up.
+        """
+        self._thread.start()
+        self._serving.result(START_SECONDS)
+
+    def status(self, timeout: float) -> dict[str, Any]:
+        """The status document, from any thread.
+
+        Raises:
+            TimeoutError: the event loop did not answer in time.
+        """
+        meeting, loop, _ = self._serving.result(timeout)
+        if not self._thread.is_alive():
+            raise TimeoutError("the event loop has ended")
+        return asyncio.run_coroutine_threadsafe(meeting.describe(), loop).result(timeout)
+
+    def check(self) -> None:
+        """Raise what the thread died of, with its cause."""
+        if self._failure is not None:
+            raise RuntimeError("the coordinator's server failed") from self._failure
+
+    def stop(self) -> None:
+        """End the streams and the thread. Idempotent."""
+        if self._thread.is_alive():
+            _, loop, stopping = self._serving.result(START_SECONDS)
+            loop.call_soon_threadsafe(stopping.set)
+            self._thread.join(START_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as failure:  # noqa: BLE001 - raised by start() or check(), where it can be acted upon
+            self._failure = failure
+            if not self._serving.done():
+                self._serving.set_exception(failure)
+        finally:
+            self._on_end()
+
+    async def _serve(self) -> None:
+        meeting = Meeting(
+            experiment=self._experiment,
+            roster=self._roster,
+            roster_path=Path(self._config.roster_path),
+            curve=self._curve,
+            metrics=self._metrics,
+            clock=self._clock,
+            log=self._log,
+        )
+        server = new_server(self._token)
+        add_CoordinatorServicer_to_server(meeting, server)
+        bind(server, self._config.coordinator_address)
+        await server.start()
+        stopping = asyncio.Event()
+        self._serving.set_result((meeting, asyncio.get_running_loop(), stopping))
+        watching = asyncio.create_task(meeting.watch())
+        waiting = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait({watching, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await server.stop(STOP_SECONDS)
+            waiting.cancel()
+        if watching.done():
+            watching.result()
+        watching.cancel()
+
+
+def read_roster(config: CoordinatorConfig, *, now: float) -> Roster:
+    """The roster that an earlier coordinator of this run left, or an empty one.
+
+    Raises:
+        ConfigurationError: the file holds no roster.
+    """
+    capacity = {"actor": config.num_actors, "trainer": config.num_trainers}
+    path = Path(config.roster_path)
+    try:
+        value = json.loads(path.read_bytes())
+        return Roster.from_json(value, lease_seconds=config.lease_seconds, capacity=capacity, now=now)
+    except FileNotFoundError:
+        return Roster(lease_seconds=config.lease_seconds, capacity=capacity)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{path} is no roster: {error!r}") from error

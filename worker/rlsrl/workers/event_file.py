@@ -1,0 +1,139 @@
+"""TensorBoard's event files, as far as scalars need them.
+
+The format is small: length-prefixed records with checksums, each a protobuf ``Event``. The package that writes it
+(tensorboardX) imports torch wherever torch is installed, which the coordinator must not; so the bytes are made here,
+and a test reads them with that package.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_SUFFIX = ".rlsrl"
+"""End of our files' names: others in the folder are not ours to read."""
+
+# Event: wall_time = 1 (double), step = 2 (varint), file_version = 3, summary = 5, session_log = 7.
+# Summary: value = 1. Value: tag = 1, simple_value = 2 (float). SessionLog: status = 1 (varint), START = 1.
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_SESSION_START = b"\x08\x01"
+
+
+class EventFile:
+    """Appends to a new event file. One thread uses it.
+
+    TensorBoard reads the files of a folder in the order of their names, so this one carries on from the ones before.
+    """
+
+    def __init__(self, folder: Path, *, now: float) -> None:
+        """Begin a file in ``folder``, which is made if need be; ``now`` in Unix seconds.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        number = len(_event_files(folder))
+        path = folder / f"events.out.tfevents.{now:010.0f}.{number:06d}{_SUFFIX}"
+        self._file = path.open("xb")
+        self._file.write(_record(_event(now, 0, 3, b"brain.Event:2")))
+
+    def write_scalars(self, step: int, wall_time: float, scalars: Mapping[str, float]) -> None:
+        """Add one event with all the scalars."""
+        values = b"".join(
+            _field(1, _BYTES, _bytes(_field(1, _BYTES, _bytes(tag.encode())) + _field(2, _FIXED32, _float(value))))
+            for tag, value in scalars.items()
+        )
+        self._file.write(_record(_event(wall_time, step, 5, values)))
+
+    def write_restart(self, step: int, wall_time: float) -> None:
+        """Say that training goes on from before ``step``: TensorBoard forgets what it had from there on."""
+        self._file.write(_record(_event(wall_time, step, 7, _SESSION_START)))
+
+    def flush(self) -> None:
+        """Give everything to the operating system: a kill cannot take it then."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close. Idempotent."""
+        self._file.close()
+
+
+def count_scalar_events(folder: Path) -> int:
+    """How many ``write_scalars`` the folder's files hold whole."""
+    return sum(1 for path in _event_files(folder) for payload in _payloads(path.read_bytes()) if _kind_of(payload) == 5)
+
+
+def _event_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"events.out.tfevents.*{_SUFFIX}"))
+
+
+def _payloads(data: bytes) -> Iterator[memoryview]:
+    """The records of a file, but for one that a kill cut short."""
+    view, position = memoryview(data), 0
+    while position + 16 <= len(data):
+        (length,) = struct.unpack_from("<Q", data, position)
+        if position + 16 + length > len(data):
+            return
+        yield view[position + 12 : position + 12 + length]
+        position += 16 + length
+
+
+def _kind_of(payload: memoryview) -> int:
+    """Which field stands behind wall time and step in an event of ours."""
+    position = 10
+    while payload[position] & 0x80:
+        position += 1
+    return payload[position + 1] >> 3
+
+
+def _event(wall_time: float, step: int, number: int, content: bytes) -> bytes:
+    time_and_step = _field(1, _FIXED64, struct.pack("<d", wall_time)) + _field(2, _VARINT, _varint(step))
+    return time_and_step + _field(number, _BYTES, _bytes(content))
+
+
+def _field(number: int, kind: int, content: bytes) -> bytes:
+    return bytes([number << 3 | kind]) + content
+
+
+def _bytes(content: bytes) -> bytes:
+    return _varint(len(content)) + content
+
+
+def _float(value: float) -> bytes:
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _record(payload: bytes) -> bytes:
+    length = struct.pack("<Q", len(payload))
+    return length + _checksum(length) + payload + _checksum(payload)
+
+
+def _checksum(data: bytes) -> bytes:
+    """CRC-32C, masked as in TFRecord: a checksum of data that holds checksums must not be weak."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _crc_entry(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+_CRC_TABLE = tuple(_crc_entry(byte) for byte in range(256))

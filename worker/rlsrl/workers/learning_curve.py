@@ -1,0 +1,157 @@
+"""The learning curve on disk: ``metrics.jsonl``, and TensorBoard events made from it.
+
+``metrics.jsonl`` is the one home of the rows: what it holds is confirmed to the workers, and it says which rows are
+there already when one is sent again. The events are derived: each life of the coordinator begins a file, and writes
+what a kill kept the one before from writing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import structlog
+
+from rlsrl.workers.event_file import EventFile, count_scalar_events
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of the learning curve, and who sent it."""
+
+    step: int
+    wall: float
+    """Unix seconds."""
+    scalars: Mapping[str, float]
+    role: str
+    index: int
+    attempt: int
+    instance: str
+    """UUID of the sender's life."""
+    sequence: int
+    """The sender's count of rows."""
+
+    def to_line(self) -> bytes:
+        """One line of JSON. What JSON cannot hold stands as a string: ``"nan"``, ``"inf"``, ``"-inf"``."""
+        value = asdict(self)
+        value["scalars"] = {
+            name: scalar if math.isfinite(scalar) else str(scalar) for name, scalar in self.scalars.items()
+        }
+        return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Self:
+        """Read what ``to_line`` wrote.
+
+        Raises:
+            TypeError, ValueError: it did not write this.
+        """
+        value: dict[str, Any] = json.loads(line)
+        value["scalars"] = {name: float(scalar) for name, scalar in dict(value["scalars"]).items()}
+        return cls(**value)
+
+
+class LearningCurve:
+    """Appends rows, each once. One thread uses it."""
+
+    def __init__(self, folder: Path, *, now: float, log: structlog.stdlib.BoundLogger) -> None:
+        """Open the files in ``folder`` at ``now`` (Unix seconds), and mend what a kill left.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self._log = log
+        self._path = folder / METRICS_FILE
+        self._marks: dict[str, int] = {}
+        self._attempt: int | None = None
+        self._file = self._path.open("a+b", buffering=0)
+        try:
+            self._size = _cut_torn_line(self._file.fileno())
+            num_events = count_scalar_events(folder / TENSORBOARD_FOLDER)
+            self._events = EventFile(folder / TENSORBOARD_FOLDER, now=now)
+            for number, row in enumerate(self._read()):
+                self._mark(row)
+                if number >= num_events:
+                    self._write_event(row)
+                self._attempt = row.attempt
+            self._events.flush()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, rows: Sequence[Row]) -> int:
+        """Keep the rows that are new, in order; returns how many. When it returns, a kill cannot take them.
+
+        Raises:
+            OSError: the disk failed or is full; none of the rows is kept.
+        """
+        new = [row for row in rows if row.sequence > self._marks.get(row.instance, -1)]
+        if not new:
+            return 0
+        data = b"".join(row.to_line() for row in new)
+        try:
+            written = self._file.write(data)
+            if written != len(data):
+                raise OSError(f"{self._path}: only {written} of {len(data)} bytes were written")
+        except OSError:
+            os.ftruncate(self._file.fileno(), self._size)
+            raise
+        self._size += len(data)
+        for row in new:
+            self._mark(row)
+        self._append_events(new)
+        return len(new)
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        self._file.close()
+        self._events.close()
+
+    def _append_events(self, rows: Sequence[Row]) -> None:
+        try:
+            for row in rows:
+                self._write_event(row)
+                self._attempt = row.attempt
+            self._events.flush()
+        except OSError:
+            # The rows are safe; the next life of the coordinator writes their events.
+            self._log.exception("events_not_written")
+
+    def _write_event(self, row: Row) -> None:
+        if self._attempt is not None and row.attempt > self._attempt:
+            # A new trainer gang goes on from the last durable version; the steps after it were undone.
+            self._events.write_restart(row.step, row.wall)
+        self._events.write_scalars(row.step, row.wall, row.scalars)
+
+    def _mark(self, row: Row) -> None:
+        self._marks[row.instance] = max(row.sequence, self._marks.get(row.instance, -1))
+
+    def _read(self) -> Iterator[Row]:
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield Row.from_line(line)
+                except (TypeError, ValueError, KeyError):
+                    self._log.warning("row_not_readable", path=str(self._path), line=number)
+
+
+def _cut_torn_line(descriptor: int, block: int = 65536) -> int:
+    """Cut what a killed writer left behind the last whole line; returns the size that remains."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - block)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    os.ftruncate(descriptor, end)
+    return end

@@ -1,0 +1,461 @@
+"""The coordinator's service: a thin gRPC shell around the roster, the status document and the learning curve.
+
+Everything here runs in one event loop. A Join stream has two tasks: the handler reads, a writer sends what is queued,
+so that a worker that stopped reading holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import uuid
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from rlsrl.data.version import Version
+from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorServicer
+from rlsrl.runtime.clock import Clock
+from rlsrl.runtime.coordination import Command, WorkerState
+from rlsrl.runtime.durable import write_durably
+from rlsrl.runtime.identity import is_dead
+from rlsrl.runtime.metrics import Metrics
+from rlsrl.workers.learning_curve import LearningCurve, Row
+from rlsrl.workers.roster import Claim, Lease, Refusal, Roster, Wait
+from rlsrl.workers.status import TRAINER, Experiment, Member, Report, build_status
+
+HELLO_SECONDS = 10.0
+"""How long a new stream may be silent."""
+LOOK_SECONDS = 0.5
+"""Time between two looks for leases that ran out and holders that died."""
+STALL_SECONDS = 2.0
+"""A look that comes this late shows that the coordinator itself was away: silence until then is not the workers'."""
+MAX_QUEUED = 256
+"""Messages to one worker that wait to be sent; a worker that reads so slowly gets no more commands."""
+
+Context = aio.ServicerContext[pb.WorkerMessage, pb.CoordinatorMessage]
+
+
+class Malformed(ValueError):  # noqa: N818 - named for the message
+    """A peer's message is not what the protocol allows; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The worker that was last at a (role, index), and what it said."""
+
+    claim: Claim
+    """Its lease, as it would claim it again."""
+    pid: int
+    host: str
+    endpoints: dict[str, str]
+    report: Report
+    heard_at: float
+
+
+class Meeting(CoordinatorServicer):
+    """Serves Join, Status and Send. ``watch`` must run beside it; all in the same event loop."""
+
+    def __init__(
+        self,
+        *,
+        experiment: Experiment,
+        roster: Roster,
+        roster_path: Path,
+        curve: LearningCurve,
+        metrics: Metrics,
+        clock: Clock,
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self._metrics = metrics
+        self._experiment = experiment
+        self._roster = roster
+        self._roster_path = roster_path
+        self._curve = curve
+        self._clock = clock
+        self._log = log
+        self._seen: dict[tuple[str, int], Seen] = {}
+        self._connections: dict[str, _Connection] = {}
+        self._listening_since = clock.monotonic()
+        self._freed = asyncio.Event()
+        self._roster_written = b""
+        self._writing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.num_heartbeats = 0
+        """Heartbeats taken."""
+        self.num_rows = 0
+        """Learning-curve rows kept."""
+
+    async def describe(self) -> dict[str, Any]:
+        """The status document."""
+        members = [self._member(index, seen) for (_, index), seen in self._seen.items()]
+        return build_status(self._experiment, members, self._clock.monotonic())
+
+    async def Join(  # type: ignore[override]  # noqa: N802 - the proto's name; read and write are called, not iterated
+        self,
+        request_iterator: AsyncIterator[pb.WorkerMessage],  # noqa: ARG002
+        context: Context,
+    ) -> None:
+        """Serve one worker from its hello to the end of its stream."""
+        try:
+            hello = await _read_hello(context)
+            claim = claim_of(hello)
+        except Malformed as error:
+            await self._refuse(context, str(error))
+            return
+        admitted = await self._admit(claim, context)
+        if isinstance(admitted, Refusal):
+            await self._refuse(context, admitted.reason, role=claim.role)
+            return
+        connection = _Connection(context, self._greet(hello, claim, admitted), self._log)
+        try:
+            await self._serve(connection)
+        finally:
+            if self._connections.get(claim.instance) is connection:
+                del self._connections[claim.instance]
+            await connection.close()
+
+    async def Status(  # noqa: N802 - the proto's name
+        self,
+        request: pb.StatusRequest,  # noqa: ARG002
+        context: aio.ServicerContext[pb.StatusRequest, pb.StatusReply],  # noqa: ARG002
+    ) -> pb.StatusReply:
+        """The status document as JSON."""
+        return pb.StatusReply(json=json.dumps(await self.describe()))
+
+    async def Send(  # noqa: N802 - the proto's name
+        self, request: pb.CommandRequest, context: aio.ServicerContext[pb.CommandRequest, pb.CommandReply]
+    ) -> pb.CommandReply:
+        """Queue a command for the workers it is meant for."""
+        command = Command.from_proto(request.command)
+        if command is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request holds no known kind of command")
+        message = pb.CoordinatorMessage(command=request.command)
+        passed = [
+            connection.offer(message)
+            for connection in self._connections.values()
+            if connection.claim.role == request.role
+            and (not request.HasField("index") or connection.claim.index == request.index)
+        ]
+        self._log.info("command", kind=command.kind, to_role=request.role, num_workers=sum(passed))
+        return pb.CommandReply(num_workers=sum(passed))
+
+    async def watch(self) -> None:
+        """Free the indices of workers that are silent or dead, for ever."""
+        looked_at = self._clock.monotonic()
+        while True:
+            self._look(looked_at)
+            looked_at = self._clock.monotonic()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _look(self, looked_at: float) -> None:
+        now = self._clock.monotonic()
+        if now - looked_at > STALL_SECONDS:
+            self._listening_since = now
+        for lease in self._roster.expire(now, self._listening_since):
+            self._free(lease, "lease_ran_out")
+        for lease in self._roster.holders:
+            if lease.instance not in self._connections and is_dead(lease.process):
+                self._roster.release(lease.instance)
+                self._free(lease, "worker_died")
+        self._measure(now)
+
+    def _measure(self, now: float) -> None:
+        holders = self._roster.holders
+        for role in self._roster.roles:
+            ages = [now - lease.heard_at for lease in holders if lease.role == role]
+            self._metrics.workers.labels(role=role).set(len(ages))
+            self._metrics.heartbeat_age_seconds.labels(role=role).set(max(ages, default=0.0))
+
+    def _free(self, lease: Lease, event: str, **details: object) -> None:
+        """Tell whoever waits for an index, and note on disk that nobody holds this one."""
+        self._log.info(event, worker=f"{lease.role}-{lease.index}", incarnation=lease.incarnation, **details)
+        freed, self._freed = self._freed, asyncio.Event()
+        freed.set()
+        self._begin(self._write_roster())
+
+    async def _admit(self, claim: Claim, context: Context) -> Lease | Refusal:
+        """A lease that is on disk; waits for as long as the worker does if there is none to be had."""
+        while True:
+            freed = self._freed
+            decision = self._roster.lease(claim, self._clock.monotonic())
+            if isinstance(decision, Refusal):
+                return decision
+            if isinstance(decision, Wait):
+                self._log.info("join_waits", reason=decision.reason)
+                await freed.wait()
+                continue
+            try:
+                await asyncio.shield(self._begin(self._write_roster()))
+            except OSError as error:
+                self._roster.release(claim.instance)
+                await context.abort(grpc.StatusCode.UNAVAILABLE, f"the roster cannot be written: {error}")
+            # The lease may have run out, or gone to a later attempt, while the disk was slow.
+            if (lease := self._roster.holder(claim.instance)) is not None and lease.incarnation == decision.incarnation:
+                return lease
+
+    def _greet(self, hello: pb.Hello, claim: Claim, lease: Lease) -> Seen:
+        before = self._seen.get((lease.role, lease.index))
+        known = before is not None and before.claim.instance == lease.instance
+        report = before.report if before is not None and known else Report()
+        seen = Seen(
+            claim=replace(claim, index=lease.index, incarnation=lease.incarnation),
+            pid=hello.pid,
+            host=hello.host,
+            endpoints=dict(hello.endpoints),
+            report=report,
+            heard_at=lease.heard_at,
+        )
+        self._seen[lease.role, lease.index] = seen
+        if not known:
+            self._metrics.joins.labels(role=lease.role).inc()
+        self._log.info(
+            "rejoined" if known else "joined",
+            worker=f"{lease.role}-{lease.index}",
+            incarnation=lease.incarnation,
+            attempt=lease.attempt,
+            pid=hello.pid,
+        )
+        return seen
+
+    async def _serve(self, connection: _Connection) -> None:
+        """Welcome, then every message until goodbye or the stream's end."""
+        claim = connection.claim
+        assert claim.index is not None and claim.incarnation is not None, "claims of seen workers are whole"  # noqa: S101, PT018
+        self._connections[claim.instance] = connection
+        await connection.put(
+            pb.CoordinatorMessage(
+                welcome=pb.Welcome(
+                    index=claim.index,
+                    incarnation=claim.incarnation,
+                    heartbeat_seconds=self._experiment.heartbeat_seconds,
+                )
+            )
+        )
+        try:
+            while (message := await _read(connection.context)) is not None:
+                kind = message.WhichOneof("kind")
+                if kind == "goodbye":
+                    self._part(claim, message.goodbye)
+                    return
+                if kind != "heartbeat":
+                    raise Malformed(f"after its hello a worker sends heartbeats or goodbye, not {kind}")
+                if (refusal := await self._take(connection, message.heartbeat)) is not None:
+                    await connection.put(pb.CoordinatorMessage(refused=pb.Refused(reason=refusal.reason)))
+                    return
+        except Malformed as error:
+            self._log.warning("malformed", worker=connection.worker, reason=str(error))
+            await connection.put(pb.CoordinatorMessage(refused=pb.Refused(reason=str(error))))
+
+    async def _take(self, connection: _Connection, heartbeat: pb.Heartbeat) -> Refusal | None:
+        """Note a sign of life and keep its rows; a refusal if the index has gone to somebody else meanwhile."""
+        claim, now = connection.claim, self._clock.monotonic()
+        self.num_heartbeats += 1
+        if not self._roster.heartbeat(claim.instance, now):
+            admitted = await self._admit(claim, connection.context)
+            if isinstance(admitted, Refusal):
+                return admitted
+            self._log.info("lease_renewed", worker=connection.worker, incarnation=claim.incarnation)
+        assert claim.index is not None, "claims of seen workers are whole"  # noqa: S101 - an invariant of our own
+        seen = self._seen[claim.role, claim.index]
+        self._seen[claim.role, claim.index] = replace(seen, report=report_of(heartbeat), heard_at=now)
+        if heartbeat.records:
+            await self._keep(connection, rows_of(heartbeat, claim))
+        return None
+
+    async def _keep(self, connection: _Connection, rows: list[Row]) -> None:
+        try:
+            self.num_rows += self._curve.append(rows)
+        except OSError as error:
+            self._log.exception("rows_not_written")
+            # The worker keeps them, and sends them again on its next stream.
+            await connection.context.abort(grpc.StatusCode.UNAVAILABLE, f"the rows cannot be written: {error}")
+        acknowledgement = pb.RecordsAck(sequence=rows[-1].sequence)
+        await connection.put(pb.CoordinatorMessage(records_ack=acknowledgement))
+
+    def _part(self, claim: Claim, goodbye: pb.Goodbye) -> None:
+        if goodbye.done and (claim.role, claim.index) == (TRAINER, 0):
+            self._experiment = replace(self._experiment, done=True)
+        if (lease := self._roster.release(claim.instance)) is not None:
+            self._free(lease, "left", reason=goodbye.reason, done=goodbye.done)
+
+    async def _refuse(self, context: Context, reason: str, role: str = "") -> None:
+        self._log.warning("refused", reason=reason)
+        # A label's values must be few, whatever a peer calls itself.
+        self._metrics.joins_refused.labels(role=role if role in self._roster.roles else "unknown").inc()
+        await context.write(pb.CoordinatorMessage(refused=pb.Refused(reason=reason)))
+
+    def _member(self, index: int, seen: Seen) -> Member:
+        claim = seen.claim
+        lease = self._roster.holder(claim.instance)
+        return Member(
+            role=claim.role,
+            index=index,
+            incarnation=claim.incarnation or 0,
+            attempt=claim.attempt,
+            pid=seen.pid,
+            host=seen.host,
+            endpoints=seen.endpoints,
+            report=seen.report,
+            heard_at=seen.heard_at,
+            present=lease is not None,
+        )
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something to its end even if whoever asked for it is gone by then."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("roster_not_written", error=repr(error))
+
+    async def _write_roster(self) -> None:
+        """Make the roster as it is now durable; one write serves all who wait for it."""
+        async with self._writing:
+            document = json.dumps(self._roster.to_json(), indent=1).encode()
+            if document != self._roster_written:
+                await asyncio.to_thread(write_durably, self._roster_path, document)
+                self._roster_written = document
+
+
+class _Connection:
+    """One Join stream's outgoing half: a queue, and the task that sends from it."""
+
+    def __init__(self, context: Context, seen: Seen, log: structlog.stdlib.BoundLogger) -> None:
+        self.context = context
+        self.claim = seen.claim
+        self.worker = f"{seen.claim.role}-{seen.claim.index}"
+        self._log = log
+        self._closed = False
+        self._queue: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue(MAX_QUEUED)
+        self._writer = asyncio.create_task(self._write())
+
+    async def put(self, message: pb.CoordinatorMessage) -> None:
+        """Queue a message; waits while the queue is full, for as long as the stream lives."""
+        await self._queue.put(message)
+
+    def offer(self, message: pb.CoordinatorMessage) -> bool:
+        """Queue a message if there is room; whether there was."""
+        try:
+            self._queue.put_nowait(message)
+        except asyncio.QueueFull:
+            self._log.warning("command_not_passed", worker=self.worker)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Send what is queued and end the writer. On a broken stream the writer ends by itself."""
+        self._closed = True
+        if self._queue.empty():
+            self._queue.put_nowait(None)
+        await self._writer
+
+    async def _write(self) -> None:
+        try:
+            while not (self._closed and self._queue.empty()) and (message := await self._queue.get()) is not None:
+                await self.context.write(message)
+        except aio.BaseError as error:
+            self._log.info("stream_broke", worker=self.worker, error=repr(error))
+
+
+async def _read(context: Context) -> pb.WorkerMessage | None:
+    """The next message; None at the stream's end."""
+    try:
+        message = await context.read()
+    except DecodeError as error:
+        raise Malformed("the message is no WorkerMessage") from error
+    return message if isinstance(message, pb.WorkerMessage) else None
+
+
+async def _read_hello(context: Context) -> pb.Hello:
+    """The first message of a stream.
+
+    Raises:
+        Malformed: it is no hello.
+    """
+    reading = asyncio.ensure_future(_read(context))
+    await asyncio.wait({reading}, timeout=HELLO_SECONDS)
+    if not reading.done():
+        try:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_SECONDS} s")
+        finally:
+            await reading
+    message = reading.result()
+    if message is None or message.WhichOneof("kind") != "hello":
+        raise Malformed("a stream begins with a hello")
+    return message.hello
+
+
+def claim_of(hello: pb.Hello) -> Claim:
+    """What a hello asks for.
+
+    Raises:
+        Malformed: a part is missing or out of range.
+    """
+    try:
+        instance = str(uuid.UUID(hello.instance))
+    except ValueError as error:
+        raise Malformed(f"hello: instance {hello.instance!r} is no UUID") from error
+    if hello.HasField("incarnation") and not hello.HasField("index"):
+        raise Malformed("hello: an incarnation without its index")
+    if min(hello.index, hello.incarnation, hello.attempt, hello.pid) < 0:
+        raise Malformed("hello: index, incarnation, attempt and pid are not negative")
+    return Claim(
+        role=hello.role,
+        instance=instance,
+        index=hello.index if hello.HasField("index") else None,
+        incarnation=hello.incarnation if hello.HasField("incarnation") else None,
+        attempt=hello.attempt,
+        process=hello.process,
+    )
+
+
+def report_of(heartbeat: pb.Heartbeat) -> Report:
+    """What a heartbeat says of its worker."""
+    version = heartbeat.version
+    return Report(
+        state=WorkerState.from_proto(heartbeat.state) or WorkerState.CONFIGURING,
+        waiting_for=heartbeat.waiting_for,
+        stats=dict(heartbeat.stats),
+        version=Version(version.attempt, version.step) if heartbeat.HasField("version") else None,
+        ledger=dict(heartbeat.ledger),
+        records_dropped=heartbeat.records_dropped,
+    )
+
+
+def rows_of(heartbeat: pb.Heartbeat, claim: Claim) -> list[Row]:
+    """The rows of a heartbeat from the worker with that claim.
+
+    Raises:
+        Malformed: sequences do not rise, or a step is negative.
+    """
+    sequences = [-1, *(record.sequence for record in heartbeat.records)]
+    if any(later <= earlier for earlier, later in itertools.pairwise(sequences)):
+        raise Malformed("heartbeat: the records' sequences rise from 0")
+    if any(record.step < 0 for record in heartbeat.records):
+        raise Malformed("heartbeat: a record's step is not negative")
+    return [
+        Row(
+            step=record.step,
+            wall=record.wall_time,
+            scalars=dict(record.scalars),
+            role=claim.role,
+            index=claim.index or 0,
+            attempt=claim.attempt,
+            instance=claim.instance,
+            sequence=record.sequence,
+        )
+        for record in heartbeat.records
+    ]
