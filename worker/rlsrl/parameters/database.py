@@ -25,6 +25,7 @@ from rlsrl.parameters.encoding import (
     StoredHeader,
     check_json,
     check_parameters,
+    content_digest,
     decode_header,
     decode_note,
     decode_parameters,
@@ -33,7 +34,6 @@ from rlsrl.parameters.encoding import (
     encode_parameters,
     encode_state,
     header_size,
-    same_content,
 )
 from rlsrl.parameters.names import (
     LATEST,
@@ -275,16 +275,14 @@ class BlobParameterDB:
         version = parameters.version
         path = _version_path(policy, version)
         try:
-            data = self._blobs.read(path)
-            decode_parameters(data, path)
-            header = decode_header(data, path)
+            there = self._read(policy, version)
         except FileNotFoundError:
             self._blobs.remove(_belongings(policy, version))
             return False
         except Corrupt as error:
             self._report(error)
             return False
-        if not same_content(parameters, header):
+        if content_digest(there) != content_digest(parameters):
             raise VersionExists(f"version {version} of policy {policy!r} was pushed before with other content")
         self._blobs.confirm(path)
         return True
@@ -307,11 +305,15 @@ class BlobParameterDB:
 
     def _read(self, policy: str, version: Version) -> Parameters:
         path = _version_path(policy, version)
-        return decode_parameters(self._blobs.read(path), path)
+        parameters = decode_parameters(self._blobs.read(path), path)
+        _check_name(path, version, parameters.version)
+        return parameters
 
     def _read_state(self, policy: str, version: Version) -> TrainerState:
         path = _state_path(policy, version)
-        return decode_state(self._blobs.read(path), path)
+        state = decode_state(self._blobs.read(path), path)
+        _check_name(path, version, state.version)
+        return state
 
     def _newest_intact(self, policy: str, newer_than: Version | None) -> tuple[Parameters | None, Corrupt | None]:
         """The newest whole weights above the given version; with None, why the newest stored ones are not whole."""
@@ -402,12 +404,14 @@ class BlobParameterDB:
             data = self._blobs.read(path, HEADER_BYTES)
             if header_size(data) > len(data):
                 data = self._blobs.read(path, header_size(data))
-            return decode_header(data, path)
+            header = decode_header(data, path)
+            _check_name(path, version, header.version)
         except FileNotFoundError:
             return None
         except Corrupt as error:
             self._report(error)
             return None
+        return header
 
     def _report(self, error: Corrupt) -> None:
         """One log event for each thing that is corrupt, however often it is met."""
@@ -431,6 +435,11 @@ def choose_expendable(stored: Sequence[Version], *, keep_last: int, protected: C
     ascending = sorted(stored)
     old = ascending[: max(len(ascending) - keep_last, 0)]
     return [version for version in old if version not in protected]
+
+
+def _check_name(path: str, version: Version, held: Version) -> None:
+    if held != version:
+        raise Corrupt(f"{path}: holds version {held}")
 
 
 def _fence_path(policy: str) -> str:

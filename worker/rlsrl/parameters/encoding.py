@@ -1,9 +1,8 @@
 """Weights, trainer states and notes as bytes that know whether they are whole.
 
 Weights and states are safetensors files: any tool of that format reads their arrays. The header's text fields hold the
-rest, with two checksums: ``sha256`` over what makes the version what it is (arrays, version, layout), compared also to
-tell a repeated push from a different one; and ``crc32`` over the text fields, so that a listing trusts them without
-reading the arrays. Notes (tags, annotations, the fence) are JSON with a checksum. Nothing here runs code from data.
+rest, with two checksums: ``sha256`` over what makes the version what it is (arrays, version, layout), and ``crc32`` over
+the text fields, so that a listing trusts them without reading the arrays. Notes (tags, annotations, the fence) are JSON with a checksum. Nothing here runs code from data.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ class StoredHeader:
     num_parameters: int
     metadata: Mapping[str, Any]
     """What was known at the push."""
-    sha256: str
-    """Equal for equal versions, layouts, weights and statistics."""
 
 
 def check_json(value: Any, path: str) -> Any:
@@ -91,8 +88,7 @@ def check_parameters(parameters: Parameters) -> None:
 
 def encode_parameters(parameters: Parameters, *, created_at: float, metadata: Mapping[str, Any]) -> bytes:
     """A weights file. The parameters have passed ``check_parameters``."""
-    identity = {"format": _PARAMETERS, "version": str(parameters.version), "layout": parameters.layout}
-    arrays = _parameter_arrays(parameters)
+    identity, arrays = _parameter_identity(parameters), _parameter_arrays(parameters)
     fields = {
         **identity,
         "created_at": repr(created_at),
@@ -121,10 +117,9 @@ def decode_parameters(data: bytes, source: str) -> Parameters:
         raise Corrupt(f"{source}: {error!r}") from error
 
 
-def same_content(parameters: Parameters, header: StoredHeader) -> bool:
-    """Whether the stored weights are these."""
-    identity = {"format": _PARAMETERS, "version": str(parameters.version), "layout": parameters.layout}
-    return _sha256(identity, _parameter_arrays(parameters)) == header.sha256
+def content_digest(parameters: Parameters) -> str:
+    """Equal for equal versions, layouts, weights and statistics."""
+    return _sha256(_parameter_identity(parameters), _parameter_arrays(parameters))
 
 
 def header_size(data: bytes) -> int:
@@ -145,7 +140,6 @@ def decode_header(data: bytes, source: str) -> StoredHeader:
             created_at=float(fields["created_at"]),
             num_parameters=int(fields["num_parameters"]),
             metadata=json.loads(fields["metadata"]),
-            sha256=fields["sha256"],
         )
     except (KeyError, ValueError) as error:
         raise Corrupt(f"{source}: {error!r}") from error
@@ -201,6 +195,10 @@ def decode_note(data: bytes, source: str) -> Any:
     if zlib.crc32(_canonical(value)) != crc32:
         raise Corrupt(f"{source}: the checksum does not match")
     return value
+
+
+def _parameter_identity(parameters: Parameters) -> dict[str, str]:
+    return {"format": _PARAMETERS, "version": str(parameters.version), "layout": parameters.layout}
 
 
 def _parameter_arrays(parameters: Parameters) -> dict[str, NDArray[Any]]:

@@ -371,9 +371,10 @@ class ParameterDBConformance:
     def test_metadata_are_json(self, store: ParameterStore, value: Any, names: str) -> None:
         db = store.open()
         push_steps(db, 1)
+        metadata: dict[str, Any] = {"good": 1, "deep": [value]}
         refused: list[Callable[[], None]] = [
-            lambda: db.annotate(POLICY, Version(1, 1), {"good": 1, "deep": [value]}),
-            lambda: db.push(POLICY, make_parameters(Version(1, 2)), metadata={"good": 1, "deep": [value]}),
+            lambda: db.annotate(POLICY, Version(1, 1), metadata),
+            lambda: db.push(POLICY, make_parameters(Version(1, 2)), metadata=metadata),
             lambda: db.save_state(POLICY, make_state(Version(1, 1), good=1, deep=[value])),
         ]
         for refuse in refused:
@@ -384,7 +385,8 @@ class ParameterDBConformance:
 
     def test_a_query_finds_versions_that_hold_every_key_with_its_value(self, store: ParameterStore) -> None:
         db = store.open()
-        for step, metadata in enumerate([{"a": 1, "b": [1, 2]}, {"a": 1, "b": None}, {"a": 2}, {}]):
+        pushed: list[dict[str, Any]] = [{"a": 1, "b": [1, 2]}, {"a": 1, "b": None}, {"a": 2}, {}]
+        for step, metadata in enumerate(pushed):
             db.push(POLICY, make_parameters(Version(1, step)), metadata=metadata)
         db.annotate(POLICY, Version(1, 3), {"a": 1})
 

@@ -1,0 +1,38 @@
+"""A filesystem parameter database survives the death of its writer at any point, and a full disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("parameter_db_crashes.py")
+
+
+def crash(*arguments: str | Path) -> str:
+    """Run the script, which raises where something was not whole; what it printed."""
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_a_kill_before_any_system_call_leaves_whole_versions_and_the_next_writer_ends_what_was_begun(
+    tmp_path: Path,
+) -> None:
+    """A push with tags, a state, an annotation, a tag and a prune, killed at each of their system calls in turn."""
+    num_kills = int(crash("everywhere", tmp_path).split()[0])
+    assert num_kills > 80
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_leave_whole_versions_that_never_move_back(tmp_path: Path, seed: int) -> None:
+    assert crash("random", tmp_path, str(seed), "32").startswith("32 kills")
+
+
+def test_a_full_disk_is_an_error_and_harms_nothing(tmp_path: Path) -> None:
+    """By RLIMIT_FSIZE: writes end in the middle, as on a full disk."""
+    refusals = crash("full", tmp_path).splitlines()
+    assert refusals == ["refused: File too large"] * 10
