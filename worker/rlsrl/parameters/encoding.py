@@ -1,8 +1,9 @@
 """Weights, trainer states and notes as bytes that know whether they are whole.
 
 Weights and states are safetensors files: any tool of that format reads their arrays. The header's text fields hold the
-rest, with two checksums: ``sha256`` over what makes the version what it is (arrays, version, layout), and ``crc32`` over
-the text fields, so that a listing trusts them without reading the arrays. Notes (tags, annotations, the fence) are JSON with a checksum. Nothing here runs code from data.
+rest, with two checksums: ``sha256`` over what makes the version what it is (arrays, version, layout), and ``crc32``
+over the text fields, so that a listing trusts them without reading the arrays. Notes (tags, annotations, the fence) are
+JSON with a checksum. Nothing here runs code from data.
 """
 
 from __future__ import annotations

@@ -533,7 +533,8 @@ class ParameterDBConformance:
 
         def read() -> int:
             db = store.open()
-            newest, num_reads = INITIAL, 0
+            newest = tagged = INITIAL
+            num_reads = 0
             while True:
                 last = done.is_set()
                 parameters, state = got(db), db.load_state(POLICY)
@@ -541,7 +542,8 @@ class ParameterDBConformance:
                 assert (parameters.vector == parameters.version.step).all()
                 if parameters.version.step > 1:
                     assert state is not None
-                    assert got(db, "newest").version >= newest
+                    tagged, before = got(db, "newest").version, tagged
+                    assert tagged >= before
                 newest = parameters.version
                 num_reads += 1
                 if last:
