@@ -21,7 +21,9 @@ from rlsrl.testing.environments import Episode, ScriptedEnv
 def slot_for(envs: LoopVectorEnv, num_steps: int) -> dict[str, NDArray[Any]]:
     """A slot full of rubbish, so that whatever is not written shows."""
     layout = rollout_layout(envs.spec, num_steps=num_steps, num_lanes=envs.num_envs)
-    return layout.view(bytearray(b"\x2a" * layout.nbytes))
+    arrays = layout.view(bytearray(b"\x2a" * layout.nbytes))
+    arrays["mask"].fill(False)  # any other byte would read as True, which most of it has to become
+    return arrays
 
 
 def fill(envs: LoopVectorEnv, arrays: dict[str, NDArray[Any]], *, upto: int | None = None) -> None:

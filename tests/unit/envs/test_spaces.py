@@ -75,6 +75,12 @@ def test_continuous_actions_are_flat_for_the_policy_and_clipped_and_shaped_for_t
     assert all(space.contains(action) for action in decoded)
 
 
+def test_continuous_actions_have_the_spaces_dtype() -> None:
+    space = spaces.Box(-1, 1, (2,), np.float16)
+    (decoded,) = action_decoder(space)(np.array([[0.5, 7]], np.float32))
+    assert space.contains(decoded)
+
+
 def test_continuous_actions_are_not_overwritten_by_later_ones() -> None:
     decode = action_decoder(BOX)
     chosen = np.zeros((1, 3), np.float32)

@@ -57,10 +57,11 @@ def test_each_environment_plays_equally_many_episodes_however_short_they_are(num
     assert result.lengths == (1, 1, 9, 9)
 
 
-def test_giving_up_names_the_environment_that_does_not_end() -> None:
+@pytest.mark.parametrize(("max_steps", "taken"), [(10, 10), (11, 20), (20, 20)])
+def test_giving_up_names_the_environment_that_does_not_end(max_steps: int, taken: int) -> None:
     envs = scripted(SHORT_AND_BAD, [Episode(rewards=(0.0,) * 1000)])
-    with pytest.raises(EvaluationUnfinished, match="environment 1 ended 0 of 2 episodes in 20 steps"):
-        evaluate(LeftActor(), envs, num_steps=10, episodes_per_environment=2, max_steps=15)
+    with pytest.raises(EvaluationUnfinished, match=f"environment 1 ended 0 of 2 episodes in {taken} steps"):
+        evaluate(LeftActor(), envs, num_steps=10, episodes_per_environment=2, max_steps=max_steps)
 
 
 def test_the_last_steps_allowed_still_count() -> None:

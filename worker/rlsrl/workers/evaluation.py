@@ -17,6 +17,9 @@ from rlsrl.envs.seeds import environment_seed
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.policies.acting import RolloutActor
 
+_NOISE_DOMAIN = 21
+"""First word of the spawn key; that of no other use of the seed (``envs.seeds``, ``workers.build.common``)."""
+
 
 class EvaluationUnfinished(RuntimeError):  # noqa: N818 - named for the fact
     """Some environment has not ended its episodes within the steps allowed; the text says which and how far it got."""
@@ -93,6 +96,11 @@ def share_episodes(num_episodes: int, num_environments: int) -> EpisodeShare:
 def evaluation_seeds(seed: int, num_environments: int) -> list[int]:
     """Seeds of the environments; unrelated to those of training with the same experiment seed."""
     return [environment_seed(seed, rank, 0, purpose="evaluation") for rank in range(num_environments)]
+
+
+def acting_noise(seed: int) -> np.random.Generator:
+    """What actions are drawn with, where they are drawn."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_NOISE_DOMAIN,)))
 
 
 def evaluate(

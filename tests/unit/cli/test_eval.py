@@ -1,0 +1,227 @@
+"""``rlsrl eval`` on run folders made here: which version is played, how, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from rlsrl.api.load import load_text
+from rlsrl.api.resolve import POLICY_NAME, LocalPlacement, resolve
+from rlsrl.cli import main
+from rlsrl.cli.init import write_project
+from rlsrl.data.specs import ArraySpec
+from rlsrl.data.version import Version
+from rlsrl.envs.factory import EnvironmentSource, environment_spec
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.program import ActorProgram, CategoricalHead, DenseLayer
+from rlsrl.workers.build.common import PROGRAM_KEY, torch_policy
+
+CARTPOLE = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: balance}
+spec:
+  environment: {id: CartPole-v1}
+  policy: {network: {mlp: {hiddenSizes: [8]}}}
+  actors: {environments: 8}
+  stop: {envSteps: 1000}
+"""
+
+LINEAR = ActorProgram(
+    layout="linear",
+    num_parameters=10,
+    observation={"observation": ArraySpec(shape=(4,), dtype="float32")},
+    layers=(DenseLayer(name="actor", weight_offset=0, bias_offset=8, in_size=4, out_size=2, activation="identity"),),
+    head=CategoricalHead(num_actions=2),
+)
+BALANCES = [0, 0, 0, 0, 0.1, 0.5, 3, 1, 0, 0]
+"""Pushes to where the pole falls: 500 steps, every time."""
+LETS_FALL = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0]
+"""Always pushes left: some ten steps."""
+
+
+def make_run(folder: Path, experiment: str = CARTPOLE) -> Path:
+    resolved = resolve(load_text(experiment), LocalPlacement(run_uid="test", run_folder=folder.absolute()))
+    folder.mkdir()
+    (folder / "resolved.json").write_text(resolved.to_json())
+    return folder
+
+
+def push(
+    run: Path, step: int, weights: Any, *, layout: str = "linear", program: ActorProgram | None = LINEAR, tag: str = ""
+) -> None:
+    parameters = Parameters(version=Version(1, step), vector=np.array(weights, np.float32), layout=layout)
+    metadata = {PROGRAM_KEY: None if program is None else program.to_json()}
+    tags = [tag] if tag else []
+    FilesystemParameterDB(run / "parameters").push(POLICY_NAME, parameters, tags=tags, metadata=metadata)
+
+
+def run_eval(run: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["eval", str(run), *arguments])
+
+
+def evaluated(run: Path, *arguments: str) -> Mapping[str, Any]:
+    result = run_eval(run, "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    value: Mapping[str, Any] = json.loads(result.stdout)
+    return value
+
+
+@pytest.fixture
+def cartpole(tmp_path: Path) -> Path:
+    run = make_run(tmp_path / "balance")
+    push(run, 10, LETS_FALL, tag="first")
+    push(run, 20, BALANCES)
+    return run
+
+
+def test_the_last_version_is_played_unless_told_otherwise(cartpole: Path) -> None:
+    best = evaluated(cartpole, "--episodes=4", "--environments=2")
+    assert (best["version"], best["episodes"], best["environments"]) == ("1.20", 4, 2)
+    assert (best["return_mean"], best["return_std"], best["return_min"], best["return_max"]) == (500, 0, 500, 500)
+    for arguments in (["--version=1.10"], ["--tag=first"]):
+        worst = evaluated(cartpole, *arguments)
+        assert (worst["version"], worst["episodes"], worst["environments"]) == ("1.10", 100, 10)
+        assert 8 <= worst["return_min"] <= worst["return_mean"] == worst["length_mean"] <= worst["return_max"] <= 11
+
+
+def test_the_report_for_people(cartpole: Path) -> None:
+    result = run_eval(cartpole, "--version=1.10", "--episodes=5", "--environments=3", "--seed=4")
+    assert result.exit_code == 0
+    assert "version 1.10, 6 episodes in 3 environments, greedy actions, seed 4" in result.output
+    assert re.search(r"return: mean (8|9)\.\d\d, std \d\.\d\d, min \d\.00, max \d+\.00\n", result.output)
+
+
+def test_equal_seeds_repeat_and_drawn_actions_differ_from_greedy_ones(cartpole: Path) -> None:
+    arguments = ["--version=1.10", "--episodes=20"]
+    greedy, again = evaluated(cartpole, *arguments), evaluated(cartpole, *arguments)
+    assert greedy == again
+    drawn, other = (evaluated(cartpole, *arguments, "--stochastic", f"--seed={seed}") for seed in (0, 1))
+    assert drawn == evaluated(cartpole, *arguments, "--stochastic")
+    assert drawn["return_mean"] > greedy["return_mean"]  # left with probability 0.73 falls later than left always
+    assert {**other, "seed": 0} != drawn
+
+
+def test_the_network_plays_where_there_is_no_program_and_as_its_program_would(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    network = load_text(CARTPOLE).spec.policy.network
+    policy = torch_policy(network, environment_spec(EnvironmentSource(id="CartPole-v1")), seed=0)
+    parameters = policy.parameters(Version(1, 1))
+    program = policy.export()
+    assert program is not None
+    push(run, 1, parameters.vector, layout=parameters.layout, program=None, tag="by-network")
+    push(run, 2, parameters.vector, layout=parameters.layout, program=program, tag="by-program")
+    results = [evaluated(run, "--episodes=20", f"--tag={tag}") for tag in ("by-network", "by-program")]
+    assert {**results[0], "version": ""} == {**results[1], "version": ""}
+
+
+def test_an_exported_policy_is_played_without_torch(cartpole: Path) -> None:
+    program = (
+        "import sys\nfrom rlsrl.cli import main\n"
+        f"main(['eval', {str(cartpole)!r}, '--version=1.10', '--episodes=3'], standalone_mode=False)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "3 episodes" in done.stdout
+
+
+def test_the_users_own_environment_and_network_are_found_in_the_folder_it_is_called_from(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    write_project(project, "mine")
+    run = make_run(project / "run", (project / "experiment.yaml").read_text())
+    # In a process of its own, since the modules' names must not stay behind in this one.
+    program = f"""
+import numpy as np, sys
+sys.path.insert(0, "")
+from rlsrl.api.load import load_file
+from rlsrl.data.version import Version
+from rlsrl.envs.factory import EnvironmentSource, environment_spec
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.workers.build.common import torch_policy
+from pathlib import Path
+spec = load_file(Path("experiment.yaml")).spec
+policy = torch_policy(spec.policy.network, environment_spec(EnvironmentSource(factory="my_env:make")), seed=0)
+FilesystemParameterDB(Path("run/parameters")).push({POLICY_NAME!r}, policy.parameters(Version(1, 5)))
+for name in ("", {str(project)!r}):
+    while name in sys.path: sys.path.remove(name)
+sys.modules.pop("my_env"); sys.modules.pop("my_network")
+from rlsrl.cli import main
+main(["eval", "run", "--episodes=4"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=project,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "version 1.5, 4 episodes in 4 environments" in done.stdout
+    assert run.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--version=1.11"], "1.11"),
+        (["--version=eleven"], "is not of the form <attempt>.<step>"),
+        (["--tag=frist"], "did you mean 'first'?"),
+        (["--tag=first", "--version=1.10"], "both name a version; give one of them"),
+        (["--episodes=0"], "Invalid value for '--episodes'"),
+    ],
+)
+def test_what_cannot_be_played_is_named(cartpole: Path, arguments: list[str], says: str) -> None:
+    result = run_eval(cartpole, *arguments)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
+    result = run_eval(tmp_path)
+    assert result.exit_code == 2
+    assert "is no run folder" in result.output
+    (tmp_path / "resolved.json").write_text("{}")
+    result = run_eval(tmp_path)
+    assert result.exit_code == 2
+    assert "is not what this version of rlsrl writes" in result.output
+
+
+def test_a_run_without_a_version_is_named(tmp_path: Path) -> None:
+    result = run_eval(make_run(tmp_path / "run"))
+    assert result.exit_code == 2
+    assert POLICY_NAME in result.output
+
+
+def test_an_environment_that_is_gone_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", CARTPOLE.replace("{id: CartPole-v1}", "{factory: 'gone_module_q:make'}"))
+    push(run, 1, BALANCES)
+    result = run_eval(run)
+    assert result.exit_code == 2
+    assert "no module named 'gone_module_q'" in result.output
+
+
+def test_weights_of_another_network_are_refused(cartpole: Path) -> None:
+    push(cartpole, 30, BALANCES, layout="another")
+    result = run_eval(cartpole)
+    assert result.exit_code == 2
+    assert "weights of layout another" in result.output
+
+
+def test_episodes_that_do_not_end_are_given_up(cartpole: Path) -> None:
+    result = run_eval(cartpole, "--max-steps=100")
+    assert result.exit_code == 1
+    assert "ended 0 of 10 episodes in 128 steps" in result.output

@@ -1,0 +1,183 @@
+"""``rlsrl eval``: play a stored version of a run's policy over fresh episodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlsrl.cli.errors import UserError
+from rlsrl.data.version import Version
+
+if TYPE_CHECKING:
+    from rlsrl.api.resolved import TrainerConfig
+    from rlsrl.envs.vector import LoopVectorEnv
+    from rlsrl.parameters.protocols import Parameters, Ref
+    from rlsrl.policies.acting import RolloutActor
+    from rlsrl.workers.evaluation import EpisodeShare, EvaluationResult
+
+ROLLOUT_STEPS = 64
+"""Steps between two looks at who has finished: more would be played for nothing at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is evaluated."""
+
+    config: TrainerConfig
+    """What its trainer was told: environment, network, seed."""
+    parameters: Parameters
+    program: Any
+    """The exported actor as JSON; None if the policy takes torch."""
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--version", "version", metavar="VERSION", help="A version such as 1.2500; by default the last.")
+@click.option("--tag", metavar="TAG", help="The version that has this tag.")
+@click.option("--episodes", type=click.IntRange(min=1), default=100, show_default=True, help="At least so many.")
+@click.option(
+    "--environments", type=click.IntRange(min=1), default=10, show_default=True,
+    help="Played side by side; each plays equally many episodes.",
+)  # fmt: skip
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Never repeats training's seeds."
+)
+@click.option("--stochastic", is_flag=True, help="Draw actions, as training does, instead of taking the most probable.")
+@click.option(
+    "--max-steps", type=click.IntRange(min=1), default=1_000_000, show_default=True,
+    help="Steps of each environment after which to give up.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def evaluate(
+    run: Path,
+    version: str | None,
+    tag: str | None,
+    episodes: int,
+    environments: int,
+    seed: int,
+    stochastic: bool,
+    max_steps: int,
+    as_json: bool,
+) -> None:
+    """Play the policy of the run folder RUN over fresh episodes and report its returns.
+
+    Every environment plays the same number of episodes, so that short ones are not favoured. Modules of your own are
+    looked for in the folder this is called from and on PYTHONPATH.
+    """
+    from rlsrl.envs.vector import EnvironmentFailed
+    from rlsrl.parameters.protocols import ParameterError
+    from rlsrl.policies.program import LayoutMismatch
+    from rlsrl.runtime.errors import ConfigurationError
+    from rlsrl.workers.evaluation import EvaluationUnfinished, share_episodes
+
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    share = share_episodes(episodes, environments)
+    try:
+        subject = load_subject(run, _ref(version, tag))
+        result = play(subject, share, seed=seed, greedy=not stochastic, max_steps=max_steps)
+    except (ConfigurationError, ParameterError, LayoutMismatch) as error:
+        raise UserError(str(error)) from error
+    except (EnvironmentFailed, EvaluationUnfinished) as error:
+        raise click.ClickException(str(error)) from error
+    conditions = {
+        "run": str(run),
+        "version": str(subject.parameters.version),
+        "environments": share.num_environments,
+        "seed": seed,
+        "greedy": not stochastic,
+    }
+    click.echo(json.dumps({**conditions, **result.to_json()}) if as_json else _lines(conditions, result))
+
+
+def _ref(version: str | None, tag: str | None) -> Ref:
+    if version is not None and tag is not None:
+        raise UserError("--version and --tag both name a version; give one of them")
+    if version is None:
+        return tag or "latest"
+    try:
+        return Version.parse(version)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def load_subject(run: Path, ref: Ref) -> Subject:
+    """What the run folder holds under ``ref``.
+
+    Raises:
+        UserError: it is no run folder, or not one of this version of rlsrl.
+        ParameterError: it has no such version, or a damaged one.
+    """
+    from rlsrl.api.resolved import ResolvedExperiment
+    from rlsrl.parameters.filesystem import FilesystemParameterDB
+    from rlsrl.workers.build.common import PROGRAM_KEY
+
+    resolved = run / "resolved.json"
+    try:
+        config = ResolvedExperiment.from_json(resolved.read_bytes()).trainer
+    except OSError as error:
+        raise UserError(f"{run} is no run folder: cannot read {resolved}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{resolved} is not what this version of rlsrl writes: {error}") from error
+    db = FilesystemParameterDB(run / "parameters")
+    parameters = db.get(config.policy_name, ref)
+    assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
+    # A run that is still training may have pruned the version since; then torch does what the program would have done.
+    metadata = (info.metadata for info in db.versions(config.policy_name) if info.version == parameters.version)
+    return Subject(config=config, parameters=parameters, program=next(metadata, {}).get(PROGRAM_KEY))
+
+
+def play(subject: Subject, share: EpisodeShare, *, seed: int, greedy: bool, max_steps: int) -> EvaluationResult:
+    """Make the environments and the actor, and evaluate."""
+    from rlsrl.envs.factory import make_environment
+    from rlsrl.envs.vector import LoopVectorEnv
+    from rlsrl.workers.build.common import environment_source
+    from rlsrl.workers.evaluation import evaluate, evaluation_seeds
+
+    source = environment_source(subject.config.environment)
+    envs = LoopVectorEnv(lambda: make_environment(source), seeds=evaluation_seeds(seed, share.num_environments))
+    try:
+        actor = _actor(subject, envs, seed=seed, greedy=greedy)
+        actor.load(subject.parameters)
+        return evaluate(
+            actor,
+            envs,
+            num_steps=ROLLOUT_STEPS,
+            episodes_per_environment=share.episodes_per_environment,
+            max_steps=max_steps,
+        )
+    finally:
+        envs.close()
+
+
+def _actor(subject: Subject, envs: LoopVectorEnv, *, seed: int, greedy: bool) -> RolloutActor:
+    """By the exported program where there is one, which takes a fraction of a second less than importing torch."""
+    from rlsrl.policies.program import ActorProgram, ProgramActor
+    from rlsrl.workers.build.common import torch_policy
+    from rlsrl.workers.evaluation import acting_noise
+
+    rng = acting_noise(seed)
+    shape = {"num_steps": ROLLOUT_STEPS, "num_lanes": envs.num_envs}
+    if subject.program is not None:
+        return ProgramActor(ActorProgram.from_json(subject.program), rng=rng, greedy=greedy, **shape)
+    from rlsrl.policies.torch_policy import TorchActor
+
+    policy = torch_policy(subject.config.network, envs.spec, seed=subject.config.seed)
+    return TorchActor(policy, rng=rng, greedy=greedy, **shape)
+
+
+def _lines(conditions: dict[str, Any], result: EvaluationResult) -> str:
+    summary = result.to_json()
+    actions = "greedy" if conditions["greedy"] else "drawn"
+    return (
+        f"{conditions['run']}: version {conditions['version']}, {summary['episodes']} episodes in "
+        f"{conditions['environments']} environments, {actions} actions, seed {conditions['seed']}\n"
+        f"return: mean {summary['return_mean']:.2f}, std {summary['return_std']:.2f}, "
+        f"min {summary['return_min']:.2f}, max {summary['return_max']:.2f}\n"
+        f"length: mean {summary['length_mean']:.1f} steps"
+    )
