@@ -1,10 +1,14 @@
-"""Stands in for ``python -m rlsrl.workers`` in tests of the controller: plays the script that its config holds.
+"""Stands in for ``python -m rlsrl.workers`` in tests of the controller: plays the script of its role.
 
-The config is ``{"folder": ..., "lives": [[step, ...], ...]}``: the n-th life of the role plays the n-th list of steps,
-further lives the last one. Each life appends ``{"role", "pid", "attempt", "token"}`` to ``<folder>/<role>.lives``. Steps:
-``{"print": text}``, ``{"exit": code}``, ``{"die": signal}`` (itself), ``{"touch": file}``, ``{"signal_parent": signal}``,
-``{"until": signal}`` (wait for it), ``{"ignore": signal}``, ``{"write_fifo": file}``, ``{"read_fifo": file, "bytes": n}``,
-``{"fork": file}`` (leaves a process in its group that ignores SIGTERM and writes its pid to the file).
+The script is ``<folder>/<role>.script``, JSON ``[[step, ...], ...]``; STANDIN_FOLDER in the environment is the folder.
+The n-th life of the role plays the n-th list of steps, further lives the last one. Each life appends
+``{"role", "pid", "attempt", "config", "token", "path"}`` to ``<folder>/<role>.lives``. Steps:
+
+- ``{"print": text}``, ``{"exit": code}``, ``{"die": signal}`` (itself), ``{"touch": file}``
+- ``{"signal_parent": signal}``, ``{"until": signal}`` (waits for it)
+- ``{"write_fifo": file}``, ``{"read_fifo": file, "bytes": n}`` (each waits for the other)
+- ``{"fork": file}``: leaves a process in its group that ignores SIGTERM, its pid in the file
+- ``{"push": metadata, "terminal": reason}``: stores a version of this attempt, as a trainer does at its end
 """
 
 from __future__ import annotations
@@ -31,28 +35,34 @@ def main() -> None:
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--attempt", type=int)
     arguments = parser.parse_args()
-    config = json.loads(arguments.config.read_text())
-    folder = Path(config["folder"])
+    folder = Path(os.environ["STANDIN_FOLDER"])
     life = register(folder / f"{arguments.role}.lives", arguments)
-    lives = config["lives"]
+    lives = json.loads((folder / f"{arguments.role}.script").read_text())
     for step in lives[min(life, len(lives) - 1)]:
-        play(folder, step)
+        play(folder, arguments, step)
 
 
 def register(path: Path, arguments: argparse.Namespace) -> int:
     """Write down this life; returns how many there were before."""
-    entry = {"pid": os.getpid(), "attempt": arguments.attempt, "token": os.environ.get("RLSRL_TOKEN")}
+    entry = {
+        "role": arguments.role,
+        "pid": os.getpid(),
+        "attempt": arguments.attempt,
+        "config": str(arguments.config),
+        "token": os.environ.get("RLSRL_TOKEN"),
+        "path": sys.path,
+    }
     with path.open("a+") as lives:
-        lives.write(json.dumps({"role": arguments.role, **entry}) + "\n")
+        lives.write(json.dumps(entry) + "\n")
         lives.flush()
         lives.seek(0)
         return len(lives.readlines()) - 1
 
 
-def play(folder: Path, step: dict) -> None:
+def play(folder: Path, arguments: argparse.Namespace, step: dict) -> None:
     match step:
         case {"print": text}:
-            print(text, flush=True)
+            sys.stderr.write(f"{text}\n")
         case {"exit": code}:
             sys.exit(code)
         case {"die": signum}:
@@ -74,8 +84,27 @@ def play(folder: Path, step: dict) -> None:
             child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
             child.stdout.readline()
             (folder / name).write_text(str(child.pid))
+        case {"push": metadata, "terminal": reason}:
+            push(arguments, metadata, reason)
         case _:
             raise ValueError(f"unknown step {step}")
+
+
+def push(arguments: argparse.Namespace, metadata: dict, reason: str | None) -> None:
+    import numpy as np
+
+    from rlsrl.data.version import Version
+    from rlsrl.parameters.filesystem import FilesystemParameterDB
+    from rlsrl.parameters.protocols import Parameters
+
+    config = json.loads(arguments.config.read_text())
+    db = FilesystemParameterDB(Path(config["parameters_folder"]))
+    version = Version(arguments.attempt, metadata["train_steps"])
+    parameters = Parameters(version=version, vector=np.zeros(4, np.float32), layout="standin")
+    db.push(config["policy_name"], parameters, metadata=metadata)
+    if reason is not None:
+        record = {"reason": reason, "version": str(version), "result": metadata}
+        db.annotate(config["policy_name"], version, {"terminal": record})
 
 
 if __name__ == "__main__":

@@ -80,9 +80,8 @@ class Stage:
         self.plans: list[RolePlan] = []
 
     def script(self, role: str, *lives: list[dict], replicas: int = 1) -> None:
-        config = self.folder / f"{role}.json"
-        config.write_text(json.dumps({"folder": str(self.folder), "lives": lives}))
-        self.plans.append(RolePlan(role=role, replicas=replicas, config=config))
+        (self.folder / f"{role}.script").write_text(json.dumps(lives))
+        self.plans.append(RolePlan(role=role, replicas=replicas, config=self.folder / f"{role}.json"))
 
     def controller(self, *, budget: int = 5, keep_fds: tuple[int, ...] = ()) -> LocalController:
         return LocalController(
@@ -90,7 +89,7 @@ class Stage:
             limits=RestartLimits(budget=budget, decay_seconds=600.0),
             journal=self.journal,
             display=self.display,
-            environment=environment(),
+            environment=worker_environment({**os.environ, "STANDIN_FOLDER": str(self.folder), "RLSRL_TOKEN": "secret"}),
             logs=self.folder,
             command=STANDIN,
             keep_fds=keep_fds,
@@ -104,11 +103,7 @@ class Stage:
         return [life["pid"] for path in self.folder.glob("*.lives") for life in self.lives(path.stem)]
 
 
-def environment() -> dict[str, str]:
-    return worker_environment({**os.environ, "RLSRL_PARENT_PID": str(os.getpid()), "RLSRL_TOKEN": "secret"})
-
-
-@pytest.fixture()
+@pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
@@ -136,7 +131,9 @@ def test_a_finished_trainer_ends_the_run_and_everybody_else(stage: Stage) -> Non
 
     assert len(stage.lives("actor")) == 3
     assert [life["attempt"] for life in stage.lives("trainer")] == [1]
-    assert {life["token"] for role in ("trainer", "actor") for life in stage.lives(role)} == {"secret"}
+    assert {(life["token"], life["config"]) for life in stage.lives("actor")} == {
+        ("secret", str(stage.folder / "actor.json"))
+    }
     assert stage.journal.restarts == []
     assert stage.journal.open_attempts == 0
     assert_gone(stage.pids(), timeout=0)

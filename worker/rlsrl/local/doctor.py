@@ -119,11 +119,10 @@ def check_package(name: str, extra: str, *, program: Sequence[str] = (sys.execut
 
 def check_compiler(environ: Mapping[str, str] = os.environ) -> str:
     """A C++ compiler with its headers and Python's: what ``torch.compile`` needs for the processor."""
-    compiler = next(
-        (found for name in _compilers(environ) if (found := shutil.which(name, path=environ.get("PATH")))), ""
-    )
-    if not compiler:
-        raise Unwell(f"none of {', '.join(_compilers(environ))} is there", "install g++ (Debian: apt install g++)")
+    names = (environ["CXX"],) if environ.get("CXX") else ("g++", "clang++", "c++")
+    compiler = next(filter(None, (shutil.which(name, path=environ.get("PATH")) for name in names)), None)
+    if compiler is None:
+        raise Unwell(f"there is no {' and no '.join(names)}", "install g++ (Debian: apt install g++)")
     source = "#include <Python.h>\n#include <vector>\nint main() { return (int)std::vector<int>(0).size(); }\n"
     include = sysconfig.get_paths()["include"]
     with tempfile.TemporaryDirectory() as folder:
@@ -172,9 +171,7 @@ def check_anonymous_memory(create: Callable[[str, int], int] = create_memory) ->
     try:
         os.close(create("rlsrl-doctor", 1024**2))
     except OSError as error:
-        raise Unwell(
-            f"memfd_create fails: {error.strerror}", "use a kernel and container runtime that allow it"
-        ) from error
+        raise Unwell(f"memfd_create fails: {error.strerror}", "lift the sandbox's rule against it") from error
     return "memfd_create works"
 
 

@@ -161,7 +161,10 @@ def _phase(view: View) -> str:
 def _row(process: ProcessState, reports: Mapping[int, Mapping[str, Any]]) -> Row:
     report = reports.get(process.pid, {}) if process.pid is not None else {}
     stats = {name: value for name, value in _mapping(report, "stats").items() if isinstance(value, int | float)}
-    shown = [f"{name} {value:,.4g}" for name, value in sorted(stats.items())[:SHOWN_STATS]]
+    shown = [
+        f"{name} {format(value, ',.0f' if abs(value) >= 1000 else '.4g')}"
+        for name, value in sorted(stats.items())[:SHOWN_STATS]
+    ]
     return Row(
         name=f"{process.role}-{process.number}",
         state=_state(process, reports),

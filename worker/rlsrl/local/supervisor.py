@@ -104,4 +104,5 @@ def back_off(spent: float) -> float:
     in_a_row = round(spent)
     if in_a_row < 1:
         return 0.0
-    return min(MAX_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2.0 ** (in_a_row - 1))
+    doublings = min(in_a_row - 1, 16)  # Far beyond the longest wait, and no number that overflows.
+    return min(MAX_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2.0**doublings)

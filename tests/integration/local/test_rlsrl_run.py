@@ -1,0 +1,249 @@
+"""``rlsrl run`` over stand-in workers: identity of a run, resumption, reports and exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import sys
+from pathlib import Path
+
+import click.testing
+import pytest
+
+from rlsrl.cli import main
+from rlsrl.local.run_folder import RunFolder
+from rlsrl.local.session import run_life
+
+STANDIN = (sys.executable, str(Path(__file__).with_name("standin_worker.py")))
+UNTIL_TOLD = [{"until": "SIGTERM"}, {"exit": 0}]
+RESULT = {"env_steps": 2048, "train_steps": 7, "return_mean": 481.5}
+FINISH = [{"push": RESULT, "terminal": "returnMean"}, {"exit": 0}]
+INTERRUPT = [
+    {"signal_parent": "SIGINT"},
+    {"until": "SIGTERM"},
+    {"push": {**RESULT, "train_steps": 3}, "terminal": None},
+    {"exit": 0},
+]
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: toy}
+spec:
+  environment: {id: CartPole-v1}
+  actors: {replicas: 2, environments: 4}
+  stop: {returnMean: 475}
+"""
+
+
+class Desk:
+    """A working folder with an experiment, where commands are given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder / "runs" / "toy"
+        (folder / "toy.yaml").write_text(EXPERIMENT)
+        self.script("coordinator", UNTIL_TOLD)
+        self.script("actor", UNTIL_TOLD)
+
+    def script(self, role: str, *lives: list[dict]) -> None:
+        (self.folder / f"{role}.script").write_text(json.dumps(lives))
+
+    def lives(self, role: str) -> list[dict]:
+        path = self.folder / f"{role}.lives"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def give(self, *arguments: str) -> click.testing.Result:
+        result = click.testing.CliRunner().invoke(main, ["run", "toy.yaml", *arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    def summary(self) -> dict:
+        return json.loads((self.run / "summary.json").read_text())
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STANDIN_FOLDER", str(tmp_path))
+    monkeypatch.setattr("rlsrl.cli.run.run_life", functools.partial(run_life, command=STANDIN))
+    return Desk(tmp_path)
+
+
+def test_a_run_to_its_goal(desk: Desk) -> None:
+    desk.script("trainer", FINISH)
+
+    result = desk.give("--seed", "3", "--set", "spec.algorithm.ppo.epochs=2")
+
+    assert result.exit_code == 0
+    assert "toy finished (returnMean): mean return 481.5 after 2,048 env steps" in result.output
+    assert "everything is in runs/toy\n" in result.output
+    for command in ("rlsrl eval runs/toy", "rlsrl params list runs/toy", "rlsrl plot runs/toy"):
+        assert f"  {command}\n" in result.output
+    assert "\x1b" not in result.output, "colours have no place in a pipe"
+    summary = desk.summary()
+    assert summary["finished"]
+    assert (summary["reason"], summary["seed"], summary["attempts"]) == ("returnMean", 3, 1)
+    assert {name: summary[name] for name in RESULT} == RESULT
+    assert summary["versions"] == {"count": 1, "last": "1.7", "tagged": {}}
+    assert summary["ledger"]["balanced"]
+    assert 0 < summary["training_seconds"] <= summary["wall_seconds"]
+    assert (desk.run / "experiment.yaml").read_text() == EXPERIMENT
+    assert "epochs: 2" in (desk.run / "experiment.resolved.yaml").read_text()
+    assert json.loads((desk.run / "resolved.json").read_text())["trainer"]["seed"] == 3
+
+
+def test_workers_get_their_config_a_token_and_the_modules_beside_the_experiment(desk: Desk) -> None:
+    desk.script("trainer", FINISH)
+
+    desk.give()
+
+    (trainer,) = desk.lives("trainer")
+    assert trainer["config"] == str(desk.run / "config" / "trainer.json")
+    assert len(trainer["token"]) >= 32
+    assert str(desk.folder) in trainer["path"]
+    assert not any(
+        trainer["token"] in path.read_text(errors="replace") for path in desk.run.rglob("*") if path.is_file()
+    )
+
+
+def test_an_interrupted_run_goes_on_with_the_next_attempt(desk: Desk) -> None:
+    desk.script("trainer", INTERRUPT, FINISH)
+
+    interrupted = desk.give("--set", "spec.stop.episodes=10")
+
+    assert interrupted.exit_code == 130
+    assert "toy not finished: mean return 481.5" in interrupted.output
+    assert "to go on: rlsrl run toy.yaml --set spec.stop.episodes=10\n" in interrupted.output
+    first = desk.summary()
+    assert (first["finished"], first["versions"]["last"], first["lives"]) == (False, "1.3", 1)
+
+    resumed = desk.give("--set", "spec.stop.episodes=10")
+
+    assert resumed.exit_code == 0
+    assert "going on with runs/toy, attempt 2" in resumed.output
+    second = desk.summary()
+    assert (second["run_uid"], second["attempts"], second["lives"]) == (first["run_uid"], 2, 2)
+    assert second["versions"]["last"] == "2.7"
+    assert second["wall_seconds"] > first["wall_seconds"]
+    assert [life["attempt"] for life in desk.lives("trainer")] == [1, 2]
+    tokens = {life["token"] for life in desk.lives("trainer")}
+    assert len(tokens) == 2, "each life of the controller has a token of its own"
+
+
+def test_a_finished_run_is_reported_and_not_continued(desk: Desk) -> None:
+    desk.script("trainer", FINISH)
+    desk.give()
+    before = desk.summary()
+    (desk.run / "summary.json").unlink()
+
+    again = desk.give()
+
+    assert again.exit_code == 0
+    assert "runs/toy has finished; --fresh moves it aside" in again.output
+    assert "mean return 481.5" in again.output
+    assert desk.summary() == before, "the summary follows from what is on disk"
+    assert len(desk.lives("trainer")) == 1
+
+
+@pytest.mark.parametrize("first", [INTERRUPT, FINISH])
+def test_another_experiment_is_refused_field_by_field(desk: Desk, first: list[dict]) -> None:
+    desk.script("trainer", first)
+    desk.give()
+
+    refused = desk.give("--seed", "5", "--set", "spec.stop.returnMean=400")
+
+    assert refused.exit_code == 2
+    assert "spec.seed: 0 -> 5" in refused.output
+    assert "spec.stop.returnMean: 475.0 -> 400" in refused.output
+    assert "--fresh" in refused.output
+    assert len(desk.lives("trainer")) == 1
+
+
+def test_an_experiment_of_another_name_is_refused(desk: Desk) -> None:
+    desk.script("trainer", FINISH)
+    desk.give()
+
+    refused = desk.give("--run-dir", "runs/toy", "--set", "metadata.name=other")
+
+    assert refused.exit_code == 2
+    assert 'metadata.name: "toy" -> "other"' in refused.output
+
+
+def test_fresh_moves_the_old_run_aside(desk: Desk) -> None:
+    desk.script("trainer", INTERRUPT, INTERRUPT, FINISH)
+    uids = []
+    for arguments in ([], ["--fresh", "--seed", "1"], ["--fresh", "--seed", "2"]):
+        desk.give(*arguments)
+        uids.append(desk.summary()["run_uid"])
+
+    assert len(set(uids)) == 3
+    kept = {path.name: json.loads((path / "summary.json").read_text()) for path in desk.run.parent.iterdir()}
+    assert {name: summary["run_uid"] for name, summary in kept.items()} == {
+        "toy.1": uids[0],
+        "toy.2": uids[1],
+        "toy": uids[2],
+    }
+    assert [life["attempt"] for life in desk.lives("trainer")] == [1, 1, 1]
+    assert kept["toy"]["finished"]
+
+
+def test_a_configuration_error_of_a_worker_is_the_users(desk: Desk) -> None:
+    desk.script("trainer", [{"print": "rlsrl: spec.environment.id: no environment 'Carpole'"}, {"exit": 2}])
+
+    result = desk.give()
+
+    assert result.exit_code == 2
+    assert "no environment 'Carpole'" in result.output
+    assert not desk.summary()["finished"]
+
+
+def test_a_run_that_cannot_be_kept_alive_fails_with_the_log(desk: Desk) -> None:
+    desk.script("trainer", [{"print": "Traceback: out of tricks"}, {"exit": 1}])
+
+    result = desk.give("--set", "spec.restarts.budget=1", "--run-dir", "elsewhere")
+
+    assert result.exit_code == 1
+    assert "error: trainer-0 exited with code 1" in result.output
+    assert "out of tricks" in result.output
+    assert "elsewhere/logs/trainer-0.out" in result.output
+    assert "to go on: rlsrl run toy.yaml --set spec.restarts.budget=1 --run-dir elsewhere" in result.output
+    summary = json.loads((desk.folder / "elsewhere" / "summary.json").read_text())
+    assert (summary["restarts"], summary["attempts"]) == ({"trainer": 1}, 2)
+
+
+def test_a_folder_in_use_is_refused_with_who_uses_it(desk: Desk) -> None:
+    with RunFolder.open(desk.run):
+        refused = desk.give()
+
+    assert refused.exit_code == 2
+    assert "is running" in refused.output
+    assert not desk.lives("trainer")
+
+
+@pytest.mark.parametrize("wrong", ["spec.actors.replicas=many", "spec.actors.replica=2"])
+def test_a_wrong_field_is_refused_before_anything_is_made(desk: Desk, wrong: str) -> None:
+    refused = desk.give("--set", wrong)
+
+    assert refused.exit_code == 2
+    assert "spec.actors.replica" in refused.output
+    assert not desk.run.exists()
+
+
+def test_more_actors_than_environments_is_told(desk: Desk) -> None:
+    desk.script("trainer", FINISH)
+
+    result = desk.give("--set", "spec.actors.replicas=6")
+
+    assert "warning: " in result.output
+    assert result.exit_code == 0
+
+
+def test_signals_work_as_before_afterwards(desk: Desk) -> None:
+    desk.script("trainer", FINISH)
+    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+    desk.give()
+
+    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before

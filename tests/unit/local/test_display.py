@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlsrl.api.load import load_text
+from rlsrl.local.controller import ProcessState
+from rlsrl.local.display import LineDisplay, TerminalDisplay, UnbreakableOutput, Viewer, open_display
+
+EXPERIMENT = load_text("""
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: toy}
+spec:
+  environment: {id: CartPole-v1}
+  actors: {environments: 2}
+  stop: {envSteps: 100}
+""")
+PROCESSES = [ProcessState(role="trainer", number=0, state="running", pid=7)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def viewer() -> Viewer:
+    times = iter(range(1000))
+    return Viewer(EXPERIMENT, lambda: ({"totals": {"env_steps": 50}}, 0.0), clock=lambda: float(next(times)))
+
+
+def test_elsewhere_than_on_a_terminal_lines_are_plain() -> None:
+    output = io.StringIO()
+    display = open_display(viewer(), output)
+    display.show(PROCESSES)
+    display.note("actor-0 was killed")
+    display.show(PROCESSES)
+    display.close()
+    lines = output.getvalue().splitlines()
+    assert isinstance(display, LineDisplay)
+    assert lines[0].startswith("    1.0 s | env steps 50 of 100 | ")
+    assert lines[1] == "actor-0 was killed"
+    assert lines[2].startswith("    2.0 s")
+    assert "\x1b" not in output.getvalue()
+
+
+def test_on_a_terminal_the_picture_is_drawn_over_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    output = Terminal()
+    display = open_display(viewer(), output)
+    display.show(PROCESSES)
+    display.note("[bold]not markup[/bold]")
+    display.show(PROCESSES)
+    display.close()
+    assert isinstance(display, TerminalDisplay)
+    assert "\x1b[" in output.getvalue()
+    assert "50 of 100" in output.getvalue()
+    assert "[bold]not markup[/bold]" in output.getvalue()
+    assert output.getvalue().count("\x1b[?25l") == output.getvalue().count("\x1b[?25h") == 1, "the cursor is back"
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(open_display(viewer(), Terminal()), LineDisplay)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_broken_output_ends_the_showing_only(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Broken(Terminal):
+        def isatty(self) -> bool:
+            return terminal
+
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+        def flush(self) -> None:
+            raise OSError(5, "Input/output error")
+
+    display = open_display(viewer(), Broken())
+    display.show(PROCESSES)
+    display.note("anything")
+    display.close()
+    assert isinstance(display, TerminalDisplay if terminal else LineDisplay)
+
+
+def test_a_closed_output_is_a_broken_one() -> None:
+    output = io.StringIO()
+    output.close()
+    safe: Any = UnbreakableOutput(output)
+    Console(file=safe).print("anything")

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlsrl.cli import main
+from rlsrl.local import doctor
+from rlsrl.local.doctor import Check, Finding, Unwell, examine
+
+GIB = 1024**3
+
+
+def raising(error: OSError) -> Callable[..., int]:
+    def fail(*_: object) -> int:
+        raise error
+
+    return fail
+
+
+def listener(name: str) -> socket.socket:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def meminfo(folder: Path, kib: int) -> Path:
+    path = folder / "meminfo"
+    path.write_text(f"MemTotal:  99 kB\nMemAvailable:  {kib} kB\n")
+    return path
+
+
+WELL: dict[str, Callable[[Path], str]] = {
+    "python": lambda _: doctor.check_python(),
+    "platform": lambda _: doctor.check_platform(),
+    "package": lambda _: doctor.check_package("json", "local"),
+    "compiler": lambda _: doctor.check_compiler(),
+    "disk": lambda folder: doctor.check_disk(folder / "not" / "yet", lambda _: 5 * GIB),
+    "anonymous memory": lambda _: doctor.check_anonymous_memory(),
+    "local sockets": lambda _: doctor.check_local_sockets(),
+    "loopback": lambda _: doctor.check_loopback(),
+    "cores": lambda _: doctor.check_cores(lambda: 2),
+    "memory": lambda folder: doctor.check_memory(meminfo(folder, 8 * 1024**2)),
+    "open files": lambda _: doctor.check_open_files(lambda: 1024),
+    "unlimited files": lambda _: doctor.check_open_files(lambda: resource.RLIM_INFINITY),
+}
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_a_healthy_machine(name: str, tmp_path: Path) -> None:
+    assert WELL[name](tmp_path)
+
+
+def broken_compiler(folder: Path) -> dict[str, str]:
+    path = folder / "g++"
+    path.write_text("#!/bin/sh\necho 'probe: fatal error: Python.h: No such file' >&2\nexit 1\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return {"PATH": f"{folder}{os.pathsep}/bin"}
+
+
+UNWELL: dict[str, tuple[Callable[[Path], str], str, str]] = {
+    "old python": (lambda _: doctor.check_python((3, 10, 14)), "3.10.14 is older than 3.11", "Python 3.11"),
+    "another platform": (lambda _: doctor.check_platform("darwin"), "darwin is not Linux", "Linux container"),
+    "missing package": (
+        lambda _: doctor.check_package("no_such_module_here", "torch"),
+        "No module named 'no_such_module_here'",
+        "pip install 'rlsrl[torch]'",
+    ),
+    "crashing package": (
+        lambda _: doctor.check_package("json", "env", program=(sys.executable, "-c", "import os; os.abort()")),
+        "exit code -6",
+        "rlsrl[env]",
+    ),
+    "no python to try it with": (
+        lambda folder: doctor.check_package("json", "env", program=(str(folder / "none"),)),
+        "did not end",
+        "rlsrl[env]",
+    ),
+    "no compiler": (
+        lambda folder: doctor.check_compiler({"PATH": str(folder)}),
+        "no g++ and no clang++",
+        "install g++",
+    ),
+    "named compiler missing": (
+        lambda folder: doctor.check_compiler({"PATH": str(folder), "CXX": "icpx"}),
+        "there is no icpx",
+        "install g++",
+    ),
+    "compiler without headers": (
+        lambda folder: doctor.check_compiler(broken_compiler(folder)),
+        "Python.h: No such file",
+        "python3-dev",
+    ),
+    "full disk": (lambda folder: doctor.check_disk(folder, lambda _: GIB // 2), "0.5 GiB free", "--run-dir"),
+    "no /dev/shm": (lambda folder: doctor.check_shared_memory(folder / "shm"), "is not there", "--shm-size"),
+    "no memfd": (
+        lambda _: doctor.check_anonymous_memory(raising(OSError(errno.ENOSYS, "Function not implemented"))),
+        "Function not implemented",
+        "sandbox",
+    ),
+    "no abstract sockets": (lambda _: doctor.check_local_sockets("x", listener), "Operation not permitted", "sandbox"),
+    "no loopback": (lambda _: doctor.check_loopback("192.0.2.1"), "192.0.2.1", "ip link set lo up"),
+    "one core": (lambda _: doctor.check_cores(lambda: 1), "1 core", "2 cores"),
+    "little memory": (lambda folder: doctor.check_memory(meminfo(folder, 1024**2)), "1.0 GiB available", "add memory"),
+    "few files": (lambda _: doctor.check_open_files(lambda: 256), "at most 256 open files", "ulimit -n 1024"),
+}
+
+
+@pytest.mark.parametrize("name", UNWELL)
+def test_an_unwell_machine_gets_a_cure(name: str, tmp_path: Path) -> None:
+    check, finding, cure = UNWELL[name]
+    with pytest.raises(Unwell) as raised:
+        check(tmp_path)
+    assert finding in raised.value.finding
+    assert cure in raised.value.cure
+
+
+def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rlsrl.local.doctor.MIN_SHARED_MEMORY_BYTES", 2**80)
+    with pytest.raises(Unwell, match="less than"):
+        doctor.check_shared_memory(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # Root may write everywhere.
+    with pytest.raises(Unwell, match="cannot be written"):
+        doctor.check_disk(tmp_path, lambda _: 5 * GIB)
+
+
+def unwell() -> str:
+    raise Unwell("it is broken", "mend it")
+
+
+def test_findings_come_in_order_with_their_cures() -> None:
+    checks = [
+        Check(name="a", required=True, examine=lambda: "fine"),
+        Check(name="b", required=False, examine=unwell),
+        Check(name="c", required=True, examine=unwell),
+    ]
+    assert list(examine(checks)) == [
+        Finding(name="a", required=True, well=True, text="fine"),
+        Finding(name="b", required=False, well=False, text="it is broken", cure="mend it"),
+        Finding(name="c", required=True, well=False, text="it is broken", cure="mend it"),
+    ]
+    assert [finding.is_fatal for finding in examine(checks)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("required", "exit_code", "said"),
+    [(True, 1, "nothing runs here before this is cured: part"), (False, 0, "experiments run here; warnings: 1")],
+)
+def test_the_command_fails_only_for_what_is_required(
+    monkeypatch: pytest.MonkeyPatch, required: bool, exit_code: int, said: str
+) -> None:
+    monkeypatch.setattr("rlsrl.cli.doctor.CHECKS", (Check(name="part", required=required, examine=unwell),))
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == exit_code
+    assert "part: it is broken\n        cure: mend it" in result.output
+    assert said in result.output
+
+
+def test_every_check_has_its_own_name() -> None:
+    names = [check.name for check in doctor.CHECKS]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlsrl.local.metrics_log import MetricsRow, read_rows, without_rolled_back
+
+
+def row(step: int, **scalars: float) -> MetricsRow:
+    return MetricsRow(step=step, wall=float(step), scalars=scalars)
+
+
+def test_reads_whole_rows_and_leaves_out_the_rest(tmp_path: Path) -> None:
+    good = json.dumps({"step": 1, "wall": 2.0, "scalars": {"env_steps": 8, "loss": "nan"}, "role": "trainer"})
+    lines = [good, "[]", "7", '{"step": 2}', '{"step": 3, "wall": 1, "scalars": []}', good[:20]]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    (read,) = read_rows(tmp_path / "metrics.jsonl")
+    assert (read.step, read.wall, read.scalars["env_steps"]) == (1, 2.0, 8.0)
+    assert read.scalars["loss"] != read.scalars["loss"]
+
+
+def test_no_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_resumed_history_replaces_what_was_undone() -> None:
+    rows = [row(1, life=1), row(5, life=1), row(9, life=1), row(5, life=2), row(8, life=2), row(7, life=3)]
+    kept = without_rolled_back(rows)
+    assert [(each.step, each.scalars["life"]) for each in kept] == [(1, 1), (5, 2), (7, 3)]

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlsrl.api.spec import Stop
+from rlsrl.local.controller import ProcessState
+from rlsrl.local.picture import Goal, Row, View, goals, line, render, rows
+
+
+def process(role: str, number: int, pid: int | None) -> ProcessState:
+    return ProcessState(role=role, number=number, state="running" if pid else "restarting", pid=pid)
+
+
+PROCESSES = (
+    process("coordinator", 0, 10),
+    process("trainer", 0, 11),
+    process("actor", 0, 12),
+    process("actor", 1, None),
+)
+STATUS: dict[str, Any] = {
+    "phase": "training",
+    "roles": {
+        "trainer": [
+            {
+                "pid": 11,
+                "state": "running",
+                "waiting_for": "samples",
+                "stats": {"b": 2.0, "a": 12345.678},
+                "version": "1.7",
+            }
+        ],
+        "actor": [{"pid": 12, "state": "running", "waiting_for": "", "stats": {}, "version": "1.6", "stale": False}],
+    },
+    "totals": {
+        "env_steps": 48640.0,
+        "train_steps": 47.0,
+        "env_steps_per_second": 52100.4,
+        "return_mean": 201.26,
+        "policy_lag": 1.0,
+        "version": "1.47",
+    },
+}
+VIEW = View(
+    name="toy",
+    stop=Stop(return_mean=475.0, env_steps=100_000),
+    elapsed_seconds=12.34,
+    processes=PROCESSES,
+    status=STATUS,
+    status_age_seconds=0.5,
+)
+
+
+def drawn(view: View) -> str:
+    output = io.StringIO()
+    Console(file=output, width=120).print(render(view))
+    return output.getvalue()
+
+
+def test_goals_are_the_stop_conditions_that_are_set() -> None:
+    stop = Stop(return_mean=-15.0, env_steps=10, train_steps=20, wall_seconds=30.0)
+    assert goals(stop, {"return_mean": -21.0, "env_steps": 5}, 6.0) == [
+        Goal(label="return", target=-15.0, current=-21.0),
+        Goal(label="env steps", target=10.0, current=5.0),
+        Goal(label="train steps", target=20.0, current=None),
+        Goal(label="seconds", target=30.0, current=6.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "current", "fraction"),
+    [(10, 5, 0.5), (10, None, 0.0), (10, 20, 1.0), (10, -5, 0.0), (-15, -21, 0.0), (-15, -14, 1.0), (0, 0, 1.0)],
+)
+def test_how_far_a_goal_is(target: float, current: float | None, fraction: float) -> None:
+    assert Goal(label="x", target=target, current=current).fraction == fraction
+
+
+def test_rows_join_what_the_controller_and_the_coordinator_know() -> None:
+    assert rows(VIEW) == [
+        Row(name="coordinator-0", state="running"),
+        Row(name="trainer-0", state="running", waiting_for="samples", version="1.7", stats="a 12,346  b 2"),
+        Row(name="actor-0", state="running", version="1.6"),
+        Row(name="actor-1", state="restarting"),
+    ]
+
+
+def test_before_the_first_status_everything_is_starting() -> None:
+    assert [row.state for row in rows(replace(VIEW, status=None))] == ["starting"] * 3 + ["restarting"]
+    assert "starting" in drawn(replace(VIEW, status=None))
+
+
+def test_a_worker_that_has_gone_silent_is_told() -> None:
+    status = {**STATUS, "roles": {"trainer": [{"pid": 11, "state": "running", "stale": True}]}}
+    assert [row.state for row in rows(replace(VIEW, status=status))][1] == "silent"
+
+
+def test_an_old_status_is_told_and_shown_all_the_same() -> None:
+    old = replace(VIEW, status_age_seconds=9.0)
+    assert "status is 9 s old" in line(old)
+    assert "status is 9 s old" in drawn(old)
+    assert "return 201.3" in line(old)
+    assert rows(old)[0].state == "silent"
+
+
+def test_a_large_role_is_counted() -> None:
+    many = tuple(process("actor", number, number + 100 if number else None) for number in range(20))
+    found = rows(replace(VIEW, processes=many))
+    assert [row.name for row in found] == [*(f"actor-{number}" for number in range(7)), "13 more actors"]
+    assert found[-1].state == "13 starting"
+
+
+def test_the_plain_line() -> None:
+    assert line(VIEW) == (
+        "   12.3 s | return 201.3 of 475 | env steps 48,640 of 100,000 | 52,100 steps/s | lag 1 | version 1.47 | "
+        "actor-1 restarting"
+    )
+
+
+def test_the_plain_line_knows_nothing_yet() -> None:
+    text = line(replace(VIEW, status=None, processes=(), stop=Stop(wall_seconds=60.0)))
+    assert text == "   12.3 s | return - | env steps - | - steps/s | lag - | version -"
+
+
+def test_the_picture_has_it_all() -> None:
+    text = drawn(VIEW)
+    for expected in ("toy", "training", "12.3 s", "48,640 env steps", "52,100 steps/s", "lag 1", "samples", "actor-1"):
+        assert expected in text
+    assert "201.3 of 475" in text
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"roles": None, "totals": []},
+        {"roles": {"trainer": 3, "actor": [None, {"pid": "x"}, {"pid": 12, "stats": [], "version": 7}]}},
+        {"totals": {"return_mean": "high", "env_steps": None, "version": None}, "phase": None},
+        {"roles": {"actor": [{"pid": 12, "waiting_for": "[red]markup[/red]", "state": "running"}]}},
+    ],
+)
+def test_a_status_that_is_not_as_expected_is_shown_as_far_as_it_goes(status: dict[str, Any]) -> None:
+    view = replace(VIEW, status=status)
+    assert line(view)
+    assert "actor-0" in drawn(view)
+    if "roles" in status and "markup" in str(status):
+        assert "[red]markup[/red]" in drawn(view)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlsrl.cli import main
+from rlsrl.local.metrics_log import MetricsRow
+from rlsrl.local.plot import Curve, curve_of, draw
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def row(step: int, **scalars: float) -> MetricsRow:
+    return MetricsRow(step=step, wall=0.0, scalars=scalars)
+
+
+def run_folder(path: Path, *returns: float) -> Path:
+    path.mkdir()
+    lines = [
+        json.dumps({"step": step, "wall": 0.0, "scalars": {"env_steps": 100.0 * step, "return_mean": value}})
+        for step, value in enumerate(returns)
+    ]
+    (path / "metrics.jsonl").write_text("\n".join(lines))
+    return path
+
+
+def test_a_curve_is_returns_against_env_steps_without_what_was_undone() -> None:
+    rows = [
+        row(0, env_steps=0.0),
+        row(1, env_steps=10.0, return_mean=1.0),
+        row(2, env_steps=20.0, return_mean=2.0),
+        row(2, env_steps=21.0, return_mean=3.0),
+        row(3, loss=1.0),
+    ]
+    assert curve_of(rows, "x") == Curve(label="x", env_steps=(10.0, 21.0), return_mean=(1.0, 3.0))
+
+
+def test_the_figure_has_a_line_a_run() -> None:
+    curves = [Curve(label=name, env_steps=(0.0, 1.0, 2.0), return_mean=(1.0, 2.0, 3.0)) for name in ("a", "b")]
+    (axes,) = draw(curves).axes
+    assert [line.get_label() for line in axes.get_lines()] == ["a", "b"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+    assert axes.get_lines()[0].get_xydata().tolist() == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_a_single_point_can_be_seen() -> None:
+    (axes,) = draw([Curve(label="a", env_steps=(1.0,), return_mean=(2.0,))]).axes
+    assert axes.get_lines()[0].get_marker() == "."
+
+
+def test_one_run_is_drawn_into_its_folder(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "toy", 1.0, 2.0)
+    result = CliRunner().invoke(main, ["plot", str(folder)])
+    assert (result.exit_code, result.output) == (0, f"{folder / 'curve.png'}\n")
+    assert (folder / "curve.png").read_bytes().startswith(PNG)
+
+
+def test_several_runs_go_into_one_named_picture(tmp_path: Path) -> None:
+    folders = [str(run_folder(tmp_path / name, 1.0, 2.0)) for name in ("a", "b")]
+    without = CliRunner().invoke(main, ["plot", *folders])
+    assert without.exit_code == 2
+    assert "-o FILE" in without.output
+    output = tmp_path / "both.svg"
+    assert CliRunner().invoke(main, ["plot", *folders, "-o", str(output)]).exit_code == 0
+    assert b"<svg" in output.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{empty}"], "holds no returns yet"),
+        (["{full}", "-o", "x.nonsense"], "x.nonsense: "),
+        (["{full}", "-o", "missing/x.png"], "missing/x.png: "),
+        (["{full}/nothing"], "does not exist"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"empty": run_folder(tmp_path / "empty"), "full": run_folder(tmp_path / "full", 1.0)}
+    result = CliRunner().invoke(main, ["plot", *(argument.format(**names) for argument in arguments)])
+    assert result.exit_code == 2
+    assert said in result.output

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlsrl.local.run_record import RunRecord, Span
+
+NEW = RunRecord(run_uid="u", created_at=1.0, package_version="0.1")
+
+
+def test_attempts_are_counted_and_never_used_twice() -> None:
+    record = NEW.begin_attempt(10.0).end_attempt(12.0).begin_attempt(20.0)
+    assert record.attempt == 2
+    assert record.training == (Span(started_at=10.0, ended_at=12.0), Span(started_at=20.0))
+
+
+def test_time_adds_up_over_lives() -> None:
+    record = NEW.begin_life(0.0, last_sign=0.0).begin_attempt(1.0).end_attempt(4.0).end_life(5.0)
+    record = record.begin_life(100.0, last_sign=50.0).begin_attempt(102.0).end_attempt(103.0).end_life(110.0)
+    assert record.wall_seconds == 15.0
+    assert record.training_seconds == 4.0
+
+
+@pytest.mark.parametrize(("last_sign", "seconds"), [(7.0, 7.0), (-1.0, 0.0)])
+def test_a_killed_life_counts_up_to_its_last_sign(last_sign: float, seconds: float) -> None:
+    killed = NEW.begin_life(0.0, last_sign=0.0).begin_attempt(0.0)
+    resumed = killed.begin_life(100.0, last_sign=last_sign)
+    assert resumed.wall_seconds == seconds
+    assert resumed.training_seconds == seconds
+    assert resumed.lives[-1] == Span(started_at=100.0)
+
+
+def test_restarts_are_counted_by_role() -> None:
+    record = NEW.count_restart("actor").count_restart("trainer").count_restart("actor")
+    assert record.restarts == {"actor": 2, "trainer": 1}
+
+
+def test_a_record_survives_json() -> None:
+    record = NEW.begin_life(0.0, last_sign=0.0).begin_attempt(1.0).count_restart("actor")
+    assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+@pytest.mark.parametrize("value", [{}, {**NEW.to_json(), "lives": 3}, {**NEW.to_json(), "attempt": "first"}, []])
+def test_what_is_no_record_is_refused(value: object) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        RunRecord.from_json(value)  # type: ignore[arg-type]

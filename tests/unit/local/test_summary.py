@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsrl.data.version import Version
+from rlsrl.local.metrics_log import MetricsRow
+from rlsrl.local.run_record import RunRecord, Span
+from rlsrl.local.summary import RunFacts, closing_lines, ledger_warning, summarize
+from rlsrl.parameters.protocols import VersionInfo
+
+BALANCED = {"produced": 10, "trained": 10, "in_buffer": 0, "dropped": {}, "lost": {}, "balanced": True}
+
+
+def info(step: int, *tags: str, **metadata: Any) -> VersionInfo:
+    return VersionInfo(
+        policy="default",
+        version=Version(1, step),
+        tags=tags,
+        created_at=0.0,
+        num_parameters=4,
+        nbytes=16,
+        has_state=True,
+        metadata=metadata,
+    )
+
+
+def row(step: int, lag: float) -> MetricsRow:
+    return MetricsRow(step=step, wall=0.0, scalars={"policy_lag": lag})
+
+
+FACTS = RunFacts(
+    name="toy",
+    seed=3,
+    record=RunRecord(
+        run_uid="abc",
+        created_at=1.0,
+        package_version="0.1",
+        attempt=2,
+        lives=(Span(started_at=0.0, ended_at=6.0), Span(started_at=10.0, ended_at=14.0)),
+        training=(Span(started_at=1.0, ended_at=5.0), Span(started_at=11.0, ended_at=12.0)),
+        restarts={"actor": 1},
+    ),
+    terminal={
+        "reason": "returnMean",
+        "version": "1.9",
+        "result": {"env_steps": 1000, "train_steps": 9, "return_mean": 1.5},
+    },
+    versions=(info(4, "step-4"), info(9, "best", "last", env_steps=900)),
+    rows=(row(1, 0.0), row(2, 1.0)),
+    ledger=BALANCED,
+)
+
+
+def test_a_finished_run() -> None:
+    assert summarize(FACTS) == {
+        "name": "toy",
+        "run_uid": "abc",
+        "seed": 3,
+        "finished": True,
+        "reason": "returnMean",
+        "env_steps": 1000,
+        "train_steps": 9,
+        "return_mean": 1.5,
+        "wall_seconds": 10.0,
+        "training_seconds": 5.0,
+        "env_steps_per_second": 200.0,
+        "policy_lag": 0.5,
+        "max_policy_lag": 1.0,
+        "versions": {"count": 2, "last": "1.9", "tagged": {"step-4": "1.4", "best": "1.9", "last": "1.9"}},
+        "ledger": BALANCED,
+        "attempts": 2,
+        "lives": 2,
+        "restarts": {"actor": 1},
+        "created_at": 1.0,
+        "package_version": "0.1",
+    }
+
+
+def test_an_unfinished_run_is_as_far_as_its_newest_version() -> None:
+    summary = summarize(replace(FACTS, terminal=None))
+    assert (summary["finished"], summary["reason"], summary["env_steps"]) == (False, None, 900)
+    assert summary["return_mean"] is None
+
+
+def test_a_run_that_never_began() -> None:
+    record = RunRecord(run_uid="abc", created_at=1.0, package_version="0.1")
+    summary = summarize(replace(FACTS, terminal=None, versions=(), rows=(), record=record))
+    assert (summary["env_steps"], summary["env_steps_per_second"], summary["policy_lag"]) == (0, None, None)
+    lines = closing_lines(summary, Path("runs/toy"))
+    assert lines[0] == "toy not finished: no episode ended after 0 env steps in 0.0 s of training"
+    assert not any("rlsrl eval" in line for line in lines), "there is nothing to evaluate"
+
+
+def test_the_closing_lines_name_result_folder_and_next_commands() -> None:
+    assert closing_lines(summarize(FACTS), Path("my runs/toy")) == [
+        "toy finished (returnMean): mean return 1.5 after 1,000 env steps in 5.0 s of training (200 a second)",
+        "everything is in my runs/toy",
+        "next, try:",
+        "  rlsrl eval 'my runs/toy'",
+        "  rlsrl params list 'my runs/toy'",
+        "  rlsrl plot 'my runs/toy'",
+    ]
+
+
+@pytest.mark.parametrize("ledger", [{"produced": 10, "trained": 9, "balanced": False}, {}])
+def test_a_ledger_that_does_not_add_up_is_told_loudly(ledger: dict[str, Any]) -> None:
+    warning = ledger_warning(ledger)
+    assert "DOES NOT ADD UP" in warning[0]
+    assert [
+        line for line in closing_lines(summarize(replace(FACTS, ledger=ledger)), Path("x")) if line in warning
+    ] == warning
+    assert ledger_warning(BALANCED) == []

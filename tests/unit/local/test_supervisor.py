@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from rlsrl.local.supervisor import Exit, Fail, Restart, RestartLimits, Supervisor, back_off
+
+
+def decisions(limits: RestartLimits, *exits: tuple[str, int, float]) -> list[Restart | Fail]:
+    supervisor, made = Supervisor(limits=limits), []
+    for role, code, at in exits:
+        decision, supervisor = supervisor.decide(Exit(role=role, number=0, code=code, at=at))
+        made.append(decision)
+    return made
+
+
+LIMITS = RestartLimits(budget=3, decay_seconds=100.0)
+
+
+@pytest.mark.parametrize("code", [0, 1, -9, -15, 137])
+def test_any_other_end_than_a_configuration_error_is_restarted_at_once(code: int) -> None:
+    assert decisions(LIMITS, ("actor", code, 50.0)) == [Restart(delay_seconds=0.0, used=1)]
+
+
+def test_a_configuration_error_fails_whatever_the_budget_and_costs_none_of_it() -> None:
+    failed, restarted = decisions(LIMITS, ("trainer", 2, 0.0), ("trainer", 1, 0.0))
+    assert isinstance(failed, Fail)
+    assert "configuration" in failed.reason
+    assert restarted == Restart(delay_seconds=0.0, used=1)
+
+
+def test_the_budget_is_what_is_forgiven_and_waits_grow() -> None:
+    made = decisions(LIMITS, *[("actor", 1, 0.0)] * 4)
+    assert made[:3] == [
+        Restart(delay_seconds=0.0, used=1),
+        Restart(delay_seconds=0.5, used=2),
+        Restart(delay_seconds=1.0, used=3),
+    ]
+    assert isinstance(made[3], Fail)
+    assert "all 3 restarts of this role are spent" in made[3].reason
+
+
+def test_no_budget_forgives_nothing() -> None:
+    (made,) = decisions(RestartLimits(budget=0, decay_seconds=1.0), ("actor", 1, 1e9))
+    assert isinstance(made, Fail)
+
+
+def test_each_role_has_a_budget_of_its_own() -> None:
+    made = decisions(RestartLimits(budget=1, decay_seconds=100.0), ("actor", 1, 0.0), ("trainer", 1, 0.0))
+    assert made == [Restart(delay_seconds=0.0, used=1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("at", "forgiven"),
+    [(99.0, False), (100.0, True), (250.0, True)],
+)
+def test_one_restart_comes_back_each_decay(at: float, forgiven: bool) -> None:
+    """Three are spent at second 0; the fourth is forgiven once one has come back."""
+    *_, last = decisions(LIMITS, *[("actor", 1, 0.0)] * 3, ("actor", 1, at))
+    assert isinstance(last, Restart) is forgiven
+
+
+def test_rare_faults_never_add_up() -> None:
+    made = decisions(LIMITS, *[("actor", 1, 100.0 * n) for n in range(50)])
+    assert made == [Restart(delay_seconds=0.0, used=1)] * 50
+
+
+@pytest.mark.parametrize(
+    ("spent", "seconds"), [(0.0, 0.0), (0.4, 0.0), (0.999, 0.5), (1, 0.5), (2, 1.0), (3, 2.0), (7, 30.0), (9999, 30.0)]
+)
+def test_back_off(spent: float, seconds: float) -> None:
+    assert back_off(spent) == seconds
