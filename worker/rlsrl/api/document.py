@@ -15,8 +15,8 @@ import yaml
 
 from rlsrl.api.fields import Path, allowed_at, show_path, show_value
 
-MAX_BYTES = 256 * 1024
-"""Longer files are refused: what ``kubectl apply`` takes."""
+MAX_BYTES = 512 * 1024
+"""Longer files are refused; the annotations of an object alone may take 256 KiB."""
 MAX_DEPTH = 64
 """Deeper nesting is refused."""
 MAX_VALUES = 100_000
@@ -94,15 +94,25 @@ class Document:
             path, places = path[:-1], self.keys
         return Place(source=self.source, line=1, column=1)
 
+    @property
+    def unreadable(self) -> bool:
+        """Whether there is nothing that could be looked at further."""
+        return self.value is None and bool(self.problems)
+
     def with_value(self, path: tuple[str, ...], other: Document) -> Document:
-        """This document with ``other`` standing at ``path``; mappings on the way are made where there are none."""
+        """This document with ``other`` standing at ``path``.
+
+        Mappings on the way are made where there is nothing; where something else stands, it stays.
+        """
 
         def put(current: Any, at: Path) -> Any:
             if at == path:
                 return other.value
-            inner = dict(current) if isinstance(current, dict) else {}
-            inner[path[len(at)]] = put(inner.get(path[len(at)]), path[: len(at) + 1])
-            return inner
+            if self.unreadable or not (current is None or isinstance(current, dict)):
+                return current
+            step = path[len(at)]
+            inner = current or {}
+            return {**inner, step: put(inner.get(step), (*at, step))}
 
         def outside(places: Mapping[Path, Place]) -> dict[Path, Place]:
             return {at: place for at, place in places.items() if at[: len(path)] != path}
@@ -111,8 +121,8 @@ class Document:
         return replace(
             self,
             value=put(self.value, ()),
-            keys=made | outside(self.keys) | {path: Place(source=other.source)},
-            values=outside(self.values) | {(*path, *at): place for at, place in other.values.items()},
+            keys=made | outside(self.keys) | dict(other.keys),
+            values=outside(self.values) | dict(other.values),
             problems=self.problems + other.problems,
         )
 
@@ -176,6 +186,13 @@ class _Dumper(yaml.SafeDumper):
     """Puts quotes around every string that YAML or ``kubectl`` would read as something else."""
 
 
+def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Line breaks other than newlines are lost unless they are escaped (PyYAML folds them)."""
+    style = '"' if any(each in text for each in "\r\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_string)
 for _tag, _form, _first in _SCALARS:
     _Composer.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_form), _first)
     _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_form), _first)
@@ -210,13 +227,12 @@ class _Reader:
 
     def _read(self, text: str) -> Any:
         nodes = _compose(text)
+        if not nodes and not self._at:
+            raise _Unreadable("the text is empty: an RLExperiment is expected")
+        value = self._value(nodes[0], self._at) if nodes else None
         if len(nodes) > 1:
             self._report(self._at, nodes[1].start_mark, "a second document begins here", allowed="one document")
-        if nodes:
-            return self._value(nodes[0], self._at)
-        if not self._at:
-            raise _Unreadable("the text is empty: an RLExperiment is expected")
-        return None
+        return value
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
         self._num_values += 1
@@ -228,9 +244,9 @@ class _Reader:
             return None
         self._open.add(id(node))
         try:
-            if isinstance(node, yaml.MappingNode):
+            if node.tag == "tag:yaml.org,2002:map" and isinstance(node, yaml.MappingNode):
                 return self._mapping(node, path)
-            if isinstance(node, yaml.SequenceNode):
+            if node.tag == "tag:yaml.org,2002:seq" and isinstance(node, yaml.SequenceNode):
                 return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
             return self._scalar(node, path)
         finally:

@@ -72,9 +72,8 @@ def experiment_of(document: Document) -> RLExperiment:
     Raises:
         SpecError: it is none; names everything that is wrong, in the order of the text.
     """
-    unreadable = document.value is None and document.problems
     problems = list(document.problems)
-    if not unreadable:
+    if not document.unreadable:
         try:
             experiment = RLExperiment.model_validate(document.value, by_alias=True, by_name=False)
         except ValidationError as error:
@@ -93,7 +92,19 @@ def experiment_of(document: Document) -> RLExperiment:
 
 def dump(experiment: RLExperiment) -> str:
     """The experiment as YAML with every default written out; ``load_text`` reads it back."""
-    return write_document(experiment.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return write_document(_without_nulls((), experiment.model_dump(mode="json", by_alias=True)))
+
+
+def _without_nulls(path: Path, value: Any) -> Any:
+    """The value without fields that are not set; nulls within free JSON stay."""
+    if not _has_fields(path):
+        return value
+    return {name: _without_nulls((*path, name), member) for name, member in value.items() if member is not None}
+
+
+def _has_fields(path: Path) -> bool:
+    field = find(path)
+    return field is not None and "properties" in field.schema
 
 
 class Difference(NamedTuple):
@@ -114,8 +125,7 @@ def differences(old: RLExperiment, new: RLExperiment) -> list[Difference]:
 
 
 def _differences(path: Path, old: Any, new: Any) -> Iterator[Difference]:
-    field = find(path)
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and field and "properties" in field.schema:
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and _has_fields(path):
         for name in old:
             yield from _differences((*path, name), old[name], new[name])
     elif old != new:

@@ -1,0 +1,312 @@
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsrl.api.load import SpecError, differences, dump, load_file, load_text
+from rlsrl.api.spec import Algorithm, Ppo, RLExperiment
+
+MINIMAL = """\
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata:
+  name: minimal
+spec:
+  environment:
+    id: CartPole-v1
+  actors:
+    environments: 8
+  stop:
+    returnMean: 475
+"""
+
+
+def problems(text: str, *overrides: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        load_text(text, source="e.yaml", overrides=overrides)
+    assert str(caught.value).splitlines() == [
+        line for problem in caught.value.problems for line in str(problem).splitlines()
+    ]
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_the_rest_has_defaults_that_run() -> None:
+    spec = load_text(MINIMAL).spec
+
+    assert spec.algorithm == Algorithm(ppo=Ppo())
+    assert spec.batch_environments == 8
+    assert spec.batch_transitions == 1024
+    assert spec.num_minibatches == 4
+    assert spec.policy.network.mlp is not None
+    assert spec.policy.network.mlp.hidden_sizes == (64, 64)
+
+
+def test_every_error_is_named_at_once_in_the_order_of_the_text() -> None:
+    text = MINIMAL.replace("environments: 8", "replicas: 0\n    enviroments: 8").replace("name: minimal", "name: M!")
+    text = text.replace("returnMean: 475", "returnMean: high")
+
+    assert problems(text) == [
+        (
+            'e.yaml:4:9: metadata.name: value "M!" does not have the right form\n'
+            "    allowed: string of at most 40 characters matching ^[a-z]([-a-z0-9]*[a-z0-9])?$, for example cartpole"
+        ),
+        (
+            "e.yaml:8:3: spec.actors: has none of environments, environmentsPerActor\n"
+            "    allowed: exactly one of environments, environmentsPerActor"
+        ),
+        "e.yaml:9:15: spec.actors.replicas: value 0 is out of range\n    allowed: integer from 1 to 4096",
+        (
+            "e.yaml:10:5: spec.actors.enviroments: is no field: spec.actors has none of that name\n"
+            "    allowed: mapping with exactly one of environments, environmentsPerActor; also replicas, rolloutLength\n"
+            "    did you mean: spec.actors.environments"
+        ),
+        (
+            'e.yaml:12:17: spec.stop.returnMean: value "high" has the wrong type\n'
+            "    allowed: number from -1000000000000000 to 1000000000000000"
+        ),
+    ]
+
+
+def test_a_field_in_the_wrong_mapping_is_shown_its_place() -> None:
+    (problem,) = problems(MINIMAL + "  learningRate: 1e-3\n")
+
+    assert problem.endswith("did you mean: spec.algorithm.ppo.learningRate")
+
+
+def test_another_kind_of_document_is_said_to_be_one_and_nothing_else() -> None:
+    (problem,) = problems("apiVersion: rlsrl.dev/v1alpha1\nkind: Deployment\nspec: {replicas: many}\n")
+
+    assert problem.startswith('e.yaml:2:7: kind: value "Deployment"')
+    assert "RLExperiment" in problem
+
+
+def test_another_version_is_refused_with_the_one_that_is_known() -> None:
+    (problem,) = problems(MINIMAL.replace("v1alpha1", "v2"))
+
+    assert problem.startswith('e.yaml:1:13: apiVersion: value "rlsrl.dev/v2"')
+    assert "allowed: rlsrl.dev/v1alpha1" in problem
+
+
+@pytest.mark.parametrize("text", ["- 1", "text", "3", "[]"])
+def test_a_document_that_is_no_mapping_is_refused(text: str) -> None:
+    (problem,) = problems(text)
+
+    assert problem.startswith("e.yaml:1:1: the document: value ")
+    assert "apiVersion, kind, metadata, spec" in problem
+
+
+@pytest.mark.parametrize("name", ["absent.yaml", ".", "nul\0.yaml"])
+def test_a_file_that_cannot_be_read_is_a_spec_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SpecError, match="cannot be read"):
+        load_file(tmp_path / name)
+
+
+def test_a_file_is_named_in_its_problems(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(MINIMAL.replace("475", "x"), encoding="utf-8")
+
+    with pytest.raises(SpecError, match=r"mine\.yaml:11:17: spec\.stop\.returnMean"):
+        load_file(file)
+
+
+@pytest.mark.parametrize(("written", "read"), [("1.0", 1), ("1e3", 1000), ("2", 2)])
+def test_whole_numbers_are_integers_however_written(written: str, read: int) -> None:
+    seed = load_text(MINIMAL + f"  seed: {written}\n").spec.seed
+
+    assert (seed, type(seed)) == (read, int)
+
+
+# Rules across fields
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "message", "allowed"),
+    [
+        (
+            ["algorithm.ppo.minibatchSize=300"],
+            "spec.algorithm.ppo.minibatchSize",
+            "300 does not divide a batch of 1024 transitions (rolloutLength 128 x 8 environments of a batch)",
+            "a divisor of 1024, for example 256 or 512",
+        ),
+        (
+            ["trainers.batchEnvironments=1"],
+            "spec.algorithm.ppo.minibatchSize",
+            "256 does not divide a batch of 128 transitions",
+            "a divisor of 128, for example 128",
+        ),
+        (
+            ["actors.environments=7", "actors.rolloutLength=256", "actors.replicas=2", "pacing.maxPolicyLag=0"],
+            "spec.pacing.maxPolicyLag",
+            "batches of 7 environments cannot be made of whole rollouts of 3 and 4 environments",
+            "integer >= 1, or a trainers.batchEnvironments that is a multiple of every actor's environments",
+        ),
+        (
+            ["trainers.batchEnvironments=2"],
+            "spec.pacing.maxPolicyLag",
+            "batches of 2 environments cannot be made of whole rollouts of 8 environments",
+            "integer >= 3",
+        ),
+    ],
+)
+def test_rules_across_fields(overrides: list[str], path: str, message: str, allowed: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_text(MINIMAL, overrides=overrides)
+
+    (problem,) = [problem for problem in caught.value.problems if problem.path == path]
+    assert message in problem.message
+    assert allowed in problem.allowed
+
+
+def test_all_rules_across_fields_are_checked_at_once() -> None:
+    found = problems(MINIMAL, "actors.replicas=3", "pacing.maxPolicyLag=0", "algorithm.ppo.minibatchSize=1000")
+
+    assert ["minibatchSize" in found[0], "maxPolicyLag" in found[1], len(found)] == [True, True, 2]
+
+
+def experiment(environments: int, replicas: int, batch: int, **changes: Any) -> RLExperiment:
+    spec = {
+        "environment": {"id": "E"},
+        "actors": {"environments": environments, "replicas": replicas, "rolloutLength": 2},
+        "trainers": {"batchEnvironments": batch},
+        "algorithm": {"ppo": {"minibatchSize": 2}},
+        "stop": {"trainSteps": 1},
+        "pacing": {"maxPolicyLag": 64},
+    }
+    return load_text(json.dumps({**json.loads(BARE), "spec": spec | changes}))
+
+
+BARE = '{"apiVersion": "rlsrl.dev/v1alpha1", "kind": "RLExperiment", "metadata": {"name": "m"}}'
+
+
+def gets_stuck(counts: tuple[int, ...], batch: int, lag: int) -> bool:
+    """Whether some order of the actors' rollouts ends with everyone waiting, found by trying all orders.
+
+    Lanes credited beyond the batches trained so far are all the state there is: a rollout is credited whole if the
+    lanes granted by then, lag + 1 batches ahead, cover it; a batch is trained once its lanes are credited.
+    """
+    reached, frontier = {0}, [0]
+    while frontier:
+        credited = frontier.pop()
+        while credited >= batch:
+            credited -= batch
+        for count in set(counts):
+            if credited + count <= (lag + 1) * batch:
+                following = (credited + count) % batch if credited + count >= batch else credited + count
+                if following not in reached:
+                    reached.add(following)
+                    frontier.append(following)
+            else:
+                return True  # less than a batch is credited, and this rollout does not fit
+    return False
+
+
+def test_the_least_policy_lag_is_the_one_with_which_no_order_gets_stuck() -> None:
+    for environments, replicas, batch in product(range(1, 13), range(1, 5), range(1, 14)):
+        spec = experiment(environments, replicas, batch).spec
+        counts = spec.actors.spread.counts
+        stuck = [lag for lag in range(14) if gets_stuck(counts, batch, lag)]
+        assert stuck == list(range(spec.least_policy_lag)), (counts, batch)
+
+
+# Overrides
+
+
+def test_overrides_change_fields_in_order() -> None:
+    spec = load_text(
+        MINIMAL,
+        overrides=[
+            "spec.algorithm.ppo.learningRate=1e-3",
+            "algorithm.ppo.epochs=2",
+            "algorithm.ppo.epochs=3",
+            "seed = 7",
+            "policy.network.mlp.hiddenSizes=[32]",
+            "environment.id=",
+            "environment.factory=my.module:make",
+            "environment.kwargs.level.name=two",
+            "stop={envSteps: 100}",
+            "metadata.name=other",
+        ],
+    )
+
+    assert spec.metadata.name == "other"
+    assert spec.spec.seed == 7
+    assert spec.spec.algorithm == Algorithm(ppo=Ppo(learning_rate=1e-3, epochs=3))
+    assert spec.spec.environment.id is None
+    assert spec.spec.environment.factory == "my.module:make"
+    assert spec.spec.environment.kwargs == {"level": {"name": "two"}}
+    assert (spec.spec.stop.env_steps, spec.spec.stop.return_mean) == (100, None)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("algorithm.ppo.epoch=2", "spec.algorithm.ppo.epoch: is no field"),
+        ("learningRate=2", "did you mean: spec.algorithm.ppo.learningRate"),
+        ("algorithm.ppo.learning_rate=1", "did you mean: spec.algorithm.ppo.learningRate"),
+        ("actors.replicas=0", "spec.actors.replicas: value 0 is out of range\n    allowed: integer from 1 to 4096"),
+        ("actors={replicas: 0, environments: 8}", "spec.actors.replicas: value 0 is out of range"),
+        ("actors.replicas=[", "spec.actors.replicas: not YAML"),
+        ("actors.replicas=.nan", "spec.actors.replicas: \".nan\" is not a finite number"),
+        ("actors.replicas", "no path=value"),
+        ("=3", "no path=value"),
+        ("environment.factory=a:b", "spec.environment: has id and factory"),
+        ("metadata.name.first=x", "metadata.name.first: is no field"),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_named_with_itself(override: str, problem: str) -> None:
+    (found,) = problems(MINIMAL, override)
+
+    assert problem in found
+    if "environment" not in override:
+        assert found.startswith(f"--set {override}: ")
+
+
+def test_overrides_do_not_hide_what_is_wrong_with_the_file() -> None:
+    found = problems(MINIMAL.replace("actors:\n    environments: 8", "actors: many"), "actors.replicas=2", "seed=-1")
+    assert [each.split(": ")[1] for each in found] == ["spec.seed", "spec.actors"]
+
+    (found_in_yaml,) = problems("a: [", "seed=1")
+    assert "not YAML" in found_in_yaml
+
+
+# Written and compared
+
+
+def test_a_dump_is_read_back_and_keeps_free_json() -> None:
+    kwargs = {"a": None, "b": "1e3", "c": 1.0, "d": ["yes", {"e": None}]}
+    text = MINIMAL.replace("id: CartPole-v1", f"factory: m:f\n    kwargs: {json.dumps(kwargs)}")
+    once = load_text(text)
+
+    dumped = dump(once)
+
+    assert load_text(dumped) == once
+    assert load_text(dumped).spec.environment.kwargs == kwargs
+    assert "learningRate: 0.0003" in dumped
+    assert "null" not in dumped.replace("a: null", "").replace("e: null", "")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], []),
+        (["algorithm.ppo.epochs=4", "seed=0"], []),
+        (["metadata.name=other"], []),
+        (["algorithm.ppo.epochs=5"], [("spec.algorithm.ppo.epochs", 4, 5)]),
+        (["stop.envSteps=9", "seed=1"], [("spec.seed", 0, 1), ("spec.stop.envSteps", None, 9)]),
+        (
+            ["policy.network.custom.factory=a:b"],
+            [
+                ("spec.policy.network.mlp", {"hiddenSizes": [64, 64], "activation": "tanh"}, None),
+                ("spec.policy.network.custom", None, {"factory": "a:b", "kwargs": {}}),
+            ],
+        ),
+        (["environment.kwargs.x=1"], [("spec.environment.kwargs", {}, {"x": 1})]),
+        (["policy.network.mlp.hiddenSizes=[64]"], [("spec.policy.network.mlp.hiddenSizes", [64, 64], [64])]),
+    ],
+)
+def test_differences_are_named_by_field(overrides: list[str], expected: list[tuple[str, Any, Any]]) -> None:
+    old, new = load_text(MINIMAL), load_text(MINIMAL, overrides=overrides)
+
+    assert differences(old, new) == expected

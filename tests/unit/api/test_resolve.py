@@ -1,0 +1,159 @@
+import json
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlsrl.api.load import load_text
+from rlsrl.api.resolve import LocalPlacement, resolve
+from rlsrl.api.resolved import ActorConfig, ResolvedExperiment, TrainerConfig
+from rlsrl.api.spec import Environment, Mlp, Network, ParameterVersions, Ppo, Stop
+
+PLACEMENT = LocalPlacement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
+
+
+def resolved(*overrides: str, placement: LocalPlacement = PLACEMENT) -> ResolvedExperiment:
+    text = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: one}
+spec:
+  environment: {id: CartPole-v1, kwargs: {sutton_barto_reward: true}}
+  actors: {environments: 8, replicas: 2}
+  stop: {returnMean: 475}
+"""
+    return resolve(load_text(text, overrides=overrides), placement)
+
+
+def test_each_role_is_told_what_it_needs() -> None:
+    told = resolved("seed=3", "algorithm.ppo.epochs=2", "pacing.maxPolicyLag=2", "parameters.keepLast=7")
+
+    environment = Environment(id="CartPole-v1", kwargs={"sutton_barto_reward": True})
+    network = Network(mlp=Mlp())
+    for config in (told.coordinator, told.trainer, told.actor):
+        assert (config.experiment, config.run_uid, config.seed) == ("one", "0f3a", 3)
+        assert config.coordinator_address == "unix-abstract:rlsrl-0f3a-coordinator"
+        assert config.metrics_address == "127.0.0.1:0"
+        assert (config.log_folder, config.ledger_folder) == ("/runs/one/logs", "/runs/one/ledger")
+        assert config.heartbeat_seconds < told.coordinator.lease_seconds
+    assert told.coordinator.http_address == "127.0.0.1:0"
+    assert told.coordinator.roster_path == "/runs/one/roster.json"
+    assert told.coordinator.record_folder == "/runs/one"
+    assert (told.coordinator.num_actors, told.coordinator.num_trainers) == (2, 1)
+    trainer = told.trainer
+    assert (trainer.environment, trainer.network, trainer.algorithm) == (environment, network, Ppo(epochs=2))
+    assert (trainer.rollout_length, trainer.batch_lanes, trainer.num_minibatches) == (128, 8, 4)
+    assert (trainer.max_policy_lag, trainer.num_actors, trainer.max_lanes_per_actor) == (2, 2, 4)
+    assert (trainer.policy_name, trainer.parameters_folder) == ("default", "/runs/one/parameters")
+    assert (trainer.versions, trainer.stop) == (ParameterVersions(keep_last=7), Stop(return_mean=475.0))
+    assert trainer.num_trainers == 1
+    actor = told.actor
+    assert (actor.environment, actor.network, actor.rollout_length) == (environment, network, 128)
+    assert actor.samples_endpoints == trainer.samples_endpoints == ("rlsrl-0f3a-samples-0",)
+    assert actor.parameters_endpoint == trainer.parameters_endpoint == "rlsrl-0f3a-parameters"
+    assert actor.policy_name == trainer.policy_name
+    assert (told.num_actors, told.warnings) == (2, ())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_actors", "lanes", "batch", "warning"),
+    [
+        ([], 2, [4, 4], 8, ""),
+        (["actors.replicas=1"], 1, [8], 8, ""),
+        (["actors.replicas=3"], 3, [3, 3, 2], 8, "do not divide evenly"),
+        (["actors.replicas=16"], 8, [1] * 8, 8, "8 of 16 workers"),
+        (["actors={environmentsPerActor: 6, replicas: 4}"], 4, [6, 6, 6, 6], 24, ""),
+        (["actors={environmentsPerActor: 6, replicas: 4}", "trainers.batchEnvironments=12"], 4, [6] * 4, 12, ""),
+    ],
+)
+def test_environments_are_spread_over_actors(
+    overrides: list[str], num_actors: int, lanes: list[int], batch: int, warning: str
+) -> None:
+    told = resolved(*overrides)
+
+    assert told.num_actors == told.actor.num_actors == told.trainer.num_actors == num_actors
+    assert [told.actor.lanes_of(index) for index in range(num_actors)] == lanes
+    ranks = [rank for index in range(num_actors) for rank in told.actor.environment_ranks_of(index)]
+    assert ranks == list(range(sum(lanes)))
+    assert (told.trainer.batch_lanes, told.trainer.max_lanes_per_actor) == (batch, max(lanes))
+    assert bool(told.warnings) == bool(warning)
+    assert all(warning in each for each in told.warnings)
+
+
+def test_an_index_beyond_a_spread_total_has_no_environments() -> None:
+    with pytest.raises(IndexError, match="worker 2"):
+        resolved().actor.lanes_of(2)
+
+
+def test_environments_per_actor_have_room_for_more_actors() -> None:
+    actor = resolved("actors={environmentsPerActor: 6, replicas: 2}").actor
+
+    assert actor.environment_ranks_of(7) == range(42, 48)
+    with pytest.raises(IndexError):
+        actor.environment_ranks_of(-1)
+
+
+def test_runs_share_no_endpoint() -> None:
+    other = resolved(placement=LocalPlacement(run_uid="77", run_folder=PurePosixPath("/runs/one")))
+
+    assert not endpoints(resolved()) & endpoints(other)
+
+
+def endpoints(told: ResolvedExperiment) -> set[str]:
+    return {told.coordinator.coordinator_address, *told.actor.samples_endpoints, told.actor.parameters_endpoint}
+
+
+def test_a_uid_of_32_digits_fits_into_a_socket_name() -> None:
+    told = resolved(placement=LocalPlacement(run_uid="f" * 32, run_folder=PurePosixPath("/r")))
+
+    assert all(len(endpoint.removeprefix("unix-abstract:")) < 107 for endpoint in endpoints(told))
+
+
+def test_configs_go_through_json_in_snake_case() -> None:
+    told = resolved("policy.network.custom.factory=my.module:net", "policy.network.custom.kwargs.a=[null, 1.0]")
+
+    assert ResolvedExperiment.from_json(told.to_json()) == told
+    for config in (told.coordinator, told.trainer, told.actor):
+        assert type(config).from_json(config.to_json().encode()) == config
+    trainer = json.loads(told.trainer.to_json())
+    assert trainer["algorithm"]["minibatch_size"] == 256
+    assert not [key for key in keys_of(trainer) if key != key.lower()]
+
+
+def keys_of(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [key for item in value for key in keys_of(item)]
+    if isinstance(value, dict):
+        return [*value, *(key for item in value.values() for key in keys_of(item))]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"batch_lanes": 0}, "batch_lanes"),
+        ({"batchLanes": 8}, "batchLanes"),
+        ({"samples_endpoints": []}, "samples_endpoints"),
+        ({"seed": None}, "seed"),
+        ({"algorithm": {"minibatchSize": 8}}, "minibatchSize"),
+    ],
+)
+def test_a_config_that_was_tampered_with_is_refused_by_field(change: dict[str, Any], field: str) -> None:
+    value = json.loads(resolved().trainer.to_json()) | change
+
+    with pytest.raises(ValidationError, match=field):
+        TrainerConfig.from_json(json.dumps(value))
+
+
+def test_an_actor_has_a_total_or_a_number_each() -> None:
+    value = json.loads(resolved().actor.to_json())
+
+    for change in ({"environments": None}, {"environments_per_actor": 3}):
+        with pytest.raises(ValidationError, match=r"none of|has environments and"):
+            ActorConfig.from_json(json.dumps(value | change))
+
+
+def test_nothing_changes_a_config() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        resolved().trainer.seed = 3  # type: ignore[misc]
