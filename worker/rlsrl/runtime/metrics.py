@@ -125,6 +125,9 @@ class Metrics:
     durable_version_step = _Declared(
         Gauge, "durable_version_step", "Step of the newest version that a power loss cannot take.", roles=("trainer",)
     )
+    checkpoints_failed = _Declared(
+        Counter, "checkpoints_failed_total", "Versions that the disk did not take.", roles=("trainer",)
+    )
     workers = _Declared(Gauge, "workers", "Workers that hold a lease.", labels=("role",), roles=("coordinator",))
     heartbeat_age_seconds = _Declared(
         Gauge,

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 
+PARENT_VARIABLE = "RLSRL_PARENT_PID"
+"""Environment variable that tells a worker which process started it and should outlive it; unset in a pod."""
+
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -39,7 +42,7 @@ def set_timer_slack(nanoseconds: int = 1) -> None:
 
 
 def worker_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """The environment to start a worker with: ``base``, with what must be set before numpy is imported.
+    """The environment for a worker that this process starts: ``base``, with what must be set before numpy is imported.
 
     One intra-op thread a process, because two collapse beside any other busy process: parallelism comes from processes.
     Higher malloc thresholds, because arrays that are mapped and returned for each use fault their pages in each time.
@@ -52,6 +55,7 @@ def worker_environment(base: Mapping[str, str]) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2),
         "MALLOC_TRIM_THRESHOLD_": str(512 * 1024**2),
         "PYTHONUNBUFFERED": "1",
+        PARENT_VARIABLE: str(os.getpid()),
     }
 
 

@@ -71,6 +71,11 @@ class Worker(ABC, Generic[ConfigT]):
         """Whether ``exit`` was called; it stays so."""
         return self._exiting
 
+    @property
+    def done(self) -> bool:
+        """Whether the role's work is complete for good, so that nobody should take this worker's place."""
+        return False
+
     def configure(self, config: ConfigT) -> None:
         """Build what the role needs, once, in the thread that will call ``run``. Does nothing when already exiting.
 

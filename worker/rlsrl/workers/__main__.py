@@ -1,0 +1,185 @@
+"""The entry point of every worker process: ``python -m rlsrl.workers --role ROLE --config FILE``.
+
+Finds its place in the roster, configures the role's worker and runs it. Exit codes: 0 the work is done or an end was
+asked for, 2 the experiment cannot run as written (starting again would not help), 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
+
+from rlsrl.api.resolved import ActorConfig, CoordinatorConfig, RoleConfig, TrainerConfig
+from rlsrl.rpc.auth import token_from_environment
+from rlsrl.runtime.clock import SystemClock
+from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.exposition import MetricsServer
+from rlsrl.runtime.logs import configure_logging
+from rlsrl.runtime.metrics import Metrics
+from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
+from rlsrl.runtime.roster import Membership
+from rlsrl.runtime.worker import Worker
+from rlsrl.workers.context import WorkerContext
+
+CONFIGURATION_ERROR = 2
+TRAINER = "trainer"
+JOIN_SECONDS = 120.0
+"""How long a worker waits for a coordinator; then it exits and is started again."""
+
+CONFIGS: dict[str, type[RoleConfig]] = {"coordinator": CoordinatorConfig, "trainer": TrainerConfig, "actor": ActorConfig}
+
+
+def main() -> int:
+    """Run one worker to its end; returns the exit code."""
+    arguments = _arguments()
+    if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
+        die_with_parent(int(parent))
+    # The controller ends workers, not the terminal: a Ctrl-C that reaches the whole group is not for them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        config = CONFIGS[arguments.role].from_json(arguments.config.read_bytes())
+        if isinstance(config, CoordinatorConfig):
+            _coordinate(config)
+        else:
+            _Process(arguments, config).run()
+    except (ConfigurationError, ValidationError) as error:
+        sys.stderr.write(f"rlsrl: {error}\n")
+        return CONFIGURATION_ERROR
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="rlsrl.workers", description="Run one worker process of an experiment.")
+    parser.add_argument("--role", required=True, choices=list(CONFIGS))
+    parser.add_argument("--config", required=True, type=Path, help="the role's resolved config, JSON")
+    parser.add_argument("--rank", type=int, default=0, help="a trainer's rank")
+    parser.add_argument("--attempt", type=int, default=0, help="the trainer gang's life, counted from 1")
+    return parser.parse_args()
+
+
+def _coordinate(config: CoordinatorConfig) -> None:
+    from rlsrl.workers.coordinator import CoordinatorWorker
+
+    _log_to_file(config, "coordinator", 0)
+    worker = CoordinatorWorker(
+        token=token_from_environment(),
+        metrics=Metrics(CollectorRegistry()),
+        log=structlog.stdlib.get_logger("coordinator"),
+    )
+    signal.signal(signal.SIGTERM, lambda *_: worker.exit())
+    worker.configure(config)
+    worker.start()
+    worker.run()
+
+
+class _Process:
+    """A worker that has a place in the roster, and what the coordinator commands it."""
+
+    def __init__(self, arguments: argparse.Namespace, config: RoleConfig) -> None:
+        self._arguments = arguments
+        self._config = config
+        self._lock = threading.Lock()
+        self._early: list[Command] = []
+        """Commands that came before there was a worker."""
+        self._worker: Worker[Any] | None = None
+        self._membership: Membership | None = None
+
+    def run(self) -> None:
+        """Join, work, leave."""
+        metrics = Metrics(CollectorRegistry())
+        host, _, port = self._config.metrics_address.rpartition(":")
+        with MetricsServer(metrics.registry, host=host, port=int(port)) as server:
+            address, bound_port = server.address
+            membership = self._membership = Membership.join(
+                self._config.coordinator_address,
+                token_from_environment(),
+                role=self._arguments.role,
+                index=self._arguments.rank if self._arguments.role == TRAINER else None,
+                attempt=self._arguments.attempt,
+                endpoints={"metrics": f"{address}:{bound_port}"},
+                on_command=self._on_command,
+                timeout=JOIN_SECONDS,
+            )
+            reason = "failed"
+            try:
+                self._work(self._context(membership, metrics))
+                reason = "exit"
+            finally:
+                membership.leave(reason, done=self._worker is not None and self._worker.done)
+
+    def _context(self, membership: Membership, metrics: Metrics) -> WorkerContext:
+        role, index = self._arguments.role, membership.index
+        _log_to_file(self._config, role, index)
+        return WorkerContext(
+            role=role,
+            index=index,
+            incarnation=membership.incarnation,
+            attempt=self._arguments.attempt,
+            token=token_from_environment(),
+            log=structlog.stdlib.get_logger(role),
+            metrics=metrics,
+            clock=SystemClock(),
+            membership=membership,
+            ledger_folder=Path(self._config.ledger_folder),
+        )
+
+    def _work(self, context: WorkerContext) -> None:
+        worker = _make_worker(context)
+        signal.signal(signal.SIGTERM, lambda *_: worker.exit())
+        worker.start()
+        with self._lock:
+            self._worker = worker
+            for command in self._early:
+                self._obey(worker, command)
+        context.log.info("configuring", incarnation=context.incarnation, attempt=context.attempt, pid=os.getpid())
+        worker.configure(self._config)
+        context.membership.report(state=WorkerState.RUNNING)
+        worker.run()
+        context.membership.report(state=WorkerState.EXITING)
+
+    def _on_command(self, command: Command) -> None:
+        with self._lock:
+            if self._worker is None:
+                self._early.append(command)
+            else:
+                self._obey(self._worker, command)
+
+    def _obey(self, worker: Worker[Any], command: Command) -> None:
+        handles = {CommandKind.START: worker.start, CommandKind.PAUSE: worker.pause, CommandKind.EXIT: worker.exit}
+        if (handle := handles.get(command.kind)) is None:
+            return
+        handle()
+        states = {CommandKind.START: WorkerState.RUNNING, CommandKind.PAUSE: WorkerState.PAUSED}
+        if self._membership is not None:
+            self._membership.report(state=states.get(command.kind, WorkerState.EXITING))
+
+
+def _make_worker(context: WorkerContext) -> Worker[Any]:
+    """The role's worker; what a role imports, only its own process imports."""
+    if context.role == TRAINER:
+        from rlsrl.workers.trainer import TrainerWorker
+
+        return TrainerWorker(context)
+    from rlsrl.workers.actor import ActorWorker
+
+    return ActorWorker(context)
+
+
+def _log_to_file(config: RoleConfig, role: str, index: int) -> None:
+    folder = Path(config.log_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    configure_logging(experiment=config.experiment, role=role, index=index, path=folder / f"{role}-{index}.jsonl")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

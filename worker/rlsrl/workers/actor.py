@@ -1,0 +1,93 @@
+"""The actor: steps environments and writes what happens into slots.
+
+It acts by itself ("inline inference") with the newest weights that were published. One poll is one rollout: a credit,
+weights at least as new as the credit asks for, T steps of N environments straight into the slot, and off it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlsrl.api.resolved import ActorConfig
+from rlsrl.data.slots import Slot
+from rlsrl.data.version import INITIAL, Version
+from rlsrl.parameters.broadcast import BroadcastTimeout
+from rlsrl.runtime.worker import PollResult, Worker
+from rlsrl.streams.protocols import StreamTimeout
+from rlsrl.workers.build.actor import WAKE_SECONDS, ActorParts, build_actor
+from rlsrl.workers.context import WorkerContext
+
+NOTHING = PollResult()
+
+
+class ActorWorker(Worker[ActorConfig]):
+    """Rolls out the policy for as long as there are credits."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
+        self._context = context
+        self._parts: ActorParts | None = None
+        self._slot: Slot | None = None
+        self._version = INITIAL
+        self._env_steps = 0
+
+    def _configure(self, config: ActorConfig) -> None:
+        self._parts = build_actor(config, self._context, still_wanted=lambda: not self.exiting)
+
+    def _poll(self) -> PollResult:
+        parts = self._parts
+        assert parts is not None, "without parts it is exiting"  # noqa: S101 - an invariant of our own
+        self._context.membership.check()
+        slot = self._slot = self._slot or self._acquire(parts)
+        if slot is None or not self._refresh(parts, slot.min_version) or not self._fill(parts, slot):
+            return NOTHING
+        self._slot = None
+        slot.num_transitions = int(slot.arrays["mask"].sum())
+        parts.producer.post(slot)
+        self._env_steps += slot.num_transitions
+        self._context.metrics.env_steps.inc(slot.num_transitions)
+        self._context.metrics.rollouts.inc()
+        return PollResult(num_samples=slot.num_transitions, num_batches=1)
+
+    def _acquire(self, parts: ActorParts) -> Slot | None:
+        with self._context.waiting("credit"):
+            try:
+                return parts.producer.acquire(timeout=WAKE_SECONDS)
+            except StreamTimeout:
+                return None
+
+    def _refresh(self, parts: ActorParts, min_version: Version) -> bool:
+        """Take the newest weights; False while there are none as new as the slot asks for."""
+        newer = parts.parameters.get(newer_than=self._version)
+        if newer is None and self._version < min_version:
+            with self._context.waiting("parameters"):
+                try:
+                    newer = parts.parameters.wait(min_version, timeout=WAKE_SECONDS)
+                except BroadcastTimeout:
+                    return False
+        if newer is not None:
+            parts.actor.load(newer)
+            self._version = newer.version
+            self._context.report_version(newer.version)
+        return self._version >= min_version
+
+    def _fill(self, parts: ActorParts, slot: Slot) -> bool:
+        """Roll out the whole slot; False if the worker should exit instead: the slot is never produced then."""
+        envs, actor, arrays, touch = parts.envs, parts.actor, slot.arrays, parts.producer.touch
+        envs.begin(arrays)
+        actor.begin(slot)
+        for step in range(parts.num_steps):
+            envs.step(arrays, step, actor.act(step))
+            touch()
+            if self.exiting:
+                return False
+        actor.finish()
+        return True
+
+    def _shutdown(self) -> None:
+        if self._parts is not None:
+            with self._parts.resources:
+                self._parts.ledger.end()
+
+    def _stats(self) -> Mapping[str, float]:
+        return {"env_steps": float(self._env_steps)}

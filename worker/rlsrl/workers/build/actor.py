@@ -1,0 +1,115 @@
+"""What an actor is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlsrl.api.resolved import ActorConfig
+from rlsrl.data.slots import ProducerId, rollout_layout
+from rlsrl.envs.factory import make_environment
+from rlsrl.envs.seeds import environment_seed
+from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
+from rlsrl.parameters.broadcast import BroadcastReader, BroadcastTimeout
+from rlsrl.policies.acting import RolloutActor
+from rlsrl.policies.program import ActorProgram, ProgramActor
+from rlsrl.runtime.ledger import ActorLedger
+from rlsrl.streams.protocols import SampleProducer
+from rlsrl.streams.shared_memory import SharedMemoryProducer
+from rlsrl.workers.build.common import PROGRAM_KEY, derived_seed, environment_source, torch_policy
+from rlsrl.workers.context import WorkerContext
+
+WAKE_SECONDS = 0.2
+"""How long the actor waits for its trainer before it looks whether it should exit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorParts:
+    """What an actor is made of."""
+
+    envs: VectorEnv
+    actor: RolloutActor
+    producer: SampleProducer
+    parameters: BroadcastReader
+    ledger: ActorLedger
+    num_steps: int
+    resources: ExitStack
+    """Closes all of them, and the ledger's page."""
+
+
+def build_actor(
+    config: ActorConfig, context: WorkerContext, *, still_wanted: Callable[[], bool]
+) -> ActorParts | None:
+    """An actor's parts; waits for a trainer to say how its policy is evaluated. None if no longer wanted meanwhile.
+
+    Raises:
+        ConfigurationError: the environment or the user's network cannot be made.
+        IndexError: all environments belong to actors of lower indices.
+    """
+    ranks = config.environment_ranks_of(context.index)
+    source = environment_source(config.environment)
+    with ExitStack() as resources:
+        envs = LoopVectorEnv(
+            lambda: make_environment(source),
+            seeds=[environment_seed(config.seed, rank, context.incarnation) for rank in ranks],
+            first_rank=ranks.start,
+        )
+        resources.callback(envs.close)
+        parameters = BroadcastReader(config.parameters_endpoint, context.token)
+        resources.callback(parameters.close)
+        description = _await_description(parameters, context, still_wanted)
+        if description is None:
+            return None
+        page = context.open_ledger_page()
+        resources.callback(page.close)
+        ledger = ActorLedger(page)
+        producer = SharedMemoryProducer(
+            config.samples_endpoints[0],
+            token=context.token,
+            layout=rollout_layout(envs.spec, num_steps=config.rollout_length, num_lanes=envs.num_envs),
+            producer_id=ProducerId(index=context.index, incarnation=context.incarnation),
+            ledger=ledger,
+            previous=ledger.begin(context.incarnation),
+            on_settled=lambda: ledger.settle(context.incarnation),
+        )
+        resources.callback(producer.close)
+        return ActorParts(
+            envs=envs,
+            actor=_rollout_actor(description, config, context, envs),
+            producer=producer,
+            parameters=parameters,
+            ledger=ledger,
+            num_steps=config.rollout_length,
+            resources=resources.pop_all(),
+        )
+
+
+def _await_description(
+    parameters: BroadcastReader, context: WorkerContext, still_wanted: Callable[[], bool]
+) -> dict[str, object] | None:
+    with context.waiting("trainer"):
+        while still_wanted():
+            try:
+                return parameters.description(timeout=WAKE_SECONDS)
+            except BroadcastTimeout:
+                continue
+    return None
+
+
+def _rollout_actor(
+    description: dict[str, object], config: ActorConfig, context: WorkerContext, envs: VectorEnv
+) -> RolloutActor:
+    """The torch-free program where the policy exports one, else torch in this process."""
+    rng = np.random.default_rng(derived_seed(config.seed, "acting", context.index, context.incarnation))
+    program = description[PROGRAM_KEY]
+    if isinstance(program, dict):
+        return ProgramActor(
+            ActorProgram.from_json(program), num_steps=config.rollout_length, num_lanes=envs.num_envs, rng=rng
+        )
+    from rlsrl.policies.torch_policy import TorchActor
+
+    policy = torch_policy(config.network, envs.spec, seed=config.seed)
+    return TorchActor(policy, num_steps=config.rollout_length, num_lanes=envs.num_envs, rng=rng)

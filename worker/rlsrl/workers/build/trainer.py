@@ -1,0 +1,202 @@
+"""What a trainer rank is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlsrl.algorithms.learner import Learner
+from rlsrl.algorithms.ppo import Ppo
+from rlsrl.api.resolved import TrainerConfig
+from rlsrl.buffers.fifo import FifoBuffer
+from rlsrl.buffers.limiter import RateLimiter
+from rlsrl.data.slots import rollout_layout
+from rlsrl.data.version import Version
+from rlsrl.envs.factory import environment_spec
+from rlsrl.parameters.broadcast import BroadcastPublisher
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
+from rlsrl.policies.export import check_export
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.frequency import FrequencyControl
+from rlsrl.runtime.ledger import TrainerLedger
+from rlsrl.streams.protocols import SampleConsumer
+from rlsrl.streams.shared_memory import SharedMemoryConsumer
+from rlsrl.workers.build.common import PROGRAM_KEY, derived_seed, environment_source, torch_policy
+from rlsrl.workers.checkpoints import CheckpointWriter
+from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.progress import Progress, StopConditions
+from rlsrl.workers.training import Cadence, TrainingThread
+
+REPORT_SECONDS = 1.0
+"""Time between two rows of the learning curve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerParts:
+    """What a trainer is made of."""
+
+    consumer: SampleConsumer
+    buffer: FifoBuffer
+    ledger: TrainerLedger
+    training: TrainingThread
+    checkpoints: CheckpointWriter
+    resources: ExitStack
+    """Closes the consumer, the broadcast and the ledger's page."""
+
+
+def open_db(config: TrainerConfig) -> ParameterDB:
+    """The experiment's durable parameter database."""
+    return FilesystemParameterDB(Path(config.parameters_folder))
+
+
+def build_trainer(
+    config: TrainerConfig, context: WorkerContext, db: ParameterDB, *, on_training_end: Callable[[], None]
+) -> TrainerParts:
+    """A trainer's parts, resumed from the newest durable version; the first version is made durable if there is none.
+
+    Raises:
+        ConfigurationError: the environment or the user's network cannot be made.
+        ExportMismatch: the exported actor does not compute what the network does.
+    """
+    env_spec = environment_spec(environment_source(config.environment))
+    policy = torch_policy(config.network, env_spec, seed=config.seed)
+    state = db.load_state(config.policy_name) if config.policy_name in db.policies() else None
+    initial = _initial_parameters(config, context, db, policy, state)
+    program = policy.export()
+    if program is not None:
+        check_export(policy, program, initial)
+    description = {PROGRAM_KEY: None if program is None else program.to_json()}
+    layout = rollout_layout(env_spec, num_steps=config.rollout_length, num_lanes=config.batch_lanes)
+    with ExitStack() as resources:
+        page = context.open_ledger_page()
+        resources.callback(page.close)
+        ledger = TrainerLedger(page)
+        ledger.resume(state.values["ledger"] if state is not None else None)
+        consumer = SharedMemoryConsumer(
+            config.samples_endpoints[context.index],
+            token=context.token,
+            layout_digest=layout.step_digest,
+            ledger=ledger,
+            peer_timeout=config.peer_timeout_seconds,
+            expected_producers=config.num_actors,
+        )
+        resources.callback(consumer.close)
+        publisher = BroadcastPublisher(config.parameters_endpoint, context.token, description)
+        resources.callback(publisher.close)
+        buffer = FifoBuffer(layout=layout, batch_lanes=config.batch_lanes, max_policy_lag=config.max_policy_lag)
+        checkpoints = CheckpointWriter(
+            db=db,
+            policy_name=config.policy_name,
+            keep_last=config.versions.keep_last,
+            log=context.log,
+            on_stored=lambda version: context.metrics.durable_version_step.set(version.step),
+            on_failed=context.metrics.checkpoints_failed.inc,
+        )
+        training = TrainingThread(
+            learner=_learner(config, policy, initial, state),
+            buffer=buffer,
+            limiter=_resumed_limiter(config, state),
+            batch_lanes=config.batch_lanes,
+            version=Version(context.attempt, state.version.step if state is not None else 0),
+            progress=_resumed_progress(config, state),
+            stop_conditions=_stop_conditions(config),
+            ledger=ledger,
+            cadence=_cadence(config),
+            context=context,
+            metadata=description,
+            grant=consumer.grant,
+            publish=publisher.publish,
+            store=checkpoints.store,
+            on_end=on_training_end,
+        )
+        if state is None:
+            checkpoints.store_now(training.checkpoint())
+        return TrainerParts(
+            consumer=consumer,
+            buffer=buffer,
+            ledger=ledger,
+            training=training,
+            checkpoints=checkpoints,
+            resources=resources.pop_all(),
+        )
+
+
+def _initial_parameters(
+    config: TrainerConfig, context: WorkerContext, db: ParameterDB, policy: TorchPolicy, state: TrainerState | None
+) -> Parameters:
+    if state is None:
+        return policy.parameters(Version(context.attempt, 0))
+    parameters = db.get(config.policy_name, state.version)
+    assert parameters is not None, "get returns None only when asked for newer ones"  # noqa: S101 - its contract
+    context.log.info("resumed", version=str(state.version))
+    return parameters
+
+
+def _learner(config: TrainerConfig, policy: TorchPolicy, initial: Parameters, state: TrainerState | None) -> Learner:
+    ppo = config.algorithm
+    algorithm = Ppo(
+        policy,
+        discount=ppo.discount,
+        gae_lambda=ppo.gae_lambda,
+        clip_range=ppo.clip_range,
+        clip_value_loss=ppo.clip_value_loss,
+        entropy_coefficient=ppo.entropy_coefficient,
+        value_coefficient=ppo.value_coefficient,
+        epochs=ppo.epochs,
+        minibatch_size=ppo.minibatch_size,
+        normalize_advantages=ppo.normalize_advantages,
+    )
+    learner = Learner(
+        algorithm,
+        initial,
+        learning_rate=ppo.learning_rate,
+        adam_epsilon=ppo.adam_epsilon,
+        max_gradient_norm=ppo.max_gradient_norm,
+        seed=derived_seed(config.seed, "minibatches"),
+    )
+    if state is not None:
+        learner.load_state_dict(state.arrays, state.values["learner"])
+    return learner
+
+
+def _resumed_limiter(config: TrainerConfig, state: TrainerState | None) -> RateLimiter:
+    limiter = RateLimiter.on_policy(batch_lanes=config.batch_lanes, max_policy_lag=config.max_policy_lag)
+    if state is not None:
+        limiter.load_state_dict(state.values["limiter"])
+    return limiter
+
+
+def _resumed_progress(config: TrainerConfig, state: TrainerState | None) -> Progress:
+    progress = Progress(episodes=config.stop.episodes)
+    if state is not None:
+        progress.load_state_dict(_mapping(state.values["progress"]))
+    return progress
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    assert isinstance(value, Mapping), "written by state_dict"  # noqa: S101 - an invariant of our own
+    return value
+
+
+def _stop_conditions(config: TrainerConfig) -> StopConditions:
+    stop = config.stop
+    return StopConditions(
+        return_mean=stop.return_mean,
+        episodes=stop.episodes,
+        env_steps=stop.env_steps,
+        train_steps=stop.train_steps,
+        wall_seconds=stop.wall_seconds,
+    )
+
+
+def _cadence(config: TrainerConfig) -> Cadence:
+    versions = config.versions
+    return Cadence(
+        report=FrequencyControl(seconds=REPORT_SECONDS),
+        push=FrequencyControl(seconds=versions.every_seconds, steps=versions.every_steps),
+        tag=FrequencyControl(seconds=versions.tag_every_seconds, steps=versions.tag_every_steps),
+    )

@@ -1,0 +1,70 @@
+"""What a worker process is: who it is in the experiment, and what every worker uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from rlsrl.data.version import Version
+from rlsrl.runtime.clock import Clock
+from rlsrl.runtime.ledger import LedgerPage
+from rlsrl.runtime.metrics import LedgerCollector, Metrics
+from rlsrl.runtime.roster import Membership
+
+WORKING = "working"
+"""What a worker is shown to do when it waits for nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerContext:
+    """Handed to each worker by the entry point, ``rlsrl.workers.__main__``."""
+
+    role: str
+    index: int
+    """The leased index; for trainers the rank."""
+    incarnation: int
+    """How often the index was leased before."""
+    attempt: int
+    """The trainer gang's current life; 0 for other roles."""
+    token: str
+    log: structlog.stdlib.BoundLogger
+    metrics: Metrics
+    clock: Clock
+    membership: Membership
+    ledger_folder: Path
+
+    def open_ledger_page(self) -> LedgerPage:
+        """This worker's ledger page, shown among its metrics.
+
+        Raises:
+            LedgerError: another process writes it, or it is damaged.
+        """
+        self.ledger_folder.mkdir(parents=True, exist_ok=True)
+        page = LedgerPage.open(self.ledger_folder / f"{self.role}-{self.index}.page", self.role, self.index)
+        LedgerCollector(lambda: page.record, self.metrics.registry)
+        return page
+
+    def report_stats(self, stats: Mapping[str, float]) -> None:
+        """Send the newest statistics up the Join stream."""
+        self.membership.report(stats=stats)
+
+    def report_version(self, version: Version) -> None:
+        """Say which version this worker made or acts with."""
+        self.membership.report(version=version)
+        self.metrics.version_attempt.set(version.attempt)
+        self.metrics.version_step.set(version.step)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Count the time spent in the body as waiting for ``what``, and show it meanwhile."""
+        began = self.clock.monotonic()
+        self.membership.report(waiting_for=what)
+        try:
+            yield
+        finally:
+            self.membership.report(waiting_for=WORKING)
+            self.metrics.waiting_seconds.labels(reason=what).inc(self.clock.monotonic() - began)

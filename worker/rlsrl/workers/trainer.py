@@ -1,0 +1,111 @@
+"""The trainer: one rank of the gang that learns.
+
+Two threads. The main thread receives slots into the buffer and watches the others; the training thread
+(``rlsrl.workers.training``) takes batches, trains, publishes and hands out credits. A third, the checkpoint writer,
+only waits for the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlsrl.api.resolved import TrainerConfig
+from rlsrl.parameters.protocols import ParameterDB
+from rlsrl.parameters.terminal import TERMINAL_KEY, terminal_record
+from rlsrl.runtime.ledger import TrainerLedger
+from rlsrl.runtime.worker import PollResult, Worker
+from rlsrl.workers.build.trainer import TrainerParts, build_trainer, open_db
+from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.training import Checkpoint, count_discards
+
+MAX_SLOTS_A_POLL = 1024
+"""So that the main thread never stays away long from what else it watches."""
+WAKE_SECONDS = 0.1
+"""How long the main thread waits for slots before it looks around."""
+STEP_DEADLINE_SECONDS = 120.0
+"""How long the training step at hand may take when the worker is asked to exit."""
+DISK_DEADLINE_SECONDS = 120.0
+"""How long the checkpoints that are queued may take then."""
+
+
+class TrainerWorker(Worker[TrainerConfig]):
+    """Trains until a stop condition holds or it is told to exit; either way the last state is durable."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
+        self._context = context
+        self._parts: TrainerParts | None = None
+        self._db: ParameterDB | None = None
+        self._policy_name = ""
+        self._terminal: Mapping[str, Any] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has its terminal record."""
+        return self._terminal is not None
+
+    def _configure(self, config: TrainerConfig) -> None:
+        self._db, self._policy_name = open_db(config), config.policy_name
+        self._terminal = terminal_record(self._db, self._policy_name)
+        if self._terminal is not None:
+            self._context.log.info("already_finished", **self._terminal)
+            self.exit()
+            return
+        self._parts = build_trainer(config, self._context, self._db, on_training_end=self.exit)
+        self._parts.checkpoints.start()
+        self._parts.training.start()
+
+    def _poll(self) -> PollResult:
+        parts = self._parts
+        assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        self._context.membership.check()
+        slots = parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=WAKE_SECONDS)
+        parts.buffer.put(slots, oldest_outstanding=min(parts.consumer.outstanding, default=None))
+        for slot in slots:
+            parts.consumer.release(slot)
+        parts.checkpoints.check()
+        self._context.membership.check()
+        return PollResult(num_samples=sum(slot.num_transitions for slot in slots), num_batches=len(slots))
+
+    def _shutdown(self) -> None:
+        """Stop at a step boundary, then make the last state durable; with the terminal record if training is over."""
+        parts = self._parts
+        if parts is None:
+            return
+        with parts.resources:
+            parts.training.stop()
+            parts.training.join(STEP_DEADLINE_SECONDS)
+            self._empty_the_buffer(parts)
+            parts.checkpoints.close(DISK_DEADLINE_SECONDS)
+            parts.training.check()
+            parts.checkpoints.check()
+            final = parts.training.checkpoint()
+            parts.checkpoints.store_now(final)
+            if parts.training.stop_reason is not None:
+                self._finish(final, parts.training.stop_reason)
+            self._close_the_books(parts.ledger)
+
+    def _empty_the_buffer(self, parts: TrainerParts) -> None:
+        """What was acknowledged and will not be trained is counted, before the checkpoint that says so."""
+        parts.consumer.close()
+        parts.buffer.put(parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=0), oldest_outstanding=None)
+        count_discards(parts.ledger, parts.buffer.close())
+
+    def _finish(self, final: Checkpoint, reason: str) -> None:
+        assert self._db is not None, "configured before it shuts down"  # noqa: S101 - an invariant of our own
+        version = final.parameters.version
+        result = {name: final.metadata[name] for name in ("env_steps", "train_steps", "return_mean", "train_seconds")}
+        record = {"reason": reason, "version": str(version), "result": result}
+        self._db.annotate(self._policy_name, version, {TERMINAL_KEY: record})
+        self._terminal = record
+        self._context.log.info("finished", **record)
+
+    def _close_the_books(self, ledger: TrainerLedger) -> None:
+        ledger.end()
+        self._context.membership.report(ledger=ledger.snapshot()["counters"])
+
+    def _stats(self) -> Mapping[str, float]:
+        if self._parts is not None:
+            self._context.membership.report(ledger=self._parts.ledger.snapshot()["counters"])
+        return {}

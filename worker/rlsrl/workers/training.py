@@ -1,0 +1,242 @@
+"""The training thread of a trainer rank: the one busy thread of its process.
+
+Its process has no other busy Python thread on purpose: beside one, a thread that calls many small kernels spends its
+time waiting for the interpreter lock. The main thread blocks in receives, the checkpoint writer blocks on its queue.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlsrl.algorithms.learner import Learner, StepResult
+from rlsrl.buffers.fifo import Discard, FifoBuffer, LaneBatch
+from rlsrl.buffers.limiter import RateLimiter
+from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters, TrainerState
+from rlsrl.runtime.frequency import FrequencyControl
+from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.progress import Progress, StopConditions
+
+WAKE_SECONDS = 0.2
+"""How long the thread waits for a batch before it looks whether it should stop."""
+
+
+class TrainingLedger(Protocol):
+    """What the training thread writes of the ledger."""
+
+    def trained(self, num_transitions: int) -> None:
+        """Transitions left the buffer and were trained."""
+
+    def dropped(self, reason: str, num_transitions: int) -> None:
+        """Transitions left the buffer untrained."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """JSON values to resume from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A version with what resuming from it needs, to be stored."""
+
+    parameters: Parameters
+    state: TrainerState
+    metadata: Mapping[str, Any]
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cadence:
+    """When to report, to store and to store for good."""
+
+    report: FrequencyControl
+    push: FrequencyControl
+    tag: FrequencyControl
+
+
+class TrainingThread:
+    """Takes a batch, makes a step, publishes the version, hands out credits for the next: until told to stop.
+
+    ``start`` begins, ``stop`` ends it at the next step boundary, ``check`` raises what it died of. It waits only for
+    batches, woken by the buffer's ``put`` and ``close``. ``on_end`` is called from the thread when it ends by itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        learner: Learner,
+        buffer: FifoBuffer,
+        limiter: RateLimiter,
+        batch_lanes: int,
+        version: Version,
+        progress: Progress,
+        stop_conditions: StopConditions,
+        ledger: TrainingLedger,
+        cadence: Cadence,
+        context: WorkerContext,
+        metadata: Mapping[str, Any],
+        grant: Callable[[int, Version], None],
+        publish: Callable[[Parameters], None],
+        store: Callable[[Checkpoint], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._learner = learner
+        self._buffer = buffer
+        self._limiter = limiter
+        self._batch_lanes = batch_lanes
+        self._version = version
+        self._progress = progress
+        self._stop_conditions = stop_conditions
+        self._ledger = ledger
+        self._cadence = cadence
+        self._context = context
+        self._metadata = metadata
+        self._grant = grant
+        self._publish = publish
+        self._store = store
+        self._on_end = on_end
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._stop_reason: str | None = None
+        self._boundary = 0.0
+        self._thread = threading.Thread(target=self._run, name="training", daemon=True)
+
+    @property
+    def version(self) -> Version:
+        """The newest version made."""
+        return self._version
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop condition that ended training, None if none did."""
+        return self._stop_reason
+
+    def start(self) -> None:
+        """Publish the version to begin with, hand out the first credits and train."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End at the next step boundary. Does not wait: ``join`` does."""
+        self._stopping.set()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end.
+
+        Raises:
+            TimeoutError: a step took longer than ``timeout`` seconds.
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the training thread is still in a step after {timeout} s")
+
+    def check(self) -> None:
+        """Raise what the thread died of, with its cause."""
+        if self._failure is not None:
+            raise RuntimeError("the training thread failed") from self._failure
+
+    def checkpoint(self, *tags: str) -> Checkpoint:
+        """Training as it stands. Only at a step boundary: from the thread itself, or when it has ended."""
+        arrays, values = self._learner.state_dict()
+        state = {
+            "learner": values,
+            "limiter": self._limiter.state_dict(),
+            "progress": self._progress.state_dict(),
+            "ledger": self._ledger.snapshot(),
+        }
+        return Checkpoint(
+            parameters=self._learner.parameters(self._version),
+            state=TrainerState(version=self._version, arrays=arrays, values=state),
+            metadata={
+                "env_steps": self._progress.env_steps,
+                "train_steps": self._progress.train_steps,
+                "return_mean": self._progress.return_mean,
+                "train_seconds": round(self._progress.train_seconds, 3),
+                **self._metadata,
+            },
+            tags=tags,
+        )
+
+    def _run(self) -> None:
+        try:
+            self._publish(self._learner.parameters(self._version))
+            self._boundary = self._context.clock.monotonic()
+            while not self._stopping.is_set():
+                self._hand_out_credits()
+                if (batch := self._next_batch()) is not None:
+                    self._train(batch)
+        except BaseException as failure:  # noqa: BLE001 - raised again by check(), in the thread that can act on it
+            self._failure = failure
+        finally:
+            self._on_end()
+
+    def _hand_out_credits(self) -> None:
+        for discard in self._buffer.discard_stale(self._version):
+            self._ledger.dropped(discard.reason, discard.num_transitions)
+            self._limiter.discarded(discard.num_lanes)
+        if lanes := self._limiter.take():
+            self._grant(lanes, self._version)
+
+    def _next_batch(self) -> LaneBatch | None:
+        with self._context.waiting("batch"):
+            return self._buffer.sample(timeout=WAKE_SECONDS)
+
+    def _train(self, batch: LaneBatch) -> None:
+        policy_lag = self._version.step - batch.oldest_version.step
+        with self._context.metrics.step_seconds.time():
+            result = self._learner.step(batch.arrays)
+        self._version = Version(self._version.attempt, self._version.step + 1)
+        self._ledger.trained(batch.num_transitions)
+        self._limiter.sampled(self._batch_lanes)
+        self._publish(self._learner.parameters(self._version))
+        self._hand_out_credits()
+        self._account(batch, result, policy_lag)
+
+    def _account(self, batch: LaneBatch, result: StepResult, policy_lag: int) -> None:
+        now = self._context.clock.monotonic()
+        self._progress.add(batch.arrays, num_transitions=batch.num_transitions, seconds=now - self._boundary)
+        self._boundary = now
+        self._count(batch, policy_lag)
+        self._stop_reason = self._progress.stop_reason(self._stop_conditions)
+        if self._stop_reason is not None:
+            self._stopping.set()
+        if self._cadence.report.check() or self._stop_reason is not None:
+            self._report(self._scalars(result, policy_lag))
+        push, tag = self._cadence.push.check(), self._cadence.tag.check()
+        if (push or tag) and self._stop_reason is None:
+            self._store(self.checkpoint(*([f"step-{self._version.step}"] if tag else [])))
+
+    def _count(self, batch: LaneBatch, policy_lag: int) -> None:
+        metrics = self._context.metrics
+        metrics.train_steps.inc()
+        metrics.transitions_trained.inc(batch.num_transitions)
+        metrics.policy_lag.observe(policy_lag)
+        if self._progress.return_mean is not None:
+            metrics.return_mean.set(self._progress.return_mean)
+
+    def _report(self, scalars: Mapping[str, float]) -> None:
+        self._context.report_version(self._version)
+        self._context.report_stats(scalars)
+        self._context.membership.record(self._version.step, scalars)
+
+    def _scalars(self, result: StepResult, policy_lag: int) -> dict[str, float]:
+        progress = self._progress
+        scalars = {
+            "env_steps": float(progress.env_steps),
+            "train_steps": float(progress.train_steps),
+            "episodes": float(progress.num_episodes),
+            "train_seconds": progress.train_seconds,
+            "env_steps_per_second": progress.env_steps / max(progress.train_seconds, 1e-9),
+            "policy_lag": float(policy_lag),
+            **{f"train/{name}": value for name, value in result.metrics.items()},
+        }
+        if progress.return_mean is not None:
+            scalars["return_mean"] = progress.return_mean
+        return scalars
+
+
+def count_discards(ledger: TrainingLedger, discards: list[Discard]) -> None:
+    """Write down what was never trained, by its reason."""
+    for discard in discards:
+        ledger.dropped(discard.reason, discard.num_transitions)
