@@ -1,0 +1,83 @@
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rlsrl.runtime.process import die_with_parent, set_timer_slack, worker_environment
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+
+# The parent prints when its child is tied to it; both hold standard output, so its end is the end of both.
+PARENT = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
+child.wait()
+"""
+CHILD = """
+import sys, threading
+from rlsrl.runtime.process import die_with_parent
+die_with_parent(int(sys.argv[1]))
+print("tied", flush=True)
+threading.Event().wait()
+"""
+
+
+@linux
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_dies_with_its_parent(ending: signal.Signals) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "tied\n"
+    parent.send_signal(ending)
+    parent.communicate(timeout=30)  # returns at the end of the output, so once the child is gone too
+    assert parent.returncode == -ending
+
+
+@linux
+def test_a_worker_whose_parent_is_gone_already_dies_at_once() -> None:
+    command = [sys.executable, "-c", CHILD, str(os.getpid() + 1)]
+    child = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    assert (child.returncode, child.stdout) == (-signal.SIGKILL, "")
+
+
+@linux
+def test_timer_slack_is_the_calling_threads() -> None:
+    def slack() -> int:
+        return int(ctypes.CDLL(None).prctl(30, 0, 0, 0, 0))
+
+    before = slack()
+    seen: list[int] = []
+
+    def change() -> None:
+        set_timer_slack(7)
+        seen.append(slack())
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    thread.join()
+    assert seen == [7]
+    assert slack() == before != 7
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_elsewhere_than_on_linux_nothing_happens(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    die_with_parent(-1)
+    set_timer_slack()
+
+
+def test_the_environment_of_a_worker() -> None:
+    base = {"PATH": "/bin", "OMP_NUM_THREADS": "16", "RLSRL_TOKEN": "t"}
+    environment = worker_environment(base)
+    assert base["OMP_NUM_THREADS"] == "16"
+    assert (environment["PATH"], environment["RLSRL_TOKEN"]) == ("/bin", "t")
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+        assert environment[variable] == "1"
+    assert 1 << 20 < int(environment["MALLOC_MMAP_THRESHOLD_"]) <= 32 << 20, "glibc ignores more than 32 MiB"
+    assert int(environment["MALLOC_TRIM_THRESHOLD_"]) > int(environment["MALLOC_MMAP_THRESHOLD_"])
+    assert environment["PYTHONUNBUFFERED"] == "1"
+    assert environment["RLSRL_PARENT_PID"] == str(os.getpid())
