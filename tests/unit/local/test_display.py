@@ -41,7 +41,7 @@ def test_elsewhere_than_on_a_terminal_lines_are_plain() -> None:
     display.close()
     lines = output.getvalue().splitlines()
     assert isinstance(display, LineDisplay)
-    assert lines[0].startswith("    1.0 s | env steps 50 of 100 | ")
+    assert lines[0].startswith("    1.0 s | return - | env steps 50 of 100 | ")
     assert lines[1] == "actor-0 was killed"
     assert lines[2].startswith("    2.0 s")
     assert "\x1b" not in output.getvalue()

@@ -120,9 +120,10 @@ def test_the_plain_line() -> None:
     )
 
 
-def test_the_plain_line_knows_nothing_yet() -> None:
-    text = line(replace(VIEW, status=None, processes=(), stop=Stop(wall_seconds=60.0)))
-    assert text == "   12.3 s | return - | env steps - | - steps/s | lag - | version -"
+def test_the_plain_line_before_anything_is_known() -> None:
+    assert line(replace(VIEW, status=None)) == "   12.3 s | starting"
+    text = line(replace(VIEW, status={}, processes=(), stop=Stop(train_steps=7, wall_seconds=60.0)))
+    assert text == "   12.3 s | return - | env steps - | train steps - of 7 | - steps/s | lag - | version -"
 
 
 def test_the_picture_has_it_all() -> None:

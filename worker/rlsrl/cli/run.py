@@ -13,10 +13,11 @@ import click
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.api.spec import RLExperiment
 from rlsrl.cli.errors import UserError
-from rlsrl.local.controller import Failed, Finished, Outcome
+from rlsrl.local.controller import Failed, Finished, Interrupted, Outcome
 from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
 from rlsrl.local.session import claim, draw_curve, run_life, settle
 from rlsrl.local.summary import closing_lines
+from rlsrl.runtime.ledger import LedgerError
 
 FINISHED, FAILED, BAD_INPUT, SIGNALLED = 0, 1, 2, 128
 
@@ -46,7 +47,7 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
             status = _run(folder, experiment, file, _again(file, overrides, seed, run_dir))
     except (SpecError, RunFolderError) as error:
         raise UserError(str(error)) from error
-    except OSError as error:
+    except (OSError, LedgerError) as error:
         raise click.ClickException(f"the run cannot go on: {error}") from error
     sys.exit(status)
 
@@ -73,6 +74,8 @@ def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: Outcome, aga
         click.echo(line)
     if isinstance(outcome, Finished):
         return FINISHED
+    if isinstance(outcome, Interrupted) and outcome.killed:
+        click.echo(f"killed without a last checkpoint: what came after version {summary['versions']['last']} is lost")
     click.echo(f"to go on: {again}")
     if isinstance(outcome, Failed):
         return BAD_INPUT if outcome.configuration else FAILED

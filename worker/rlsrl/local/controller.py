@@ -276,7 +276,10 @@ class LocalController:
             if child in self._children:
                 child.send_signal(signal.SIGKILL)
         deadline = self._clock() + KILL_GRACE_SECONDS
-        while any(child in self._children for child in doomed) and self._clock() < deadline:
+        while left := [child for child in doomed if child in self._children]:
+            if self._clock() >= deadline:
+                self._display.note("the kernel has not ended " + ", ".join(f"process {child.pid}" for child in left))
+                return
             self._turn(deadline)
 
     def _start(self, plan: RolePlan, number: int) -> None:

@@ -110,23 +110,29 @@ def rows(view: View) -> list[Row]:
 
 def line(view: View) -> str:
     """The picture in one plain line."""
-    totals = _mapping(view.status, "totals")
-    parts = [f"{view.elapsed_seconds:7.1f} s"]
-    parts += [_goal_text(goal) for goal in goals(view.stop, totals, view.elapsed_seconds) if goal.label != "seconds"]
-    shown = {goal.label for goal in goals(view.stop, totals, view.elapsed_seconds)}
-    if "return" not in shown:
-        parts.append(f"return {_text(totals, 'return_mean', '.1f')}")
-    if "env steps" not in shown:
-        parts.append(f"env steps {_text(totals, 'env_steps', ',.0f')}")
-    parts.append(f"{_text(totals, 'env_steps_per_second', ',.0f')} steps/s")
-    parts.append(f"lag {_text(totals, 'policy_lag', 'g')}")
-    parts.append(f"version {_version(totals)}")
+    parts = [f"{view.elapsed_seconds:7.1f} s", *(_figures(view) if view.status is not None else ["starting"])]
     unwell = [f"{row.name} {row.state}" for row in rows(view) if row.state != "running"]
-    if unwell:
+    if unwell and view.status is not None:
         parts.append(", ".join(unwell))
-    if view.status is not None and view.status_age_seconds > STALE_SECONDS:
+    if view.status_age_seconds > STALE_SECONDS:
         parts.append(f"status is {view.status_age_seconds:.0f} s old")
     return " | ".join(parts)
+
+
+def _figures(view: View) -> list[str]:
+    totals = _mapping(view.status, "totals")
+    shown = {goal.label: _goal_text(goal) for goal in goals(view.stop, totals, view.elapsed_seconds)}
+    shown.pop("seconds", None)  # The line begins with them.
+    return_mean = shown.pop("return", f"return {_text(totals, 'return_mean', '.1f')}")
+    env_steps = shown.pop("env steps", f"env steps {_text(totals, 'env_steps', ',.0f')}")
+    return [
+        return_mean,
+        env_steps,
+        *shown.values(),
+        f"{_text(totals, 'env_steps_per_second', ',.0f')} steps/s",
+        f"lag {_text(totals, 'policy_lag', 'g')}",
+        f"version {_version(totals)}",
+    ]
 
 
 def render(view: View) -> RenderableType:

@@ -136,7 +136,11 @@ def draw_curve(folder: RunFolder, experiment: RLExperiment) -> str | None:
 
 
 def read_ledger(pages: Path) -> dict[str, Any]:
-    """The balance of an ended run, with ``balanced`` and, if it is not, the ``problem``."""
+    """The balance of an ended run, with ``balanced`` and, if it is not, the ``problem``.
+
+    Raises:
+        LedgerError: a page does not hold what was written.
+    """
     books = balance(read_pages(pages), ended=True)
     try:
         books.check()

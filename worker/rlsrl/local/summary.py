@@ -75,7 +75,7 @@ def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     returns = "no episode ended" if return_mean is None else f"mean return {return_mean:.1f}"
     state = f"finished ({summary['reason']})" if summary["finished"] else "not finished"
     rate = summary["env_steps_per_second"]
-    speed = "" if rate is None else f" ({rate:,.0f} a second)"
+    speed = f" ({rate:,.0f} a second)" if rate else ""
     effort = f"{summary['env_steps']:,} env steps in {summary['training_seconds']:.1f} s of training{speed}"
     lines = [
         f"{summary['name']} {state}: {returns} after {effort}",
