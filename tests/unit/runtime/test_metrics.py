@@ -1,3 +1,4 @@
+import re
 from collections import Counter as Count
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+import rlsrl
 from rlsrl.runtime.ledger import LedgerPage
 from rlsrl.runtime.metrics import Declaration, LedgerCollector, Metrics
 
@@ -30,6 +32,14 @@ def test_declarations_follow_the_conventions(declaration: Declaration) -> None:
     assert len(declaration.labels) <= 1, "labels multiply series"
     assert (declaration.kind == "histogram") == bool(declaration.buckets)
     assert list(declaration.buckets) == sorted(set(declaration.buckets))
+
+
+def test_every_declaration_is_set_somewhere() -> None:
+    package = Path(rlsrl.__file__).parent
+    sources = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "metrics.py")
+    attributes = [name for name, each in vars(Metrics).items() if hasattr(each, "declaration")]
+    unset = [name for name in attributes if not re.search(rf"metrics\.{name}\b", sources)]
+    assert not unset, "a declaration nobody sets is a lie"
 
 
 def test_a_process_shows_only_what_it_sets() -> None:
