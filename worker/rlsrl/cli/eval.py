@@ -44,9 +44,7 @@ class Subject:
     "--environments", type=click.IntRange(min=1), default=10, show_default=True,
     help="Played side by side; each plays equally many episodes.",
 )  # fmt: skip
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Never repeats training's seeds."
-)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Unrelated to training's seeds.")
 @click.option("--stochastic", is_flag=True, help="Draw actions, as training does, instead of taking the most probable.")
 @click.option(
     "--max-steps", type=click.IntRange(min=1), default=1_000_000, show_default=True,
