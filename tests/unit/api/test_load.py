@@ -59,7 +59,8 @@ def test_every_error_is_named_at_once_in_the_order_of_the_text() -> None:
         "e.yaml:9:15: spec.actors.replicas: value 0 is out of range\n    allowed: integer from 1 to 4096",
         (
             "e.yaml:10:5: spec.actors.enviroments: is no field: spec.actors has none of that name\n"
-            "    allowed: mapping with exactly one of environments, environmentsPerActor; also replicas, rolloutLength\n"
+            "    allowed: mapping with exactly one of environments, environmentsPerActor; "
+            "also replicas, rolloutLength\n"
             "    did you mean: spec.actors.environments"
         ),
         (
@@ -76,10 +77,23 @@ def test_a_field_in_the_wrong_mapping_is_shown_its_place() -> None:
 
 
 def test_another_kind_of_document_is_said_to_be_one_and_nothing_else() -> None:
-    (problem,) = problems("apiVersion: rlsrl.dev/v1alpha1\nkind: Deployment\nspec: {replicas: many}\n")
+    version, kind = problems("apiVersion: apps/v1\nkind: Deployment\nspec: {replicas: many}\n")
 
-    assert problem.startswith('e.yaml:2:7: kind: value "Deployment"')
-    assert "RLExperiment" in problem
+    assert version.startswith('e.yaml:1:13: apiVersion: value "apps/v1"')
+    assert kind.startswith('e.yaml:2:7: kind: value "Deployment"')
+    assert "RLExperiment" in kind
+
+
+def test_a_misspelt_kind_hides_nothing_else() -> None:
+    found = problems(MINIMAL.replace("RLExperiment", "RlExperiment").replace("475", "x"))
+
+    assert [each.split(": ")[1] for each in found] == ["kind", "spec.stop.returnMean"]
+
+
+def test_a_key_that_looks_like_a_mark_of_pydantics_is_a_key() -> None:
+    (found,) = problems(MINIMAL.replace("name: minimal", "name: minimal\n  labels: {'[key]': 1}"))
+
+    assert "metadata.labels" in found
 
 
 def test_another_version_is_refused_with_the_one_that_is_known() -> None:

@@ -80,8 +80,8 @@ def test_the_schema_knows_unions_and_defaults() -> None:
         (
             "spec.environment.kwargs",
             (
-                "mapping of at most 64 entries; keys: string of at most 128 characters matching ^[A-Za-z_][A-Za-z0-9_]*$; "
-                "values: any JSON value"
+                "mapping of at most 64 entries; keys: string of at most 128 characters "
+                "matching ^[A-Za-z_][A-Za-z0-9_]*$; values: any JSON value"
             ),
         ),
     ],

@@ -83,11 +83,10 @@ def experiment_of(document: Document) -> RLExperiment:
         else:
             if not problems:
                 return experiment
-    other_kind = [
-        problem for problem in problems if problem.path in ("kind", "apiVersion") and problem.value is not None
-    ]
     problems.sort(key=lambda problem: (problem.place.line, problem.place.column))
-    raise SpecError(tuple(other_kind or problems))
+    identity = [problem for problem in problems if problem.path in ("apiVersion", "kind") and problem.value is not None]
+    is_something_else = len(identity) == 2
+    raise SpecError(tuple(identity if is_something_else else problems))
 
 
 def dump(experiment: RLExperiment) -> str:
@@ -214,4 +213,4 @@ def _unknown_field(place: Place, path: Path, value: Any = None) -> Problem:
 
 def _allowed_key(path: Path) -> str:
     field = find(path[:-1])
-    return allowed({"type": "string", **(field.schema["propertyNames"] if field else {})})
+    return allowed({"type": "string", **(field.schema.get("propertyNames", {}) if field else {})})

@@ -67,8 +67,7 @@ def _with_violations(error: ValidationError, violations: tuple[Violation, ...], 
         )
         for each in error.errors(include_url=False)
     ]
-    if violations:
-        details.append(InitErrorDetails(type=_error(violations), loc=(), input=value, ctx={}))
+    details.append(InitErrorDetails(type=_error(violations), loc=(), input=value, ctx={}))
     return ValidationError.from_exception_data(error.title, details)
 
 
@@ -84,7 +83,6 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)
 
 Arguments = Annotated[dict[Name, JsonValue], Field(max_length=64)]
 """Keyword arguments for the user's own code: any JSON, handed on as it is."""
-
 
 Ignored = Annotated[JsonValue, Field(json_schema_extra={"readOnly": True})]
 """What only Kubernetes writes: accepted, so that its own output can be read back, and not looked at."""
@@ -120,6 +118,8 @@ class Model(BaseModel):
         try:
             model = handler(given)
         except ValidationError as error:
+            if not violations:
+                raise
             raise _with_violations(error, violations, value) from error
         refuse(violations)
         return model
