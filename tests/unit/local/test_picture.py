@@ -13,6 +13,7 @@ from rlsrl.local.picture import Goal, Row, View, goals, line, render, rows
 
 
 def process(role: str, number: int, pid: int | None) -> ProcessState:
+    """Without a pid it waits to be started again."""
     return ProcessState(role=role, number=number, state="running" if pid else "restarting", pid=pid)
 
 
@@ -47,7 +48,7 @@ STATUS: dict[str, Any] = {
 }
 VIEW = View(
     name="toy",
-    stop=Stop(return_mean=475.0, env_steps=100_000),
+    stop=Stop(return_mean=475.0, env_steps=2_000_000),
     elapsed_seconds=12.34,
     processes=PROCESSES,
     status=STATUS,
@@ -115,9 +116,16 @@ def test_a_large_role_is_counted() -> None:
 
 def test_the_plain_line() -> None:
     assert line(VIEW) == (
-        "   12.3 s | return 201.3 of 475 | env steps 48,640 of 100,000 | 52,100 steps/s | lag 1 | version 1.47 | "
+        "   12.3 s | return 201.3 of 475 | env steps 48,640 of 2,000,000 | 52,100 steps/s | lag 1 | version 1.47 | "
         "actor-1 restarting"
     )
+
+
+def test_processes_that_have_ended_are_no_trouble() -> None:
+    ended = ProcessState(role="trainer", number=0, state="ended", pid=None)
+    view = replace(VIEW, processes=(ended,))
+    assert rows(view) == [Row(name="trainer-0", state="ended")]
+    assert "trainer-0" not in line(view)
 
 
 def test_the_plain_line_before_anything_is_known() -> None:

@@ -54,9 +54,9 @@ class ProcessState:
 
     role: str
     number: int
-    state: Literal["running", "restarting"]
+    state: Literal["running", "restarting", "ended"]
     pid: int | None
-    """None while it waits to be started again."""
+    """None unless it is running."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,17 +324,18 @@ class LocalController:
         return code
 
     def _states(self) -> list[ProcessState]:
-        running = {(child.role, child.number): child.pid for child in self._children}
+        pids = {(child.role, child.number): child.pid for child in self._children}
         return [
-            ProcessState(
-                role=plan.role,
-                number=number,
-                state="restarting" if (plan.role, number) in self._waiting else "running",
-                pid=running.get((plan.role, number)),
-            )
+            self._state(plan.role, number, pids.get((plan.role, number)))
             for plan in self._plans.values()
             for number in range(plan.replicas)
         ]
+
+    def _state(self, role: str, number: int, pid: int | None) -> ProcessState:
+        if pid is not None:
+            return ProcessState(role=role, number=number, state="running", pid=pid)
+        waits = (role, number) in self._waiting
+        return ProcessState(role=role, number=number, state="restarting" if waits else "ended", pid=None)
 
 
 def describe_exit(code: int) -> str:

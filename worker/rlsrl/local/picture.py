@@ -111,7 +111,7 @@ def rows(view: View) -> list[Row]:
 def line(view: View) -> str:
     """The picture in one plain line."""
     parts = [f"{view.elapsed_seconds:7.1f} s", *(_figures(view) if view.status is not None else ["starting"])]
-    unwell = [f"{row.name} {row.state}" for row in rows(view) if row.state != "running"]
+    unwell = [f"{row.name} {row.state}" for row in rows(view) if row.state not in ("running", "ended")]
     if unwell and view.status is not None:
         parts.append(", ".join(unwell))
     if view.status_age_seconds > STALE_SECONDS:
@@ -207,7 +207,8 @@ def _reports(view: View) -> dict[int, Mapping[str, Any]]:
 def _goal_text(goal: Goal) -> str:
     style = ".1f" if goal.label == "return" else ",.0f"
     current = UNKNOWN if goal.current is None else format(goal.current, style)
-    return f"{goal.label} {current} of {goal.target:,g}"
+    target = format(goal.target, ",.0f" if goal.target.is_integer() else ",g")
+    return f"{goal.label} {current} of {target}"
 
 
 def _mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
