@@ -281,7 +281,7 @@ def test_the_display_sees_who_runs_and_who_waits(stage: Stage) -> None:
     states = [process for shown in stage.display.shown for process in shown]
     assert {(state.role, state.number) for state in states} == {("trainer", 0)}
     assert {"running", "restarting"} <= {state.state for state in states}
-    assert all((state.pid is None) == (state.state != "running") for state in states)
+    assert all((state.pid is None) == (state.state in ("restarting", "ended")) for state in states)
 
 
 def test_an_error_of_the_controller_itself_leaves_no_process(stage: Stage) -> None:

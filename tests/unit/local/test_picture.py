@@ -94,6 +94,11 @@ def test_before_the_first_status_everything_is_starting() -> None:
     assert "starting" in drawn(replace(VIEW, status=None))
 
 
+def test_a_worker_that_has_said_goodbye_at_the_end_is_not_starting() -> None:
+    finished = replace(VIEW, status={"phase": "finished", "roles": {}})
+    assert [row.state for row in rows(finished)] == ["running", "ending", "ending", "restarting"]
+
+
 def test_a_worker_that_has_gone_silent_is_told() -> None:
     status = {**STATUS, "roles": {"trainer": [{"pid": 11, "state": "running", "stale": True}]}}
     assert [row.state for row in rows(replace(VIEW, status=status))][1] == "silent"
@@ -138,6 +143,7 @@ def test_the_picture_has_it_all() -> None:
     text = drawn(VIEW)
     for expected in ("toy", "training", "12.3 s", "48,640 env steps", "52,100 steps/s", "lag 1", "samples", "actor-1"):
         assert expected in text
+    assert "coordinator-0  " in text, "names are not cut for the sake of statistics"
     assert "201.3 of 475" in text
 
 

@@ -54,9 +54,10 @@ class ProcessState:
 
     role: str
     number: int
-    state: Literal["running", "restarting", "ended"]
+    state: Literal["running", "ending", "ended", "restarting"]
+    """``ending``: asked to, and still there. ``restarting``: gone, and waits to be started again."""
     pid: int | None
-    """None unless it is running."""
+    """None while it is not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +174,7 @@ class LocalController:
         self._inbox = SignalInbox()
         self._selector = selectors.DefaultSelector()
         self._children: list[ChildProcess] = []
+        self._asked_to_end: set[ChildProcess] = set()
         self._waiting: dict[tuple[str, int], float] = {}
         self._signals: list[signal.Signals] = []
         self._next_show = clock()
@@ -257,6 +259,7 @@ class LocalController:
         children = [child for child in self._children if chosen(child)]
         for child in children:
             child.send_signal(signal.SIGTERM)
+        self._asked_to_end.update(children)
         deadline = self._clock() + grace_seconds
         while any(child in self._children for child in children) and len(self._signals) < 2:
             if self._clock() >= deadline:
@@ -324,16 +327,17 @@ class LocalController:
         return code
 
     def _states(self) -> list[ProcessState]:
-        pids = {(child.role, child.number): child.pid for child in self._children}
+        children = {(child.role, child.number): child for child in self._children}
         return [
-            self._state(plan.role, number, pids.get((plan.role, number)))
+            self._state(plan.role, number, children.get((plan.role, number)))
             for plan in self._plans.values()
             for number in range(plan.replicas)
         ]
 
-    def _state(self, role: str, number: int, pid: int | None) -> ProcessState:
-        if pid is not None:
-            return ProcessState(role=role, number=number, state="running", pid=pid)
+    def _state(self, role: str, number: int, child: ChildProcess | None) -> ProcessState:
+        if child is not None:
+            asked = child in self._asked_to_end
+            return ProcessState(role=role, number=number, state="ending" if asked else "running", pid=child.pid)
         waits = (role, number) in self._waiting
         return ProcessState(role=role, number=number, state="restarting" if waits else "ended", pid=None)
 

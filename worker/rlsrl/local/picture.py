@@ -100,9 +100,9 @@ def rows(view: View) -> list[Row]:
     for role in dict.fromkeys(process.role for process in view.processes):
         of_role = [process for process in view.processes if process.role == role]
         shown = of_role if len(of_role) <= MAX_ROWS_A_ROLE else of_role[: MAX_ROWS_A_ROLE - 1]
-        found += [_row(process, reports) for process in shown]
+        found += [_row(process, view, reports) for process in shown]
         if rest := of_role[len(shown) :]:
-            states = [_state(process, reports) for process in rest]
+            states = [_state(process, view, reports) for process in rest]
             counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
             found.append(Row(name=f"{len(rest)} more {role}s", state=counted))
     return found
@@ -111,7 +111,7 @@ def rows(view: View) -> list[Row]:
 def line(view: View) -> str:
     """The picture in one plain line."""
     parts = [f"{view.elapsed_seconds:7.1f} s", *(_figures(view) if view.status is not None else ["starting"])]
-    unwell = [f"{row.name} {row.state}" for row in rows(view) if row.state not in ("running", "ended")]
+    unwell = [f"{row.name} {row.state}" for row in rows(view) if row.state not in ("running", "ending", "ended")]
     if unwell and view.status is not None:
         parts.append(", ".join(unwell))
     if view.status_age_seconds > STALE_SECONDS:
@@ -148,9 +148,10 @@ def render(view: View) -> RenderableType:
         f"return {_text(totals, 'return_mean', '.1f')}   lag {_text(totals, 'policy_lag', 'g')}   "
         f"version {_version(totals)}"
     )
-    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim")
-    for title in ("process", "state", "waits for", "version", "statistics"):
-        table.add_column(title, overflow="ellipsis", no_wrap=True)
+    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim", expand=True)
+    for title in ("process", "state", "waits for", "version"):
+        table.add_column(title, overflow="ellipsis", no_wrap=True, max_width=32)
+    table.add_column("statistics", overflow="ellipsis", no_wrap=True, ratio=1)  # Gets what the others leave.
     for row in rows(view):
         table.add_row(*map(Text, (row.name, row.state, row.waiting_for, row.version, row.stats)))
     return Group(head, progress, numbers, table)
@@ -164,7 +165,7 @@ def _phase(view: View) -> str:
     return str(view.status.get("phase", "running"))
 
 
-def _row(process: ProcessState, reports: Mapping[int, Mapping[str, Any]]) -> Row:
+def _row(process: ProcessState, view: View, reports: Mapping[int, Mapping[str, Any]]) -> Row:
     report = reports.get(process.pid, {}) if process.pid is not None else {}
     stats = {name: value for name, value in _mapping(report, "stats").items() if isinstance(value, int | float)}
     shown = [
@@ -173,19 +174,19 @@ def _row(process: ProcessState, reports: Mapping[int, Mapping[str, Any]]) -> Row
     ]
     return Row(
         name=f"{process.role}-{process.number}",
-        state=_state(process, reports),
+        state=_state(process, view, reports),
         waiting_for=str(report.get("waiting_for") or ""),
         version=str(report.get("version") or ""),
         stats="  ".join(shown),
     )
 
 
-def _state(process: ProcessState, reports: Mapping[int, Mapping[str, Any]]) -> str:
+def _state(process: ProcessState, view: View, reports: Mapping[int, Mapping[str, Any]]) -> str:
     if process.state != "running":
         return process.state
     report = reports.get(process.pid) if process.pid is not None else None
     if report is None:
-        return "starting"
+        return "starting" if _phase(view) != "finished" else "ending"
     return "silent" if report.get("stale") else str(report.get("state") or "starting")
 
 
