@@ -62,7 +62,7 @@ class Seen:
 
 
 class Meeting(CoordinatorServicer):
-    """Serves Join, Status and Send. ``watch`` must run beside it; all in the same event loop."""
+    """Serves Join, Status and Send. ``watch`` must run beside it, and all in the same event loop."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Meeting(CoordinatorServicer):
         self._log = log
         self._seen: dict[tuple[str, int], Seen] = {}
         self._connections: dict[str, _Connection] = {}
-        self._listening_since = clock.monotonic()
+        self._listening_since = self._looked_at = clock.monotonic()
         self._freed = asyncio.Event()
         self._roster_written = b""
         self._writing = asyncio.Lock()
@@ -149,17 +149,17 @@ class Meeting(CoordinatorServicer):
         return pb.CommandReply(num_workers=sum(passed))
 
     async def watch(self) -> None:
-        """Free the indices of workers that are silent or dead, for ever."""
-        looked_at = self._clock.monotonic()
+        """Look again and again, for ever."""
         while True:
-            self._look(looked_at)
-            looked_at = self._clock.monotonic()
+            self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _look(self, looked_at: float) -> None:
+    def look(self) -> None:
+        """Free the indices of workers that are silent or dead."""
         now = self._clock.monotonic()
-        if now - looked_at > STALL_SECONDS:
+        if now - self._looked_at > STALL_SECONDS:
             self._listening_since = now
+        self._looked_at = now
         for lease in self._roster.expire(now, self._listening_since):
             self._free(lease, "lease_ran_out")
         for lease in self._roster.holders:

@@ -1,0 +1,616 @@
+"""A real coordinator in its own process, and workers that join it, over an abstract unix socket."""
+
+import json
+import os
+import queue
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from rlsrl.api.resolved import CoordinatorConfig
+from rlsrl.data.version import Version
+from rlsrl.rpc.channels import open_channel, token_metadata
+from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
+from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, CoordinatorUnavailable, WorkerState
+from rlsrl.runtime.roster import JoinRefused, JoinTimeout, Membership, MembershipError
+
+TOKEN = "the-token"
+DEADLINE = 30.0
+"""For what happens within a moment on an idle machine."""
+HEARTBEAT_SECONDS = 0.05
+
+COORDINATOR = """
+import signal, sys
+import structlog
+from prometheus_client import CollectorRegistry
+from rlsrl.api.resolved import CoordinatorConfig
+from rlsrl.runtime.metrics import Metrics
+from rlsrl.workers.coordinator import CoordinatorWorker
+
+worker = CoordinatorWorker(
+    token=sys.argv[2], metrics=Metrics(CollectorRegistry()), log=structlog.stdlib.get_logger("coordinator")
+)
+signal.signal(signal.SIGTERM, lambda *_: worker.exit())
+with open(sys.argv[1]) as file:
+    worker.configure(CoordinatorConfig.from_json(file.read()))
+worker.start()
+worker.run()
+assert "torch" not in sys.modules
+"""
+
+MEMBER = """
+import sys, threading
+from rlsrl.runtime.roster import JoinRefused, Membership
+
+member = Membership.join(sys.argv[1], sys.argv[2], role="actor", on_command=print, timeout=30)
+print(member.index, member.incarnation, flush=True)
+for line in sys.stdin:
+    try:
+        member.check()
+        print("well", flush=True)
+    except JoinRefused as refusal:
+        print("refused:", refusal, flush=True)
+member.leave("asked to")
+"""
+
+
+class CoordinatorProcess:
+    """Starts, kills and restarts a coordinator on one run folder."""
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        self.folder = folder
+        self.address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
+        defaults = {
+            "experiment": "cartpole",
+            "run_uid": "run-1",
+            "seed": 1,
+            "coordinator_address": self.address,
+            "heartbeat_seconds": HEARTBEAT_SECONDS,
+            "metrics_address": "127.0.0.1:0",
+            "log_folder": str(folder / "logs"),
+            "ledger_folder": str(folder / "ledger"),
+            "http_address": "127.0.0.1:0",
+            "lease_seconds": 120.0,
+            "roster_path": str(folder / "roster.json"),
+            "record_folder": str(folder),
+            "num_actors": 2,
+            "num_trainers": 2,
+        }
+        self._config = folder / "coordinator.json"
+        self._config.write_text(CoordinatorConfig(**{**defaults, **config}).to_json())
+        self.client = CoordinatorClient(self.address, TOKEN)
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "coordinator.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", COORDINATOR, self._config, TOKEN], stdout=log, stderr=log, env=environment()
+            )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE)
+
+    def restart(self) -> None:
+        self.kill()
+        self.process = self._start()
+
+    def status(self) -> dict[str, Any]:
+        return self.client.status(DEADLINE)
+
+    def workers(self, role: str = "actor") -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = self.status()["roles"].get(role, [])
+        return workers
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def log(self) -> str:
+        return (self.folder / "coordinator.log").read_text()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.status()  # it is up, so it knows what to do when asked to end
+            self.process.terminate()
+            assert self.process.wait(DEADLINE) == 0, self.log()
+        self.client.close()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Ask again, each time after the answer to the last, until it is true."""
+    deadline = threading.Event()
+    timer = threading.Timer(DEADLINE, deadline.set)
+    timer.start()
+    try:
+        while not deadline.is_set():
+            if value := condition():
+                return value
+            deadline.wait(HEARTBEAT_SECONDS)
+    finally:
+        timer.cancel()
+    raise AssertionError(f"not within {DEADLINE} s: {what}")
+
+
+Start = Callable[..., CoordinatorProcess]
+Join = Callable[..., Membership]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with ExitStack() as closing:
+
+        def start(**config: Any) -> CoordinatorProcess:
+            coordinator = CoordinatorProcess(tmp_path, **config)
+            closing.callback(coordinator.close)
+            return coordinator
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """One coordinator for the tests that do it no lasting harm."""
+    coordinator = CoordinatorProcess(tmp_path_factory.mktemp("calm"), num_actors=64)
+    yield coordinator
+    coordinator.close()
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    with ExitStack() as closing:
+
+        def join(coordinator: CoordinatorProcess, *, role: str = "actor", **options: Any) -> Membership:
+            options = {"token": TOKEN, "on_command": lambda command: None, "timeout": DEADLINE} | options
+            member = Membership.join(coordinator.address, options.pop("token"), role=role, **options)
+            closing.callback(member.leave, "test over", timeout=0.5)
+            return member
+
+        yield join
+
+
+class MemberProcess:
+    """An actor that lives in a process of its own, and answers a line with how it is."""
+
+    def __init__(self, coordinator: CoordinatorProcess) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", MEMBER, coordinator.address, TOKEN],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(),
+            text=True,
+        )
+        self.place = tuple(map(int, self.read().split()))
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def close(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.communicate(timeout=DEADLINE)
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[[CoordinatorProcess], MemberProcess]]:
+    with ExitStack() as closing:
+
+        def spawn(coordinator: CoordinatorProcess) -> MemberProcess:
+            member = MemberProcess(coordinator)
+            closing.callback(member.close)
+            return member
+
+        yield spawn
+
+
+def place(member: Membership) -> tuple[int, int]:
+    return member.index, member.incarnation
+
+
+def test_workers_lease_the_lowest_index_and_goodbye_frees_it(calm: CoordinatorProcess, join: Join) -> None:
+    first, second = join(calm), join(calm)
+    assert second.index > first.index
+    assert first.leave("over") is True
+    assert first.index not in [worker["index"] for worker in calm.workers()]
+    assert place(join(calm)) == (first.index, first.incarnation + 1)
+    assert first.leave("again") is True
+
+
+def test_the_status_tells_what_workers_report(start: Start, join: Join) -> None:
+    coordinator = start()
+    actor = join(coordinator, endpoints={"metrics": "127.0.0.1:4711"})
+    trainer = join(coordinator, role="trainer", index=0, attempt=3)
+    actor.report(state=WorkerState.RUNNING, waiting_for="credit", ledger={"produced": 7})
+    trainer.report(state=WorkerState.RUNNING, stats={"train_steps": 2.0}, version=Version(3, 2), ledger={"trained": 5})
+    status = until(
+        lambda: (found := coordinator.status())["phase"] == "training" and found["ledger"].get("produced") and found,
+        "the reports arrive",
+    )
+    assert status["totals"]["train_steps"] == 2.0
+    assert status["totals"]["version"] == "3.2"
+    assert status["ledger"] == {"produced": 7, "trained": 5}
+    (worker,) = status["roles"]["actor"]
+    assert worker["pid"] == os.getpid()
+    assert worker["state"] == "running"
+    assert worker["waiting_for"] == "credit"
+    assert worker["endpoints"] == {"metrics": "127.0.0.1:4711"}
+    trainer.leave("finished", done=True)
+    assert coordinator.status()["phase"] == "finished"
+
+
+def test_the_status_the_health_and_the_metrics_are_there_over_http(calm: CoordinatorProcess, join: Join) -> None:
+    member = join(calm)
+    url = f"http://{calm.status()['endpoints']['http']}"
+    with urllib.request.urlopen(f"{url}/status", timeout=DEADLINE) as answer:
+        assert answer.headers["Content-Type"] == "application/json"
+        assert member.index in [worker["index"] for worker in json.load(answer)["roles"]["actor"]]
+    with urllib.request.urlopen(f"{url}/healthz", timeout=DEADLINE) as answer:
+        assert answer.read() == b"ok\n"
+    with urllib.request.urlopen(f"{url}/metrics", timeout=DEADLINE) as answer:
+        assert 'rlsrl_joins_total{role="actor"} ' in answer.read().decode()
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{url}/secrets", timeout=DEADLINE)
+
+
+def test_without_a_coordinator_joining_ends_at_its_deadline() -> None:
+    address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
+    with pytest.raises(JoinTimeout, match=f"no place in the roster from the coordinator at {address}"):
+        Membership.join(address, TOKEN, role="actor", on_command=print, timeout=0.2)
+    assert "membership" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_killed_coordinator_finds_everybody_where_they_were_and_no_row_is_lost_or_doubled(
+    start: Start, join: Join
+) -> None:
+    coordinator = start()
+    actor, trainer = join(coordinator), join(coordinator, role="trainer", index=1, attempt=1)
+    step = 0
+    for _ in range(2):
+        before = step
+        while len(coordinator.rows()) < before + 20:  # the kill comes while rows are on their way
+            trainer.record(step, {"loss": step / 2})
+            step += 1
+        coordinator.restart()
+        trainer.record(step, {"loss": step / 2})
+        step += 1
+        until(lambda: len(coordinator.workers()) == 1 and len(coordinator.workers("trainer")) == 1, "both are back")
+    until(lambda: trainer.unacknowledged == 0, "every row is confirmed")
+    assert [(row["step"], row["sequence"], row["scalars"]) for row in coordinator.rows()] == [
+        (number, number, {"loss": number / 2}) for number in range(step)
+    ]
+    assert {row["instance"] for row in coordinator.rows()} == {trainer.instance}
+    assert place(actor) == (0, 0)
+    assert [(worker["index"], worker["incarnation"]) for worker in coordinator.workers("trainer")] == [(1, 0)]
+    assert [(worker["index"], worker["incarnation"]) for worker in coordinator.workers()] == [(0, 0)]
+    assert place(join(coordinator)) == (1, 0)
+
+
+def test_leaving_hands_over_every_row_first(start: Start, join: Join) -> None:
+    coordinator = start(heartbeat_seconds=60.0)
+    trainer = join(coordinator, role="trainer", index=0, attempt=1)
+    for step in range(600):
+        trainer.record(step, {"loss": 0.0})
+    assert trainer.leave("over") is True
+    assert [row["sequence"] for row in coordinator.rows()] == list(range(600))
+
+
+def test_leaving_a_coordinator_that_is_gone_ends_at_its_deadline(start: Start, join: Join) -> None:
+    coordinator = start()
+    member = join(coordinator)
+    coordinator.kill()
+    member.record(1, {})
+    assert member.leave("over", timeout=0.2) is False
+    assert "membership" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_identity_is_on_disk_before_anybody_is_told_of_it(calm: CoordinatorProcess, join: Join) -> None:
+    for _ in range(3):
+        member = join(calm)
+        lease = json.loads((calm.folder / "roster.json").read_text())["roles"]["actor"][str(member.index)]
+        assert (lease["incarnation"], lease["instance"], lease["held"]) == (member.incarnation, member.instance, True)
+        member.leave("over")
+
+
+def test_a_roster_that_cannot_be_written_welcomes_nobody_until_it_can(start: Start, join: Join, tmp_path: Path) -> None:
+    coordinator = start(roster_path=str(tmp_path / "away" / "roster.json"))
+    coordinator.status()
+    with pytest.raises(JoinTimeout, match="the roster cannot be written"):
+        join(coordinator, timeout=1.0)
+    assert coordinator.workers() == []
+    (tmp_path / "away").mkdir()
+    assert join(coordinator).index == 0
+
+
+def test_rows_for_which_the_disk_has_no_room_stay_with_the_worker_until_it_has(start: Start, join: Join) -> None:
+    coordinator = start()
+    trainer = join(coordinator, role="trainer", index=0, attempt=1)
+    for step in range(100):  # so that metrics.jsonl is by far the largest file of the coordinator
+        trainer.record(step, {f"scalar-{number}": 1.0 for number in range(100)})
+    until(lambda: trainer.unacknowledged == 0, "the rows are kept")
+    before = (coordinator.folder / "metrics.jsonl").read_bytes()
+    pid, (_, hard) = coordinator.process.pid, resource.prlimit(coordinator.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (len(before) + 10, hard))
+    trainer.record(100, {})
+    until(lambda: coordinator.log().count("rows_not_written") > 1, "it was tried, and tried again")
+    assert (coordinator.folder / "metrics.jsonl").read_bytes() == before
+    assert trainer.unacknowledged == 1
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+    until(lambda: trainer.unacknowledged == 0, "the row is kept")
+    assert [row["sequence"] for row in coordinator.rows()] == list(range(101))
+    trainer.check()
+
+
+def test_commands_reach_the_workers_they_are_meant_for(calm: CoordinatorProcess, join: Join) -> None:
+    received: queue.Queue[tuple[str, Command]] = queue.Queue()
+    join(calm, on_command=lambda command: received.put(("first", command)))
+    second = join(calm, on_command=lambda command: received.put(("second", command)))
+    pause, settings = Command(kind=CommandKind.PAUSE), Command(kind=CommandKind.SETTINGS, settings={"rate": "2"})
+    assert calm.client.send("actor", pause, timeout=DEADLINE) == 2
+    assert {received.get(timeout=DEADLINE)[0], received.get(timeout=DEADLINE)[0]} == {"first", "second"}
+    assert calm.client.send("actor", settings, index=second.index, timeout=DEADLINE) == 1
+    assert received.get(timeout=DEADLINE) == ("second", settings)
+    assert calm.client.send("actor", pause, index=63, timeout=DEADLINE) == 0
+    assert calm.client.send("trainer", pause, timeout=DEADLINE) == 0
+    assert received.empty()
+
+
+def test_a_command_of_no_known_kind_is_refused(calm: CoordinatorProcess) -> None:
+    with open_channel(calm.address) as channel:
+        request = pb.CommandRequest(role="actor", command=pb.Command(kind=99))  # type: ignore[arg-type]
+        with pytest.raises(grpc.RpcError) as raised:
+            CoordinatorStub(channel).Send(request, timeout=DEADLINE, metadata=token_metadata(TOKEN))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+
+
+def test_a_command_handler_that_fails_is_told_of_by_check(calm: CoordinatorProcess, join: Join) -> None:
+    member = join(calm, on_command=lambda command: {}[command.kind])
+    calm.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE)
+    member._thread.join(DEADLINE)
+    with pytest.raises(MembershipError, match="the membership thread failed") as raised:
+        member.check()
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("token", ["", "another-token", TOKEN + "x"])
+def test_every_call_without_the_token_is_refused(calm: CoordinatorProcess, join: Join, token: str) -> None:
+    before = calm.workers()
+    with pytest.raises(JoinRefused, match="UNAUTHENTICATED"):
+        join(calm, token=token)
+    stranger = CoordinatorClient(calm.address, token)
+    for call in (
+        lambda: stranger.status(DEADLINE),
+        lambda: stranger.send("actor", Command(kind=CommandKind.EXIT), timeout=DEADLINE),
+    ):
+        with pytest.raises(CoordinatorUnavailable, match="UNAUTHENTICATED"):
+            call()
+    stranger.close()
+    assert len(calm.workers()) == len(before)
+
+
+def test_calls_are_refused_before_a_message_is_read_or_a_method_looked_up(calm: CoordinatorProcess) -> None:
+    with open_channel(calm.address) as channel:
+        silent = threading.Event()
+        requests: Iterator[bytes] = iter(lambda: silent.wait(DEADLINE) and b"", b"")
+        calls = [
+            channel.stream_stream("/rlsrl.rpc.v1.Coordinator/Join")(requests, timeout=DEADLINE, wait_for_ready=True),
+            channel.stream_stream("/nobody/knows")(iter([]), timeout=DEADLINE),
+            channel.stream_stream("/nobody/knows")(
+                iter([]), timeout=DEADLINE, metadata=(("authorization", f"Basic {TOKEN}"),)
+            ),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.RpcError):
+                list(call)
+            assert call.code() is grpc.StatusCode.UNAUTHENTICATED
+        silent.set()
+
+
+HELLO = pb.Hello(role="actor", instance=str(uuid.uuid4()))
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (b"", "a stream begins with a hello"),
+        (b"\xff\xff\xff", "the message is no WorkerMessage"),
+        (pb.WorkerMessage(heartbeat=pb.Heartbeat()).SerializeToString(), "a stream begins with a hello"),
+        (pb.WorkerMessage(hello=pb.Hello(role="actor", instance="me")).SerializeToString(), "'me' is no UUID"),
+        (
+            pb.WorkerMessage(hello=pb.Hello(role="x" * 1000, instance=HELLO.instance)).SerializeToString(),
+            "this experiment has no",
+        ),
+        (
+            pb.WorkerMessage(hello=pb.Hello(role="actor", instance=HELLO.instance, incarnation=1)).SerializeToString(),
+            "an incarnation without its index",
+        ),
+        (
+            pb.WorkerMessage(hello=pb.Hello(role="actor", instance=HELLO.instance, attempt=-1)).SerializeToString(),
+            "are not negative",
+        ),
+    ],
+)
+def test_a_malformed_first_message_is_refused_with_its_reason_and_the_server_lives(
+    calm: CoordinatorProcess, join: Join, first: bytes, reason: str
+) -> None:
+    (answer,) = converse(calm, first)
+    assert reason in answer.refused.reason
+    join(calm).check()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        b"\xff",
+        b"",
+        pb.WorkerMessage(hello=HELLO).SerializeToString(),
+        pb.WorkerMessage(heartbeat=pb.Heartbeat(records=[pb.Record(sequence=1), pb.Record(sequence=1)])),
+        pb.WorkerMessage(heartbeat=pb.Heartbeat(records=[pb.Record(sequence=1, step=-1)])),
+    ],
+)
+def test_a_malformed_later_message_ends_its_stream_only(
+    calm: CoordinatorProcess, join: Join, second: bytes | pb.WorkerMessage
+) -> None:
+    bystander = join(calm)
+    second = second if isinstance(second, bytes) else second.SerializeToString()
+    welcome, refusal = converse(calm, pb.WorkerMessage(hello=HELLO).SerializeToString(), second)
+    assert welcome.HasField("welcome")
+    assert refusal.refused.reason
+    before = len(calm.rows())
+    bystander.record(1, {})
+    until(lambda: bystander.unacknowledged == 0, "the others are served")
+    assert len(calm.rows()) == before + 1
+
+
+def test_a_message_over_the_limit_is_refused_and_the_server_lives(calm: CoordinatorProcess, join: Join) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        converse(calm, bytes(65 * 1024 * 1024), limit=False)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    join(calm).check()
+
+
+def converse(coordinator: CoordinatorProcess, *messages: bytes, limit: bool = True) -> list[pb.CoordinatorMessage]:
+    """What the coordinator answers to raw messages, up to the end of the stream."""
+    coordinator.status()  # it is up
+    options = [] if limit else [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(coordinator.address, options=options) as channel:
+        call = channel.stream_stream(
+            "/rlsrl.rpc.v1.Coordinator/Join", response_deserializer=pb.CoordinatorMessage.FromString
+        )
+        return list(call(iter(messages), timeout=DEADLINE, metadata=token_metadata(TOKEN)))
+
+
+def test_an_old_attempt_is_fenced_and_a_new_one_takes_over(calm: CoordinatorProcess, join: Join) -> None:
+    coordinator = calm
+    old = join(coordinator, role="trainer", index=0, attempt=1)
+    new = join(coordinator, role="trainer", index=0, attempt=2)
+    assert place(new) == (0, 1)
+    until(lambda: not old._thread.is_alive(), "the old one hears of it")
+    with pytest.raises(JoinRefused, match="succeeded by attempt 2"):
+        old.check()
+    with pytest.raises(JoinRefused, match="succeeded by attempt 2"):
+        join(coordinator, role="trainer", index=1, attempt=1)
+    new.check()
+
+
+def test_the_index_of_a_killed_worker_is_free_at_once(
+    start: Start, join: Join, spawn: Callable[[CoordinatorProcess], MemberProcess]
+) -> None:
+    coordinator = start(num_actors=1, lease_seconds=10 * DEADLINE)
+    killed = spawn(coordinator)
+    assert killed.place == (0, 0)
+    killed.process.kill()
+    assert place(join(coordinator)) == (0, 1)
+
+
+def test_a_coordinator_that_starts_after_its_workers_died_gives_their_indices_away(
+    start: Start, join: Join, spawn: Callable[[CoordinatorProcess], MemberProcess]
+) -> None:
+    coordinator = start(num_actors=1, lease_seconds=10 * DEADLINE)
+    member = spawn(coordinator)
+    coordinator.kill()
+    member.process.kill()
+    member.process.wait(DEADLINE)
+    coordinator.restart()
+    assert place(join(coordinator)) == (0, 1)
+
+
+def test_a_frozen_worker_is_shown_as_stale_then_loses_its_index_to_whoever_waits(
+    start: Start, join: Join, spawn: Callable[[CoordinatorProcess], MemberProcess]
+) -> None:
+    coordinator = start(num_actors=1, lease_seconds=1.0)
+    frozen = spawn(coordinator)
+    frozen.signal(signal.SIGSTOP)
+    until(lambda: coordinator.workers()[0]["stale"], "it is stale")
+    heir = join(coordinator)
+    assert place(heir) == (0, 1)
+    frozen.signal(signal.SIGCONT)
+    answer = until(lambda: (said := frozen.ask()) != "well" and said, "it is told")
+    assert "actor 0 was given to another process" in answer
+    heir.check()
+
+
+def test_a_frozen_worker_whose_index_nobody_took_goes_on_as_it_was(
+    start: Start, spawn: Callable[[CoordinatorProcess], MemberProcess]
+) -> None:
+    coordinator = start(num_actors=1, lease_seconds=0.5)
+    frozen = spawn(coordinator)
+    frozen.signal(signal.SIGSTOP)
+    until(lambda: coordinator.workers() == [], "its lease runs out")
+    frozen.signal(signal.SIGCONT)
+    (worker,) = until(coordinator.workers, "it is back")
+    assert (worker["index"], worker["incarnation"]) == (0, 0)
+    assert frozen.ask() == "well"
+
+
+def test_two_coordinators_cannot_serve_one_run(start: Start) -> None:
+    coordinator = start()
+    coordinator.status()
+    second = coordinator._start()
+    assert second.wait(DEADLINE) == 1
+    assert "is another process of this run alive?" in coordinator.log()
+    coordinator.status()
+
+
+def test_workers_that_come_and_go_leave_nothing_behind(calm: CoordinatorProcess, join: Join) -> None:
+    def resources() -> tuple[int, int]:
+        folder = Path(f"/proc/{calm.process.pid}")
+        return len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))
+
+    def churn(times: int) -> None:
+        for _ in range(times):
+            join(calm).leave("over")
+
+    churn(5)
+    before = resources()
+    threads = threading.active_count()
+    churn(40)
+    until(lambda: all(now <= then + 1 for now, then in zip(resources(), before, strict=True)), "nothing piles up")
+    assert threading.active_count() <= threads + 1
+
+
+def test_a_worker_that_hangs_up_without_goodbye_keeps_its_lease_and_gets_no_commands(calm: CoordinatorProcess) -> None:
+    def send() -> int:
+        return calm.client.send("actor", Command(kind=CommandKind.EXIT), index=index, timeout=DEADLINE)
+
+    with open_channel(calm.address) as channel:
+        hung_up = threading.Event()
+        hello = pb.Hello(role="actor", instance=str(uuid.uuid4()))
+
+        def requests() -> Iterator[pb.WorkerMessage]:
+            yield pb.WorkerMessage(hello=hello)
+            hung_up.wait(DEADLINE)
+
+        call = CoordinatorStub(channel).Join(requests(), metadata=token_metadata(TOKEN), wait_for_ready=True)
+        index = next(call).welcome.index
+        assert send() == 1
+        assert next(call).command.kind == pb.Command.KIND_EXIT
+        hung_up.set()
+        assert list(call) == []
+    until(lambda: send() == 0, "it is gone")
+    assert index in [worker["index"] for worker in calm.workers()], "it may come back"

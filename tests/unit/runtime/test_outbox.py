@@ -1,0 +1,128 @@
+"""What a Join stream carries up, and when; without any gRPC."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rlsrl.data.version import Version
+from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.runtime.coordination import WorkerState
+from rlsrl.runtime.outbox import MAX_RECORDS, MAX_RECORDS_PER_HEARTBEAT, Outbox, Stream
+
+LONG = 3600.0
+
+
+@pytest.fixture
+def outbox() -> Outbox:
+    return Outbox(pb.Hello(role="trainer", instance="i"), wall_clock=lambda: 12.5)
+
+
+def welcomed(outbox: Outbox) -> Stream:
+    stream = Stream(outbox)
+    assert next(stream).WhichOneof("kind") == "hello"
+    stream.welcome(LONG)
+    return stream
+
+
+def sequences(message: pb.WorkerMessage) -> list[int]:
+    return [record.sequence for record in message.heartbeat.records]
+
+
+def test_the_first_heartbeat_follows_the_welcome_at_once_with_the_newest_report(outbox: Outbox) -> None:
+    outbox.report(state=WorkerState.RUNNING, waiting_for="batch", stats={"a": 1.0}, ledger={"trained": 5})
+    outbox.report(waiting_for="", stats={"b": 2.0}, version=Version(2, 7))
+    outbox.record(7, {"loss": 0.5})
+    heartbeat = next(welcomed(outbox)).heartbeat
+    assert heartbeat.state == pb.WORKER_STATE_RUNNING
+    assert heartbeat.waiting_for == ""
+    assert dict(heartbeat.stats) == {"a": 1.0, "b": 2.0}
+    assert dict(heartbeat.ledger) == {"trained": 5}
+    assert (heartbeat.version.attempt, heartbeat.version.step) == (2, 7)
+    assert [(r.sequence, r.step, r.wall_time, dict(r.scalars)) for r in heartbeat.records] == [
+        (0, 7, 12.5, {"loss": 0.5})
+    ]
+
+
+def test_a_later_stream_claims_the_lease_of_the_first(outbox: Outbox) -> None:
+    outbox.claim(3, 4)
+    hello = next(Stream(outbox)).hello
+    assert (hello.index, hello.incarnation) == (3, 4)
+
+
+def test_records_are_sent_again_on_the_next_stream_until_they_are_acknowledged(outbox: Outbox) -> None:
+    for step in range(3):
+        outbox.record(step, {})
+    assert sequences(next(welcomed(outbox))) == [0, 1, 2]
+    outbox.acknowledge(1)
+    assert sequences(next(welcomed(outbox))) == [2]
+    outbox.acknowledge(2)
+    assert sequences(next(welcomed(outbox))) == []
+    assert outbox.unacknowledged == 0
+
+
+def test_a_backlog_goes_in_pieces_without_waiting_for_the_next_heartbeat(outbox: Outbox) -> None:
+    total = 2 * MAX_RECORDS_PER_HEARTBEAT + 1
+    for step in range(total):
+        outbox.record(step, {})
+    stream = welcomed(outbox)
+    pieces = [sequences(next(stream)) for _ in range(3)]
+    assert [len(piece) for piece in pieces] == [MAX_RECORDS_PER_HEARTBEAT, MAX_RECORDS_PER_HEARTBEAT, 1]
+    assert [sequence for piece in pieces for sequence in piece] == list(range(total))
+
+
+def test_a_full_queue_gives_up_the_oldest_and_says_so(outbox: Outbox) -> None:
+    for step in range(MAX_RECORDS + 2):
+        outbox.record(step, {})
+    heartbeat = next(welcomed(outbox)).heartbeat
+    assert heartbeat.records[0].sequence == 2
+    assert heartbeat.records_dropped == 2
+    assert outbox.unacknowledged == MAX_RECORDS
+
+
+def test_goodbye_comes_after_the_last_report_and_the_last_acknowledgement(outbox: Outbox) -> None:
+    stream = welcomed(outbox)
+    next(stream)
+    outbox.record(1, {})
+    outbox.say_goodbye(pb.Goodbye(reason="over", done=True))
+    outbox.say_goodbye(pb.Goodbye(reason="second thoughts"))
+    last = next(stream)
+    assert last.heartbeat.state == pb.WORKER_STATE_EXITING
+    assert sequences(last) == [0]
+    with pulling(stream) as (pulled, thread):
+        assert not pulled
+        assert not stream.said_goodbye
+        outbox.acknowledge(0)
+        thread.join(10)
+    assert [(m.goodbye.reason, m.goodbye.done) for m in pulled] == [("over", True)]
+    assert stream.said_goodbye
+    assert list(stream) == []
+
+
+def test_closing_wakes_whoever_waits_for_the_next_message(outbox: Outbox) -> None:
+    stream = Stream(outbox)
+    next(stream)
+    with pulling(stream) as (pulled, thread):
+        stream.close()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert not pulled
+
+
+class pulling:  # noqa: N801 - reads as a statement
+    """A thread that takes one message from the stream, which has to wait for it."""
+
+    def __init__(self, stream: Iterator[pb.WorkerMessage]) -> None:
+        self._pulled: list[pb.WorkerMessage] = []
+        self._thread = threading.Thread(target=self._pull, args=(stream,))
+
+    def _pull(self, stream: Iterator[pb.WorkerMessage]) -> None:
+        self._pulled.extend(message for message, _ in zip(stream, range(1), strict=False))
+
+    def __enter__(self) -> tuple[list[pb.WorkerMessage], threading.Thread]:
+        self._thread.start()
+        return self._pulled, self._thread
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()

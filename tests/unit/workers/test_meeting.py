@@ -1,0 +1,85 @@
+"""When the coordinator frees an index, told by a clock that the test moves."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from rlsrl.runtime.identity import own_process
+from rlsrl.runtime.metrics import Metrics
+from rlsrl.testing.clock import ManualClock
+from rlsrl.workers.learning_curve import LearningCurve
+from rlsrl.workers.meeting import LOOK_SECONDS, Meeting
+from rlsrl.workers.roster import Claim, Roster
+from rlsrl.workers.status import Experiment
+
+LEASE_SECONDS = 10.0
+
+Check = Callable[[Meeting, Roster, ManualClock], None]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Callable[[Check, str], None]:
+    """Runs a check on a meeting with one actor, which is the process of that name."""
+
+    async def run(check: Check, process: str) -> None:
+        log, clock = structlog.stdlib.get_logger(), ManualClock()
+        roster = Roster(lease_seconds=LEASE_SECONDS, capacity={"actor": 1})
+        roster.lease(Claim(role="actor", instance="a", process=process), clock.monotonic())
+        curve = LearningCurve(tmp_path, now=clock.time(), log=log)
+        meeting = Meeting(
+            experiment=Experiment(name="e", run_uid="u", heartbeat_seconds=1.0, endpoints={}, done=False),
+            roster=roster,
+            roster_path=tmp_path / "roster.json",
+            curve=curve,
+            metrics=Metrics(CollectorRegistry()),
+            clock=clock,
+            log=log,
+        )
+        check(meeting, roster, clock)
+        curve.close()
+
+    return lambda check, process: asyncio.run(run(check, process))
+
+
+def look_for(seconds: float, meeting: Meeting, clock: ManualClock) -> None:
+    """Look as often as ``watch`` does."""
+    for _ in range(round(seconds / LOOK_SECONDS)):
+        clock.advance(LOOK_SECONDS)
+        meeting.look()
+
+
+def test_silence_ends_a_lease(watch: Callable[[Check, str], None]) -> None:
+    def check(meeting: Meeting, roster: Roster, clock: ManualClock) -> None:
+        look_for(LEASE_SECONDS, meeting, clock)
+        assert roster.holder("a") is not None
+        look_for(LOOK_SECONDS, meeting, clock)
+        assert roster.holder("a") is None
+
+    watch(check, own_process())
+
+
+def test_the_time_in_which_the_coordinator_itself_was_frozen_does_not_count(
+    watch: Callable[[Check, str], None],
+) -> None:
+    def check(meeting: Meeting, roster: Roster, clock: ManualClock) -> None:
+        look_for(LEASE_SECONDS / 2, meeting, clock)
+        clock.advance(100 * LEASE_SECONDS)
+        meeting.look()
+        look_for(LEASE_SECONDS, meeting, clock)
+        assert roster.holder("a") is not None
+        look_for(LOOK_SECONDS, meeting, clock)
+        assert roster.holder("a") is None
+
+    watch(check, own_process())
+
+
+def test_the_index_of_a_process_that_is_known_to_be_dead_is_free_at_once(watch: Callable[[Check, str], None]) -> None:
+    def check(meeting: Meeting, roster: Roster, clock: ManualClock) -> None:
+        meeting.look()
+        assert roster.holder("a") is None
+
+    watch(check, own_process() + "0")

@@ -1,0 +1,245 @@
+"""Who is given which index: rules by example, then the invariants under any order of events."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rlsrl.workers.roster import Claim, Lease, Refusal, Roster, Wait
+
+LEASE_SECONDS = 10.0
+CAPACITY = {"actor": 3, "trainer": 2}
+
+
+@pytest.fixture
+def roster() -> Roster:
+    return Roster(lease_seconds=LEASE_SECONDS, capacity=CAPACITY)
+
+
+def lease(roster: Roster, instance: str, now: float = 0.0, **claim: object) -> Lease:
+    given = roster.lease(Claim(**{"role": "actor", "instance": instance} | claim), now)  # type: ignore[arg-type]
+    assert isinstance(given, Lease), given
+    return given
+
+
+def refused(roster: Roster, instance: str, now: float = 0.0, **claim: object) -> str:
+    answer = roster.lease(Claim(**{"role": "actor", "instance": instance} | claim), now)  # type: ignore[arg-type]
+    assert isinstance(answer, Refusal), answer
+    return answer.reason
+
+
+def place(given: Lease) -> tuple[int, int]:
+    return given.index, given.incarnation
+
+
+def after_restart(roster: Roster, now: float) -> Roster:
+    value = json.loads(json.dumps(roster.to_json()))
+    return Roster.from_json(value, lease_seconds=LEASE_SECONDS, capacity=CAPACITY, now=now)
+
+
+def test_workers_get_the_lowest_free_index_of_their_role(roster: Roster) -> None:
+    assert [place(lease(roster, name)) for name in "abc"] == [(0, 0), (1, 0), (2, 0)]
+    assert place(lease(roster, "t", role="trainer")) == (0, 0)
+    roster.release("b")
+    assert place(lease(roster, "d")) == (1, 1)
+
+
+def test_asking_twice_gives_the_same(roster: Roster) -> None:
+    assert place(lease(roster, "a")) == place(lease(roster, "a", 5.0)) == (0, 0)
+    assert roster.holder("a") is not None
+    assert len(roster.holders) == 1
+
+
+def test_a_full_role_waits_until_an_index_is_free(roster: Roster) -> None:
+    for name in "abc":
+        lease(roster, name)
+    assert isinstance(roster.lease(Claim(role="actor", instance="d"), 0.0), Wait)
+    roster.release("b")
+    assert place(lease(roster, "d")) == (1, 1)
+
+
+def test_heartbeats_keep_a_lease_and_silence_ends_it(roster: Roster) -> None:
+    lease(roster, "a", 0.0)
+    lease(roster, "b", 0.0)
+    assert roster.heartbeat("a", 8.0)
+    assert [each.instance for each in roster.expire(LEASE_SECONDS, listening_since=0.0)] == []
+    assert [each.instance for each in roster.expire(LEASE_SECONDS + 1, listening_since=0.0)] == ["b"]
+    assert not roster.heartbeat("b", 12.0)
+    assert place(lease(roster, "c", 12.0)) == (1, 1)
+
+
+def test_silence_counts_only_while_somebody_listens(roster: Roster) -> None:
+    lease(roster, "a", 0.0)
+    assert roster.expire(100.0, listening_since=95.0) == ()
+    assert len(roster.expire(106.0, listening_since=95.0)) == 1
+
+
+def test_one_that_was_frozen_gets_its_lease_back_if_nobody_had_the_index_since(roster: Roster) -> None:
+    lease(roster, "a")
+    roster.expire(100.0, listening_since=0.0)
+    assert place(lease(roster, "a", 101.0, index=0, incarnation=0)) == (0, 0)
+
+
+def test_one_whose_index_went_to_another_is_refused(roster: Roster) -> None:
+    lease(roster, "a")
+    roster.expire(100.0, listening_since=0.0)
+    assert place(lease(roster, "b", 100.0)) == (0, 1)
+    assert "given to another process" in refused(roster, "a", 101.0, index=0, incarnation=0)
+    roster.release("b")
+    assert "given to another process" in refused(roster, "a", 102.0, index=0, incarnation=0)
+
+
+def test_a_restarted_coordinator_knows_its_holders_and_gives_them_time_to_come_back(roster: Roster) -> None:
+    lease(roster, "a")
+    lease(roster, "b")
+    restarted = after_restart(roster, now=1000.0)
+    assert place(lease(restarted, "new", 1001.0)) == (2, 0)
+    assert place(lease(restarted, "b", 1001.0, index=1, incarnation=0)) == (1, 0)
+    assert [each.instance for each in restarted.expire(1010.5, listening_since=1000.0)] == ["a"]
+
+
+def test_a_coordinator_without_memory_believes_what_nobody_contradicts(roster: Roster) -> None:
+    assert place(lease(roster, "a", index=1, incarnation=7)) == (1, 7)
+    roster.release("a")
+    assert place(lease(roster, "b")) == (0, 0)
+    assert place(lease(roster, "c")) == (1, 8)
+    assert "given to another process" in refused(roster, "d", index=0, incarnation=3)
+
+
+def test_the_same_place_claimed_by_another_instance_is_refused(roster: Roster) -> None:
+    lease(roster, "a")
+    roster.release("a")
+    assert "given to another process" in refused(roster, "b", index=0, incarnation=0)
+
+
+@pytest.mark.parametrize("claim", [{"index": 1}, {"index": 0, "incarnation": 1}, {"role": "trainer"}])
+def test_a_holder_cannot_be_somebody_else_as_well(roster: Roster, claim: dict[str, object]) -> None:
+    lease(roster, "a")
+    assert "already is actor 0, incarnation 0" in refused(roster, "a", **claim)
+
+
+def test_a_rank_of_a_later_attempt_takes_over_and_the_earlier_is_fenced(roster: Roster) -> None:
+    assert place(lease(roster, "a", role="trainer", index=0, attempt=1)) == (0, 0)
+    assert place(lease(roster, "b", role="trainer", index=0, attempt=2)) == (0, 1)
+    assert not roster.heartbeat("a", 1.0)
+    for claim in ({"index": 0, "incarnation": 0}, {"index": 1}):
+        assert "succeeded by attempt 2" in refused(roster, "a", role="trainer", attempt=1, **claim)
+    assert "succeeded by attempt 2" in refused(after_restart(roster, 0.0), "c", role="trainer", attempt=1, index=1)
+
+
+def test_a_rank_of_the_same_attempt_waits_for_the_one_that_is_there(roster: Roster) -> None:
+    lease(roster, "a", role="trainer", index=1, attempt=1)
+    waiting = Claim(role="trainer", instance="b", index=1, attempt=1)
+    assert isinstance(roster.lease(waiting, 0.0), Wait)
+    roster.release("a")
+    assert place(lease(roster, "b", role="trainer", index=1, attempt=1)) == (1, 1)
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_a_rank_that_does_not_exist_is_refused(roster: Roster, index: int) -> None:
+    assert "below 2" in refused(roster, "a", role="trainer", index=index, attempt=1)
+
+
+def test_a_role_that_does_not_exist_is_refused_with_those_that_do(roster: Roster) -> None:
+    assert refused(roster, "a", role="actr") == "this experiment has no 'actr', only actor, trainer"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda value: value.pop("roles"),
+        lambda value: value["roles"].update(actor=[]),
+        lambda value: value["roles"]["actor"].update(x={}),
+        lambda value: value["roles"]["actor"]["0"].pop("instance"),
+    ],
+)
+def test_a_document_that_is_no_roster_is_refused(roster: Roster, edit: Callable[[dict[str, object]], object]) -> None:
+    lease(roster, "a")
+    value = roster.to_json()
+    edit(value)
+    with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
+        Roster.from_json(value, lease_seconds=1.0, capacity=CAPACITY, now=0.0)
+
+
+class AnyOrderOfEvents(RuleBasedStateMachine):
+    """Workers join, fall silent, come back and leave; coordinators die and are restarted from what was on disk.
+
+    ``believed`` is what the workers think: the place each was last welcomed to, until it leaves or is refused.
+    """
+
+    instances = st.sampled_from([f"i{number}" for number in range(6)])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.roster = Roster(lease_seconds=LEASE_SECONDS, capacity=CAPACITY)
+        self.believed: dict[str, tuple[int, int]] = {}
+        self.ever: dict[tuple[int, int], str] = {}
+        self.last_incarnation: dict[int, int] = {}
+
+    @rule(instance=instances)
+    def join(self, instance: str) -> None:
+        free = set(range(CAPACITY["actor"])) - {held.index for held in self.roster.holders}
+        known = instance in self.believed
+        index, incarnation = self.believed.get(instance, (None, None))
+        claim = Claim(role="actor", instance=instance, index=index, incarnation=incarnation)
+        held = self.roster.holder(instance)
+        answer = self.roster.lease(claim, self.now)
+        if isinstance(answer, Wait):
+            assert not known
+            assert not free
+        elif isinstance(answer, Refusal):
+            assert known, "a newcomer is given an index or waits for one"
+            del self.believed[instance]
+        else:
+            if known:
+                assert place(answer) == (index, incarnation)
+            elif held is not None:
+                assert answer.incarnation == held.incarnation
+            else:
+                assert answer.index == min(free), "the lowest free index"
+                assert answer.incarnation > self.last_incarnation.get(answer.index, -1), "incarnations rise"
+                self.last_incarnation[answer.index] = answer.incarnation
+            assert self.ever.setdefault(place(answer), instance) == instance, "nobody else ever was that"
+            self.believed[instance] = place(answer)
+
+    @rule(instance=instances)
+    def heartbeat(self, instance: str) -> None:
+        assert self.roster.heartbeat(instance, self.now) == (self.roster.holder(instance) is not None)
+
+    @precondition(lambda self: self.believed)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        instance = data.draw(st.sampled_from(sorted(self.believed)))
+        self.roster.release(instance)
+        del self.believed[instance]
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 11.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        alive = {held.instance for held in self.roster.holders if self.now - held.heard_at <= LEASE_SECONDS}
+        self.roster.expire(self.now, listening_since=0.0)
+        assert {held.instance for held in self.roster.holders} == alive
+
+    @rule()
+    def coordinator_restarts(self) -> None:
+        before = [(held.instance, place(held)) for held in self.roster.holders]
+        self.roster = after_restart(self.roster, self.now)
+        assert [(held.instance, place(held)) for held in self.roster.holders] == before
+
+    @invariant()
+    def one_holder_an_index_and_one_index_a_holder(self) -> None:
+        holders = self.roster.holders
+        assert len({held.index for held in holders}) == len({held.instance for held in holders}) == len(holders)
+
+    @invariant()
+    def nobody_holds_what_another_was_given_since(self) -> None:
+        for held in self.roster.holders:
+            assert held.incarnation == self.last_incarnation[held.index]
+
+
+TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
+TestAnyOrderOfEvents.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
