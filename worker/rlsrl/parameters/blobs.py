@@ -16,8 +16,15 @@ class Blobs(Protocol):
     def policies(self) -> list[str]:
         """First parts of the paths."""
 
-    def names(self, folder: str) -> dict[str, int]:
-        """Sizes in bytes by name of what stands directly in the folder; empty if there is no such folder."""
+    def names(self, folder: str) -> list[str]:
+        """What stands directly in the folder at one moment; empty if there is no such folder."""
+
+    def size(self, path: str) -> int:
+        """Bytes of what stands there.
+
+        Raises:
+            FileNotFoundError: nothing has that path.
+        """
 
     def read(self, path: str, limit: int | None = None) -> bytes:
         """The bytes, at most the first ``limit``; a concurrent write gives the old or the new ones, never a mixture.

@@ -189,28 +189,7 @@ class BlobParameterDB:
     def versions(self, policy: str) -> list[VersionInfo]:
         """See ``ParameterDB.versions``. A version whose header fails verification is left out, with a log event."""
         check_policy(policy)
-        tags: dict[Version, list[str]] = {}
-        for tag, version in sorted(self._tags(policy).items()):
-            tags.setdefault(version, []).append(tag)
-        states = set(self._states(policy))
-        sizes = self._blobs.names(f"{policy}/versions")
-        infos = []
-        for version in self._stored(policy):
-            header = self._header(policy, version)
-            if header is not None:
-                infos.append(
-                    VersionInfo(
-                        policy=policy,
-                        version=version,
-                        tags=tuple(tags.get(version, ())),
-                        created_at=header.created_at,
-                        num_parameters=header.num_parameters,
-                        nbytes=sizes.get(file_stem(version) + _ARRAYS, 0),
-                        has_state=version in states,
-                        metadata={**header.metadata, **self._annotations(policy, version)},
-                    )
-                )
-        return infos
+        return self._retry(lambda: self._described(policy))
 
     def query(self, policy: str, where: Mapping[str, Any]) -> list[VersionInfo]:
         """See ``ParameterDB.query``."""
@@ -329,17 +308,20 @@ class BlobParameterDB:
         return None, first_error
 
     def _newest_resumable(self, policy: str) -> TrainerState | None:
-        for version in reversed(self._states(policy)):
+        """The newest whole state with whole parameters; raises FileNotFoundError if they changed under the search."""
+        listed = self._states(policy)
+        for version in reversed(listed):
             try:
                 state = self._read_state(policy, version)
                 self._read(policy, version)
             except Corrupt as error:
                 self._report(error)
             except FileNotFoundError:
-                if version in self._stored(policy):
-                    raise
+                continue  # pruned, in part or since the listing
             else:
                 return state
+        if self._states(policy) != listed:
+            raise FileNotFoundError(f"{policy}/states")
         return None
 
     def _named(self, policy: str, ref: Version | str, newer_than: Version | None) -> Parameters | None:
@@ -357,13 +339,21 @@ class BlobParameterDB:
             return newest.version
         version = ref if isinstance(ref, Version) else as_version(ref)
         if version is None:
-            tags = self._tags(policy)
-            if ref not in tags:
-                stored = self._stored(policy)
-                raise unknown_tag(policy, str(ref), tags, stored) if stored else unknown_policy(policy, self.policies())
-            version = tags[str(ref)]
+            return self._retry(lambda: self._tagged(policy, str(ref)))
         self._require(policy, version)
         return version
+
+    def _tagged(self, policy: str, tag: str) -> Version:
+        """The version with that tag; raises FileNotFoundError if the tag moved and the version was pruned meanwhile."""
+        tags = self._tags(policy)
+        stored = self._stored(policy)
+        if tags.get(tag) in stored:
+            return tags[tag]
+        if self._tags(policy) != tags:
+            raise FileNotFoundError(_tag_path(policy, tag))
+        if not stored:
+            raise unknown_policy(policy, self.policies())
+        raise unknown_version(policy, tags[tag], stored) if tag in tags else unknown_tag(policy, tag, tags, stored)
 
     def _require(self, policy: str, version: Version) -> None:
         stored = self._stored(policy)
@@ -397,20 +387,39 @@ class BlobParameterDB:
             return default
         return value
 
-    def _header(self, policy: str, version: Version) -> StoredHeader | None:
-        """The header of a version; None if it is corrupt or was pruned meanwhile."""
+    def _described(self, policy: str) -> list[VersionInfo]:
+        tags: dict[Version, list[str]] = {}
+        for tag, version in sorted(self._tags(policy).items()):
+            tags.setdefault(version, []).append(tag)
+        states = set(self._states(policy))
+        infos = []
+        for version in self._stored(policy):
+            try:
+                header = self._header(policy, version)
+            except Corrupt as error:
+                self._report(error)
+                continue
+            infos.append(
+                VersionInfo(
+                    policy=policy,
+                    version=version,
+                    tags=tuple(tags.get(version, ())),
+                    created_at=header.created_at,
+                    num_parameters=header.num_parameters,
+                    nbytes=self._blobs.size(_version_path(policy, version)),
+                    has_state=version in states,
+                    metadata={**header.metadata, **self._annotations(policy, version)},
+                )
+            )
+        return infos
+
+    def _header(self, policy: str, version: Version) -> StoredHeader:
         path = _version_path(policy, version)
-        try:
-            data = self._blobs.read(path, HEADER_BYTES)
-            if header_size(data) > len(data):
-                data = self._blobs.read(path, header_size(data))
-            header = decode_header(data, path)
-            _check_name(path, version, header.version)
-        except FileNotFoundError:
-            return None
-        except Corrupt as error:
-            self._report(error)
-            return None
+        data = self._blobs.read(path, HEADER_BYTES)
+        if header_size(data) > len(data):
+            data = self._blobs.read(path, header_size(data))
+        header = decode_header(data, path)
+        _check_name(path, version, header.version)
         return header
 
     def _report(self, error: Corrupt) -> None:

@@ -54,18 +54,15 @@ class FolderBlobs:
             return [entry.name for entry in os.scandir(self._root) if entry.is_dir()]
         return []
 
-    def names(self, folder: str) -> dict[str, int]:
+    def names(self, folder: str) -> list[str]:
         """See ``Blobs``; hidden files, which are being written, are left out."""
-        sizes = {}
-        try:
-            entries = list(os.scandir(self._root / folder))
-        except FileNotFoundError:
-            return {}
-        for entry in entries:
-            if not entry.name.startswith("."):
-                with contextlib.suppress(FileNotFoundError):
-                    sizes[entry.name] = entry.stat().st_size
-        return sizes
+        with contextlib.suppress(FileNotFoundError):
+            return [name for name in os.listdir(self._root / folder) if not name.startswith(".")]
+        return []
+
+    def size(self, path: str) -> int:
+        """See ``Blobs``."""
+        return (self._root / path).stat().st_size
 
     def read(self, path: str, limit: int | None = None) -> bytes:
         """See ``Blobs``."""

@@ -24,11 +24,14 @@ class MemoryBlobs:
         """See ``Blobs``."""
         return sorted({path.partition("/")[0] for path in list(self.content)})
 
-    def names(self, folder: str) -> dict[str, int]:
+    def names(self, folder: str) -> list[str]:
         """See ``Blobs``."""
         prefix = f"{folder}/"
-        content = list(self.content.items())
-        return {path.removeprefix(prefix): len(data) for path, data in content if path.startswith(prefix)}
+        return [path.removeprefix(prefix) for path in list(self.content) if path.startswith(prefix)]
+
+    def size(self, path: str) -> int:
+        """See ``Blobs``."""
+        return len(self.read(path))
 
     def read(self, path: str, limit: int | None = None) -> bytes:
         """See ``Blobs``."""
