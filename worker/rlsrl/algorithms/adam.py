@@ -50,14 +50,17 @@ def adam_step_(
     """
     norm = torch.linalg.vector_norm(gradient)
     finite = torch.isfinite(norm + loss)
-    taken = finite.to(torch.float32)
-    clipped = torch.where(finite, gradient * (max_gradient_norm / (norm + 1e-6)).clamp(max=1.0), 0.0)
-    state.num_steps.add_(taken)
-    state.first_moment.lerp_(clipped, taken * (1.0 - BETA_FIRST))
-    state.second_moment.mul_(1.0 - taken * (1.0 - BETA_SECOND)).addcmul_(clipped, clipped, value=1.0 - BETA_SECOND)
-    num_steps = state.num_steps.clamp(min=1.0)
-    root_correction = (1.0 - BETA_SECOND**num_steps).sqrt()
-    step_size = taken * learning_rate * root_correction / (1.0 - BETA_FIRST**num_steps)
-    denominator = state.second_moment.sqrt().add_(epsilon * root_correction)
-    params.sub_((state.first_moment / denominator).mul_(step_size))
+    gradient = gradient * (max_gradient_norm / (norm + 1e-6)).clamp(max=1.0)
+    num_steps = state.num_steps + 1.0
+    first_moment = torch.lerp(state.first_moment, gradient, 1.0 - BETA_FIRST)
+    second_moment = torch.lerp(state.second_moment, gradient * gradient, 1.0 - BETA_SECOND)
+    denominator = (second_moment / (1.0 - BETA_SECOND**num_steps)).sqrt_().add_(epsilon)
+    step = (first_moment / (1.0 - BETA_FIRST**num_steps)).div_(denominator).mul_(learning_rate)
+    for old, new in (
+        (params, params - step),
+        (state.first_moment, first_moment),
+        (state.second_moment, second_moment),
+        (state.num_steps, num_steps),
+    ):
+        old.copy_(torch.where(finite, new, old))
     return norm, finite

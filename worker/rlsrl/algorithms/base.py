@@ -32,7 +32,9 @@ class Batch:
     """What is trained in one step, on this rank."""
 
     rows: Tensors
-    """One row an entry: each [T * B, ...]."""
+    """What the loss reads, one row an entry: each [T * B, ...]."""
+    aside: Arrays
+    """What only the schedule reads: each [T * B]."""
     num_transitions: int
     """Rows that are transitions."""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -82,8 +82,9 @@ class Learner:
         Raises:
             ValueError: the batch does not fit the algorithm.
         """
-        batch = self._algorithm.prepare(self._params.detach(), slots, self._reduce)
-        schedule = self._algorithm.schedule(batch, self._rng, self._reduce)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is seen and counted below
+            batch = self._algorithm.prepare(self._params.detach(), slots, self._reduce)
+            schedule = self._algorithm.schedule(batch, self._rng, self._reduce)
         entries = zip(*(tensor.unbind() for tensor in schedule.values()), strict=True)
         outcomes = [self._minibatch_step(batch.rows, dict(zip(schedule, entry, strict=True))) for entry in entries]
         self._step += 1

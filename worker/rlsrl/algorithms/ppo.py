@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -76,14 +77,13 @@ class Ppo(Algorithm):
         arrays = {path: slots[path][:-1] for path in self._observation} | {
             "action": slots["action"],
             "behavior_log_prob": slots["behavior_log_prob"],
-            "advantage": advantage,
             "return": returns,
             "value": value[:-1],
-            "mask": mask,
         }
         sums = reduce(explained_variance_sums(value[:-1][mask], returns[mask]))
         return Batch(
             rows={path: torch.from_numpy(_rows(array)) for path, array in arrays.items()},
+            aside={"mask": mask.reshape(-1), "advantage": advantage.reshape(-1)},
             num_transitions=int(np.count_nonzero(mask)),
             metrics={"explained_variance": explained_variance(sums)},
         )
@@ -99,36 +99,23 @@ class Ppo(Algorithm):
         """Each epoch a new permutation of all rows, cut into minibatches.
 
         ``weight`` [K, M] is 1 / (transitions of the whole minibatch, all ranks) for a transition and else 0, so a
-        weighted sum is this rank's share of the mean; ``advantage_mean`` and ``advantage_scale`` [K] normalise.
+        weighted sum is this rank's share of the mean. ``advantage`` [K, M] is normalised if asked for.
         """
-        mask = batch.rows["mask"].numpy()
+        mask, advantage = batch.aside["mask"], batch.aside["advantage"]
         order = np.tile(np.arange(mask.size), (self._epochs, 1))
         index = rng.permuted(order, axis=1).reshape(-1, self._minibatch_size)
         valid = mask[index]
         index[~valid] = np.argmax(mask)
-        advantage = np.where(valid, batch.rows["advantage"].numpy()[index], 0.0).astype(np.float64)
+        chosen = np.where(valid, advantage[index], 0.0).astype(np.float64)
         count, total, squares = reduce(
-            np.stack([valid.sum(axis=1), advantage.sum(axis=1), np.square(advantage).sum(axis=1)]).astype(np.float64)
-        )
-        mean, scale = self._normalization(count, total, squares)
-        constants = {
-            "weight": valid / np.maximum(count, 1.0)[:, np.newaxis],
-            "advantage_mean": mean,
-            "advantage_scale": scale,
-        }
+            np.stack([valid.sum(axis=1), chosen.sum(axis=1), np.square(chosen).sum(axis=1)]).astype(np.float64)
+        )[..., np.newaxis]
+        if self._normalize_advantages:
+            chosen = _normalized(chosen, count, total, squares)
+        entries = {"weight": valid / np.maximum(count, 1.0), "advantage": chosen}
         return {INDEX: torch.from_numpy(index)} | {
-            name: torch.from_numpy(array.astype(np.float32)) for name, array in constants.items()
+            name: torch.from_numpy(array.astype(np.float32)) for name, array in entries.items()
         }
-
-    def _normalization(
-        self, count: NDArray[np.float64], total: NDArray[np.float64], squares: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and reciprocal (unbiased) deviation of each minibatch's advantages, over all ranks."""
-        if not self._normalize_advantages:
-            return np.zeros_like(count), np.ones_like(count)
-        mean = total / np.maximum(count, 1.0)
-        variance = np.maximum(squares - count * mean**2, 0.0) / np.maximum(count - 1.0, 1.0)
-        return mean, 1.0 / (np.sqrt(variance) + 1e-8)
 
     def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
         """policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
@@ -138,11 +125,12 @@ class Ppo(Algorithm):
         log_prob, entropies = self._log_prob_and_entropy(parameters, minibatch["action"])
         log_ratio = log_prob - minibatch["behavior_log_prob"]
         ratio = log_ratio.exp()
-        advantage = (minibatch["advantage"] - minibatch["advantage_mean"]) * minibatch["advantage_scale"]
-        policy_loss = -torch.dot(clipped_surrogate(ratio, advantage, self._clip_range), weight)
+        policy_loss = -torch.dot(clipped_surrogate(ratio, minibatch["advantage"], self._clip_range), weight)
         value_loss = 0.5 * torch.dot(self._value_errors(value, minibatch), weight)
         entropy = torch.dot(entropies, weight)
-        loss = policy_loss + self._value_coefficient * value_loss - self._entropy_coefficient * entropy
+        loss = policy_loss + self._value_coefficient * value_loss
+        if self._entropy_coefficient:
+            loss = loss - self._entropy_coefficient * entropy
         with torch.no_grad():
             outside = (ratio - 1.0).abs() > self._clip_range
             metrics = {
@@ -164,14 +152,32 @@ class Ppo(Algorithm):
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
-    """min(r A, clip(r, 1 - c, 1 + c) A), [M]: no gain from moving the ratio further than the clip range."""
-    return torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip_range, 1.0 + clip_range) * advantage)
+    """min(r A, clip(r, 1 - c, 1 + c) A), [M]: no gain from moving the ratio further than the clip range.
+
+    The smaller one is r A with r bounded only where moving on would gain: above if A > 0, else below.
+    """
+    rising = advantage > 0.0
+    lower = torch.where(rising, -math.inf, 1.0 - clip_range)
+    upper = torch.where(rising, 1.0 + clip_range, math.inf)
+    return ratio.clamp(lower, upper) * advantage
 
 
 def clipped_square_error(value: Tensor, old_value: Tensor, target: Tensor, clip_range: float) -> Tensor:
     """The larger of the squared errors of the value and of the value kept within the clip range of the old one, [M]."""
-    kept = old_value + (value - old_value).clamp(-clip_range, clip_range)
-    return torch.maximum((value - target).square(), (kept - target).square())
+    error = value - target
+    with torch.no_grad():
+        kept_error = value.clamp(old_value - clip_range, old_value + clip_range) - target
+        stuck = kept_error.abs() > error.abs()
+    return torch.where(stuck, kept_error, error).square()
+
+
+def _normalized(
+    advantage: NDArray[np.float64], count: NDArray[np.float64], total: NDArray[np.float64], squares: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Advantages with mean 0 and (unbiased) deviation 1 in each minibatch, whose sums are given, [K, 1]."""
+    mean = total / np.maximum(count, 1.0)
+    variance = np.maximum(squares - count * mean**2, 0.0) / np.maximum(count - 1.0, 1.0)
+    return (advantage - mean) / (np.sqrt(variance) + 1e-8)
 
 
 def _rows(array: NDArray[Any]) -> NDArray[Any]:

@@ -34,11 +34,13 @@ def generalized_advantages(
     """
     following = np.where(terminated, 0.0, value[1:]).astype(np.float32)
     delta = np.where(mask, reward + np.float32(discount) * following - value[:-1], 0.0).astype(np.float32)
-    flow = (mask & ~terminated & ~truncated) * np.float32(discount * gae_lambda)
+    stops = ~mask | terminated | truncated
+    decay = np.float32(discount * gae_lambda)
     advantage = np.empty_like(delta)
     accumulated = np.zeros_like(delta[0])
     for t in range(len(delta) - 1, -1, -1):
-        accumulated = delta[t] + flow[t] * accumulated
+        accumulated[stops[t]] = 0.0
+        accumulated = delta[t] + decay * accumulated
         advantage[t] = accumulated
     return advantage, np.where(mask, advantage + value[:-1], 0.0).astype(np.float32)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import ArraySpec
+from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.sampling import CategoricalSampler
 
@@ -85,7 +86,7 @@ class ActorProgram:
         for layer in self.layers:
             if layer.in_size != size:
                 raise ValueError(f"layer {layer.name!r} takes {layer.in_size} inputs and would get {size}")
-            if min(layer.weight_offset, layer.bias_offset) < 0 or layer.end > self.num_parameters:
+            if min(layer.weight_offset, layer.bias_offset, layer.out_size) < 0 or layer.end > self.num_parameters:
                 raise ValueError(f"layer {layer.name!r} reads outside the {self.num_parameters} parameters")
             if layer.activation not in ACTIVATIONS:
                 raise ValueError(
@@ -193,6 +194,7 @@ class ProgramActor:
             num_steps=num_steps, num_lanes=num_lanes, num_actions=program.head.num_actions, rng=rng, greedy=greedy
         )
         self._logits = list(self._sampler.logits)
+        self._version: Version | None = None
 
     def load(self, parameters: Parameters) -> None:
         """Act with these weights from the next step on.
@@ -206,10 +208,12 @@ class ProgramActor:
                 f"{self._program.layout} ({self._program.num_parameters})"
             )
         self._stack.load(parameters.vector)
-        self._attempt, self._step = parameters.version
+        self._version = parameters.version
 
     def begin(self, slot: Slot) -> None:
         """Start on a slot: draw noise for all its steps."""
+        if self._version is None:
+            raise RuntimeError("load() comes before begin()")
         arrays = slot.arrays
         self._frames = [_feature_major(arrays[path]) for path in self._program.observation]
         self._actions = arrays["action"]
@@ -219,8 +223,7 @@ class ProgramActor:
 
     def act(self, step: int) -> NDArray[Any]:
         """Choose the actions of that step; allocates no array data."""
-        self._attempts[step] = self._attempt
-        self._steps[step] = self._step
+        self._attempts[step], self._steps[step] = self._version  # type: ignore[misc]  # begin() has checked
         self._stack.forward([frames[step] for frames in self._frames], self._logits[step])
         actions: NDArray[Any] = self._actions[step]
         self._sampler.choose(step, actions)

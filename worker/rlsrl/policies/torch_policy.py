@@ -14,7 +14,7 @@ from torch import nn
 from rlsrl.data.inference import RolloutRequest, RolloutResult
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays, EnvSpec
-from rlsrl.data.version import INITIAL, Version
+from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.base import Policy
 from rlsrl.policies.functional import PureNetwork
@@ -35,7 +35,7 @@ class TorchPolicy(Policy):
         """How the parameters stand in the flat vector."""
         self._network = network
         self._vector = self.layout.flatten(network)
-        self._version = INITIAL
+        self._version: Version | None = None
         for parameter, view in zip(network.parameters(), self.layout.split(self._vector), strict=True):
             parameter.data = view
 
@@ -61,6 +61,8 @@ class TorchPolicy(Policy):
 
     def rollout(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
         """Answer each request, in order, from one forward pass over all their lanes."""
+        if self._version is None:
+            raise RuntimeError("load() comes before rollout()")
         with torch.inference_mode():
             tensors = {path: torch.from_numpy(array) for path, array in _together(requests).items()}
             logits: NDArray[np.float32] = self._network(tensors)[0].numpy()

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlsrl.algorithms.adam import AdamState, adam_step_
+
+SETTINGS = {"learning_rate": 0.01, "epsilon": 1e-5, "max_gradient_norm": 0.5}
+LOSS = torch.tensor(1.0)
+
+
+def test_agrees_with_torchs_clip_and_adam() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.randn(50, generator=generator)
+    theirs = torch.nn.Parameter(ours.clone())
+    optimizer = torch.optim.Adam([theirs], lr=0.01, eps=1e-5)
+    state = AdamState.zeros(ours)
+    for step in range(40):
+        gradient = torch.randn(50, generator=generator) * (0.01 if step % 2 else 3.0)
+        theirs.grad = gradient.clone()
+        expected_norm = torch.nn.utils.clip_grad_norm_([theirs], 0.5)
+        optimizer.step()
+        norm, finite = adam_step_(ours, gradient, LOSS, state, **SETTINGS)
+        assert bool(finite)
+        torch.testing.assert_close(norm, expected_norm)
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
+    assert int(state.num_steps) == 40
+
+
+@pytest.mark.parametrize(
+    ("gradient", "loss"),
+    [
+        (torch.tensor([0.1, float("nan"), 0.2]), LOSS),
+        (torch.tensor([0.1, float("inf"), 0.2]), LOSS),
+        (torch.tensor([3e38, 3e38, 3e38]), LOSS),
+        (torch.tensor([0.1, 0.1, 0.1]), torch.tensor(float("nan"))),
+        (torch.tensor([0.1, 0.1, 0.1]), torch.tensor(float("-inf"))),
+    ],
+)
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_what_is_not_finite_changes_nothing(gradient: torch.Tensor, loss: torch.Tensor, steps_before: int) -> None:
+    params = torch.tensor([1.0, 2.0, 3.0])
+    state = AdamState.zeros(params)
+    for _ in range(steps_before):
+        adam_step_(params, torch.tensor([0.1, -0.2, 0.3]), LOSS, state, **SETTINGS)
+    everything = [params, state.first_moment, state.second_moment, state.num_steps]
+    before = [tensor.clone() for tensor in everything]
+    _, finite = adam_step_(params, gradient, loss, state, **SETTINGS)
+    assert not bool(finite)
+    assert all(torch.equal(old, new) for old, new in zip(before, everything, strict=True))
+
+
+def test_a_gradient_of_zero_moves_nothing() -> None:
+    params = torch.ones(3)
+    _, finite = adam_step_(params, torch.zeros(3), LOSS, AdamState.zeros(params), **SETTINGS)
+    assert bool(finite)
+    assert torch.equal(params, torch.ones(3))

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlsrl.algorithms.base import Aux, Tensors
+from rlsrl.algorithms.learner import Learner
+from rlsrl.algorithms.ppo import Ppo
+from rlsrl.data.specs import Arrays
+from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.build import build_network
+from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.program import LayoutMismatch, ProgramActor
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.testing.rollouts import discrete_env_spec, empty_slot, random_slot
+
+ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)
+NUM_STEPS, NUM_LANES = 16, 8
+PPO: dict[str, Any] = {
+    "discount": 0.99,
+    "gae_lambda": 0.95,
+    "clip_range": 0.2,
+    "clip_value_loss": True,
+    "entropy_coefficient": 0.01,
+    "value_coefficient": 0.5,
+    "epochs": 2,
+    "minibatch_size": 32,
+    "normalize_advantages": True,
+}
+LEARNER: dict[str, Any] = {"learning_rate": 1e-3, "adam_epsilon": 1e-5, "max_gradient_norm": 0.5, "seed": 3}
+NUM_MINIBATCHES = 2 * NUM_STEPS * NUM_LANES // 32
+
+
+def make_policy(hidden: int = 16) -> TorchPolicy:
+    return TorchPolicy(build_network(MlpActorCritic, ENV_SPEC, {"hidden_sizes": (hidden,)}, seed=0), ENV_SPEC)
+
+
+def make_learner(*, initial: Parameters | None = None, seed: int = 3) -> Learner:
+    policy = make_policy()
+    return Learner(Ppo(policy, **PPO), initial or policy.parameters(Version(1, 0)), **LEARNER | {"seed": seed})
+
+
+def make_slots(seed: int) -> Arrays:
+    rng = np.random.default_rng(seed)
+    return random_slot(ENV_SPEC, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng).arrays
+
+
+def vector_of(learner: Learner) -> np.ndarray:
+    return learner.parameters(Version(1, 0)).vector
+
+
+def everything(learner: Learner) -> dict[str, bytes]:
+    arrays, values = learner.state_dict()
+    state = {path: array.tobytes() for path, array in arrays.items()}
+    return state | {"params": vector_of(learner).tobytes(), "values": json.dumps(values).encode()}
+
+
+def test_counts_steps_and_reports() -> None:
+    learner, slots = make_learner(), make_slots(0)
+    before = vector_of(learner)
+    results = [learner.step(slots) for _ in range(2)]
+    assert [result.step for result in results] == [1, 2]
+    assert [result.optimizer_steps for result in results] == [NUM_MINIBATCHES, 2 * NUM_MINIBATCHES]
+    assert [result.skipped for result in results] == [0, 0]
+    assert results[0].num_transitions == int(slots["mask"].sum())
+    assert not np.array_equal(before, vector_of(learner))
+    assert {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "gradient_norm", "explained_variance"} <= set(
+        results[0].metrics
+    )
+    assert all(isinstance(value, float) and np.isfinite(value) for value in results[0].metrics.values())
+
+
+def test_parameters_are_read_only_copies_under_the_name_given() -> None:
+    learner = make_learner()
+    parameters = learner.parameters(Version(4, 2))
+    assert parameters.version == (4, 2)
+    assert parameters.layout == make_policy().layout.digest
+    assert not parameters.vector.flags.writeable
+    before = parameters.vector.copy()
+    learner.step(make_slots(0))
+    assert np.array_equal(parameters.vector, before)
+
+
+def test_equal_seeds_and_batches_give_equal_bits() -> None:
+    def trained(seed: int) -> dict[str, bytes]:
+        learner = make_learner(seed=seed)
+        for k in range(3):
+            learner.step(make_slots(k))
+        return everything(learner)
+
+    assert trained(3) == trained(3)
+    assert trained(3)["params"] != trained(4)["params"], "the seed orders the minibatches"
+
+
+RESUME = """
+    import json, sys
+    from pathlib import Path
+    import numpy as np
+    sys.path.insert(0, sys.argv[2])
+    import test_learner as t
+    folder = Path(sys.argv[1])
+    with np.load(folder / "state.npz", allow_pickle=False) as state:
+        arrays = {path: state[path] for path in state.files}
+    vector = arrays.pop("params")
+    initial = t.Parameters(version=t.Version(1, 2), vector=vector, layout=t.make_policy().layout.digest)
+    learner = t.make_learner(initial=initial, seed=999)
+    learner.load_state_dict(arrays, json.loads((folder / "values.json").read_text()))
+    for k in (2, 3):
+        result = learner.step(t.make_slots(k))
+    print(json.dumps({"step": result.step, "optimizer_steps": result.optimizer_steps, "everything":
+        {path: content.hex() for path, content in t.everything(learner).items()}}))
+"""
+
+
+def test_resuming_in_a_new_process_gives_the_same_bits_as_never_stopping(tmp_path: Path) -> None:
+    learner = make_learner()
+    for k in (0, 1):
+        learner.step(make_slots(k))
+    arrays, values = learner.state_dict()
+    np.savez(tmp_path / "state.npz", params=vector_of(learner), **arrays)
+    (tmp_path / "values.json").write_text(json.dumps(values))
+    for k in (2, 3):
+        result = learner.step(make_slots(k))
+    command = [sys.executable, "-c", textwrap.dedent(RESUME), str(tmp_path), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    resumed = json.loads(done.stdout)
+    assert resumed["step"] == result.step == 4
+    assert resumed["optimizer_steps"] == result.optimizer_steps == 4 * NUM_MINIBATCHES
+    assert resumed["everything"] == {path: content.hex() for path, content in everything(learner).items()}
+
+
+def test_state_is_a_copy() -> None:
+    learner = make_learner()
+    learner.step(make_slots(0))
+    arrays, values = learner.state_dict()
+    before = {path: array.copy() for path, array in arrays.items()}, json.dumps(values)
+    learner.step(make_slots(1))
+    assert all(np.array_equal(array, arrays[path]) for path, array in before[0].items())
+    assert json.dumps(values) == before[1]
+
+
+def _without(state: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("change_arrays", "change_values", "error"),
+    [
+        (lambda a: _without(a, "optimizer/num_steps"), dict, ValueError),
+        (lambda a: {**a, "state/target": np.zeros(3)}, dict, ValueError),
+        (lambda a: {**a, "optimizer/first_moment": np.zeros(3, np.float32)}, dict, ValueError),
+        (dict, lambda v: _without(v, "schedule_rng"), KeyError),
+        (dict, lambda v: _without(v, "step"), KeyError),
+        (dict, lambda v: {**v, "schedule_rng": {"bit_generator": "MT19937"}}, ValueError),
+        (dict, lambda v: {**v, "layout": "other"}, LayoutMismatch),
+    ],
+)
+def test_a_state_of_something_else_is_refused_and_changes_nothing(
+    change_arrays: Any, change_values: Any, error: type[Exception]
+) -> None:
+    donor, learner = make_learner(), make_learner()
+    donor.step(make_slots(0))
+    arrays, values = donor.state_dict()
+    before = everything(learner)
+    with pytest.raises(error):
+        learner.load_state_dict(change_arrays(arrays), change_values(values))
+    assert everything(learner) == before
+
+
+def test_what_stands_in_masked_entries_changes_nothing() -> None:
+    clean = make_slots(0)
+    clean["mask"][:, 3] = False
+    dirty = {path: array.copy() for path, array in clean.items()}
+    hidden = ~dirty["mask"]
+    assert hidden[:, :3].any(), "there are resets beside the absent lane"
+    dirty["action"][hidden] = 10**9
+    for path in ("reward", "behavior_log_prob", "episode_return"):
+        dirty[path][hidden] = np.nan
+    for path in ("terminated", "truncated"):
+        dirty[path][hidden] = True
+    dirty["observation"][:, 3] = np.nan
+    results, learners = [], [make_learner(), make_learner()]
+    for learner, slots in zip(learners, (clean, dirty), strict=True):
+        results.append(learner.step(slots))
+    assert results[0] == results[1]
+    assert results[0].skipped == 0
+    assert everything(learners[0]) == everything(learners[1])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("reward", [np.inf, np.nan, 3e38])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(reward: float) -> None:
+    learner, slots = make_learner(), make_slots(0)
+    learner.step(slots)
+    before = everything(learner)
+    broken = {path: array.copy() for path, array in slots.items()}
+    broken["reward"][...] = reward
+    result = learner.step(broken)
+    after = everything(learner)
+    assert result.skipped == NUM_MINIBATCHES
+    assert (result.step, result.optimizer_steps) == (2, NUM_MINIBATCHES)
+    assert {path for path in before if before[path] != after[path]} == {"values"}, "step count and order alone go on"
+    assert "loss" not in result.metrics
+    assert np.isfinite(list(result.metrics.values())).all()
+    assert learner.step(slots).skipped == 0
+
+
+def test_one_bad_row_spoils_only_the_minibatches_it_is_in() -> None:
+    learner, slots = make_learner(), make_slots(0)
+    t, lane = np.argwhere(slots["mask"])[5]
+    slots["behavior_log_prob"][t, lane] = np.nan
+    result = learner.step(slots)
+    assert result.skipped == PPO["epochs"]
+    assert result.optimizer_steps == NUM_MINIBATCHES - PPO["epochs"]
+    assert np.isfinite(vector_of(learner)).all()
+    assert np.isfinite(result.metrics["loss"]), "the mean is over the minibatches taken"
+
+
+def test_one_intra_op_thread() -> None:
+    torch.set_num_threads(2)
+    make_learner()
+    assert torch.get_num_threads() == 1
+
+
+class Averaging(Ppo):
+    """PPO that also keeps a running mean of the parameters, as an algorithm with a target network does."""
+
+    def initial_state(self, params: Tensor) -> Tensors:
+        return {"mean": params.clone(), "count": torch.zeros((), dtype=torch.int64)}
+
+    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
+        loss, aux = super().loss(params, state, minibatch)
+        return loss + 0.1 * (params - state["mean"]).square().sum(), aux
+
+    def update_state(self, params: Tensor, state: Tensors) -> Tensors:
+        return {"mean": torch.lerp(state["mean"], params, 0.1), "count": state["count"] + 1}
+
+
+def test_an_algorithms_own_state_goes_along_and_is_saved() -> None:
+    policy = make_policy()
+
+    def averaging(initial: Parameters) -> Learner:
+        return Learner(Averaging(policy, **PPO), initial, **LEARNER)
+
+    straight = averaging(policy.parameters(Version(1, 0)))
+    straight.step(make_slots(0))
+    resumed = averaging(straight.parameters(Version(1, 1)))
+    arrays, values = straight.state_dict()
+    assert int(arrays["state/count"]) == NUM_MINIBATCHES
+    resumed.load_state_dict(arrays, json.loads(json.dumps(values)))
+    for learner in (straight, resumed):
+        learner.step(make_slots(1))
+    assert everything(straight) == everything(resumed)
+
+
+def test_learns_to_choose_by_the_sign_of_a_feature() -> None:
+    """Acts by the exported program and trains: reward 1 for the right of two actions, by chance 0.5."""
+    policy = make_policy()
+    settings = PPO | {"discount": 0.0, "gae_lambda": 0.0, "entropy_coefficient": 0.0}
+    learner = Learner(Ppo(policy, **settings), policy.parameters(Version(1, 0)), **LEARNER | {"learning_rate": 1e-2})
+    program = policy.export()
+    assert program is not None
+    actor = ProgramActor(program, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
+    rng, slot, rewards = np.random.default_rng(1), empty_slot(ENV_SPEC, num_steps=NUM_STEPS, num_lanes=NUM_LANES), []
+    slot.arrays["mask"][...] = True
+    for step in range(30):
+        observation = slot.arrays["observation"]
+        observation[...] = rng.standard_normal(observation.shape)
+        actor.load(learner.parameters(Version(1, step)))
+        actor.begin(slot)
+        for t in range(NUM_STEPS):
+            slot.arrays["reward"][t] = actor.act(t) == (observation[t, :, 0] > 0)
+        actor.finish()
+        rewards.append(float(slot.arrays["reward"].mean()))
+        learner.step(slot.arrays)
+    assert np.mean(rewards[:2]) < 0.7
+    assert np.mean(rewards[-5:]) > 0.9

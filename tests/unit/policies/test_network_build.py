@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.policies.build import build_network
+from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.rollouts import discrete_env_spec
+
+ENV_SPEC = discrete_env_spec(num_features=4, num_actions=3)
+
+
+class Returns(nn.Module):
+    """A network that returns what it was told to."""
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.outputs = outputs
+
+    def forward(self, observation: dict[str, torch.Tensor]) -> Any:
+        if isinstance(self.outputs, Exception):
+            raise self.outputs
+        return self.outputs
+
+
+def vectors(network: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(network.parameters())
+
+
+def test_seeds_decide_the_weights_and_leave_torchs_generator_alone() -> None:
+    before = torch.random.get_rng_state()
+    one, again, other = (vectors(build_network(MlpActorCritic, ENV_SPEC, {}, seed=seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_mlp_begins_as_ppos_reference_does() -> None:
+    network = build_network(MlpActorCritic, ENV_SPEC, {"hidden_sizes": [64, 32]}, seed=0)
+    assert isinstance(network, MlpActorCritic)
+    gains = [(network.actor[0], math.sqrt(2)), (network.actor[2], math.sqrt(2)), (network.actor[4], 0.01)]
+    gains += [(network.critic[0], math.sqrt(2)), (network.critic[2], math.sqrt(2)), (network.critic[4], 1.0)]
+    for layer, gain in gains:
+        weight = layer.weight.detach()
+        small = weight if weight.shape[0] <= weight.shape[1] else weight.T
+        torch.testing.assert_close(small @ small.T, gain**2 * torch.eye(small.shape[0]), atol=1e-4, rtol=1e-4)
+        assert not layer.bias.any()
+
+
+def test_mlp_reads_all_observations_in_the_order_of_the_spec() -> None:
+    env_spec = EnvSpec(
+        observation={
+            "observation/b": ArraySpec(shape=(2, 2), dtype="uint8"),
+            "observation/a": ArraySpec(shape=(), dtype="float32"),
+        },
+        action=ENV_SPEC.action,
+    )
+    network = build_network(MlpActorCritic, env_spec, {}, seed=0)
+    assert isinstance(network, MlpActorCritic)
+    b, a = torch.randint(0, 255, (6, 2, 2), dtype=torch.uint8), torch.randn(6)
+    logits, value = network({"observation/a": a, "observation/b": b})
+    features = torch.cat([b.reshape(6, 4).float(), a[:, None]], -1)
+    assert torch.equal(logits, network.actor(features))
+    assert torch.equal(value, network.critic(features)[:, 0])
+
+
+def test_mlp_refuses_continuous_actions() -> None:
+    action = ActionSpec(kind="continuous", array=ArraySpec(shape=(2,), dtype="float32"), low=(-1, -1), high=(1, 1))
+    with pytest.raises(ConfigurationError, match="continuous"):
+        build_network(MlpActorCritic, EnvSpec(observation=ENV_SPEC.observation, action=action), {}, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (torch.zeros(3, 3), "returned Tensor, not the pair"),
+        ((torch.zeros(3, 3), torch.zeros(3), None), "not the pair"),
+        ((torch.zeros(3, 3), 0.0), "not the pair"),
+        ((torch.zeros(3, 2), torch.zeros(3)), r"distribution parameters of shape \(3, 2\).*have to be \(3, 3\)"),
+        ((torch.zeros(3, 3), torch.zeros(3, 1)), r"values of shape \(3, 1\).*have to be \(3,\)"),
+        ((torch.zeros(3, 3).double(), torch.zeros(3)), "torch.float64"),
+        ((torch.zeros(3, 3), torch.full((3,), torch.nan)), "values that are not finite"),
+        (RuntimeError("mat1 and mat2"), r"RuntimeError for observations of shape.*\(3, 4\).*mat1"),
+    ],
+)
+def test_networks_that_are_no_actor_critic_are_refused(outputs: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        build_network(lambda env_spec, **kwargs: Returns(outputs), ENV_SPEC, {}, seed=0)
+
+
+def test_a_factory_that_fails_is_named_with_its_arguments() -> None:
+    with pytest.raises(ConfigurationError, match=r"MlpActorCritic raised TypeError.*'hidden': 3.*unexpected keyword"):
+        build_network(MlpActorCritic, ENV_SPEC, {"hidden": 3}, seed=0)
+
+
+def test_a_factory_that_returns_something_else_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="returned a dict, not an"):
+        build_network(lambda env_spec: {}, ENV_SPEC, {}, seed=0)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlsrl.data.specs import ArraySpec
+from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.program import ActorProgram, CategoricalHead, DenseLayer, DenseStack, ProgramActor
+from rlsrl.testing.rollouts import discrete_env_spec, empty_slot
+
+FIRST = DenseLayer(name="a", weight_offset=2, bias_offset=14, in_size=4, out_size=3, activation="relu")
+LAST = DenseLayer(name="b", weight_offset=20, bias_offset=0, in_size=3, out_size=2, activation="identity")
+PROGRAM = ActorProgram(
+    layout="0123",
+    num_parameters=26,
+    observation={
+        "observation/z": ArraySpec(shape=(3,), dtype="float32"),
+        "observation/a": ArraySpec(shape=(), dtype="int32"),
+    },
+    layers=(FIRST, LAST),
+    head=CategoricalHead(num_actions=2),
+)
+
+
+def test_json_round_trip_keeps_the_order_of_observations() -> None:
+    again = ActorProgram.from_json(json.loads(json.dumps(PROGRAM.to_json(), sort_keys=True)))
+    assert again == PROGRAM
+    assert list(again.observation) == ["observation/z", "observation/a"]
+
+
+def test_evaluates_the_layers_at_their_offsets() -> None:
+    vector = np.random.default_rng(0).standard_normal(26).astype(np.float32)
+    z = np.random.default_rng(1).standard_normal((6, 3)).astype(np.float32)
+    a = np.arange(6, dtype=np.int32)
+    stack = DenseStack(PROGRAM, num_lanes=6)
+    stack.load(vector)
+    out = np.empty((2, 6), np.float32)
+    stack.forward([z.T, a[np.newaxis]], out)
+    features = np.concatenate([z, a[:, np.newaxis]], axis=1)
+    hidden = np.maximum(features @ vector[2:14].reshape(3, 4).T + vector[14:17], 0)
+    np.testing.assert_allclose(out.T, hidden @ vector[20:26].reshape(2, 3).T + vector[0:2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": (replace(FIRST, in_size=5), LAST)}, "'a' takes 5 inputs and would get 4"),
+        ({"layers": (FIRST, replace(LAST, in_size=4))}, "'b' takes 4 inputs and would get 3"),
+        ({"layers": (FIRST, replace(LAST, weight_offset=21))}, "'b' reads outside the 26 parameters"),
+        ({"layers": (replace(FIRST, bias_offset=-1), LAST)}, "'a' reads outside"),
+        ({"layers": (replace(FIRST, activation="gelu"), LAST)}, "'gelu' is not one of"),
+        ({"layers": (FIRST,)}, "give 3 outputs; the categorical head takes 2"),
+        ({"layers": ()}, "head takes 2"),
+        ({"head": CategoricalHead(num_actions=3)}, "give 2 outputs; the categorical head takes 3"),
+    ],
+)
+def test_layers_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(PROGRAM, **change)
+
+
+@pytest.mark.parametrize("missing", ["layout", "layers", "head", "observation"])
+def test_json_that_is_no_program_is_refused(missing: str) -> None:
+    value = PROGRAM.to_json()
+    del value[missing]
+    with pytest.raises(KeyError):
+        ActorProgram.from_json(value)
+
+
+def test_a_head_of_another_kind_is_refused() -> None:
+    value = PROGRAM.to_json()
+    value["head"] = {"kind": "quantile", "num_actions": 2}
+    with pytest.raises(ValueError, match="quantile"):
+        ActorProgram.from_json(value)
+
+
+def test_acting_needs_weights() -> None:
+    actor = ProgramActor(PROGRAM, num_steps=2, num_lanes=1, rng=np.random.default_rng(0))
+    with pytest.raises(RuntimeError, match="load"):
+        actor.begin(empty_slot(discrete_env_spec(), num_steps=2, num_lanes=1))
+
+
+def test_weights_are_copied_not_shared() -> None:
+    vector = np.ones(26, np.float32)
+    actor = ProgramActor(PROGRAM, num_steps=2, num_lanes=1, rng=np.random.default_rng(0))
+    actor.load(Parameters(version=Version(1, 1), vector=vector, layout="0123"))
+    vector[:] = np.nan
+    assert all(np.isfinite(weight).all() for weight in actor._stack._weights)
+
+
+def test_acting_by_program_imports_no_torch() -> None:
+    code = (
+        "import sys, rlsrl.policies.program, rlsrl.policies.acting, rlsrl.policies.base; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,55 @@
+"""Builders of small specs and filled slots, for tests of what acts on slots and of what trains on them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlsrl.data.slots import Slot, rollout_layout
+from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+
+
+def discrete_env_spec(num_features: int = 4, num_actions: int = 2) -> EnvSpec:
+    """A vector observation and a choice, as CartPole has them."""
+    return EnvSpec(
+        observation={"observation": ArraySpec(shape=(num_features,), dtype="float32")},
+        action=discrete_action(num_actions),
+    )
+
+
+def discrete_action(num_actions: int) -> ActionSpec:
+    """A choice among so many."""
+    return ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=num_actions)
+
+
+def empty_slot(env_spec: EnvSpec, *, num_steps: int, num_lanes: int) -> Slot:
+    """A slot of zeros in memory of its own."""
+    layout = rollout_layout(env_spec, num_steps=num_steps, num_lanes=num_lanes)
+    return Slot(arrays=layout.view(bytearray(layout.nbytes)))
+
+
+def random_slot(
+    env_spec: EnvSpec, *, num_steps: int, num_lanes: int, rng: np.random.Generator, end_probability: float = 0.1
+) -> Slot:
+    """A slot of random observations, choices and rewards, with ends as NEXT_STEP autoreset makes them."""
+    slot = empty_slot(env_spec, num_steps=num_steps, num_lanes=num_lanes)
+    arrays, shape = slot.arrays, (num_steps, num_lanes)
+    for path in env_spec.observation:
+        array = arrays[path]
+        array[...] = rng.standard_normal(array.shape) if array.dtype.kind == "f" else rng.integers(0, 2, array.shape)
+    arrays["action"][...] = rng.integers(0, env_spec.action.num_actions, shape)
+    arrays["behavior_log_prob"][...] = np.log(rng.uniform(0.2, 0.8, shape))
+    arrays["reward"][...] = rng.standard_normal(shape)
+    fill_ends(slot, rng=rng, end_probability=end_probability)
+    return slot
+
+
+def fill_ends(slot: Slot, *, rng: np.random.Generator, end_probability: float) -> None:
+    """End episodes at random, half of them by truncation; the step after an end is masked."""
+    arrays = slot.arrays
+    resetting = np.zeros(slot.num_lanes, np.bool_)
+    for t in range(len(arrays["mask"])):
+        ends = ~resetting & (rng.random(slot.num_lanes) < end_probability)
+        arrays["terminated"][t] = ends & (rng.random(slot.num_lanes) < 0.5)
+        arrays["truncated"][t] = ends & ~arrays["terminated"][t]
+        arrays["mask"][t] = ~resetting
+        resetting = ends
