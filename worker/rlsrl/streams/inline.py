@@ -310,15 +310,15 @@ class InlineProducer:
         self._advance()
 
     def _advance(self) -> None:
-        """Do what can be done without waiting: connect, be admitted, read."""
+        """Do what can be done without waiting: read, be admitted, connect."""
         self._check_open()
-        if self._wire is None and self._channel.consumer is not None:
-            self._wire = _Wire(self._channel.consumer)
-            self._wire.consumer.deliver(self._wire, self._outbox.hello().to_json(self._token))
         while self._wire is not None and self._wire.to_producer:
             self._read(self._wire, self._wire.to_producer.popleft())
         if self._wire is not None and self._wire.ended:
             self._disconnect()
+        if self._wire is None and self._channel.consumer is not None:
+            self._wire = _Wire(self._channel.consumer)
+            self._wire.consumer.deliver(self._wire, self._outbox.hello().to_json(self._token))
 
     def _read(self, wire: _Wire, message: Mapping[str, Any] | Credit | int) -> None:
         if isinstance(message, Credit):

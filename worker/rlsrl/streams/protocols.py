@@ -56,8 +56,8 @@ class SampleProducer(Protocol):
         """
 
     def touch(self) -> None:
-        """Say that the holder of a slot is alive and at work (once a step): the consumer revokes credits of a holder
-        that stays silent for longer than its peer time-out.
+        """Say that the holder of a slot is alive (once a step, and whenever it waits with a slot in hand, for weights
+        for example): the consumer revokes credits of a holder that stays silent for longer than its peer time-out.
         """
 
     def flush(self, timeout: float) -> None:
@@ -84,9 +84,15 @@ class SampleConsumer(Protocol):
     def grant(self, num_lanes: int, min_version: Version) -> None:
         """Allow producers to fill that many more lanes with weights of at least ``min_version``.
 
-        Credits go to free slots in the order in which they became free (by producer index among those that connected
-        before the first grant). What no free slot can take yet is kept until one can. The credits of a producer that
-        disconnects or is revoked go to others by themselves, with the newest ``min_version`` granted.
+        Credits go to the producer with most free slots, then to the one that was granted one longest ago, then to the
+        lowest index: their order follows from what was granted and what is free, not from the order in which memory
+        came back. What no free slot can take yet is kept until one can. The credits of a producer that disconnects or
+        is revoked go to others by themselves, with the newest ``min_version`` granted.
+
+        Slots that a producer filled, or began to fill, under a credit of a former connection (to this consumer or the
+        one before) come as credits nobody granted: they get an order when the producer connects, with ``min_version``
+        ``INITIAL``, and their lanes are taken off what is granted. So is what the last slot of a grant is wider than
+        the rest of it. Lanes that are dropped instead of trained have to be granted again.
         """
 
     def receive(self, max_items: int, timeout: float) -> Sequence[Slot]:
@@ -97,7 +103,7 @@ class SampleConsumer(Protocol):
 
     @property
     def outstanding(self) -> tuple[int, ...]:
-        """Order numbers of credits granted to a live producer whose slots have not been received, ascending."""
+        """Order numbers of credits held by a live producer, or whose slots ``receive`` has not returned, ascending."""
 
     @property
     def producers(self) -> tuple[ProducerId, ...]:
@@ -111,13 +117,18 @@ class ConsumerLedger(Protocol):
     """Where a consumer writes what it took, before it acknowledges. Survives the consumer's process."""
 
     def mark(self, producer: ProducerId) -> int:
-        """The highest sequence taken from that incarnation, -1 for none."""
+        """The highest sequence taken from that incarnation, -1 for none, ``rlsrl.runtime.ledger.ACCOUNT_CLOSED`` for
+        one that was succeeded.
+        """
 
     def take(self, producer: ProducerId, sequence: int, num_transitions: int) -> None:
         """Record a slot as held in memory: raises the mark and counts ``in_buffer``."""
 
     def lost_with_producer(self, producer: ProducerId, num_transitions: int) -> None:
-        """Record what a dead incarnation had posted and this consumer never got: ``lost{producer_died}``."""
+        """Record all that a dead incarnation had posted and this consumer never got: ``lost{producer_died}``.
+
+        Once for each incarnation, in order; afterwards its account is closed, so that nothing is counted twice.
+        """
 
 
 class ProducerLedger(Protocol):

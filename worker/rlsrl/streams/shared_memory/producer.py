@@ -87,7 +87,7 @@ class SharedMemoryProducer:
         self._is_admitted = False
         self._backoff = FIRST_BACKOFF_SECONDS
         self._retries_at = -math.inf
-        self._progress = memoryview(bytearray(8)).cast("q")
+        self._progress = _nowhere()
         self._touches = 0
         self._closed = False
         self._owned = threading.Lock()
@@ -149,6 +149,7 @@ class SharedMemoryProducer:
             return
         try:
             self._disconnect()
+            self._progress = _nowhere()
             self._wake.close()
         finally:
             self._owned.release()
@@ -257,3 +258,8 @@ class SharedMemoryProducer:
         self._socket = None
         self._is_admitted = False
         self._outbox.disconnected()
+
+
+def _nowhere() -> memoryview:
+    """A word of progress that nobody reads."""
+    return memoryview(bytearray(8)).cast("q")

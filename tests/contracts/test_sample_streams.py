@@ -1,0 +1,26 @@
+"""The sample streams against their common contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlsrl.testing.sample_streams import SampleStreamConformance, SampleStreamProcessConformance
+from rlsrl.testing.stream_bench import InlineTransport, SharedMemoryTransport, Transport
+
+
+class TestInline(SampleStreamConformance):
+    @pytest.fixture
+    def transport(self) -> Transport:
+        return InlineTransport()
+
+
+class TestSharedMemory(SampleStreamConformance):
+    @pytest.fixture
+    def transport(self) -> Transport:
+        return SharedMemoryTransport()
+
+
+class TestSharedMemoryBetweenProcesses(SampleStreamProcessConformance):
+    @pytest.fixture
+    def transport(self) -> Transport:
+        return SharedMemoryTransport()

@@ -1,0 +1,124 @@
+"""A process that does what a test tells it, one command at a time, so that the test can kill or stop it at any point.
+
+Commands and replies are lines of JSON over the process's standard input and output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+REPLY_SECONDS = 60.0
+"""How long a reply may take: never reached."""
+
+
+class PuppetDied(Exception):  # noqa: N818 - named for the fact
+    """The process ended instead of replying."""
+
+
+class PuppetError(Exception):
+    """The command raised; ``kind`` is the error's class."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class Puppet:
+    """The test's hands on such a process. One thread uses it."""
+
+    def __init__(self, module: str, **setup: Any) -> None:
+        """Start ``python -m module``, which calls ``perform``, and wait until it is ready."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        self._buffer = b""
+        self.call("setup", **setup)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def call(self, command: str, **arguments: Any) -> Any:
+        """Have a command done; returns its result.
+
+        Raises:
+            PuppetError: it raised.
+            PuppetDied: the process ended.
+        """
+        self.send(command, **arguments)
+        return self.reply()
+
+    def send(self, command: str, **arguments: Any) -> None:
+        """Tell it to do something, without waiting until that is done."""
+        assert self._process.stdin is not None  # noqa: S101 - piped
+        self._process.stdin.write(json.dumps([command, arguments]).encode() + b"\n")
+
+    def reply(self) -> Any:
+        """The result of the command sent; see ``call``."""
+        assert self._process.stdout is not None  # noqa: S101 - piped
+        deadline = time.monotonic() + REPLY_SECONDS
+        while b"\n" not in self._buffer:
+            if not select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError(f"no reply within {REPLY_SECONDS} s")
+            chunk = self._process.stdout.read(65536)
+            if not chunk:
+                raise PuppetDied
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        kind, value = json.loads(line)
+        if kind == "error":
+            raise PuppetError(*value)
+        return value
+
+    def has_reply(self) -> bool:
+        """Whether ``reply`` would not wait."""
+        assert self._process.stdout is not None  # noqa: S101 - piped
+        return b"\n" in self._buffer or bool(select.select([self._process.stdout], [], [], 0)[0])
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is dead."""
+        self._process.kill()
+        self._process.wait(REPLY_SECONDS)
+
+    def wait_dead(self) -> None:
+        """Return when it has ended."""
+        self._process.wait(REPLY_SECONDS)
+
+    def stop(self) -> None:
+        """SIGSTOP; returns when it stands still."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it, whatever its state."""
+        self._process.kill()
+        self._process.wait(REPLY_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def perform(commands: Mapping[str, Callable[..., Any]]) -> None:
+    """The process's side: do commands until there are no more. What they print goes to standard error."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        command, arguments = json.loads(line)
+        try:
+            answer = ["result", commands[command](**arguments)]
+        except Exception as error:  # noqa: BLE001 - told to the test, which judges
+            answer = ["error", [type(error).__name__, str(error)]]
+        replies.write(json.dumps(answer) + "\n")

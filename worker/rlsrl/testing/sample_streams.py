@@ -1,0 +1,824 @@
+"""What every sample stream must do, as tests to inherit.
+
+A test module subclasses ``SampleStreamConformance`` and gives it a fixture ``transport``; for a transport between
+processes ``SampleStreamProcessConformance``, too, which plays each end in a process of its own and kills or stops it.
+"""
+
+# ruff: noqa: D102, S101 - these are tests, named for what they say
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsrl.data.slots import ProducerId
+from rlsrl.data.version import INITIAL, Version
+from rlsrl.runtime.ledger import Posted as LedgerEntry
+from rlsrl.runtime.ledger import TrainerLedger
+from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
+from rlsrl.testing.clock import ManualClock
+from rlsrl.testing.puppet import Puppet
+from rlsrl.testing.stream_bench import (
+    DEADLINE,
+    NUM_LANES,
+    TRANSITIONS,
+    ObservableConsumer,
+    StreamBench,
+    Transport,
+    fill,
+    small_layout,
+    value_of,
+)
+
+PATIENCE = 1.0
+"""Peer time-out in seconds where a stopped process is to be given up by the machine's clock."""
+V1, V2, V3 = Version(1, 1), Version(1, 2), Version(2, 0)
+
+
+class SampleStreamConformance:
+    """One stream, all ends in this process."""
+
+    @pytest.fixture
+    def bench(self, transport: Transport, tmp_path: Path) -> Iterator[StreamBench]:
+        bench = StreamBench(transport, tmp_path)
+        yield bench
+        bench.close()
+
+    @pytest.fixture
+    def still(self, transport: Transport, tmp_path: Path) -> Iterator[tuple[StreamBench, ManualClock]]:
+        """A bench whose time stands still."""
+        clock = ManualClock()
+        bench = StreamBench(transport, tmp_path, clock=clock)
+        yield bench, clock
+        bench.close()
+
+    @pytest.fixture
+    def pool(self) -> Iterator[ThreadPoolExecutor]:
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            yield pool
+
+    # Order and content.
+
+    def test_slots_arrive_in_order_with_what_was_written(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer(index=3, incarnation=7)
+        consumer.grant(6 * NUM_LANES, V1)
+        for value in range(6):
+            producer.post(fill(bench.acquire(consumer, producer), value))
+            (slot,) = bench.take(consumer, 1)
+            assert value_of(slot) == value
+            assert (slot.producer, slot.sequence, slot.credit) == (ProducerId(3, 7), value, value)
+            assert slot.num_transitions == TRANSITIONS
+            consumer.release(slot)
+        bench.flush(consumer, producer)
+        assert bench.balance().in_buffer == 6 * TRANSITIONS
+
+    def test_min_version_is_that_of_the_newest_grant(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(slots_per_producer=3), bench.producer()
+        consumer.grant(NUM_LANES, V2)
+        first = bench.acquire(consumer, producer)
+        consumer.grant(NUM_LANES, V3)
+        consumer.grant(NUM_LANES, V1)
+        second, third = bench.acquire(consumer, producer), bench.acquire(consumer, producer)
+        assert [first.min_version, second.min_version, third.min_version] == [V2, V3, V3]
+        producer.post(fill(first, 1))
+        assert bench.take(consumer, 1)[0].min_version == V2
+
+    def test_credits_rotate_over_producers_by_index(self, bench: StreamBench) -> None:
+        consumer = bench.consumer()
+        producers = {index: bench.producer(index) for index in (2, 0, 1)}
+        bench.connect(consumer, *producers.values())
+        assert consumer.producers == (ProducerId(0, 0), ProducerId(1, 0), ProducerId(2, 0))
+        consumer.grant(6 * NUM_LANES, V1)
+        orders = {
+            index: [bench.acquire(consumer, producer).credit for _ in range(2)] for index, producer in producers.items()
+        }
+        assert orders == {0: [0, 3], 1: [1, 4], 2: [2, 5]}
+
+    def test_producers_may_differ_in_width(self, bench: StreamBench) -> None:
+        consumer = bench.consumer()
+        wide, narrow = bench.producer(0, num_lanes=3), bench.producer(1, num_lanes=2)
+        bench.connect(consumer, wide, narrow)
+        consumer.grant(5, V1)
+        assert bench.acquire(consumer, wide).num_lanes == 3
+        assert bench.acquire(consumer, narrow).num_lanes == 2
+        assert bench.try_acquire(consumer, wide) is None
+        assert bench.try_acquire(consumer, narrow) is None
+
+    def test_what_receive_has_not_returned_is_outstanding(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(2 * NUM_LANES, V1)
+        slots = [bench.acquire(consumer, producer) for _ in range(2)]
+        assert [*consumer.outstanding] == [0, 1]
+        for slot in slots:
+            producer.post(fill(slot, 1))
+        assert [slot.credit for slot in consumer.receive(1, DEADLINE)] == [0]
+        assert [*consumer.outstanding] == [1]
+        assert [slot.credit for slot in consumer.receive(1, DEADLINE)] == [1]
+        assert [*consumer.outstanding] == []
+
+    # Back-pressure.
+
+    def test_nobody_fills_more_than_was_granted(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        bench.connect(consumer, producer)
+        consumer.grant(NUM_LANES, V1)
+        producer.post(fill(bench.acquire(consumer, producer), 1))
+        assert bench.try_acquire(consumer, producer) is None
+        (slot,) = bench.take(consumer, 1)
+        consumer.release(slot)
+        assert bench.try_acquire(consumer, producer) is None
+        consumer.grant(NUM_LANES, V2)
+        assert bench.acquire(consumer, producer).credit == 1
+
+    def test_memory_is_not_filled_before_it_is_released(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(3 * NUM_LANES, V1)
+        for value in range(2):
+            producer.post(fill(bench.acquire(consumer, producer), value))
+        slots = bench.take(consumer, 2)
+        assert bench.try_acquire(consumer, producer) is None
+        consumer.release(slots[0])
+        fill(bench.acquire(consumer, producer), 9)
+        assert value_of(slots[1]) == 1
+
+    def test_a_slot_is_released_once(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(NUM_LANES, V1)
+        producer.post(fill(bench.acquire(consumer, producer), 1))
+        (slot,) = bench.take(consumer, 1)
+        consumer.release(slot)
+        with pytest.raises(ValueError, match="released twice"):
+            consumer.release(slot)
+
+    def test_only_a_slot_in_hand_is_posted_and_once(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(2 * NUM_LANES, V1)
+        slot = bench.acquire(consumer, producer)
+        slot.num_transitions = TRANSITIONS + 1
+        with pytest.raises(ValueError, match="num_transitions"):
+            producer.post(slot)
+        producer.post(fill(slot, 1))
+        with pytest.raises(ValueError, match="not in hand"):
+            producer.post(slot)
+        assert [value_of(slot) for slot in bench.take(consumer, 1)] == [1]
+
+    # Closing, while others wait.
+
+    def test_close_wakes_a_producer_that_waits_for_a_credit(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        bench.connect(consumer, producer)
+        waiting = pool.submit(producer.acquire, DEADLINE)
+        producer.close()
+        with pytest.raises(StreamClosed):
+            waiting.result(DEADLINE)
+        with pytest.raises(StreamClosed):
+            producer.acquire(0.0)
+        producer.close()
+
+    def test_close_wakes_a_producer_that_has_no_consumer(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
+        producer = bench.producer()
+        waiting = pool.submit(producer.acquire, DEADLINE)
+        producer.close()
+        with pytest.raises(StreamClosed):
+            waiting.result(DEADLINE)
+
+    def test_close_wakes_a_producer_that_flushes(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(NUM_LANES, V1)
+        producer.post(fill(bench.acquire(consumer, producer), 1))
+        waiting = pool.submit(producer.flush, DEADLINE)
+        producer.close()
+        with pytest.raises(StreamClosed):
+            waiting.result(DEADLINE)
+
+    def test_close_wakes_a_consumer_that_receives(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
+        consumer = bench.consumer()
+        waiting = pool.submit(consumer.receive, 1, DEADLINE)
+        consumer.close()
+        assert not waiting.result(DEADLINE)
+        assert not consumer.receive(1, DEADLINE)
+        consumer.close()
+
+    def test_a_grant_from_another_thread_reaches_whoever_waits(
+        self, bench: StreamBench, pool: ThreadPoolExecutor
+    ) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        bench.connect(consumer, producer)
+        receiving = pool.submit(consumer.receive, 1, DEADLINE)
+        acquiring = pool.submit(producer.acquire, DEADLINE)
+        consumer.grant(NUM_LANES, V1)
+        producer.post(fill(acquiring.result(DEADLINE), 4))
+        assert [value_of(slot) for slot in receiving.result(DEADLINE)] == [4]
+
+    # Ends that go and come.
+
+    def test_credits_of_a_producer_that_goes_are_given_to_others(self, bench: StreamBench) -> None:
+        consumer, leaver, stayer = bench.consumer(slots_per_producer=3), bench.producer(0), bench.producer(1)
+        bench.connect(consumer, leaver, stayer)
+        consumer.grant(2 * NUM_LANES, V1)
+        bench.acquire(consumer, leaver)
+        assert bench.acquire(consumer, stayer).credit == 1
+        consumer.grant(NUM_LANES, V2)
+        assert [*consumer.outstanding] == [0, 1, 2]
+        leaver.close()
+        orders = [bench.acquire(consumer, stayer) for _ in range(2)]
+        assert [(slot.credit, slot.min_version) for slot in orders] == [(3, V2), (4, V2)]
+        assert [*consumer.outstanding] == [1, 3, 4]
+        assert consumer.producers == (ProducerId(1, 0),)
+
+    def test_what_was_posted_before_going_arrives(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(2 * NUM_LANES, V1)
+        slots = [bench.acquire(consumer, producer) for _ in range(2)]
+        for value, slot in enumerate(slots):
+            producer.post(fill(slot, value))
+        producer.close()
+        arrived = bench.take(consumer, 2)
+        bench.until(consumer, lambda: not consumer.producers)
+        assert [value_of(slot) for slot in arrived] == [0, 1]
+        for slot in arrived:
+            consumer.release(slot)
+
+    def test_unacknowledged_slots_reach_the_next_consumer_once(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(2 * NUM_LANES, V1)
+        slots = [bench.acquire(consumer, producer) for _ in range(2)]
+        producer.post(fill(slots[0], 5))
+        bench.take(consumer, 1)
+        producer.post(fill(slots[1], 6))
+        consumer.close()
+        successor = bench.consumer()
+        bench.flush(successor, producer)
+        assert [(slot.sequence, value_of(slot)) for slot in bench.take(successor, 1)] == [(1, 6)]
+        assert bench.balance().in_buffer == 2 * TRANSITIONS
+        successor.grant(NUM_LANES, V3)
+        assert bench.try_acquire(successor, producer) is None, "the resent slot was taken off the grant"
+        successor.grant(NUM_LANES, V3)
+        assert bench.acquire(successor, producer).min_version == V3
+
+    def test_a_slot_taken_without_acknowledgement_is_not_delivered_again(self, bench: StreamBench) -> None:
+        class FailsAfterTaking(TrainerLedger):
+            def take(self, producer: ProducerId, sequence: int, num_transitions: int) -> None:
+                super().take(producer, sequence, num_transitions)
+                raise RuntimeError("killed between the ledger and the acknowledgement")
+
+        consumer, producer = bench.consumer(ledger=FailsAfterTaking(bench.trainer_page())), bench.producer()
+        consumer.grant(NUM_LANES, V1)
+        producer.post(fill(bench.acquire(consumer, producer), 5))
+        with pytest.raises(RuntimeError, match="killed between"):
+            bench.until(consumer, lambda: False)
+        consumer.close()
+        assert [*producer.unacknowledged] == [(0, TRANSITIONS)]
+        successor = bench.consumer()
+        bench.flush(successor, producer)
+        assert not producer.unacknowledged
+        assert bench.received == []
+        assert bench.balance().in_buffer == TRANSITIONS
+
+    def test_a_slot_in_hand_outlives_its_consumer(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(2 * NUM_LANES, V1)
+        first, second = bench.acquire(consumer, producer), bench.acquire(consumer, producer)
+        fill(first, 1)
+        fill(second, 2)
+        consumer.close()
+        successor = bench.consumer()
+        bench.connect(successor, producer)
+        assert [*successor.outstanding] == [0, 1]
+        producer.post(second)
+        producer.post(first)
+        arrived = bench.take(successor, 2)
+        assert [(slot.sequence, value_of(slot), slot.min_version) for slot in arrived] == [
+            (0, 2, INITIAL),
+            (1, 1, INITIAL),
+        ]
+        assert {slot.credit for slot in arrived} == {0, 1}
+        for slot in arrived:
+            successor.release(slot)
+
+    def test_a_slot_posted_while_nobody_serves_waits_for_the_next_consumer(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(NUM_LANES, V1)
+        slot = bench.acquire(consumer, producer)
+        consumer.close()
+        with pytest.raises(StreamTimeout):
+            producer.acquire(0.0)
+        producer.post(fill(slot, 3))
+        assert [*producer.unacknowledged] == [(0, TRANSITIONS)]
+        with pytest.raises(StreamTimeout):
+            producer.flush(0.0)
+        successor = bench.consumer()
+        bench.flush(successor, producer)
+        assert [value_of(slot) for slot in bench.take(successor, 1)] == [3]
+
+    def test_a_producer_may_come_before_its_consumer(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
+        producer = bench.producer()
+        waiting = pool.submit(producer.acquire, DEADLINE)
+        consumer = bench.consumer()
+        consumer.grant(NUM_LANES, V1)
+        bench.until(consumer, waiting.done)
+        assert waiting.result().min_version == V1
+
+    def test_a_new_incarnation_replaces_the_old_and_settles_for_it(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer(0, 0)
+        consumer.grant(2 * NUM_LANES, V1)
+        slots = [bench.acquire(consumer, producer) for _ in range(2)]
+        producer.post(fill(slots[0], 1))
+        bench.take(consumer, 1)
+        consumer.close()
+        producer.post(fill(slots[1], 2))
+        producer.close()
+        assert bench.balance().unsettled == TRANSITIONS
+        successor = bench.consumer()
+        reborn = bench.producer(0, 1)
+        bench.connect(successor, reborn)
+        assert successor.producers == (ProducerId(0, 1),)
+        bench.until_settled(successor, reborn)
+        books = bench.balance()
+        assert (books.lost["producer_died"], books.in_buffer, books.unsettled) == (TRANSITIONS, TRANSITIONS, 0)
+
+    def test_what_was_lost_is_counted_once_however_often_it_is_reported(self, bench: StreamBench) -> None:
+        consumer = bench.consumer()
+        lost = LedgerEntry(0, 0, TRANSITIONS, 0)
+        settled: list[int] = []
+        ledger = bench.actor_ledger(0)
+        ledger.begin(0)
+        ledger.produce(0, TRANSITIONS)
+        for incarnation in (1, 2, 3):
+            ledger.begin(incarnation)
+            producer = bench.producer(
+                0,
+                incarnation,
+                ledger=ledger,
+                previous=[lost],
+                on_settled=partial(settled.append, incarnation),
+            )
+            bench.until_settled(consumer, producer, partial(settled.__contains__, incarnation))
+            producer.close()
+            bench.until(consumer, lambda: not consumer.producers)
+        assert settled == [1, 2, 3]
+        assert bench.balance().lost["producer_died"] == TRANSITIONS
+
+    def test_a_succeeded_incarnation_is_refused(self, bench: StreamBench) -> None:
+        consumer, newer = bench.consumer(), bench.producer(0, 5)
+        older = bench.producer(0, 4, ledger=bench.actor_ledger(1))
+        bench.connect(consumer, newer)
+        self._assert_refused(bench, consumer, older, "incarnation", "incarnation 4 of producer 0 was succeeded")
+        assert consumer.producers == (ProducerId(0, 5),)
+
+    def test_an_incarnation_succeeded_in_a_former_life_is_refused(self, bench: StreamBench) -> None:
+        consumer, newer = bench.consumer(), bench.producer(0, 5)
+        consumer.grant(NUM_LANES, V1)
+        newer.post(fill(bench.acquire(consumer, newer), 1))
+        bench.take(consumer, 1)
+        consumer.close()
+        newer.close()
+        successor = bench.consumer()
+        older = bench.producer(0, 4, ledger=bench.actor_ledger(1))
+        self._assert_refused(bench, successor, older, "incarnation", "incarnation 4 of producer 0 was succeeded")
+
+    # Handshakes that do not match.
+
+    def test_a_wrong_token_is_refused(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer(token="another")  # noqa: S106 - a wrong one
+        self._assert_refused(bench, consumer, producer, "token", "token")
+
+    def test_a_wrong_layout_is_refused_with_both_digests(self, bench: StreamBench) -> None:
+        other = small_layout(observation=5)
+        consumer, producer = bench.consumer(), bench.producer(layout=other)
+        self._assert_refused(bench, consumer, producer, "layout", small_layout().step_digest, other.step_digest)
+
+    def test_the_consumer_lives_on_after_refusals(self, bench: StreamBench) -> None:
+        consumer = bench.consumer()
+        for index in range(3):
+            self._assert_refused(bench, consumer, bench.producer(index, token="another"), "token", "token")  # noqa: S106
+        assert consumer.counters["refused_token"] == 3
+        consumer.grant(NUM_LANES, V1)
+        good = bench.producer(9)
+        good.post(fill(bench.acquire(consumer, good), 1))
+        assert [value_of(slot) for slot in bench.take(consumer, 1)] == [1]
+
+    @staticmethod
+    def _assert_refused(
+        bench: StreamBench, consumer: ObservableConsumer, producer: SampleProducer, kind: str, *texts: str
+    ) -> None:
+        before = consumer.counters.get(f"refused_{kind}", 0)
+        with pytest.raises(HandshakeRefused) as refusal:
+            bench.acquire(consumer, producer)
+        assert all(text in str(refusal.value) for text in texts), str(refusal.value)
+        assert consumer.counters[f"refused_{kind}"] == before + 1
+
+    # Time.
+
+    def test_a_silent_holder_of_a_credit_is_given_up(self, still: tuple[StreamBench, ManualClock]) -> None:
+        bench, clock = still
+        consumer, silent, lively = bench.consumer(peer_timeout=8.0), bench.producer(0), bench.producer(1)
+        bench.connect(consumer, silent, lively)
+        consumer.grant(2 * NUM_LANES, V1)
+        in_hand = fill(bench.acquire(consumer, silent), 1)
+        bench.acquire(consumer, lively)
+        for _ in range(12):
+            clock.advance(1.0)
+            lively.touch()
+            bench.serve(consumer)
+        assert consumer.counters["revoked"] == 1
+        assert consumer.producers == (ProducerId(1, 0),)
+        assert [*consumer.outstanding] == [1, 2]
+        replacement = bench.acquire(consumer, lively)
+        assert replacement.credit == 2
+        # It wakes up: what it made is not lost, comes once, and has spoilt nobody's memory.
+        fill(replacement, 2)
+        fill(in_hand, 1)
+        silent.post(in_hand)
+        bench.flush(consumer, silent)
+        lively.post(replacement)
+        assert sorted((slot.producer, value_of(slot)) for slot in bench.take(consumer, 2)) == [
+            (ProducerId(0, 0), 1),
+            (ProducerId(1, 0), 2),
+        ]
+
+    def test_touching_keeps_a_credit(self, still: tuple[StreamBench, ManualClock]) -> None:
+        bench, clock = still
+        consumer, producer = bench.consumer(peer_timeout=8.0), bench.producer()
+        consumer.grant(NUM_LANES, V1)
+        bench.acquire(consumer, producer)
+        for _ in range(100):
+            clock.advance(2.0)
+            producer.touch()
+            bench.serve(consumer)
+        assert [*consumer.outstanding] == [0]
+
+    def test_a_producer_without_a_credit_may_be_silent(self, still: tuple[StreamBench, ManualClock]) -> None:
+        bench, clock = still
+        consumer, producer = bench.consumer(peer_timeout=8.0), bench.producer()
+        bench.connect(consumer, producer)
+        for _ in range(100):
+            clock.advance(2.0)
+            bench.serve(consumer)
+        assert consumer.producers == (ProducerId(0, 0),)
+
+    def test_a_consumer_that_was_away_blames_nobody(self, still: tuple[StreamBench, ManualClock]) -> None:
+        bench, clock = still
+        consumer, producer = bench.consumer(peer_timeout=8.0), bench.producer()
+        consumer.grant(NUM_LANES, V1)
+        bench.acquire(consumer, producer)
+        clock.advance(1000.0)
+        bench.serve(consumer)
+        assert [*consumer.outstanding] == [0]
+
+    def test_the_first_credits_wait_for_the_fleet(self, bench: StreamBench) -> None:
+        consumer = bench.consumer(expected_producers=3)
+        consumer.grant(3 * NUM_LANES, V1)
+        producers = {index: bench.producer(index) for index in (2, 1, 0)}
+        bench.connect(consumer, producers[2], producers[1])
+        assert [*consumer.outstanding] == []
+        orders = {index: bench.acquire(consumer, producers[index]).credit for index in (0, 1, 2)}
+        assert orders == {0: 0, 1: 1, 2: 2}
+
+    def test_the_first_credits_wait_no_longer_than_the_startup_time_out(
+        self, still: tuple[StreamBench, ManualClock]
+    ) -> None:
+        bench, clock = still
+        consumer, producer = bench.consumer(expected_producers=3, startup_timeout=30.0), bench.producer()
+        consumer.grant(NUM_LANES, V1)
+        bench.connect(consumer, producer)
+        clock.advance(29.0)
+        assert bench.try_acquire(consumer, producer) is None
+        clock.advance(1.0)
+        assert bench.acquire(consumer, producer).credit == 0
+
+    # The long run.
+
+    def test_many_threads_lose_and_double_nothing(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
+        consumer = bench.consumer(peer_timeout=DEADLINE)
+        producers = [bench.producer(index) for index in range(3)]
+        count = 60
+
+        def produce(producer: SampleProducer) -> None:
+            for value in range(count):
+                producer.post(fill(producer.acquire(DEADLINE), value))
+            producer.flush(DEADLINE)
+
+        futures = [pool.submit(produce, producer) for producer in producers]
+        consumer.grant(4 * NUM_LANES, V1)
+        seen: dict[ProducerId | None, list[int]] = {}
+        orders: list[int] = []
+        while not all(future.done() for future in futures):
+            for slot in consumer.receive(64, 0.01):
+                seen.setdefault(slot.producer, []).append(value_of(slot))
+                assert slot.sequence == value_of(slot)
+                orders.append(slot.credit)
+                consumer.release(slot)
+                consumer.grant(NUM_LANES, V1)
+        for future in futures:
+            future.result()
+        assert seen == {ProducerId(index, 0): [*range(count)] for index in range(3)}
+        assert len(set(orders)) == len(orders)
+        assert bench.balance().in_buffer == 3 * count * TRANSITIONS
+
+    def test_reconnecting_leaks_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
+        bench, _ = still
+        consumer = bench.consumer()
+        consumer.grant(NUM_LANES, V1)
+
+        def come_and_go(incarnation: int) -> None:
+            producer = bench.producer(0, incarnation)
+            producer.post(fill(bench.acquire(consumer, producer), 1))
+            bench.flush(consumer, producer)
+            producer.close()
+            (slot,) = bench.take(consumer, 1)
+            bench.until(consumer, lambda: not consumer.producers)
+            consumer.release(slot)
+            consumer.grant(NUM_LANES, V1)
+
+        come_and_go(0)
+        gc.collect()  # what earlier tests left
+        before = open_descriptors(), mapped_segments()
+        for incarnation in range(1, 200):
+            come_and_go(incarnation)
+        assert (open_descriptors(), mapped_segments()) == before
+
+    def test_a_succession_of_consumers_leaks_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
+        bench, clock = still
+        producer = bench.producer()
+
+        def serve_and_go() -> None:
+            consumer = bench.consumer()
+            clock.advance(1.0)  # over any back-off
+            consumer.grant(2 * NUM_LANES, V1)
+            producer.post(fill(bench.acquire(consumer, producer), 1))
+            bench.take(consumer, 1)
+            bench.flush(consumer, producer)
+            consumer.close()
+
+        serve_and_go()
+        gc.collect()  # what earlier tests left
+        before = open_descriptors(), mapped_segments()
+        for _ in range(50):
+            serve_and_go()
+        assert (open_descriptors(), mapped_segments()) == before
+
+    def test_steady_state_allocates_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
+        bench, _ = still
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(2 * NUM_LANES, V1)
+
+        def rollouts(count: int) -> None:
+            for value in range(count):
+                slot = bench.acquire(consumer, producer)
+                producer.touch()
+                producer.post(fill(slot, value))
+                (arrived,) = bench.take(consumer, 1)
+                consumer.release(arrived)
+                consumer.grant(NUM_LANES, V1)
+
+        rollouts(20)
+        tracemalloc.start()
+        try:
+            rollouts(20)
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            rollouts(200)
+            gc.collect()
+            growth = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert growth < 8192, "bytes more after 200 rollouts"
+
+
+class SampleStreamProcessConformance:
+    """One stream, its ends in processes that are killed and stopped."""
+
+    @pytest.fixture
+    def bench(self, transport: Transport, tmp_path: Path) -> Iterator[StreamBench]:
+        bench = StreamBench(transport, tmp_path)
+        yield bench
+        bench.close()
+
+    @pytest.fixture
+    def spawn(self, bench: StreamBench, transport: Transport, tmp_path: Path) -> Iterator[Callable[..., Puppet]]:
+        """Starts one end of the stream in a process of its own."""
+        puppets: list[Puppet] = []
+        reference = f"{type(transport).__module__}:{type(transport).__qualname__}"
+
+        def spawn(role: str, **arguments: Any) -> Puppet:
+            puppet = Puppet(
+                "rlsrl.testing.stream_puppet",
+                role=role,
+                transport=reference,
+                address=bench.address,
+                folder=str(tmp_path),
+                arguments=arguments,
+            )
+            puppets.append(puppet)
+            return puppet
+
+        yield spawn
+        for puppet in puppets:
+            puppet.close()
+
+    def test_slots_cross_processes_in_order(self, bench: StreamBench, spawn: Callable[..., Puppet]) -> None:
+        consumer = bench.consumer()
+        consumer.grant(2 * NUM_LANES, V1)
+        producer = spawn("producer")
+        producer.send("produce", count=20, timeout=DEADLINE)
+        for value in range(20):
+            (slot,) = bench.take(consumer, 1)
+            assert (slot.sequence, value_of(slot)) == (value, value)
+            consumer.release(slot)
+            consumer.grant(NUM_LANES, V1)
+        producer.reply()
+
+    def test_the_credit_of_a_killed_holder_goes_to_another(
+        self, bench: StreamBench, spawn: Callable[..., Puppet]
+    ) -> None:
+        consumer, survivor = bench.consumer(), bench.producer(1)
+        victim = spawn("producer", index=0)
+        consumer.grant(NUM_LANES, V1)
+        assert acquire(bench, consumer, victim) == 0
+        victim.call("fill", value=1)
+        bench.connect(consumer, survivor)
+        victim.kill()
+        slot = bench.acquire(consumer, survivor)
+        assert slot.credit == 1
+        assert [*consumer.outstanding] == [1]
+        survivor.post(fill(slot, 2))
+        assert [value_of(slot) for slot in bench.take(consumer, 1)] == [2]
+
+    def test_a_slot_arrives_though_its_producer_was_killed_right_after_posting(
+        self, bench: StreamBench, spawn: Callable[..., Puppet]
+    ) -> None:
+        consumer = bench.consumer()
+        victim = spawn("producer")
+        consumer.grant(2 * NUM_LANES, V1)
+        acquire(bench, consumer, victim)
+        victim.call("fill", value=5)
+        victim.send("post_and_die")
+        victim.wait_dead()
+        (slot,) = bench.take(consumer, 1)
+        assert value_of(slot) == 5
+        bench.until(consumer, lambda: not consumer.producers)
+        assert value_of(slot) == 5
+        consumer.release(slot)
+        # Its successor reports the slot as unacknowledged; the mark says that it came.
+        reborn = bench.producer(0, 1)
+        bench.acquire(consumer, reborn)
+        bench.until_settled(consumer, reborn)
+        books = bench.balance()
+        assert (books.in_buffer, books.lost["producer_died"]) == (TRANSITIONS, 0)
+
+    def test_a_stopped_holder_is_given_up_and_spoils_nothing_when_it_goes_on(
+        self, bench: StreamBench, spawn: Callable[..., Puppet]
+    ) -> None:
+        consumer, lively = bench.consumer(peer_timeout=PATIENCE, expected_producers=2), bench.producer(1)
+        frozen = spawn("producer", index=0)
+        consumer.grant(2 * NUM_LANES, V1)
+        bench.connect(consumer, lively)
+        acquire(bench, consumer, frozen)
+        frozen.stop()
+        in_hand = bench.acquire(consumer, lively)
+
+        def given_up() -> bool:
+            lively.touch()
+            return consumer.counters.get("revoked", 0) == 1
+
+        bench.until(consumer, given_up)
+        replacement = bench.acquire(consumer, lively)
+        fill(in_hand, 2)
+        fill(replacement, 3)
+        frozen.resume()
+        frozen.call("fill", value=1)
+        frozen.call("post")
+        assert (value_of(in_hand), value_of(replacement)) == (2, 3)
+        frozen.send("flush", timeout=DEADLINE)
+        (late,) = bench.take(consumer, 1)
+        assert (late.producer, value_of(late)) == (ProducerId(0, 0), 1)
+        frozen.reply()
+        lively.post(in_hand)
+        lively.post(replacement)
+        assert [value_of(slot) for slot in bench.take(consumer, 2)] == [2, 3]
+        assert bench.balance().in_buffer == 3 * TRANSITIONS
+
+    def test_a_killed_consumer_is_replaced_without_loss_or_doubling(
+        self, bench: StreamBench, spawn: Callable[..., Puppet]
+    ) -> None:
+        first, producer = spawn("consumer"), bench.producer()
+        first.call("grant", num_lanes=2 * NUM_LANES, min_version=V1)
+        first.send("receive", max_items=1, timeout=DEADLINE)
+        producer.post(fill(producer.acquire(DEADLINE), 1))
+        in_hand = producer.acquire(DEADLINE)
+        assert first.reply() == [[0, 0, 0, 1]]
+        first.stop()
+        producer.post(fill(in_hand, 2))
+        with pytest.raises(StreamTimeout):
+            producer.acquire(0.01)
+        first.kill()
+        second = spawn("consumer")
+        second.send("receive", max_items=1, timeout=DEADLINE)
+        producer.flush(DEADLINE)
+        assert second.reply() == [[0, 1, 0, 2]]
+        second.kill()
+        producer.close()
+        books = bench.balance(ended=True)
+        assert (books.produced, books.lost["receiver_died"]) == (2 * TRANSITIONS, 2 * TRANSITIONS)
+
+    def test_a_slot_in_hand_when_the_consumer_is_killed_reaches_the_next(
+        self, bench: StreamBench, spawn: Callable[..., Puppet]
+    ) -> None:
+        first, producer = spawn("consumer"), bench.producer()
+        first.call("grant", num_lanes=NUM_LANES, min_version=V1)
+        first.send("receive", max_items=1, timeout=DEADLINE)
+        in_hand = producer.acquire(DEADLINE)
+        first.kill()
+        producer.touch()
+        producer.post(fill(in_hand, 4))
+        second = spawn("consumer")
+        second.send("receive", max_items=1, timeout=DEADLINE)
+        producer.flush(DEADLINE)
+        assert second.reply() == [[0, 0, 0, 4]]
+
+    def test_a_stopped_consumer_delays_and_loses_nothing(
+        self, bench: StreamBench, spawn: Callable[..., Puppet]
+    ) -> None:
+        consumer, producer = spawn("consumer"), bench.producer()
+        consumer.call("grant", num_lanes=NUM_LANES, min_version=V1)
+        consumer.stop()
+        with pytest.raises(StreamTimeout):
+            producer.acquire(0.05)
+        consumer.resume()
+        consumer.send("receive", max_items=1, timeout=DEADLINE)
+        producer.post(fill(producer.acquire(DEADLINE), 1))
+        assert consumer.reply() == [[0, 0, 0, 1]]
+
+    def test_kills_at_any_moment_keep_the_books_right(
+        self, bench: StreamBench, spawn: Callable[..., Puppet], pool: ThreadPoolExecutor
+    ) -> None:
+        """Producers die while they produce, consumers while they take; every transition is accounted for in the end."""
+        rng = random.Random(7)  # noqa: S311 - a test's
+        stop = threading.Event()
+        producer = bench.producer(0)
+
+        def produce() -> None:
+            value = 0
+            while not stop.is_set():
+                try:
+                    producer.post(fill(producer.acquire(0.05), value))
+                    value += 1
+                except StreamTimeout:
+                    continue
+
+        producing = pool.submit(produce)
+        taken = 0
+        for life in range(3):
+            consumer = spawn("consumer")
+            victim = spawn("producer", index=1, incarnation=life)
+            victim.send("produce", count=10_000, timeout=DEADLINE)
+            consumer.call("grant", num_lanes=4 * NUM_LANES, min_version=V1)
+            for _ in range(rng.randrange(5, 25)):
+                slots = consumer.call("receive", max_items=64, timeout=DEADLINE)
+                taken += len(slots)
+                consumer.call("release")
+                consumer.call("grant", num_lanes=NUM_LANES * len(slots), min_version=V1)
+            for puppet in rng.sample([consumer, victim], 2):
+                puppet.kill()
+        stop.set()
+        producing.result(DEADLINE)
+        producer.close()
+        bench.actor_ledger(0).end()
+        books = bench.balance(ended=True)
+        assert books.lost["receiver_died"] >= taken * TRANSITIONS
+        assert books.lost["producer_died"] <= 3 * 2 * TRANSITIONS
+        assert books.produced > 0
+
+    @pytest.fixture
+    def pool(self) -> Iterator[ThreadPoolExecutor]:
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            yield pool
+
+
+def acquire(bench: StreamBench, consumer: SampleConsumer, puppet: Puppet) -> int:
+    """Have the puppet acquire while the consumer is served; returns the order of the credit."""
+    puppet.send("acquire", timeout=DEADLINE)
+    bench.until(consumer, puppet.has_reply)
+    return int(puppet.reply())
+
+
+def open_descriptors() -> int:
+    """Descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mapped_segments() -> int:
+    """Slots' memory mapped into this process."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return sum("rlsrl-slots" in line for line in maps)

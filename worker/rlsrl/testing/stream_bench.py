@@ -1,0 +1,245 @@
+"""Both ends of a sample stream, their ledgers, and the hands to work them with from one thread.
+
+For the conformance suite (``sample_streams``) and the processes it starts (``stream_puppet``); imports no test runner,
+so that those start fast.
+"""
+
+# ruff: noqa: D102, S101 - methods make what they are called; what is asserted are the tests' own claims
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
+from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.runtime.ledger import ActorLedger, Balance, LedgerPage, TrainerLedger, balance, read_pages
+from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
+from rlsrl.streams.protocols import SampleConsumer, SampleProducer, StreamTimeout
+from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
+from rlsrl.testing.clock import ManualClock
+
+TOKEN = "token-of-the-tests"  # noqa: S105 - guards nothing
+NUM_STEPS = 3
+NUM_LANES = 2
+TRANSITIONS = NUM_STEPS * NUM_LANES
+"""Of one full slot of the usual width."""
+DEADLINE = 60.0
+"""Seconds to wait for what will come: never reached."""
+
+
+class ObservableConsumer(SampleConsumer, Protocol):
+    """A consumer under test."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """``refused_<kind>``, ``revoked`` and the like."""
+
+
+class Transport(Protocol):
+    """How to make both ends of a stream. The constructor takes no arguments: other processes make their own."""
+
+    def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
+        """A consumer that serves ``address``; the arguments are those of ``SharedMemoryConsumer``."""
+
+    def producer(self, address: str, **arguments: Any) -> SampleProducer:
+        """A producer for the consumer that serves ``address``; the arguments are those of ``SharedMemoryProducer``."""
+
+
+class InlineTransport:
+    """Within one process."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, InlineChannel] = {}
+
+    def _channel(self, address: str) -> InlineChannel:
+        return self._channels.setdefault(address, InlineChannel(address))
+
+    def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
+        return InlineConsumer(self._channel(address), **arguments)
+
+    def producer(self, address: str, **arguments: Any) -> SampleProducer:
+        return InlineProducer(self._channel(address), **arguments)
+
+
+class SharedMemoryTransport:
+    """Between processes of one machine."""
+
+    def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
+        return SharedMemoryConsumer(address, **arguments)
+
+    def producer(self, address: str, **arguments: Any) -> SampleProducer:
+        return SharedMemoryProducer(address, **arguments)
+
+
+def small_layout(*, num_lanes: int = NUM_LANES, num_steps: int = NUM_STEPS, observation: int = 4) -> SlotLayout:
+    """The slots of the tests."""
+    env = EnvSpec(
+        observation={"observation": ArraySpec(shape=(observation,), dtype="float32")},
+        action=ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=2),
+    )
+    return rollout_layout(env, num_steps=num_steps, num_lanes=num_lanes)
+
+
+def fill(slot: Slot, value: int) -> Slot:
+    """Write ``value`` everywhere, make every step a transition, and say so."""
+    for name, array in slot.arrays.items():
+        array[...] = True if array.dtype == bool else value
+        assert name == "mask" or array.dtype != object
+    slot.num_transitions = int(slot.arrays["mask"].sum())
+    return slot
+
+
+def value_of(slot: Slot) -> int:
+    """What ``fill`` wrote; fails if it is not everywhere."""
+    value = int(slot.arrays["reward"].flat[0])
+    for name, array in slot.arrays.items():
+        assert (array == (True if array.dtype == bool else value)).all(), f"{name} is not {value} everywhere"
+    return value
+
+
+class StreamBench:
+    """Both ends of one stream, their ledgers in a folder, and the hands to work them with from one thread."""
+
+    def __init__(
+        self, transport: Transport, folder: Path, *, address: str | None = None, clock: ManualClock | None = None
+    ) -> None:
+        self.address = address or f"rlsrl-test-{uuid.uuid4().hex}"
+        self.clock = clock
+        self.received: list[Slot] = []
+        self._transport = transport
+        self._folder = folder
+        self._pages: dict[str, LedgerPage] = {}
+        self._ends: list[SampleConsumer | SampleProducer] = []
+        # With a clock that stands still only calls that do not wait ever return.
+        self._tick = 0.002 if clock is None else 0.0
+
+    def trainer_page(self) -> LedgerPage:
+        """The consumer's page."""
+        return self._page("trainer", 0)
+
+    def trainer_ledger(self) -> TrainerLedger:
+        """The consumer's ledger."""
+        return TrainerLedger(self.trainer_page())
+
+    def actor_ledger(self, index: int) -> ActorLedger:
+        """A producer's ledger."""
+        return ActorLedger(self._page("actor", index))
+
+    def _page(self, role: str, index: int) -> LedgerPage:
+        name = f"{role}-{index}.page"
+        if name not in self._pages:
+            self._pages[name] = LedgerPage.open(self._folder / name, role, index)
+        return self._pages[name]
+
+    def consumer(self, **arguments: Any) -> ObservableConsumer:
+        defaults: dict[str, Any] = {
+            "token": TOKEN,
+            "layout_digest": small_layout().step_digest,
+            "ledger": self.trainer_ledger(),
+            "clock": self.clock,
+        }
+        consumer = self._transport.consumer(self.address, **(defaults | arguments))
+        self._ends.append(consumer)
+        return consumer
+
+    def producer(
+        self, index: int = 0, incarnation: int = 0, *, num_lanes: int = NUM_LANES, **arguments: Any
+    ) -> SampleProducer:
+        defaults: dict[str, Any] = {
+            "token": TOKEN,
+            "layout": small_layout(num_lanes=num_lanes),
+            "producer_id": ProducerId(index, incarnation),
+            "clock": self.clock,
+        }
+        if "ledger" not in arguments:
+            ledger = self.actor_ledger(index)
+            previous = ledger.begin(incarnation)
+            defaults |= {
+                "ledger": ledger,
+                "previous": previous,
+                "on_settled": lambda: ledger.settle(incarnation),
+            }
+        producer = self._transport.producer(self.address, **(defaults | arguments))
+        self._ends.append(producer)
+        return producer
+
+    def serve(self, consumer: SampleConsumer) -> None:
+        """Let the consumer do what is to be done now."""
+        self.received += consumer.receive(64, self._tick)
+
+    def until(self, consumer: SampleConsumer, happened: Callable[[], bool]) -> None:
+        """Serve until ``happened``."""
+        deadline = time.monotonic() + DEADLINE
+        while not happened():
+            assert time.monotonic() < deadline, "it never happened"
+            self.serve(consumer)
+
+    def take(self, consumer: SampleConsumer, count: int) -> list[Slot]:
+        """Serve until ``count`` slots are there, and hand them over."""
+        self.until(consumer, lambda: len(self.received) >= count)
+        taken, self.received = self.received[:count], self.received[count:]
+        return taken
+
+    def try_acquire(self, consumer: SampleConsumer, producer: SampleProducer) -> Slot | None:
+        """A slot, or None if the producer is connected and there is no credit for it."""
+        for _ in range(8):
+            self.serve(consumer)
+            try:
+                return producer.acquire(self._tick)
+            except StreamTimeout:
+                continue
+        return None
+
+    def acquire(self, consumer: SampleConsumer, producer: SampleProducer) -> Slot:
+        """A slot: serve until the credit is there."""
+        deadline = time.monotonic() + DEADLINE
+        while (slot := self.try_acquire(consumer, producer)) is None:
+            assert time.monotonic() < deadline, "no credit came"
+        return slot
+
+    def connect(self, consumer: SampleConsumer, *producers: SampleProducer) -> None:
+        """Let producers connect that shall have no credit yet."""
+        for producer in producers:
+            before = consumer.producers
+            deadline = time.monotonic() + DEADLINE
+            while consumer.producers == before:
+                assert self.try_acquire(consumer, producer) is None
+                assert time.monotonic() < deadline, "it never connected"
+
+    def flush(self, consumer: SampleConsumer, producer: SampleProducer) -> None:
+        """Serve until all that was posted is acknowledged."""
+        deadline = time.monotonic() + DEADLINE
+        while producer.unacknowledged:
+            assert time.monotonic() < deadline, "no acknowledgement came"
+            self.serve(consumer)
+            try:
+                producer.flush(self._tick)
+            except StreamTimeout:
+                continue
+
+    def until_settled(
+        self, consumer: SampleConsumer, producer: SampleProducer, settled: Callable[[], bool] | None = None
+    ) -> None:
+        """Serve until the producer was told that its former incarnations are accounted for (or ``settled``)."""
+        done = settled or (lambda: self.balance().unsettled == 0)
+        deadline = time.monotonic() + DEADLINE
+        while not done():
+            assert time.monotonic() < deadline, "it was never settled"
+            self.try_acquire(consumer, producer)
+
+    def balance(self, *, ended: bool = False) -> Balance:
+        """The run's books; fails if they are wrong."""
+        books = balance(read_pages(self._folder), ended=ended)
+        books.check()
+        return books
+
+    def close(self) -> None:
+        """Close whatever was made here."""
+        for end in reversed(self._ends):
+            end.close()
+        for page in self._pages.values():
+            page.close()

@@ -1,0 +1,118 @@
+"""One end of a sample stream in a process of its own: ``Puppet("rlsrl.testing.stream_puppet", ...)``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from rlsrl.data.slots import Slot
+from rlsrl.data.version import Version
+from rlsrl.runtime.references import load_callable
+from rlsrl.streams.protocols import SampleConsumer, SampleProducer
+from rlsrl.testing.puppet import perform
+from rlsrl.testing.stream_bench import ObservableConsumer, StreamBench, fill, value_of
+
+
+class StreamEnd:
+    """The commands."""
+
+    def __init__(self) -> None:
+        self._producer: SampleProducer | None = None
+        self._consumer: ObservableConsumer | None = None
+        self._in_hand: deque[Slot] = deque()
+        self._read: list[Slot] = []
+
+    def setup(self, role: str, transport: str, address: str, folder: str, arguments: dict[str, Any]) -> None:
+        """Make the end that ``role`` names, at that address, with its ledger in that folder."""
+        bench = StreamBench(load_callable(transport, where="transport")(), Path(folder), address=address)
+        if role == "producer":
+            self._producer = bench.producer(**arguments)
+        else:
+            bench.trainer_ledger().resume(None)
+            self._consumer = bench.consumer(**arguments)
+
+    @property
+    def producer(self) -> SampleProducer:
+        """The end, if that is what it is."""
+        assert self._producer is not None, "set up as a producer"  # noqa: S101 - the test's mistake
+        return self._producer
+
+    @property
+    def consumer(self) -> SampleConsumer:
+        """The end, if that is what it is."""
+        assert self._consumer is not None, "set up as a consumer"  # noqa: S101 - the test's mistake
+        return self._consumer
+
+    def acquire(self, timeout: float) -> int:
+        """Take a slot in hand; returns the order of its credit."""
+        self._in_hand.append(self.producer.acquire(timeout))
+        return self._in_hand[-1].credit
+
+    def fill(self, value: int) -> None:
+        """Write ``value`` everywhere into the oldest slot in hand."""
+        fill(self._in_hand[0], value)
+
+    def post(self) -> int:
+        """Post the oldest slot in hand; returns its sequence."""
+        slot = self._in_hand.popleft()
+        self.producer.post(slot)
+        return slot.sequence
+
+    def post_and_die(self) -> None:
+        """Post, and be killed before anything else happens."""
+        self.post()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def produce(self, count: int, timeout: float) -> None:
+        """Acquire, fill with 0, 1, ... and post that many slots."""
+        for value in range(count):
+            self.producer.post(fill(self.producer.acquire(timeout), value))
+
+    def touch(self) -> None:
+        """Show life."""
+        self.producer.touch()
+
+    def flush(self, timeout: float) -> None:
+        """Wait for acknowledgements."""
+        self.producer.flush(timeout)
+
+    def unacknowledged(self) -> list[tuple[int, int]]:
+        """See ``SampleProducer``."""
+        return [*self.producer.unacknowledged]
+
+    def grant(self, num_lanes: int, min_version: tuple[int, int]) -> None:
+        """See ``SampleConsumer``."""
+        self.consumer.grant(num_lanes, Version(*min_version))
+
+    def receive(self, max_items: int, timeout: float) -> list[tuple[int, int, int, int]]:
+        """(producer's index, sequence, credit, value) of slots received; they stay held until ``release``."""
+        slots = self.consumer.receive(max_items, timeout)
+        self._read += slots
+        return [
+            (slot.producer.index, slot.sequence, slot.credit, value_of(slot))
+            for slot in slots
+            if slot.producer is not None
+        ]
+
+    def release(self) -> None:
+        """Release whatever was received."""
+        while self._read:
+            self.consumer.release(self._read.pop(0))
+
+    def outstanding(self) -> list[int]:
+        """See ``SampleConsumer``."""
+        return [*self.consumer.outstanding]
+
+
+def main() -> None:
+    """Play until standard input ends."""
+    end = StreamEnd()
+    names = [name for name in dir(StreamEnd) if not name.startswith("_") and name not in ("producer", "consumer")]
+    perform({name: getattr(end, name) for name in names})
+
+
+if __name__ == "__main__":
+    main()
