@@ -92,6 +92,22 @@ def test_what_may_not_be_trained_is_discarded_with_its_reason_and_counts() -> No
     assert fifo.num_transitions == 9
 
 
+def test_what_may_not_be_trained_never_gets_into_a_batch_whenever_it_comes() -> None:
+    """A restarted trainer waits for its first batch, and an actor posts again what it filled for the trainer before."""
+    fifo = buffer(lag=1)
+    assert fifo.discard_stale(Version(2, 5)) == []
+    batches: list[object] = []
+    waiter = threading.Thread(target=lambda: batches.append(fifo.sample(timeout=60)))
+    waiter.start()
+    fifo.put([slot(0, 4, Version(1, 6)), slot(1, 4, Version(2, 3)), slot(2, 4, Version(2, 5))], oldest_outstanding=None)
+    waiter.join(10)
+    assert batches == [None], "the thread that trains is told at once, and has to look again"
+    assert [discard.reason for discard in fifo.discard_stale(Version(2, 5))] == ["old_attempt", "stale"]
+    batch = fifo.sample(timeout=0)
+    assert batch is not None
+    assert credits_of(batch.arrays["reward"]) == [2, 2, 2, 2]
+
+
 def test_the_oldest_action_decides_the_age_of_a_batch() -> None:
     fifo = buffer()
     mixed = slot(0, 4, Version(1, 7))

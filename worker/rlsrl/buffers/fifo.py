@@ -70,6 +70,7 @@ class FifoBuffer:
         self._changed = threading.Condition()
         self._held: list[_Held] = []
         self._oldest_outstanding: int | None = None
+        self._current: Version | None = None
         self._closed = False
 
     @property
@@ -95,32 +96,45 @@ class FifoBuffer:
             self._changed.notify_all()
 
     def discard_stale(self, current: Version) -> list[Discard]:
-        """Remove what training at ``current`` may not use: another attempt's experience, or one beyond the lag.
+        """Training is at ``current``: remove what it may not use, another attempt's experience or one beyond the lag.
 
         Neither happens to a slot filled under one of our own credits; both happen to slots that a producer posts again
-        after this consumer's former life.
+        after this consumer's former life. Such a slot may come at any time: ``sample`` then returns None until this is
+        called again.
         """
         with self._changed:
-            return [
-                *self._remove("old_attempt", lambda version: version.attempt != current.attempt),
-                *self._remove("stale", lambda version: current.step - version.step > self._max_policy_lag),
-            ]
+            self._current = current
+            return self._remove(self._fault)
 
-    def _remove(self, reason: str, hopeless: Callable[[Version], bool]) -> list[Discard]:
-        gone = [held for held in self._held if hopeless(held.oldest_version)]
-        self._held = [held for held in self._held if not hopeless(held.oldest_version)]
+    def _fault(self, held: _Held) -> str | None:
+        """Why a slot may not be trained now; None if it may."""
+        if self._current is None:
+            return None
+        if held.oldest_version.attempt != self._current.attempt:
+            return "old_attempt"
+        return "stale" if self._current.step - held.oldest_version.step > self._max_policy_lag else None
+
+    def _holds_stale(self) -> bool:
+        return any(self._fault(held) is not None for held in self._held)
+
+    def _remove(self, reason_of: Callable[[_Held], str | None]) -> list[Discard]:
+        """Remove what there is a reason for."""
+        gone = [(reason, held) for held in self._held if (reason := reason_of(held)) is not None]
+        self._held = [held for held in self._held if reason_of(held) is None]
         return [
             Discard(reason=reason, num_lanes=held.num_lanes, num_transitions=held.transitions(held.num_lanes))
-            for held in gone
+            for reason, held in gone
         ]
 
     def sample(self, timeout: float) -> LaneBatch | None:
-        """The next batch; None when it is not complete within ``timeout`` seconds, or after ``close``.
+        """The next batch; None when it is not complete within ``timeout`` seconds, when there is something for
+        ``discard_stale``, or after ``close``.
 
         Woken by ``put`` and ``close``.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._closed or self._complete(), timeout) or self._closed:
+            self._changed.wait_for(lambda: self._closed or self._holds_stale() or self._complete(), timeout)
+            if self._closed or self._holds_stale() or not self._complete():
                 return None
             pieces = self._take()
         return self._assemble(pieces)
@@ -130,7 +144,7 @@ class FifoBuffer:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            return self._remove("end_of_run", lambda _: True)
+            return self._remove(lambda _: "end_of_run")
 
     def _complete(self) -> bool:
         lanes = 0
