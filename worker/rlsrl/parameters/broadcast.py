@@ -354,10 +354,8 @@ class BroadcastReader:
 
 def _check_finite(parameters: Parameters) -> None:
     """A sum is finite only if all terms are; it needs no memory. Where it overflows, the terms decide."""
-    for name, array in {"vector": parameters.vector, **parameters.statistics}.items():
-        if (
-            array.dtype.kind == "f"
-            and not np.isfinite(np.add.reduce(array, axis=None))
-            and not np.isfinite(array).all()
-        ):
-            raise NonFinite(f"version {parameters.version}: {name} holds NaN or infinity")
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, array in {"vector": parameters.vector, **parameters.statistics}.items():
+            is_finite = array.dtype.kind != "f" or np.isfinite(np.add.reduce(array, axis=None))
+            if not is_finite and not np.isfinite(array).all():
+                raise NonFinite(f"version {parameters.version}: {name} holds NaN or infinity")

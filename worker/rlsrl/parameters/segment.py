@@ -158,6 +158,8 @@ class SegmentWriter:
     def close(self) -> None:
         """Give up the memory; readers keep what they have mapped."""
         os.close(self._fd)
+        self._buffers, self._views = None, ()
+        del self._words, self._memory
 
     def _grow(self, shape: BroadcastShape) -> tuple[_Buffer, _Buffer]:
         """Add the shape and two buffers. Readers look for them once ``latest`` is not 0."""
