@@ -84,6 +84,13 @@ def test_another_kind_of_document_is_said_to_be_one_and_nothing_else() -> None:
     assert "RLExperiment" in kind
 
 
+def test_what_cannot_be_read_is_not_also_said_to_be_missing() -> None:
+    (found,) = problems(MINIMAL.replace("name: minimal", "name: !!binary aGk="))
+
+    assert "metadata.name" in found
+    assert "is not read" in found
+
+
 def test_a_misspelt_kind_hides_nothing_else() -> None:
     found = problems(MINIMAL.replace("RLExperiment", "RlExperiment").replace("475", "x"))
 
@@ -261,6 +268,7 @@ def test_overrides_change_fields_in_order() -> None:
         ("algorithm.ppo.learning_rate=1", "did you mean: spec.algorithm.ppo.learningRate"),
         ("actors.replicas=0", "spec.actors.replicas: value 0 is out of range\n    allowed: integer from 1 to 4096"),
         ("actors={replicas: 0, environments: 8}", "spec.actors.replicas: value 0 is out of range"),
+        ("actors={replica: 2, environments: 8}", "did you mean: spec.actors.replicas"),
         ("actors.replicas=[", "spec.actors.replicas: not YAML"),
         ("actors.replicas=.nan", "spec.actors.replicas: \".nan\" is not a finite number"),
         ("actors.replicas", "no path=value"),
