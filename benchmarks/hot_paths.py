@@ -7,7 +7,9 @@ stands beside its plain counterpart (torch inference; modules, torch.distributio
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,7 +89,7 @@ def plain_update(network: nn.Module, optimizer: torch.optim.Optimizer, slots: Ar
             optimizer.step()
 
 
-def best_of(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def best_of(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Least seconds of each, taken in turn so that a busy moment of the machine hits all alike."""
     seconds = dict.fromkeys(functions, float("inf"))
     for _ in range(repeats):
@@ -104,11 +106,11 @@ def main() -> None:
     slot = random_slot(ENV_SPEC, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
     program = policy.export()
     assert program is not None
-    sizes = {"num_steps": NUM_STEPS, "num_lanes": NUM_LANES, "rng": np.random.default_rng(0)}
+    sizes: dict[str, Any] = {"num_steps": NUM_STEPS, "num_lanes": NUM_LANES, "rng": np.random.default_rng(0)}
     actors: dict[str, RolloutActor] = {"program": ProgramActor(program, **sizes), "torch": TorchActor(policy, **sizes)}
     for actor in actors.values():
         actor.load(policy.parameters(Version(1, 0)))
-    acting = best_of({name: lambda actor=actor: rollout(actor, slot) for name, actor in actors.items()}, 30)
+    acting = best_of({name: partial(rollout, actor, slot) for name, actor in actors.items()}, 30)
     for name, seconds in acting.items():
         print(f"acting by {name:8} {seconds / NUM_STEPS * 1e6:8.1f} us a step of {NUM_LANES} environments")
     network = build_network(MlpActorCritic, ENV_SPEC, {}, seed=0)

@@ -46,3 +46,17 @@ def test_noise_is_finite_and_new_each_rollout() -> None:
     assert np.isfinite(first).all()
     assert (first != draws._noise).mean() > 0.999
     assert abs(first.mean() - 0.5772) < 0.02, "the mean of a standard Gumbel variable"
+
+
+class ZeroDraws:
+    """A generator whose exponential draws are all 0, as one in eight million is."""
+
+    def standard_exponential(self, *, out: np.ndarray, dtype: type) -> None:
+        out[...] = 0
+
+
+def test_a_draw_of_zero_still_makes_finite_noise() -> None:
+    draws = CategoricalSampler(num_steps=2, num_lanes=1, num_actions=2, rng=ZeroDraws(), greedy=False)
+    with np.errstate(all="raise"):
+        draws.begin()
+    assert np.isfinite(draws._noise).all()
