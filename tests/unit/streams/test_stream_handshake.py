@@ -1,0 +1,113 @@
+"""Introductions and answers: what is believed of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rlsrl.data.slots import ProducerId
+from rlsrl.streams.handshake import MAX_LANES, PROTOCOL, Hello, Refusal, Welcome, refusal_to_json
+from rlsrl.streams.protocols import HandshakeRefused, StreamError
+from rlsrl.testing.stream_bench import TOKEN, small_layout
+
+LAYOUT = small_layout()
+HELLO = Hello(
+    producer=ProducerId(3, 2),
+    layout=LAYOUT,
+    unacknowledged=((4, 6), (7, 5)),
+    num_in_hand=1,
+    previous={0: ((1, 6),), 1: ()},
+)
+
+
+def read(message: dict[str, Any]) -> Hello:
+    return Hello.from_json(message, token=TOKEN, layout_digest=LAYOUT.step_digest)
+
+
+def test_a_hello_survives_the_wire() -> None:
+    assert read(json.loads(json.dumps(HELLO.to_json(TOKEN)))) == HELLO
+
+
+def test_a_welcome_survives_the_wire() -> None:
+    welcome = Welcome(mark=-1, num_slots=2, claims=(4, 5))
+    assert Welcome.from_json(json.loads(json.dumps(welcome.to_json())), stream="s") == welcome
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "texts"),
+    [
+        ({"protocol": 99}, "protocol", [f"protocol {PROTOCOL} here", "99 there"]),
+        ({"protocol": "x" * 10_000}, "protocol", [f"protocol {PROTOCOL} here"]),
+        ({"token": "wrong"}, "token", ["token"]),
+        ({"token": None}, "token", ["token"]),
+        ({"token": "ü" * 10}, "token", ["token"]),
+        ({"index": -1}, "malformed", ["-1"]),
+        ({"index": True}, "malformed", ["True"]),
+        ({"index": "0"}, "malformed", ["'0'"]),
+        ({"incarnation": 1 << 63}, "malformed", ["2**63"]),
+        ({"num_in_hand": 65}, "malformed", ["slots held"]),
+        ({"num_in_hand": 1e300}, "malformed", ["integer"]),
+        ({"unacknowledged": [[1, 1], [1, 1]]}, "malformed", ["ascending"]),
+        ({"unacknowledged": [[1]]}, "malformed", []),
+        ({"unacknowledged": 7}, "malformed", []),
+        ({"unacknowledged": {}}, None, []),
+        ({"previous": [[2, []]]}, "malformed", ["not below 2"]),
+        ({"previous": None}, "malformed", []),
+        ({"layout": None}, "malformed", []),
+        ({"layout": {"num_steps": 0, "num_lanes": 1, "fields": {}}}, "malformed", ["at least one step"]),
+        ({"layout": small_layout(observation=9).to_json()}, "layout", [LAYOUT.step_digest, "there"]),
+        ({"layout": LAYOUT.with_lanes(MAX_LANES + 1).to_json()}, "layout", [str(MAX_LANES), str(MAX_LANES + 1)]),
+    ],
+)
+def test_a_hello_is_judged_field_by_field(change: dict[str, Any], kind: str | None, texts: list[str]) -> None:
+    message = HELLO.to_json(TOKEN) | change
+    if kind is None:
+        read(message)
+        return
+    with pytest.raises(Refusal) as refusal:
+        read(message)
+    assert refusal.value.kind == kind
+    assert len(str(refusal.value)) < 1000
+    for text in texts:
+        assert text in str(refusal.value)
+
+
+@pytest.mark.parametrize("field", [field for field in HELLO.to_json(TOKEN) if field not in ("protocol", "token")])
+def test_a_missing_field_is_named(field: str) -> None:
+    message = HELLO.to_json(TOKEN)
+    del message[field]
+    with pytest.raises(Refusal, match=field) as refusal:
+        read(message)
+    assert refusal.value.kind == "malformed"
+
+
+def test_the_token_is_looked_at_before_the_rest() -> None:
+    with pytest.raises(Refusal) as refusal:
+        read({"protocol": PROTOCOL, "token": "wrong", "layout": "nonsense"})
+    assert refusal.value.kind == "token"
+
+
+def test_no_message_shows_the_expected_token() -> None:
+    with pytest.raises(Refusal) as refusal:
+        read(HELLO.to_json("wrong"))
+    assert TOKEN not in json.dumps(refusal_to_json(refusal.value))
+    assert TOKEN not in repr(HELLO)
+
+
+def test_a_refusal_reaches_the_producer_with_its_text() -> None:
+    message = refusal_to_json(Refusal("layout", "slot layout aaa here, bbb there"))
+    with pytest.raises(HandshakeRefused, match=r"samples-0.*aaa here, bbb there"):
+        Welcome.from_json(message, stream="samples-0")
+
+
+def test_an_answer_of_another_protocol_is_refused_with_both_versions() -> None:
+    with pytest.raises(HandshakeRefused, match=f"protocol {PROTOCOL} here, 7 at the consumer"):
+        Welcome.from_json({"protocol": 7, "mark": 0, "num_slots": 2, "claims": []}, stream="s")
+
+
+@pytest.mark.parametrize("change", [{"mark": None}, {"num_slots": -1}, {"claims": ["x"]}, {"claims": None}])
+def test_an_answer_that_makes_no_sense_is_an_error(change: dict[str, Any]) -> None:
+    with pytest.raises(StreamError, match="makes no sense"):
+        Welcome.from_json(Welcome(mark=0, num_slots=2, claims=()).to_json() | change, stream="s")
