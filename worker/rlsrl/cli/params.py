@@ -1,0 +1,252 @@
+"""``rlsrl params``: what a run stored of its weights, and what is done with it by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import structlog
+
+from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.cli.errors import UserError
+from rlsrl.data.version import Version
+from rlsrl.local.run_folder import RUNS
+from rlsrl.parameters.encoding import encode_parameters
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.protocols import ParameterError, Parameters, VersionInfo
+from rlsrl.runtime.durable import write_durably
+from rlsrl.runtime.errors import did_you_mean
+
+PARAMETERS = "parameters"
+"""The parameter DB's folder in a run folder."""
+_HEADER = ("VERSION", "TAGS", "CREATED", "PARAMETERS", "SIZE", "STATE", "METADATA")
+_LONGEST_VALUE = 120
+"""Characters of one metadata value outside JSON output; an exported program fills pages."""
+
+_run = click.argument("run", type=click.Path(path_type=Path))
+_version = click.argument("version", default="latest")
+_policy = click.option("--policy", default=POLICY_NAME, show_default=True, help="Which of the run's policies.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def params() -> None:
+    """List, show, tag, export and prune the weights of a run.
+
+    RUN is a run folder, or the name of one in runs/. VERSION is a version such as 1.2500, a tag, or latest.
+    """
+    # Events of damaged files go beside the output, not into it.
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+
+
+@params.command("list")
+@_run
+@_policy
+@_json
+def list_versions(run: Path, policy: str, as_json: bool) -> None:
+    """List the stored versions, oldest first."""
+    with _told_to_the_user():
+        infos = _stored(_open(run), policy)
+    click.echo(_as_json([_describe(info) for info in infos]) if as_json else _table(infos))
+
+
+@params.command()
+@_run
+@_version
+@_policy
+@_json
+def show(run: Path, version: str, policy: str, as_json: bool) -> None:
+    """Show all that is known of one version, after checking that it is whole."""
+    with _told_to_the_user():
+        info, parameters = _one(_open(run), policy, version)
+    described = _describe(info) | {
+        "layout": parameters.layout,
+        "statistics": {name: list(array.shape) for name, array in parameters.statistics.items()},
+    }
+    click.echo(_as_json(described) if as_json else _lines(described))
+
+
+@params.command()
+@_run
+@click.argument("version")
+@click.argument("tags", metavar="TAG...", nargs=-1, required=True)
+@_policy
+def tag(run: Path, version: str, tags: tuple[str, ...], policy: str) -> None:
+    """Name VERSION for good: a tagged version is never pruned. A tag that another version has moves here."""
+    with _told_to_the_user():
+        db = _open(run)
+        db.tag(policy, version, *tags)
+        info = next(info for info in db.versions(policy) if tags[0] in info.tags)
+    click.echo(f"{info.version}: {', '.join(info.tags)}")
+
+
+@params.command()
+@_run
+@_version
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, type=click.Path(path_type=Path, dir_okay=False),
+    help="The safetensors file to write.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@_policy
+def export(run: Path, version: str, output: Path, force: bool, policy: str) -> None:
+    """Write one version to a safetensors file of its own: weights, statistics, and metadata as JSON in its header."""
+    if output.exists() and not force:
+        raise UserError(f"{output} is there already; --force replaces it")
+    if not output.parent.is_dir():
+        raise UserError(f"there is no folder {output.parent} for {output.name}")
+    with _told_to_the_user():
+        info, parameters = _one(_open(run), policy, version)
+        data = encode_parameters(parameters, created_at=info.created_at, metadata=info.metadata)
+        write_durably(output, data)
+    click.echo(f"{info.version}: {output} ({_size(len(data))})")
+
+
+@params.command()
+@_run
+@click.option(
+    "--keep-last",
+    metavar="N",
+    required=True,
+    type=click.IntRange(min=0),
+    help="The newest N versions stay, tagged or not.",
+)
+@_policy
+@_json
+def prune(run: Path, keep_last: int, policy: str, as_json: bool) -> None:
+    """Remove old versions that have no tag. The newest one, and what resuming needs, always stay."""
+    with _told_to_the_user():
+        db = _open(run)
+        before = _stored(db, policy)
+        removed = db.prune(policy, keep_last=keep_last)
+    freed = sum(info.nbytes for info in before if info.version in removed)
+    if as_json:
+        click.echo(_as_json({"removed": [str(version) for version in removed], "nbytes": freed}))
+    else:
+        names = f": {_span(removed)}" if removed else ""
+        click.echo(f"removed {len(removed)} of {len(before)} versions ({_size(freed)} of weights){names}")
+
+
+@contextlib.contextmanager
+def _told_to_the_user() -> Iterator[None]:
+    """What the store refuses is the user's to put right."""
+    try:
+        yield
+    except (ParameterError, ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+
+
+def _open(run: Path) -> FilesystemParameterDB:
+    for folder in (run, RUNS / run):
+        if (folder / PARAMETERS).is_dir():
+            return FilesystemParameterDB(folder / PARAMETERS)
+    candidates = [path.parent.name for path in RUNS.glob(f"*/{PARAMETERS}")]
+    problem = f"{run} is no run folder: it has no folder {PARAMETERS!r}" if run.exists() else f"there is no run {run}"
+    raise UserError(f"{problem}{did_you_mean(run.name, candidates)}")
+
+
+def _stored(db: FilesystemParameterDB, policy: str) -> list[VersionInfo]:
+    infos = db.versions(policy)
+    if not infos:
+        db.get(policy)  # says what there is instead
+    return infos
+
+
+def _one(db: FilesystemParameterDB, policy: str, version: str) -> tuple[VersionInfo, Parameters]:
+    """A version and what is known of it; the text may be a version, a tag or latest."""
+    parameters = db.get(policy, version)
+    assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
+    for info in db.versions(policy):
+        if info.version == parameters.version:
+            return info, parameters
+    raise UserError(f"version {parameters.version} was pruned while it was read; try again")
+
+
+def _describe(info: VersionInfo) -> dict[str, Any]:
+    return {
+        "policy": info.policy,
+        "version": str(info.version),
+        "tags": list(info.tags),
+        "created_at": _date(info.created_at),
+        "num_parameters": info.num_parameters,
+        "nbytes": info.nbytes,
+        "has_state": info.has_state,
+        "metadata": dict(info.metadata),
+    }
+
+
+def _table(infos: Sequence[VersionInfo]) -> str:
+    rows = [_HEADER, *map(_row, infos)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _row(info: VersionInfo) -> tuple[str, ...]:
+    return (
+        str(info.version),
+        ",".join(info.tags) or "-",
+        _date(info.created_at),
+        f"{info.num_parameters:,}",
+        _size(info.nbytes),
+        "yes" if info.has_state else "-",
+        _highlights(info.metadata),
+    )
+
+
+def _highlights(metadata: Mapping[str, Any]) -> str:
+    """Numbers and short texts; what is nested is for ``show``."""
+    shown = (f"{key}={_short(value)}" for key, value in metadata.items() if isinstance(value, bool | int | float | str))
+    return " ".join(shown) or "-"
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 24 else f"{text[:23]}…"
+
+
+def _lines(described: Mapping[str, Any]) -> str:
+    shown: dict[str, Callable[[Any], str]] = {
+        "tags": lambda tags: ", ".join(tags) or "-",
+        "num_parameters": lambda number: f"{number:,}",
+        "nbytes": _size,
+        "has_state": lambda has_state: "yes, training can resume here" if has_state else "no",
+    }
+    lines = [
+        f"{key.removeprefix('num_').removeprefix('has_')}: {shown.get(key, _value)(value)}"
+        for key, value in described.items()
+        if key != "metadata"
+    ]
+    lines += [f"metadata.{key}: {_value(value)}" for key, value in described["metadata"].items()]
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}… ({len(text):,} characters: see --json)"
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _span(versions: Sequence[Version]) -> str:
+    return ", ".join(map(str, versions)) if len(versions) <= 5 else f"{versions[0]} to {versions[-1]}"
+
+
+def _date(unix_seconds: float) -> str:
+    return datetime.fromtimestamp(unix_seconds, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _size(nbytes: int) -> str:
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
