@@ -20,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from rlsrl.data.version import INITIAL, Version
-from rlsrl.parameters.protocols import NonFinite, ParameterError, Parameters
+from rlsrl.parameters.protocols import (
+    NonFinite,
+    ParameterError,
+    Parameters,
+    SourceClosed,
+    SourceRefused,
+    SourceTimeout,
+)
 from rlsrl.parameters.segment import SegmentReader, SegmentWriter
 from rlsrl.rpc.auth import token_matches
 from rlsrl.rpc.local import connect, listen, recv_json, send_json
@@ -33,15 +40,15 @@ _MAX_BACK_OFF_SECONDS = 1.0
 _WAKE = b"v"
 
 
-class BroadcastClosed(ParameterError):  # noqa: N818 - it is an end, not a fault
+class BroadcastClosed(SourceClosed):
     """This end was closed; raised by calls that were waiting and by later ones."""
 
 
-class BroadcastTimeout(ParameterError, TimeoutError):  # noqa: N818 - it is a TimeoutError
+class BroadcastTimeout(SourceTimeout):
     """The deadline passed; the call can be made again."""
 
 
-class BroadcastRefused(ParameterError):  # noqa: N818 - named for what the publisher did
+class BroadcastRefused(SourceRefused):
     """The publisher answered and said no; the text says why."""
 
 
@@ -186,7 +193,7 @@ class BroadcastPublisher:
 
 
 class BroadcastReader:
-    """An actor's end. One thread uses it, except ``close``, which any thread may call.
+    """An actor's end; implements ``ParameterSource``. One thread uses it, except ``close``, which any thread may call.
 
     It finds the next publisher by itself when one dies or closes. Versions never move back: a publisher with older
     versions than were read is ignored until it has newer ones.

@@ -37,6 +37,18 @@ class Corrupt(ParameterError):  # noqa: N818 - named for the fact
     """A stored file does not hold what was written; the text names the file."""
 
 
+class SourceTimeout(ParameterError, TimeoutError):  # noqa: N818 - it is a TimeoutError
+    """The deadline passed; the call can be made again."""
+
+
+class SourceClosed(ParameterError):  # noqa: N818 - it is an end, not a fault
+    """This end was closed; raised by calls that were waiting and by later ones."""
+
+
+class SourceRefused(ParameterError):  # noqa: N818 - named for what the publisher did
+    """The publisher answered and said no; the text says why."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parameters:
     """What acting needs of one version of a policy."""
@@ -97,6 +109,41 @@ class ParameterReader(Protocol):
 
     def watch(self, policy: str, timeout: float) -> Iterator[Version]:
         """Versions as they appear, newest only; ends when none came for ``timeout`` seconds."""
+
+
+class ParameterSource(Protocol):
+    """The newest weights as a trainer publishes them, whatever carries them. One thread uses it, except ``close``.
+
+    It finds the next publisher by itself when one dies. Versions never move back.
+    """
+
+    def description(self, timeout: float) -> dict[str, Any]:
+        """What the publisher says of itself. Waits for a publisher up to ``timeout`` seconds; ended by ``close``.
+
+        Raises:
+            SourceTimeout, SourceClosed, SourceRefused: see each.
+        """
+
+    def get(self, newer_than: Version | None = None) -> Parameters | None:
+        """The latest parameters; None if there are none, or none newer. Never waits for a publisher to make some.
+
+        Raises:
+            SourceClosed, SourceRefused: see each.
+            Corrupt: what arrived is not what was published.
+        """
+
+    def wait(self, min_version: Version, timeout: float) -> Parameters:
+        """The latest parameters as soon as they are of ``min_version`` or newer.
+
+        Woken by a publication, by ``close``, or by the timeout in seconds.
+
+        Raises:
+            SourceTimeout, SourceClosed, SourceRefused: see each.
+            Corrupt: what arrived is not what was published.
+        """
+
+    def close(self) -> None:
+        """Wake whoever waits and let go of everything. Idempotent."""
 
 
 class ParameterDB(ParameterReader, Protocol):
