@@ -1,9 +1,10 @@
-"""An environment that follows a script: every reward, end and observation is known beforehand."""
+"""Environments whose rewards, ends and observations a test knows beforehand or decides."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
@@ -91,3 +92,37 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
 
 def _unbounded(size: int) -> spaces.Box[Any]:
     return spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+
+class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """Episodes of 8 steps that return 0 until the file ``gate`` is there, and 8 from then on.
+
+    A run with a mean return as its goal goes on for as long as a test wants, and ends soon after the test opens the
+    gate. An observation is the share of the episode that is over, beside a random number.
+    """
+
+    LENGTH = 8
+
+    def __init__(self, gate: str) -> None:
+        self.observation_space = _unbounded(2)
+        self.action_space = spaces.Discrete(2)
+        self._gate = Path(gate)
+        self._is_open = False
+        self._taken = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin an episode; look at the gate."""
+        super().reset(seed=seed, options=options)
+        self._taken = 0
+        self._is_open = self._is_open or self._gate.exists()
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:  # noqa: ARG002
+        """Go on; actions change nothing."""
+        self._taken += 1
+        return self._observe(), float(self._is_open), self._taken == self.LENGTH, False, {}
+
+    def _observe(self) -> NDArray[np.float32]:
+        return np.array([self._taken / self.LENGTH, self.np_random.standard_normal()], np.float32)

@@ -162,6 +162,8 @@ class TrainingThread:
         try:
             self._publish(self._learner.parameters(self._version))
             self._boundary = self._context.clock.monotonic()
+            # A life that was killed between its last checkpoint and its terminal record left nothing to train.
+            self._judge_progress()
             while not self._stopping.is_set():
                 self._hand_out_credits()
                 if (batch := self._next_batch()) is not None:
@@ -198,14 +200,17 @@ class TrainingThread:
         self._progress.add(batch.arrays, num_transitions=batch.num_transitions, seconds=now - self._boundary)
         self._boundary = now
         self._count(batch, policy_lag)
-        self._stop_reason = self._progress.stop_reason(self._stop_conditions)
-        if self._stop_reason is not None:
-            self._stopping.set()
+        self._judge_progress()
         if self._cadence.report.check() or self._stop_reason is not None:
             self._report(self._scalars(result, policy_lag))
         push, tag = self._cadence.push.check(), self._cadence.tag.check()
         if (push or tag) and self._stop_reason is None:
             self._store(self.checkpoint(*([f"step-{self._version.step}"] if tag else [])))
+
+    def _judge_progress(self) -> None:
+        self._stop_reason = self._progress.stop_reason(self._stop_conditions)
+        if self._stop_reason is not None:
+            self._stopping.set()
 
     def _count(self, batch: LaneBatch, policy_lag: int) -> None:
         metrics = self._context.metrics

@@ -1,0 +1,29 @@
+"""One real run of the first example, looked at while it lives; test modules look at what it left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlsrl.testing.live_runs import Desk, LiveRun
+from rlsrl.testing.sightings import WatchedRun, look
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "cartpole.yaml"
+
+
+@pytest.fixture(scope="session")
+def cartpole_run(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
+    """``rlsrl run examples/cartpole.yaml`` to its end."""
+    text = EXAMPLE.read_text().replace("name: cartpole", "name: live")
+    desk = Desk(tmp_path_factory.mktemp("cartpole"), text)
+    # Has every process of the run write what it imports to its standard error, which is kept in the logs.
+    with desk.begin(environment={"PYTHONPROFILEIMPORTTIME": "1"}) as run:
+        run.until(lambda: run.is_complete() and _has_trained(run), "all processes at work, and a training step")
+        sighting = look(run)
+        return WatchedRun(desk=desk, exit_code=run.wait(timeout=250.0), output=run.output, sighting=sighting)
+
+
+def _has_trained(run: LiveRun) -> bool:
+    status = run.facts.status()
+    return status is not None and (status["totals"]["train_steps"] or 0) > 0

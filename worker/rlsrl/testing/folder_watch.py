@@ -1,0 +1,99 @@
+"""Waiting for what other processes write: the kernel says when something in a folder changed, nothing looks again and
+again. Linux.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import struct
+import time
+from collections.abc import Collection
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_IN_MODIFY = 0x00000002
+_IN_MOVED_TO = 0x00000080
+_IN_CREATE = 0x00000100
+_IN_DELETE = 0x00000200
+_CHANGES = _IN_MODIFY | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
+_IN_NONBLOCK = os.O_NONBLOCK
+_IN_CLOEXEC = os.O_CLOEXEC
+_EVENT = struct.Struct("iIII")
+"""Watch, what happened, a cookie, and the length of the name behind it."""
+
+
+class FolderWatch:
+    """Tells when something below a folder changed. One thread uses it; use it as a context manager.
+
+    Folders that come later are watched from the first ``wait`` after they came, so a condition is to be looked at again
+    after every ``wait``, and holds for good once it was seen. What is written through a memory map goes unnoticed.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Watch ``root``, which exists, and everything below it."""
+        self._root = root
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = self._libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
+        if self._descriptor < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        self._watched: set[Path] = set()
+        self._watch_new_folders()
+
+    def wait(self, *others: int, timeout: float) -> Collection[str]:
+        """Wait for changes; returns the names of what changed, none after ``timeout`` seconds.
+
+        Returns early, with what there is, once one of the descriptors ``others`` is readable, and when folders came
+        meanwhile in which something may have changed already.
+        """
+        if self._watch_new_folders():
+            return self._read()
+        select.select([self._descriptor, *others], [], [], max(0.0, timeout))
+        return self._read()
+
+    def wait_for_name(self, part: str, *others: int, timeout: float) -> bool:
+        """Wait until a file comes or changes whose name holds ``part``; False after ``timeout`` seconds, or once one of
+        ``others`` is readable.
+        """
+        deadline = time.monotonic() + timeout
+        while (remaining := deadline - time.monotonic()) > 0:
+            if any(part in name for name in self.wait(*others, timeout=remaining)):
+                return True
+            if select.select(others, [], [], 0)[0]:
+                return False
+        return False
+
+    def close(self) -> None:
+        """Stop watching."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _watch_new_folders(self) -> bool:
+        folders = {self._root, *(Path(where) for where, _, _ in os.walk(self._root))} - self._watched
+        for folder in folders:
+            # A folder that was removed meanwhile cannot be watched, and need not be.
+            self._libc.inotify_add_watch(self._descriptor, os.fsencode(folder), _CHANGES)
+        self._watched |= folders
+        return bool(folders)
+
+    def _read(self) -> set[str]:
+        names = set()
+        try:
+            events = os.read(self._descriptor, 65536)
+        except BlockingIOError:
+            return names
+        while events:
+            _, _, _, length = _EVENT.unpack_from(events)
+            end = _EVENT.size + length
+            names.add(os.fsdecode(events[_EVENT.size : end].rstrip(b"\0")))
+            events = events[end:]
+        return names

@@ -1,0 +1,312 @@
+"""SIGKILL of every role of a real run, at moments drawn from a seed, and what has to hold after each of them.
+
+``KILLED_ROLES`` is the one table: a new role enters it with what its death may cost.
+"""
+
+# ruff: noqa: S101 - these are tests
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import select
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from rlsrl.data.version import Version
+from rlsrl.testing.live_runs import Desk, LiveRun, WorkerProcess, await_death
+
+Moment = Literal["start-up", "training", "checkpoint", "shutdown"]
+"""While a life of the run starts; between two durable versions; while one is being written; during a clean end that
+Ctrl-C asked for, with a resume after it."""
+MOMENTS: tuple[Moment, ...] = ("start-up", "training", "checkpoint", "shutdown")
+
+CONTROLLER = "controller"
+"""The process of ``rlsrl run`` itself: its death ends all others, and a resume is judged."""
+
+START_UP_SECONDS = 2.0
+BETWEEN_VERSIONS_SECONDS = 0.4
+SHUTDOWN_SECONDS = 0.1
+"""Over how long the kills of each moment are spread."""
+
+CHECKPOINTS_BEHIND = 3
+"""Checkpoints that a trainer may have due and not durable: one being written, one queued, one that waits for room."""
+
+INTERRUPTED = 128 + signal.SIGINT
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KilledRole:
+    """A role, and what the death of one of its processes may cost."""
+
+    name: str
+    gang: bool = False
+    """Whether its processes live and die together."""
+    holds_samples: bool = False
+    """Whether samples on their way go with it."""
+    rolls_back: bool = False
+    """Whether its successor goes on from the last durable version."""
+
+
+KILLED_ROLES = {
+    role.name: role
+    for role in (
+        KilledRole(name="actor", holds_samples=True),
+        KilledRole(name="trainer", gang=True, holds_samples=True, rolls_back=True),
+        KilledRole(name="coordinator"),
+        KilledRole(name=CONTROLLER, gang=True, holds_samples=True, rolls_back=True),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """One kill, as it is logged."""
+
+    role: str
+    pid: int
+    moment: Moment
+    state: str
+    """What the process was doing, in the coordinator's words; ``unlisted`` before it has joined and after it has left."""
+    version: str | None
+    """The newest durable version then; None before the first."""
+    env_steps: int
+    """Transitions trained up to that version."""
+
+
+class KillCampaign:
+    """One experiment, run to its goal while its processes are killed. Use it as a context manager.
+
+    The experiment trains ``GatedEnv``, so it goes on until ``finish`` opens the gate: every kill comes before the
+    terminal record. ``parameters.everySteps`` says how often it makes a durable version.
+    """
+
+    def __init__(self, folder: Path, experiment: str, *, seed: int) -> None:
+        """Prepare a run in ``folder``; ``{gate}`` in the experiment becomes the gate's path."""
+        self._gate = folder / "gate"
+        self._desk = Desk(folder, experiment.format(gate=self._gate))
+        self._facts = self._desk.facts()
+        self._random = random.Random(seed)  # noqa: S311 - moments, no secrets
+        self._run: LiveRun | None = None
+        self._num_clean_ends = 0
+        self.kills: list[Kill] = []
+        """The kills so far; also a line each in ``kills.jsonl``."""
+
+    def kill(self, role: str, moment: Moment) -> Kill:
+        """Kill one process of the role at that moment, and see that the run gets over it."""
+        while (kill := self._try_to_kill(role, moment)) is None:
+            pass
+        return kill
+
+    def _try_to_kill(self, role: str, moment: Moment) -> Kill | None:
+        """None if the process ended by itself before it could be killed, as it does at a clean end."""
+        self._await_new_version_since_last_kill_of(role)
+        if moment == "start-up":
+            self._end_life()
+        run = self._life()
+        self._await_moment(run, moment)
+        before = self._facts.newest()
+        workers = run.workers()
+        if (victim := self._choose(run, role)) is None:
+            self._see_interrupted(run)
+            return None
+        kill = Kill(
+            role=role,
+            pid=victim.pid,
+            moment=moment,
+            state=self._state_of(victim),
+            version=None if before is None else str(before.version),
+            env_steps=0 if before is None else int(before.metadata["env_steps"]),
+        )
+        try:
+            os.kill(victim.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self._see_interrupted(run)
+            return None
+        self._note(kill)
+        await_death(victim.pid)
+        if role == CONTROLLER:
+            self._see_all_dead(run, workers)
+        elif moment == "shutdown":
+            self._see_interrupted(run)
+        else:
+            self._see_others_alive(run, role, victim, workers)
+        self._see_progress(kill)
+        return kill
+
+    def finish(self) -> dict[str, Any]:
+        """Let the run reach its goal and judge the whole of it; returns its summary."""
+        run = self._life()
+        run.until(run.is_complete, "all processes at work")
+        self._gate.touch()
+        code = run.wait()
+        assert code == 0, run.output
+        assert self._facts.leftovers() == []
+        self._num_clean_ends += 1
+        summary = self._facts.json("summary.json")
+        assert summary["finished"], summary
+        assert summary["reason"] == "returnMean", summary
+        self._judge_ledger(summary["ledger"])
+        self._judge_versions()
+        return summary
+
+    def close(self) -> None:
+        """Kill what is left of the run."""
+        if self._run is not None:
+            self._run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Lives of the run.
+
+    def _life(self) -> LiveRun:
+        """The life that goes on, or a new one."""
+        if self._run is None:
+            self._run = self._desk.begin()
+        return self._run
+
+    def _end_life(self) -> None:
+        """End the present life cleanly, if there is one, as Ctrl-C does."""
+        if self._run is not None:
+            self._run.send(signal.SIGINT)
+            self._see_interrupted(self._run)
+
+    def _see_interrupted(self, run: LiveRun) -> None:
+        code = run.wait()
+        assert code == INTERRUPTED, run.output
+        self._num_clean_ends += 1
+        self._part(run)
+
+    def _part(self, run: LiveRun) -> None:
+        assert self._facts.leftovers() == []
+        run.close()
+        self._run = None
+
+    # Before a kill.
+
+    def _await_new_version_since_last_kill_of(self, role: str) -> None:
+        last = next((kill for kill in reversed(self.kills) if kill.role == role), None)
+        if last is None or self._is_above(last.version):
+            return
+        run = self._life()
+        run.until(lambda: self._is_above(last.version), f"a durable version above {last.version}")
+
+    def _is_above(self, version: str | None) -> bool:
+        newest = self._facts.newest()
+        return newest is not None and (version is None or newest.version > Version.parse(version))
+
+    def _await_moment(self, run: LiveRun, moment: Moment) -> None:
+        if moment == "start-up":
+            run.until(lambda: {"actor", "trainer", "coordinator"} <= {each.role for each in run.workers()}, "processes")
+            self._pass_time(run, START_UP_SECONDS)
+            return
+        run.until(run.is_complete, "all processes at work")
+        newest = self._facts.newest()
+        version = None if newest is None else str(newest.version)
+        run.until(lambda: self._is_above(version), f"a durable version above {version}")
+        if moment == "training":
+            self._pass_time(run, BETWEEN_VERSIONS_SECONDS)
+        elif moment == "checkpoint":
+            run.until_written(".safetensors.")
+        else:
+            run.send(signal.SIGINT)
+            self._pass_time(run, SHUTDOWN_SECONDS)
+
+    def _pass_time(self, run: LiveRun, at_most: float) -> None:
+        """A moment of the seed's choice, unless the run ends first."""
+        pidfd = os.pidfd_open(run.pid)
+        try:
+            select.select([pidfd], [], [], self._random.uniform(0.0, at_most))
+        finally:
+            os.close(pidfd)
+
+    def _choose(self, run: LiveRun, role: str) -> WorkerProcess | None:
+        """A living process of the role."""
+        if role == CONTROLLER:
+            return None if run.has_ended else WorkerProcess(role=role, pid=run.pid)
+        workers = run.workers(role)
+        return self._random.choice(workers) if workers else None
+
+    def _state_of(self, victim: WorkerProcess) -> str:
+        status = self._facts.status()
+        if victim.role == "coordinator":
+            return "unlisted" if status is None else "running"
+        if victim.role == CONTROLLER:
+            return "running"
+        workers = [] if status is None else status["roles"].get(victim.role, [])
+        return next((str(worker["state"]) for worker in workers if worker["pid"] == victim.pid), "unlisted")
+
+    def _note(self, kill: Kill) -> None:
+        self.kills.append(kill)
+        _log.info("killed %s", kill)
+        with (self._desk.folder / "kills.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(kill)) + "\n")
+
+    # After a kill.
+
+    def _see_all_dead(self, run: LiveRun, workers: list[WorkerProcess]) -> None:
+        for worker in workers:
+            await_death(worker.pid)
+        assert run.wait() == -signal.SIGKILL, run.output
+        self._part(run)
+
+    def _see_others_alive(self, run: LiveRun, role: str, victim: WorkerProcess, before: list[WorkerProcess]) -> None:
+        run.until(lambda: run.is_complete() and victim not in run.workers(), f"a successor of {victim}")
+        survivors = {each for each in before if each != victim and not (KILLED_ROLES[role].gang and each.role == role)}
+        assert survivors <= set(run.workers()), f"after a kill of {victim} of {before} there are {run.workers()}"
+
+    def _see_progress(self, kill: Kill) -> None:
+        """Versions and env_steps rise, from the last durable version on or above it."""
+        run = self._life()
+        run.until(lambda: self._has_risen(kill), f"versions and env_steps above {kill}")
+        resumed = self._facts.logged("trainer-0", "resumed")
+        if KILLED_ROLES[kill.role].rolls_back and kill.version is not None:
+            assert Version.parse(resumed[-1]["version"]) >= Version.parse(kill.version), f"{kill}: {resumed[-1]}"
+        assert not self._facts.is_finished, "every kill comes before the terminal record"
+
+    def _has_risen(self, kill: Kill) -> bool:
+        newest = self._facts.newest()
+        return self._is_above(kill.version) and newest is not None and newest.metadata["env_steps"] > kill.env_steps
+
+    def _judge_versions(self) -> None:
+        """Versions never move back: a later one has a higher (attempt, step) and was made of more experience."""
+        history = sorted(self._facts.versions(), key=lambda info: info.created_at)
+        versions = [info.version for info in history]
+        assert versions == sorted(versions), versions
+        steps = [(info.metadata["env_steps"], info.version.step) for info in history]
+        assert steps == sorted(steps), steps
+
+    def _judge_ledger(self, ledger: Mapping[str, Any]) -> None:
+        assert ledger["balanced"], ledger
+        gone = sum(ledger["lost"].values()) + sum(ledger["dropped"].values())
+        bound = self._most_that_may_be_gone()
+        assert gone <= bound, f"{gone} transitions lost or dropped, at most {bound} may be after {self.kills}: {ledger}"
+        if not any(KILLED_ROLES[kill.role].holds_samples for kill in self.kills):
+            assert not any(ledger["lost"].values()), ledger
+        if not any(KILLED_ROLES[kill.role].rolls_back for kill in self.kills):
+            assert ledger["lost"]["rolled_back"] == 0, ledger
+
+    def _most_that_may_be_gone(self) -> int:
+        """From the spec: at each kill what was in flight or rolled back, at each clean end what was in flight."""
+        trainer = self._facts.json("resolved.json")["trainer"]
+        batch = int(trainer["rollout_length"] * trainer["batch_lanes"])
+        widest_slot = int(trainer["rollout_length"] * trainer["max_lanes_per_actor"])
+        in_flight = (1 + int(trainer["max_policy_lag"])) * batch + widest_slot
+        rolled_back = CHECKPOINTS_BEHIND * int(trainer["versions"]["every_steps"]) * batch
+        roles = [KILLED_ROLES[kill.role] for kill in self.kills]
+        holders = sum(role.holds_samples for role in roles)
+        return (holders + self._num_clean_ends) * in_flight + sum(role.rolls_back for role in roles) * rolled_back

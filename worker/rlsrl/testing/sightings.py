@@ -1,0 +1,59 @@
+"""What a live run shows of itself to whoever looks from outside: its pages, its memory, its sockets. Linux."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlsrl.testing.live_runs import Desk, LiveRun, fetch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """A live run at one moment."""
+
+    status: Mapping[str, Any]
+    """The coordinator's ``/status``."""
+    expositions: Mapping[str, str]
+    """What each worker's metrics endpoint served, by ``role-index``."""
+    mapped_files: Mapping[str, frozenset[str]]
+    """Files mapped into the memory of a worker, by role."""
+    sockets: tuple[str, ...]
+    """The run's lines of ``/proc/net/unix``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedRun:
+    """A run that was looked at while it lived and has ended."""
+
+    desk: Desk
+    exit_code: int
+    output: str
+    sighting: Sighting
+
+
+def look(run: LiveRun) -> Sighting:
+    """See what a run shows whose processes are all at work."""
+    status = run.facts.status()
+    if status is None:
+        raise RuntimeError("the coordinator does not answer")
+    addresses = {
+        f"{role}-{worker['index']}": worker["endpoints"]["metrics"]
+        for role, workers in status["roles"].items()
+        for worker in workers
+    }
+    addresses["coordinator-0"] = status["endpoints"]["http"]
+    uid = run.facts.run_uid
+    return Sighting(
+        status=status,
+        expositions={name: fetch(f"http://{address}/metrics") for name, address in addresses.items()},
+        mapped_files={worker.role: _mapped_files(worker.pid) for worker in run.workers()},
+        sockets=tuple(line for line in Path("/proc/net/unix").read_text().splitlines() if uid in line),
+    )
+
+
+def _mapped_files(pid: int) -> frozenset[str]:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return frozenset(fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6)
