@@ -6,13 +6,15 @@ an actor's actions do not depend on where its policy was evaluated or with whom 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.specs import Arrays
-from rlsrl.data.version import Version
+from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec, digest
+from rlsrl.data.version import INITIAL, Version
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,6 +25,8 @@ class RolloutRequest:
     """By path, each [N, ...]."""
     state: Arrays = field(default_factory=dict)
     """Recurrent state by path, each [N, ...]; empty for a policy without memory."""
+    min_version: Version = INITIAL
+    """The oldest weights that may answer: that of the slot's credit."""
 
     @property
     def num_lanes(self) -> int:
@@ -40,3 +44,50 @@ class RolloutResult:
     """Recurrent state after this frame, for the next request."""
     version: Version
     """The weights that were evaluated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceLayout:
+    """What stands in requests and results, a lane. Both ends of a stream compare theirs in the handshake."""
+
+    observation: Mapping[str, ArraySpec]
+    """By path."""
+    distribution_size: int
+    """A: parameters of one action's distribution."""
+    state: Mapping[str, ArraySpec] = field(default_factory=dict)
+    """Recurrent state by path; empty for a policy without memory."""
+
+    @classmethod
+    def of(cls, env: EnvSpec, state: Mapping[str, ArraySpec] | None = None) -> Self:
+        """The layout for environments with that spec and a policy with that recurrent state."""
+        return cls(observation=env.observation, distribution_size=env.action.num_actions, state=state or {})
+
+    @property
+    def digest(self) -> str:
+        """A short hash of paths, dtypes and shapes."""
+        return digest(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value that ``from_json`` reads back; the order of paths is part of it."""
+        return {
+            "observation": [[path, spec.to_json()] for path, spec in self.observation.items()],
+            "distribution_size": self.distribution_size,
+            "state": [[path, spec.to_json()] for path, spec in self.state.items()],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: the value is not a layout.
+        """
+        return cls(
+            observation={str(path): ArraySpec.from_json(spec) for path, spec in value["observation"]},
+            distribution_size=int(value["distribution_size"]),
+            state={str(path): ArraySpec.from_json(spec) for path, spec in value["state"]},
+        )
+
+    def __str__(self) -> str:
+        arrays = [f"{path} {spec.dtype}{list(spec.shape)}" for path, spec in {**self.observation, **self.state}.items()]
+        return f"{', '.join(arrays)} -> {self.distribution_size} distribution parameters"

@@ -1,0 +1,184 @@
+"""What an inference stream promises, whatever carries it: requests out, answers back.
+
+Many clients (actors) ask few servers (policy workers). A batch is formed at the moment the server takes it, from all
+that waits, up to a number of lanes: so its size follows the load by itself, and nothing that waits is left out.
+
+Requests are stateless, so asking again is harmless. A client asks again whatever a dead server left unanswered; each of
+its requests is answered exactly once, and those of one client are served in the order in which it made them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlsrl.data.inference import RolloutRequest, RolloutResult
+from rlsrl.data.version import Version
+from rlsrl.streams.protocols import StreamError
+
+
+class InferenceFailed(StreamError):  # noqa: N818 - named for the fact
+    """The server evaluated the request and its policy raised; the text is its error's."""
+
+
+class InferenceClient(Protocol):
+    """The end that asks. One thread uses it, except ``close``, which any thread may call."""
+
+    def submit(self, request: RolloutRequest) -> Future[RolloutResult]:
+        """Ask, once ``flush`` is called. The request's arrays must not change before it is answered.
+
+        The future is settled from another thread, in any order, with ``InferenceFailed`` if the policy raised, with
+        ``HandshakeRefused`` if no server will have us, with ``StreamClosed`` by ``close``. While there is no server it
+        waits for one, without limit: its caller watches the time.
+
+        Raises:
+            StreamClosed: ``close`` was called.
+            HandshakeRefused: a server was there and would not have us.
+        """
+
+    def flush(self) -> None:
+        """Send what was submitted since the last call. Never waits.
+
+        Raises:
+            StreamClosed, HandshakeRefused: as ``submit``.
+        """
+
+    def close(self) -> None:
+        """Give up what is not answered and wake whoever waits for it. Idempotent."""
+
+
+class InferenceServer(Protocol):
+    """The end that answers. One thread takes batches; any thread may answer them and ``close``."""
+
+    def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
+        """All requests that wait, oldest first, up to ``max_size`` lanes; at least one, however many lanes it has.
+
+        Waits for the first one, woken by its arrival, by ``close``, or by the timeout in seconds: then None.
+        """
+
+    def close(self) -> None:
+        """Stop serving and wake whoever waits. Clients ask another server. Idempotent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PendingRequest:
+    """A request that a server holds and has not answered."""
+
+    request: RolloutRequest
+    client: Hashable
+    """Who asks, in the transport's terms; its answers go there."""
+    number: int
+    """The client's own number of the request."""
+    arrived_at: float
+    """On the server's monotonic clock."""
+
+
+Answers = Sequence[RolloutResult] | Exception
+"""One result a request, in their order, or why there are none."""
+
+
+class InferenceBatch:
+    """Requests that were taken together. Answer them exactly once, from any thread.
+
+    Answers for a client that is gone, or after the server was closed, go nowhere: the client asks elsewhere.
+    """
+
+    def __init__(
+        self,
+        pending: Sequence[PendingRequest],
+        *,
+        taken_at: float,
+        deliver: Callable[[Sequence[PendingRequest], Answers], None],
+    ) -> None:
+        """``deliver`` sends the answers; called once, from the thread that answers."""
+        self.requests: Sequence[RolloutRequest] = tuple(each.request for each in pending)
+        """What is asked, oldest first."""
+        self.num_lanes = sum(request.num_lanes for request in self.requests)
+        """Lanes of all requests together."""
+        self.min_version: Version = max(request.min_version for request in self.requests)
+        """The oldest weights that may answer all of them."""
+        self.queueing_seconds = taken_at - sum(each.arrived_at for each in pending) / len(pending)
+        """How long its requests had waited when it was taken, on average."""
+        self._pending = tuple(pending)
+        self._deliver = deliver
+        self._answering = threading.Lock()
+
+    def respond(self, results: Sequence[RolloutResult]) -> None:
+        """Send each request its result, in the order of ``requests``.
+
+        Raises:
+            ValueError: the results are not of these requests.
+            RuntimeError: the batch was answered before.
+        """
+        asked, given = [each.num_lanes for each in self.requests], [len(each.distribution) for each in results]
+        if asked != given:
+            raise ValueError(f"results of {given} lanes do not answer requests of {asked}")
+        self._answer(results)
+
+    def fail(self, error: Exception) -> None:
+        """Tell every client that its request could not be evaluated.
+
+        Raises:
+            RuntimeError: the batch was answered before.
+        """
+        self._answer(error)
+
+    def _answer(self, answers: Answers) -> None:
+        if not self._answering.acquire(blocking=False):
+            raise RuntimeError("a batch is answered once, and this one was before")
+        self._deliver(self._pending, answers)
+
+
+class RequestQueue:
+    """The requests that wait at a server, between the thread that receives them and the one that takes batches."""
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._changed = threading.Condition()
+        self._waiting: deque[PendingRequest] = deque()
+        self._closed = False
+
+    def put(self, client: Hashable, number: int, request: RolloutRequest) -> None:
+        """A request came; forgotten if the queue is closed."""
+        with self._changed:
+            if not self._closed:
+                self._waiting.append(
+                    PendingRequest(request=request, client=client, number=number, arrived_at=self._now())
+                )
+                self._changed.notify()
+
+    def drop(self, client: Hashable) -> None:
+        """That client is gone: what it asked is not worth evaluating."""
+        with self._changed:
+            self._waiting = deque(each for each in self._waiting if each.client != client)
+
+    def next_batch(
+        self, max_size: int, timeout: float, deliver: Callable[[Sequence[PendingRequest], Answers], None]
+    ) -> InferenceBatch | None:
+        """See ``InferenceServer.next_batch``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._waiting, timeout)
+            taken = self._take(max_size)
+            return InferenceBatch(taken, taken_at=self._now(), deliver=deliver) if taken else None
+
+    def close(self) -> None:
+        """Take nothing more, forget what waits and wake whoever waits for more. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _take(self, max_size: int) -> list[PendingRequest]:
+        taken: list[PendingRequest] = []
+        num_lanes = 0
+        while self._waiting:
+            num_lanes += self._waiting[0].request.num_lanes
+            if taken and num_lanes > max_size:
+                break
+            taken.append(self._waiting.popleft())
+        return taken

@@ -1,0 +1,159 @@
+"""Inference stream within one process: the gRPC one's twin, for tests and for an actor beside its policy worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
+from rlsrl.streams.inference import (
+    Answers,
+    InferenceBatch,
+    InferenceFailed,
+    PendingRequest,
+    RequestQueue,
+)
+from rlsrl.streams.protocols import HandshakeRefused, StreamClosed, StreamError
+
+
+class InlineInferenceChannel:
+    """Where clients find the present server: what its address is to the other transports. Any thread may use it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # Reentrant: a future's callback may ask again.
+        self._lock = threading.RLock()
+        self._server: InlineInferenceServer | None = None
+        self._clients: set[InlineInferenceClient] = set()
+
+    def served_by(self, server: InlineInferenceServer | None) -> None:
+        """Requests go to that server from now on, and what the former left unanswered goes there again."""
+        with self._lock:
+            self._server = server
+            for client in self._clients:
+                client.ask_again(server)
+
+    def join(self, client: InlineInferenceClient) -> None:
+        """A client asks here from now on."""
+        with self._lock:
+            self._clients.add(client)
+
+    def leave(self, client: InlineInferenceClient) -> None:
+        """That client is gone."""
+        with self._lock:
+            self._clients.discard(client)
+            if self._server is not None:
+                self._server.queue.drop(client)
+
+    def send(self, client: InlineInferenceClient) -> None:
+        """Pass on what the client wants to be asked."""
+        with self._lock:
+            client.ask(self._server)
+
+
+class InlineInferenceServer:
+    """Answers clients of the same process; implements ``InferenceServer``."""
+
+    def __init__(self, channel: InlineInferenceChannel, *, layout: InferenceLayout) -> None:
+        """Serve the channel's clients, and be its only server until ``close``."""
+        self.layout = layout
+        """Of requests and results; clients of another are refused."""
+        self.queue = RequestQueue()
+        """What waits; the channel's clients put into it."""
+        self._channel = channel
+        channel.served_by(self)
+
+    def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
+        """See ``InferenceServer.next_batch``."""
+        return self.queue.next_batch(max_size, timeout, _deliver)
+
+    def close(self) -> None:
+        """See ``InferenceServer.close``."""
+        self._channel.served_by(None)
+        self.queue.close()
+
+
+def _deliver(pending: Sequence[PendingRequest], answers: Answers) -> None:
+    for place, each in enumerate(pending):
+        client = each.client
+        assert isinstance(client, InlineInferenceClient), "nobody else puts requests in"  # noqa: S101
+        client.settle(each.number, answers if isinstance(answers, Exception) else answers[place])
+
+
+class InlineInferenceClient:
+    """Asks the channel's server; implements ``InferenceClient``."""
+
+    def __init__(self, channel: InlineInferenceChannel, *, layout: InferenceLayout) -> None:
+        self._channel = channel
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._held: list[int] = []
+        self._asked: dict[int, tuple[RolloutRequest, Future[RolloutResult]]] = {}
+        self._next_number = 0
+        self._failure: StreamError | None = None
+        channel.join(self)
+
+    def submit(self, request: RolloutRequest) -> Future[RolloutResult]:
+        """See ``InferenceClient.submit``. The arrays are not copied."""
+        future: Future[RolloutResult] = Future()
+        future.set_running_or_notify_cancel()  # whoever asked cannot take it back
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._asked[self._next_number] = request, future
+            self._held.append(self._next_number)
+            self._next_number += 1
+        return future
+
+    def flush(self) -> None:
+        """See ``InferenceClient.flush``."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+        self._channel.send(self)
+
+    def close(self) -> None:
+        """See ``InferenceClient.close``."""
+        self._channel.leave(self)
+        self._fail(StreamClosed("this inference client was closed"))
+
+    def ask(self, server: InlineInferenceServer | None) -> None:
+        """The channel's: put what was submitted since the last call into that server's queue."""
+        with self._lock:
+            numbers, self._held = self._held, []
+        self._put(server, numbers)
+
+    def ask_again(self, server: InlineInferenceServer | None) -> None:
+        """The channel's: put everything that is not answered into that server's queue."""
+        with self._lock:
+            numbers, self._held = list(self._asked), []
+        self._put(server, numbers)
+
+    def settle(self, number: int, answer: RolloutResult | Exception) -> None:
+        """A server's: hand an answer to who waits for it, once."""
+        with self._lock:
+            asked = self._asked.pop(number, None)
+        if asked is None:
+            return
+        if isinstance(answer, Exception):
+            asked[1].set_exception(InferenceFailed(f"{type(answer).__name__}: {answer}"))
+        else:
+            asked[1].set_result(answer)
+
+    def _put(self, server: InlineInferenceServer | None, numbers: list[int]) -> None:
+        if server is None:
+            return
+        if server.layout.digest != self._layout.digest:
+            self._fail(HandshakeRefused(f"({server.layout}) at the server, ({self._layout}) at the client"))
+        for number in numbers:
+            if (asked := self._asked.get(number)) is not None:
+                server.queue.put(self, number, asked[0])
+
+    def _fail(self, error: StreamError) -> None:
+        with self._lock:
+            if self._failure is None:
+                self._failure = error
+            asked, self._asked = self._asked, {}
+        for _, future in asked.values():
+            future.set_exception(self._failure)
