@@ -49,6 +49,22 @@ def test_the_order_does_not_depend_on_which_memory_came_back_first() -> None:
     assert second_round([0, 1, 2]) == second_round([2, 1, 0]) == [0, 1, 2]
 
 
+def test_the_order_does_not_depend_on_who_answers_fast() -> None:
+    """With a lag of one batch: whether the fast one's second slot came back already makes no difference."""
+
+    def third_batch(returned: list[int]) -> list[int]:
+        book = CreditBook()
+        connect(book, 0, 1)
+        book.grant(8, V1)
+        first = book.issue()
+        for index in returned:
+            pass_on(book, first[index])
+        book.grant(4, V2)
+        return holders(book.issue())
+
+    assert third_batch([0, 1]) == third_batch([1, 3, 0]) == third_batch([0, 2, 1, 3]) == [0, 1]
+
+
 def test_a_producer_that_was_away_is_caught_up() -> None:
     """A plain queue of free slots would hand whole batches to one producer for ever after."""
     book = CreditBook()

@@ -311,6 +311,21 @@ def test_what_was_posted_arrives_though_its_sender_died_with_unread_messages(
     assert [slot.sequence for slot in bench.take(consumer, 2)] == [0, 1]
 
 
+def test_what_one_had_posted_is_taken_before_its_successor_replaces_it(
+    stranger: Callable[[], Stranger], bench: StreamBench, consumer: ObservableConsumer
+) -> None:
+    consumer.grant(NUM_LANES, Version(1, 0))
+    older, newer = stranger(), stranger()
+    older.introduce()
+    newer.serve()
+    local.send_json(newer.socket, HELLO.to_json(TOKEN) | {"incarnation": 1, "previous": [[0, [[0, 4]]]]})
+    older.socket.send(MESSAGE.pack(POST, 0, 0, 0, 4))
+    newer.serve()
+    assert consumer.producers == (ProducerId(0, 1),)
+    assert [slot.num_transitions for slot in bench.take(consumer, 1)] == [4]
+    assert bench.trainer_page().record.counters["lost.producer_died"] == 0
+
+
 def test_the_memory_cannot_be_taken_from_under_the_consumer(stranger: Callable[[], Stranger]) -> None:
     visitor = stranger()
     visitor.introduce()
@@ -382,18 +397,23 @@ def test_answers_that_are_not_believed_leave_no_descriptor_behind(bench: StreamB
     layout = small_layout()
     memory = local.create_memory("test", segment_nbytes(layout, 2))
 
-    def round_trip() -> None:
+    def round_trip(answer: bytes, error: type[StreamError], text: str) -> None:
         clock.advance(1.0)
         with pytest.raises(StreamTimeout):
             producer.acquire(0.0)
-        fake.answer(b'{"protocol": 1, "mark": 0, "num_slots": 2, "claims": [7]}', (memory,))
-        with pytest.raises(StreamError, match="1 credits for the 0 slots held"):
+        fake.answer(answer, (memory,))
+        with pytest.raises(error, match=text):
             producer.acquire(0.0)
 
-    round_trip()
+    def round_trips() -> None:
+        impossible = b'{"protocol": 1, "mark": 0, "num_slots": 2, "claims": [7]}'
+        round_trip(impossible, StreamError, "1 credits for the 0 slots held")
+        round_trip(b'{"refused": "because"}', HandshakeRefused, "because")
+
+    round_trips()
     before = open_descriptors()
     for _ in range(20):
-        round_trip()
+        round_trips()
     assert open_descriptors() == before
     os.close(memory)
     fake.listener.close()

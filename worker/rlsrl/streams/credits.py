@@ -9,10 +9,9 @@ A credit is issued while the allowance is positive. Slots have fixed widths, so 
 than what is left: only when no free slot fits, the narrowest is issued all the same and the allowance goes negative by
 the difference, which the next grant makes good. It never exceeds the widest slot minus one lane by issuing alone.
 
-Who comes first is decided by what was granted and what is free, never by the order in which memory came back: the
-producer with most free slots, then the one that was granted one longest ago, then the lowest index. So a batch is
-spread over all producers, also after one of them was away, and a fleet that answers in another order is granted in the
-same one.
+Among producers with a free slot the one that was issued a credit longest ago comes first, then the lowest index:
+neither the order nor the moment in which memory came back matters as long as there is some. So a batch is spread over
+all producers, also after one of them was away, and a fleet that answers in another order is granted in the same one.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ class _Holder:
     """Order of the newest credit it was issued."""
 
     @property
-    def precedence(self) -> tuple[int, int, int]:
+    def precedence(self) -> tuple[int, int]:
         """The lowest comes first."""
-        return -len(self.free), self.last_order, self.index
+        return self.last_order, self.index
 
 
 class CreditBook:

@@ -84,10 +84,10 @@ class SampleConsumer(Protocol):
     def grant(self, num_lanes: int, min_version: Version) -> None:
         """Allow producers to fill that many more lanes with weights of at least ``min_version``.
 
-        Credits go to the producer with most free slots, then to the one that was granted one longest ago, then to the
-        lowest index: their order follows from what was granted and what is free, not from the order in which memory
-        came back. What no free slot can take yet is kept until one can. The credits of a producer that disconnects or
-        is revoked go to others by themselves, with the newest ``min_version`` granted.
+        Credits go to the producer that was given one longest ago, then to the lowest index, among those with a free
+        slot: their order does not follow the order in which memory came back. What no free slot can take yet is kept
+        until one can. The credits of a producer that disconnects or is revoked go to others by themselves, with the
+        newest ``min_version`` granted.
 
         Slots that a producer filled, or began to fill, under a credit of a former connection (to this consumer or the
         one before) come as credits nobody granted: they get an order when the producer connects, with ``min_version``

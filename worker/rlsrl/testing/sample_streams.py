@@ -321,6 +321,19 @@ class SampleStreamConformance:
         bench.flush(successor, producer)
         assert [value_of(slot) for slot in bench.take(successor, 1)] == [3]
 
+    def test_a_credit_dies_with_its_consumer(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        consumer.grant(2 * NUM_LANES, V1)
+        producer.post(fill(bench.acquire(consumer, producer), 1))
+        bench.take(consumer, 1)
+        bench.flush(consumer, producer)
+        consumer.close()
+        successor = bench.consumer()
+        bench.connect(successor, producer)
+        successor.grant(NUM_LANES, V2)
+        slot = bench.acquire(successor, producer)
+        assert (slot.credit, slot.min_version) == (0, V2)
+
     def test_a_producer_may_come_before_its_consumer(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
         producer = bench.producer()
         waiting = pool.submit(producer.acquire, DEADLINE)

@@ -218,9 +218,7 @@ class SharedMemoryConsumer:
         for newcomer in [newcomer for newcomer in self._newcomers if now >= newcomer.deadline]:
             self._dismiss(newcomer, "timeout")
         for number in self._intake.attend(now, lambda segment: int(segment.progress[0])):
-            peer = self._peers[number]
-            self._read(peer)
-            self._drop(peer, "silent")
+            self._give_up(self._peers[number], "silent")
 
     def _accept(self) -> None:
         try:
@@ -276,9 +274,7 @@ class SharedMemoryConsumer:
     def _admit(self, newcomer: _Newcomer, message: Mapping[str, Any]) -> None:
         hello, rival = self._intake.read_hello(message)
         if rival is not None:
-            peer = self._peers[rival]
-            self._read(peer)
-            self._drop(peer, "replaced")
+            self._give_up(self._peers[rival], "replaced")
         if len(self._peers) >= MAX_PRODUCERS:
             raise Refusal("capacity", f"at most {MAX_PRODUCERS} producers here")
         segment, number, welcome = self._intake.admit(hello, Segment.create)
@@ -314,6 +310,11 @@ class SharedMemoryConsumer:
             raise self._intake.violation("message", f"message {what}, where only posts are known")
         self._intake.take(peer.number, place=place, order=order, sequence=sequence, num_transitions=num_transitions)
         send(peer.socket, ACK, sequence, 0, 0, 0)
+
+    def _give_up(self, peer: _Peer, reason: str) -> None:
+        """Part from a peer that may be alive, after taking what it has posted."""
+        self._read(peer)
+        self._drop(peer, reason)
 
     def _drop(self, peer: _Peer, reason: str) -> None:
         """Part from a peer; nothing happens if that was done before."""
