@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlsrl.algorithms.adam import AdamState, adam_step_
 from rlsrl.algorithms.base import INDEX, Algorithm, Reduce, Tensors, one_rank
+from rlsrl.algorithms.gradients import Gradients, LocalGradients
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
@@ -52,8 +53,11 @@ class Learner:
         max_gradient_norm: float,
         seed: int,
         reduce: Reduce = one_rank,
+        gradients: Gradients | None = None,
     ) -> None:
         """Begin with ``initial``; ``seed`` is that of the minibatches' order.
+
+        ``reduce`` and ``gradients`` reach over the ranks of a gang; without them there is one rank.
 
         Sets torch's intra-op threads to one, for the process: a second one beside anything else costs more than it
         brings at these sizes.
@@ -66,6 +70,7 @@ class Learner:
         self._adam_epsilon = adam_epsilon
         self._max_gradient_norm = max_gradient_norm
         self._reduce = reduce
+        self._gradients = gradients if gradients is not None else LocalGradients(algorithm)
         self._rng = np.random.default_rng(seed)
         self._adam = AdamState.zeros(self._params.detach())
         self._state = algorithm.initial_state(self._params.detach())
@@ -88,33 +93,42 @@ class Learner:
         entries = zip(*(tensor.unbind() for tensor in schedule.values()), strict=True)
         outcomes = [self._minibatch_step(batch.rows, dict(zip(schedule, entry, strict=True))) for entry in entries]
         self._step += 1
-        taken = torch.stack([finite for _, finite in outcomes]).numpy()
+        metrics, norms, finite = zip(*outcomes, strict=True)
+        taken = torch.stack(finite).numpy()
         return StepResult(
             step=self._step,
             optimizer_steps=self.optimizer_steps,
             skipped=int(np.count_nonzero(~taken)),
             num_transitions=batch.num_transitions,
-            metrics={**batch.metrics, **_means([metrics for metrics, _ in outcomes], taken)},
+            metrics={**batch.metrics, **self._means(metrics, norms, taken)},
         )
 
-    def _minibatch_step(self, rows: Tensors, entry: dict[str, Tensor]) -> tuple[Tensors, Tensor]:
-        """One optimizer step; (metrics, whether it was taken). Static shapes, no branch on a value."""
+    def _minibatch_step(self, rows: Tensors, entry: dict[str, Tensor]) -> tuple[Tensors, Tensor, Tensor]:
+        """One optimizer step; (metrics, gradient norm, whether it was taken). Static shapes, no branch on a value."""
         index = entry.pop(INDEX)
         minibatch = {path: tensor.index_select(0, index) for path, tensor in rows.items()} | entry
-        loss, aux = self._algorithm.loss(self._params, self._state, minibatch)
-        (gradient,) = torch.autograd.grad(loss, self._params)
+        witness, aux, gradient = self._gradients(self._params, self._state, minibatch)
         with torch.no_grad():
             norm, finite = adam_step_(
                 self._params,
                 gradient,
-                loss,
+                witness,
                 self._adam,
                 learning_rate=self._learning_rate,
                 epsilon=self._adam_epsilon,
                 max_gradient_norm=self._max_gradient_norm,
             )
             self._state = self._algorithm.update_state(self._params, self._state)
-        return {**aux.metrics, "gradient_norm": norm}, finite
+        return aux.metrics, norm, finite
+
+    def _means(self, metrics: Sequence[Tensors], norms: Sequence[Tensor], taken: NDArray[np.bool_]) -> dict[str, float]:
+        """Each metric's mean over the minibatches taken, ranks' shares added up; empty if there were none."""
+        if not taken.any():
+            return {}
+        names = list(metrics[0])
+        shares = np.array([torch.stack([each[name] for each in metrics]).numpy()[taken].mean() for name in names])
+        whole = dict(zip(names, self._reduce(shares.astype(np.float64)).tolist(), strict=True))
+        return {**whole, "gradient_norm": float(torch.stack(list(norms)).numpy()[taken].mean())}
 
     def parameters(self, version: Version) -> Parameters:
         """A copy of the parameters as they are, under that name."""
@@ -156,11 +170,3 @@ def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
 
 def _below(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
     return {path.removeprefix(prefix): tensor for path, tensor in tensors.items() if path.startswith(prefix)}
-
-
-def _means(metrics: Sequence[Tensors], taken: NDArray[np.bool_]) -> dict[str, float]:
-    """Each metric's mean over the minibatches taken; empty if there were none."""
-    if not taken.any():
-        return {}
-    names = metrics[0]
-    return {name: float(torch.stack([each[name] for each in metrics]).numpy()[taken].mean()) for name in names}

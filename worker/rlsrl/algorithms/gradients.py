@@ -1,0 +1,77 @@
+"""The gradient of a loss by the flat parameters: on one rank, or summed over all of them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rlsrl.algorithms.base import Algorithm, Aux, Tensors
+
+
+class Gradients(Protocol):
+    """Computes the whole minibatch's gradient; the loss is this rank's share of it."""
+
+    def __call__(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux, Tensor]:
+        """(witness, aux, gradient [num_parameters]).
+
+        The witness is finite exactly if the step may be taken, and the same on every rank.
+        """
+
+
+class LocalGradients:
+    """One rank: its loss is the whole."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+
+    def __call__(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux, Tensor]:
+        """See ``Gradients``; the witness is the loss."""
+        loss, aux = self._algorithm.loss(params, state, minibatch)
+        (gradient,) = torch.autograd.grad(loss, params)
+        return loss.detach(), aux, gradient
+
+
+class ParallelGradients:
+    """All ranks of torch's default process group, by ``DistributedDataParallel`` over one flat parameter.
+
+    DDP's hooks fire in ``backward`` only (``autograd.grad`` would leave the ranks apart without a word, pytorch
+    #47562), and it averages, so its result times the number of ranks is the sum of the shares. The loss itself rides
+    along in one more element of the parameter, whose gradient is the loss: each rank learns the whole, and all of them
+    skip the same steps.
+    """
+
+    def __init__(self, algorithm: Algorithm, num_parameters: int) -> None:
+        self._module = _Loss(algorithm, num_parameters)
+        self._parallel = DistributedDataParallel(self._module, gradient_as_bucket_view=True, broadcast_buffers=False)
+        self._world_size = torch.distributed.get_world_size()
+
+    def __call__(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux, Tensor]:
+        """See ``Gradients``; the witness is the sum of all ranks' losses."""
+        flat = self._module.flat
+        with torch.no_grad():
+            flat[:-1].copy_(params)
+        if flat.grad is not None:
+            flat.grad.zero_()
+        loss, aux = self._parallel(state, minibatch)
+        loss.backward()
+        assert flat.grad is not None, "backward leaves one"  # noqa: S101 - an invariant of torch
+        total = flat.grad * self._world_size
+        return total[-1], aux, total[:-1]
+
+
+class _Loss(nn.Module):
+    """An algorithm's loss as a module with one parameter: the flat vector, and a one for the loss to ride on."""
+
+    def __init__(self, algorithm: Algorithm, num_parameters: int) -> None:
+        super().__init__()
+        self._algorithm = algorithm
+        self.flat = nn.Parameter(torch.ones(num_parameters + 1))
+
+    def forward(self, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
+        loss, aux = self._algorithm.loss(self.flat[:-1], state, minibatch)
+        # Adds nothing to the value: what is added has the value 0 and the gradient `loss` by the last element.
+        rider = self.flat[-1]
+        return loss + (rider - rider.detach()) * loss.detach(), aux
