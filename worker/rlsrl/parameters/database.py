@@ -13,39 +13,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import structlog
 
 from rlsrl.data.version import Version
-from rlsrl.parameters.blobs import Blobs
+from rlsrl.parameters.blobs import Blobs, Change, View
+from rlsrl.parameters.contents import (
+    Contents,
+    annotations_path,
+    belongings,
+    fence_path,
+    state_path,
+    tag_path,
+    version_path,
+)
 from rlsrl.parameters.encoding import (
-    HEADER_BYTES,
-    StoredHeader,
     check_json,
     check_parameters,
     content_digest,
-    decode_header,
-    decode_note,
-    decode_parameters,
-    decode_state,
     encode_note,
     encode_parameters,
     encode_state,
-    header_size,
 )
-from rlsrl.parameters.names import (
-    LATEST,
-    as_version,
-    check_policy,
-    check_tag,
-    file_stem,
-    parse_file_stem,
-    unknown_policy,
-    unknown_tag,
-    unknown_version,
-)
+from rlsrl.parameters.names import LATEST, check_policy, check_tag
 from rlsrl.parameters.protocols import (
     Corrupt,
     ParameterError,
@@ -64,8 +55,6 @@ RECHECK_SECONDS = 0.25
 _RACES = 1000
 """How often a reader starts over because what it had listed was pruned before it was read."""
 
-_ARRAYS = ".safetensors"
-_NOTE = ".json"
 _T = TypeVar("_T")
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -87,25 +76,30 @@ class BlobParameterDB:
 
     def get(self, policy: str, ref: Ref = LATEST, newer_than: Version | None = None) -> Parameters | None:
         """See ``ParameterReader.get``. With ``newer_than`` a policy of which nothing is stored yet gives None."""
-        check_policy(policy)
-        if ref == LATEST:
-            newest, corrupt = self._retry(lambda: self._newest_intact(policy, newer_than))
-            if newest is not None or newer_than is not None:
-                return newest
-            raise corrupt or unknown_policy(policy, self.policies())
-        return self._retry(lambda: self._named(policy, ref, newer_than))
+
+        def read(contents: Contents) -> Parameters | None:
+            if ref == LATEST:
+                newest, corrupt = contents.newest_intact(newer_than)
+                if newest is not None or newer_than is not None:
+                    return newest
+                raise corrupt or contents.unknown_policy()
+            version = contents.resolve(ref)
+            if newer_than is not None and version <= newer_than:
+                return None
+            return contents.parameters(version)
+
+        return self._look(policy, read)
 
     def watch(self, policy: str, timeout: float) -> Iterator[Version]:
         """See ``ParameterReader.watch``. The newest stored version comes first, at once.
 
         Waiting is ended by a push through this object, by the next look every ``RECHECK_SECONDS``, or by the timeout.
         """
-        check_policy(policy)
         seen: Version | None = None
         deadline = time.monotonic() + timeout
         while True:
             num_pushes = self._num_pushes
-            newest = max(self._stored(policy), default=None)
+            newest = max(self._look(policy, Contents.versions), default=None)
             if newest is not None and (seen is None or newest > seen):
                 seen = newest
                 yield newest
@@ -130,12 +124,15 @@ class BlobParameterDB:
             check_tag(tag)
         checked = check_json(metadata or {}, "metadata")
         version = parameters.version
-        with self._blobs.exclusive(policy):
-            self._pass_fence(policy, version)
-            if not self._holds_already(policy, parameters):
+
+        def push(change: Change) -> None:
+            self._pass_fence(change, policy, version)
+            if not self._holds_already(change, policy, parameters):
                 data = encode_parameters(parameters, created_at=self._clock.time(), metadata=checked)
-                self._blobs.write(_version_path(policy, version), data)
-            self._write_tags(policy, version, tags)
+                change.write(version_path(policy, version), data)
+            _write_tags(change, policy, version, tags)
+
+        self._blobs.change(policy, push)
         with self._pushed:
             self._num_pushes += 1
             self._pushed.notify_all()
@@ -148,12 +145,15 @@ class BlobParameterDB:
             StaleAttempt: a higher attempt has pushed.
         """
         data = encode_state(state)
-        with self._exclusive(policy):
-            self._require(policy, state.version)
-            self._pass_fence(policy, state.version)
-            self._blobs.write(_state_path(policy, state.version), data)
-            older = self._states(policy)[: -self._keep_states]
-            self._blobs.remove([_state_path(policy, version) for version in older])
+
+        def save(change: Change) -> None:
+            self._contents(change, policy).require(state.version)
+            self._pass_fence(change, policy, state.version)
+            change.write(state_path(policy, state.version), data)
+            older = self._contents(change, policy).states()[: -self._keep_states]
+            change.remove([state_path(policy, version) for version in older])
+
+        self._change(policy, save)
 
     def load_state(self, policy: str, ref: Ref = LATEST) -> TrainerState | None:
         """See ``ParameterDB.load_state``. None if no state of that version is kept.
@@ -162,34 +162,43 @@ class BlobParameterDB:
             VersionNotFound: the reference names nothing.
             Corrupt: the state of an explicitly named version fails verification.
         """
-        check_policy(policy)
-        if ref == LATEST:
-            return self._retry(lambda: self._newest_resumable(policy))
-        version = self._resolve(policy, ref)
-        try:
-            return self._read_state(policy, version)
-        except FileNotFoundError:
-            return None
+
+        def read(contents: Contents) -> TrainerState | None:
+            if ref == LATEST:
+                return contents.newest_resumable()
+            version = contents.resolve(ref)
+            try:
+                return contents.state(version)
+            except FileNotFoundError:
+                return None
+
+        return self._look(policy, read)
 
     def tag(self, policy: str, ref: Ref, *tags: str) -> None:
         """See ``ParameterDB.tag``."""
         for tag in tags:
             check_tag(tag)
-        with self._exclusive(policy):
-            self._write_tags(policy, self._resolve(policy, ref), tags)
+
+        def name(change: Change) -> None:
+            _write_tags(change, policy, self._contents(change, policy).resolve(ref), tags)
+
+        self._change(policy, name)
 
     def annotate(self, policy: str, version: Version, metadata: Mapping[str, Any]) -> None:
         """See ``ParameterDB.annotate``. All keys of one call appear together."""
         checked = check_json(metadata, "metadata")
-        with self._exclusive(policy):
-            self._require(policy, version)
-            notes = self._annotations(policy, version) | checked
-            self._blobs.write(_annotations_path(policy, version), encode_note(notes))
+
+        def note(change: Change) -> None:
+            contents = self._contents(change, policy)
+            contents.require(version)
+            notes = contents.annotations(version) | checked
+            change.write(annotations_path(policy, version), encode_note(notes))
+
+        self._change(policy, note)
 
     def versions(self, policy: str) -> list[VersionInfo]:
         """See ``ParameterDB.versions``. A version whose header fails verification is left out, with a log event."""
-        check_policy(policy)
-        return self._retry(lambda: self._described(policy))
+        return self._look(policy, Contents.described)
 
     def query(self, policy: str, where: Mapping[str, Any]) -> list[VersionInfo]:
         """See ``ParameterDB.query``."""
@@ -207,220 +216,63 @@ class BlobParameterDB:
         Raises:
             ValueError: ``keep_last`` is negative.
         """
-        check_policy(policy)
         if keep_last < 0:
             raise ValueError(f"keep_last is {keep_last}; it is a number of versions, 0 or more")
-        if not self._stored(policy):
+        if not self._look(policy, Contents.versions):
             return []
-        with self._blobs.exclusive(policy):
-            protected = set(self._tags(policy).values())
-            newest, _ = self._newest_intact(policy, None)
-            resumable = self._newest_resumable(policy)
-            protected |= {kept.version for kept in (newest, resumable) if kept is not None}
-            expendable = choose_expendable(self._stored(policy), keep_last=keep_last, protected=protected)
+
+        def prune(change: Change) -> list[Version]:
+            contents = self._contents(change, policy)
+            newest, _ = contents.newest_intact(None)
+            kept = [each.version for each in (newest, contents.newest_resumable()) if each is not None]
+            protected = {*contents.tags().values(), *kept}
+            expendable = choose_expendable(contents.versions(), keep_last=keep_last, protected=protected)
             for version in expendable:
-                self._blobs.remove([_version_path(policy, version), *_belongings(policy, version)])
-        return expendable
+                change.remove([version_path(policy, version), *belongings(policy, version)])
+            return expendable
+
+        return self._blobs.change(policy, prune)
 
     def policies(self) -> list[str]:
         """See ``ParameterDB.policies``; sorted."""
-        return sorted(policy for policy in self._blobs.policies() if self._stored(policy))
+        return sorted(policy for policy in self._blobs.policies() if self._look(policy, Contents.versions))
 
-    def _exclusive(self, policy: str) -> AbstractContextManager[None]:
-        """``Blobs.exclusive`` for a policy that is there: a misspelt name must not create one."""
-        check_policy(policy)
-        if not self._stored(policy):
-            raise unknown_policy(policy, self.policies())
-        return self._blobs.exclusive(policy)
+    def _change(self, policy: str, body: Callable[[Change], None]) -> None:
+        """``Blobs.change`` for a policy that is there: a misspelt name must not create one."""
+        if not self._look(policy, Contents.versions):
+            raise self._contents(self._blobs.view(policy), policy).unknown_policy()
+        self._blobs.change(policy, body)
 
     def _await_push(self, num_pushes: int, timeout: float) -> None:
         with self._pushed:
             self._pushed.wait_for(lambda: self._num_pushes != num_pushes, timeout)
 
-    def _pass_fence(self, policy: str, version: Version) -> None:
+    def _pass_fence(self, change: Change, policy: str, version: Version) -> None:
         """Refuse an attempt below the highest seen; remember it durably if it is a higher one."""
-        seen = self._highest_attempt(policy)
+        seen = self._contents(change, policy).highest_attempt()
         if version.attempt < seen:
             raise StaleAttempt(f"version {version} of policy {policy!r} comes too late: attempt {seen} has pushed")
         if version.attempt > seen:
-            self._blobs.write(_fence_path(policy), encode_note(version.attempt))
+            change.write(fence_path(policy), encode_note(version.attempt))
 
-    def _highest_attempt(self, policy: str) -> int:
-        recorded = self._note(_fence_path(policy), -1)
-        return max([recorded, *(version.attempt for version in self._stored(policy))])
-
-    def _holds_already(self, policy: str, parameters: Parameters) -> bool:
+    def _holds_already(self, change: Change, policy: str, parameters: Parameters) -> bool:
         """Whether these very weights are stored whole; makes room for them if not."""
         version = parameters.version
-        path = _version_path(policy, version)
         try:
-            there = self._read(policy, version)
+            there = self._contents(change, policy).parameters(version)
         except FileNotFoundError:
-            self._blobs.remove(_belongings(policy, version))
+            change.remove(belongings(policy, version))
             return False
         except Corrupt as error:
             self._report(error)
             return False
         if content_digest(there) != content_digest(parameters):
             raise VersionExists(f"version {version} of policy {policy!r} was pushed before with other content")
-        self._blobs.confirm(path)
+        change.confirm(version_path(policy, version))
         return True
 
-    def _write_tags(self, policy: str, version: Version, tags: Sequence[str]) -> None:
-        for tag in tags:
-            self._blobs.write(_tag_path(policy, tag), encode_note(str(version)))
-
-    def _stored(self, policy: str) -> list[Version]:
-        """Versions in the store, ascending, corrupt ones included."""
-        return self._listed(f"{policy}/versions")
-
-    def _states(self, policy: str) -> list[Version]:
-        """Versions with a state, ascending."""
-        return self._listed(f"{policy}/states")
-
-    def _listed(self, folder: str) -> list[Version]:
-        stems = (name.removesuffix(_ARRAYS) for name in self._blobs.names(folder) if name.endswith(_ARRAYS))
-        return sorted(version for stem in stems if (version := parse_file_stem(stem)) is not None)
-
-    def _read(self, policy: str, version: Version) -> Parameters:
-        path = _version_path(policy, version)
-        parameters = decode_parameters(self._blobs.read(path), path)
-        _check_name(path, version, parameters.version)
-        return parameters
-
-    def _read_state(self, policy: str, version: Version) -> TrainerState:
-        path = _state_path(policy, version)
-        state = decode_state(self._blobs.read(path), path)
-        _check_name(path, version, state.version)
-        return state
-
-    def _newest_intact(self, policy: str, newer_than: Version | None) -> tuple[Parameters | None, Corrupt | None]:
-        """The newest whole weights above the given version; with None, why the newest stored ones are not whole."""
-        first_error: Corrupt | None = None
-        for version in reversed(self._stored(policy)):
-            if newer_than is not None and version <= newer_than:
-                break
-            try:
-                return self._read(policy, version), None
-            except Corrupt as error:
-                self._report(error)
-                first_error = first_error or error
-        return None, first_error
-
-    def _newest_resumable(self, policy: str) -> TrainerState | None:
-        """The newest whole state with whole parameters; raises FileNotFoundError if they changed under the search."""
-        listed = self._states(policy)
-        for version in reversed(listed):
-            try:
-                state = self._read_state(policy, version)
-                self._read(policy, version)
-            except Corrupt as error:
-                self._report(error)
-            except FileNotFoundError:
-                continue  # pruned, in part or since the listing
-            else:
-                return state
-        if self._states(policy) != listed:
-            raise FileNotFoundError(f"{policy}/states")
-        return None
-
-    def _named(self, policy: str, ref: Version | str, newer_than: Version | None) -> Parameters | None:
-        version = self._resolve(policy, ref)
-        if newer_than is not None and version <= newer_than:
-            return None
-        return self._read(policy, version)
-
-    def _resolve(self, policy: str, ref: Ref) -> Version:
-        """The version that a reference names; it was stored a moment ago."""
-        if ref == LATEST:
-            newest, corrupt = self._retry(lambda: self._newest_intact(policy, None))
-            if newest is None:
-                raise corrupt or unknown_policy(policy, self.policies())
-            return newest.version
-        version = ref if isinstance(ref, Version) else as_version(ref)
-        if version is None:
-            return self._retry(lambda: self._tagged(policy, str(ref)))
-        self._require(policy, version)
-        return version
-
-    def _tagged(self, policy: str, tag: str) -> Version:
-        """The version with that tag; raises FileNotFoundError if the tag moved and the version was pruned meanwhile."""
-        tags = self._tags(policy)
-        stored = self._stored(policy)
-        if tags.get(tag) in stored:
-            return tags[tag]
-        if self._tags(policy) != tags:
-            raise FileNotFoundError(_tag_path(policy, tag))
-        if not stored:
-            raise unknown_policy(policy, self.policies())
-        raise unknown_version(policy, tags[tag], stored) if tag in tags else unknown_tag(policy, tag, tags, stored)
-
-    def _require(self, policy: str, version: Version) -> None:
-        stored = self._stored(policy)
-        if not stored:
-            raise unknown_policy(policy, self.policies())
-        if version not in stored:
-            raise unknown_version(policy, version, stored)
-
-    def _tags(self, policy: str) -> dict[str, Version]:
-        tags = {}
-        for name in self._blobs.names(f"{policy}/tags"):
-            text = self._note(f"{policy}/tags/{name}", "")
-            version = as_version(text)
-            if version is not None:
-                tags[name.removesuffix(_NOTE)] = version
-        return tags
-
-    def _annotations(self, policy: str, version: Version) -> dict[str, Any]:
-        return self._note(_annotations_path(policy, version), {})
-
-    def _note(self, path: str, default: _T) -> _T:
-        """The JSON value at the path, of the default's type; the default if there is none or it is corrupt."""
-        try:
-            value = decode_note(self._blobs.read(path), path)
-            if not isinstance(value, type(default)):
-                raise Corrupt(f"{path}: holds {value!r}")
-        except FileNotFoundError:
-            return default
-        except Corrupt as error:
-            self._report(error)
-            return default
-        return value
-
-    def _described(self, policy: str) -> list[VersionInfo]:
-        tags: dict[Version, list[str]] = {}
-        for tag, version in sorted(self._tags(policy).items()):
-            tags.setdefault(version, []).append(tag)
-        states = set(self._states(policy))
-        infos = []
-        for version in self._stored(policy):
-            try:
-                header = self._header(policy, version)
-            except Corrupt as error:
-                self._report(error)
-                continue
-            infos.append(
-                VersionInfo(
-                    policy=policy,
-                    version=version,
-                    tags=tuple(tags.get(version, ())),
-                    created_at=header.created_at,
-                    num_parameters=header.num_parameters,
-                    nbytes=self._blobs.size(_version_path(policy, version)),
-                    has_state=version in states,
-                    metadata={**header.metadata, **self._annotations(policy, version)},
-                )
-            )
-        return infos
-
-    def _header(self, policy: str, version: Version) -> StoredHeader:
-        path = _version_path(policy, version)
-        data = self._blobs.read(path, HEADER_BYTES)
-        if header_size(data) > len(data):
-            data = self._blobs.read(path, header_size(data))
-        header = decode_header(data, path)
-        _check_name(path, version, header.version)
-        return header
+    def _contents(self, view: View, policy: str) -> Contents:
+        return Contents(view, policy, policies=self.policies, report=self._report)
 
     def _report(self, error: Corrupt) -> None:
         """One log event for each thing that is corrupt, however often it is met."""
@@ -429,11 +281,12 @@ class BlobParameterDB:
             self._reported.add(text)
             _log.error("parameters_corrupt", error=text)
 
-    def _retry(self, read: Callable[[], _T]) -> _T:
+    def _look(self, policy: str, read: Callable[[Contents], _T]) -> _T:
         """Read without a lock beside a writer: what a prune took between listing and reading is looked for anew."""
+        check_policy(policy)
         for _ in range(_RACES):
             try:
-                return read()
+                return read(self._contents(self._blobs.view(policy), policy))
             except FileNotFoundError:
                 continue
         raise ParameterError(f"versions went faster than they could be read, {_RACES} times in a row")
@@ -446,31 +299,6 @@ def choose_expendable(stored: Sequence[Version], *, keep_last: int, protected: C
     return [version for version in old if version not in protected]
 
 
-def _check_name(path: str, version: Version, held: Version) -> None:
-    if held != version:
-        raise Corrupt(f"{path}: holds version {held}")
-
-
-def _fence_path(policy: str) -> str:
-    return f"{policy}/fence.json"
-
-
-def _version_path(policy: str, version: Version) -> str:
-    return f"{policy}/versions/{file_stem(version)}{_ARRAYS}"
-
-
-def _annotations_path(policy: str, version: Version) -> str:
-    return f"{policy}/versions/{file_stem(version)}{_NOTE}"
-
-
-def _state_path(policy: str, version: Version) -> str:
-    return f"{policy}/states/{file_stem(version)}{_ARRAYS}"
-
-
-def _tag_path(policy: str, tag: str) -> str:
-    return f"{policy}/tags/{tag}{_NOTE}"
-
-
-def _belongings(policy: str, version: Version) -> list[str]:
-    """What goes with a version, and must not pass to another of the same name."""
-    return [_annotations_path(policy, version), _state_path(policy, version)]
+def _write_tags(change: Change, policy: str, version: Version, tags: Sequence[str]) -> None:
+    for tag in tags:
+        change.write(tag_path(policy, tag), encode_note(str(version)))

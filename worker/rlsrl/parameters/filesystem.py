@@ -11,9 +11,10 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from rlsrl.parameters.blobs import Change, T, View
 from rlsrl.parameters.database import BlobParameterDB
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder, remove_temporaries, sync_folder, write_durably
@@ -40,7 +41,7 @@ class FilesystemParameterDB(BlobParameterDB):
 
 
 class FolderBlobs:
-    """``Blobs`` as files of the same path under ``root``."""
+    """``Blobs`` as files of the same path under ``root``; its views show what is there now."""
 
     def __init__(self, root: Path, *, lock_seconds: float) -> None:
         self._root = root
@@ -54,31 +55,40 @@ class FolderBlobs:
             return [entry.name for entry in os.scandir(self._root) if entry.is_dir()]
         return []
 
+    def view(self, policy: str) -> View:  # noqa: ARG002 - one view serves every policy
+        """See ``Blobs``."""
+        return self
+
+    def change(self, policy: str, body: Callable[[Change], T]) -> T:
+        """See ``Blobs``. Every write and removal is durable before the next."""
+        with self._exclusive(policy):
+            return body(self)
+
     def names(self, folder: str) -> list[str]:
-        """See ``Blobs``; hidden files, which are being written, are left out."""
+        """See ``View``; hidden files, which are being written, are left out."""
         with contextlib.suppress(FileNotFoundError):
             return [name for name in os.listdir(self._root / folder) if not name.startswith(".")]
         return []
 
     def size(self, path: str) -> int:
-        """See ``Blobs``."""
+        """See ``View``."""
         return (self._root / path).stat().st_size
 
     def read(self, path: str, limit: int | None = None) -> bytes:
-        """See ``Blobs``."""
+        """See ``View``."""
         with (self._root / path).open("rb") as file:
             return file.read(-1 if limit is None else limit)
 
     def write(self, path: str, data: bytes) -> None:
-        """See ``Blobs``."""
+        """See ``Change``."""
         write_durably(self._root / path, data)
 
     def confirm(self, path: str) -> None:
-        """See ``Blobs``: the file was flushed before it had its name; whether the name was is not known."""
+        """See ``Change``: the file was flushed before it had its name; whether the name was is not known."""
         sync_folder((self._root / path).parent)
 
     def remove(self, paths: Sequence[str]) -> None:
-        """See ``Blobs``."""
+        """See ``Change``."""
         folders = set()
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
@@ -88,8 +98,8 @@ class FolderBlobs:
             sync_folder(folder)
 
     @contextlib.contextmanager
-    def exclusive(self, policy: str) -> Iterator[None]:
-        """See ``Blobs``. Every use has a descriptor of its own, so that it excludes other threads as well.
+    def _exclusive(self, policy: str) -> Iterator[None]:
+        """While it is held no other thread or process is within it; every use has a descriptor of its own.
 
         Only its holder writes under the policy, so hidden files found then are leftovers of killed writers.
         """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+from rlsrl.parameters.blobs import Change, T, View
 from rlsrl.parameters.database import BlobParameterDB
 from rlsrl.runtime.clock import Clock, SystemClock
 
@@ -24,43 +24,46 @@ class MemoryBlobs:
         """See ``Blobs``."""
         return sorted({path.partition("/")[0] for path in list(self.content)})
 
-    def names(self, folder: str) -> list[str]:
+    def view(self, policy: str) -> View:  # noqa: ARG002 - one view serves every policy
         """See ``Blobs``."""
+        return self
+
+    def change(self, policy: str, body: Callable[[Change], T]) -> T:
+        """See ``Blobs``; one lock serves all policies."""
+        if not self._writer.acquire(timeout=_LOCK_SECONDS):
+            raise TimeoutError(f"another thread has been writing for {_LOCK_SECONDS} seconds, {policy!r} has to wait")
+        try:
+            return body(self)
+        finally:
+            self._writer.release()
+
+    def names(self, folder: str) -> list[str]:
+        """See ``View``."""
         prefix = f"{folder}/"
         return [path.removeprefix(prefix) for path in list(self.content) if path.startswith(prefix)]
 
     def size(self, path: str) -> int:
-        """See ``Blobs``."""
+        """See ``View``."""
         return len(self.read(path))
 
     def read(self, path: str, limit: int | None = None) -> bytes:
-        """See ``Blobs``."""
+        """See ``View``."""
         try:
             return self.content[path][:limit]
         except KeyError:
             raise FileNotFoundError(path) from None
 
     def write(self, path: str, data: bytes) -> None:
-        """See ``Blobs``."""
+        """See ``Change``."""
         self.content[path] = data
 
     def confirm(self, path: str) -> None:
-        """See ``Blobs``: nothing here outlives the process."""
+        """See ``Change``: nothing here outlives the process."""
 
     def remove(self, paths: Sequence[str]) -> None:
-        """See ``Blobs``."""
+        """See ``Change``."""
         for path in paths:
             self.content.pop(path, None)
-
-    @contextlib.contextmanager
-    def exclusive(self, policy: str) -> Iterator[None]:
-        """See ``Blobs``; one lock serves all policies."""
-        if not self._writer.acquire(timeout=_LOCK_SECONDS):
-            raise TimeoutError(f"another thread has been writing for {_LOCK_SECONDS} seconds, {policy!r} has to wait")
-        try:
-            yield
-        finally:
-            self._writer.release()
 
 
 class MemoryParameterDB(BlobParameterDB):
