@@ -201,3 +201,17 @@ def test_the_number_of_kept_states_is_a_choice(root: Path) -> None:
     assert [info.has_state for info in db.versions(POLICY)] == [False, True]
     with pytest.raises(ValueError, match="keep_states is 0"):
         FilesystemParameterDB(root, keep_states=0)
+
+
+def test_what_a_killed_prune_left_of_a_version_does_not_pass_to_another_of_its_name(root: Path) -> None:
+    """Killed after the version went and before its annotations and state did."""
+    db = FilesystemParameterDB(root)
+    push_steps(db, 1, 2)
+    db.save_state(POLICY, make_state(Version(1, 1)))
+    db.annotate(POLICY, Version(1, 1), {"return_mean": 475.0})
+    version_file(root, 1).unlink()
+    assert db.load_state(POLICY) is None
+    db.push(POLICY, make_parameters(Version(1, 1), fill=5))
+    (info, _) = db.versions(POLICY)
+    assert (info.metadata, info.has_state) == ({}, False)
+    assert db.load_state(POLICY, Version(1, 1)) is None
