@@ -198,7 +198,6 @@ class InlineConsumer:
         except Refusal as refusal:
             self._intake.refused(refusal)
             self._tell(wire, refusal_to_json(refusal))
-            wire.ended = True
 
     def _read(self, number: int, message: tuple[int, int, int, int] | None) -> None:
         if message is None:

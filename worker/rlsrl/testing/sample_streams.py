@@ -202,8 +202,11 @@ class SampleStreamConformance:
             waiting.result(DEADLINE)
 
     def test_close_wakes_a_consumer_that_receives(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
-        consumer = bench.consumer()
-        waiting = pool.submit(consumer.receive, 1, DEADLINE)
+        consumer, producer = bench.consumer(peer_timeout=100 * DEADLINE), bench.producer()
+        waiting = pool.submit(consumer.receive, 1, 100 * DEADLINE)
+        while not consumer.producers:  # once it is admitted the consumer is known to serve
+            with pytest.raises(StreamTimeout):
+                producer.acquire(0.01)
         consumer.close()
         assert not waiting.result(DEADLINE)
         assert not consumer.receive(1, DEADLINE)
@@ -333,6 +336,15 @@ class SampleStreamConformance:
         successor.grant(NUM_LANES, V2)
         slot = bench.acquire(successor, producer)
         assert (slot.credit, slot.min_version) == (0, V2)
+
+    def test_a_producer_that_was_never_admitted_finds_the_next_consumer(self, bench: StreamBench) -> None:
+        consumer, producer = bench.consumer(), bench.producer()
+        with pytest.raises(StreamTimeout):
+            producer.acquire(0.0)
+        consumer.close()
+        successor = bench.consumer()
+        successor.grant(NUM_LANES, V1)
+        assert bench.acquire(successor, producer).credit == 0
 
     def test_a_producer_may_come_before_its_consumer(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
         producer = bench.producer()

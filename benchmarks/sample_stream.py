@@ -1,0 +1,188 @@
+"""Slots a second between two processes: the shared-memory stream beside a bare socket.
+
+    python benchmarks/sample_stream.py [ROUNDS]
+
+Every slot is written by the one process and copied out by the other. The bare socket does the least that could carry
+one: a token of 40 bytes answered by 40 bytes (ping-pong), or by the slot's bytes. The contenders take turns within one
+run, and the best of the rounds counts: only their ratio means anything. CPU time is that of the receiving process.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
+from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.data.version import Version
+from rlsrl.runtime.ledger import ActorLedger, LedgerPage, TrainerLedger
+from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
+
+TOKEN_BYTES, TOKEN = b"x" * 40, "benchmark"
+SECONDS_A_TURN, TIMEOUT = 0.3, 30.0
+LAYOUTS = {"CartPole, 8 x 128": ((4,), "float32", 8), "84 x 84 x 4, 8 x 16": ((4, 84, 84), "uint8", 8)}
+
+
+def layout_of(name: str) -> SlotLayout:
+    shape, dtype, num_lanes = LAYOUTS[name]
+    env = EnvSpec(
+        observation={"observation": ArraySpec(shape=shape, dtype=dtype)},
+        action=ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=2),
+    )
+    return rollout_layout(env, num_steps=128 if dtype == "float32" else 16, num_lanes=num_lanes)
+
+
+class NoLedger:
+    """Leaves the stream alone with itself."""
+
+    def mark(self, producer: ProducerId) -> int:  # noqa: ARG002
+        return -1
+
+    def take(self, producer: ProducerId, sequence: int, num_transitions: int) -> None: ...
+
+    def lost_with_producer(self, producer: ProducerId, num_transitions: int) -> None: ...
+
+    def produce(self, sequence: int, num_transitions: int) -> None: ...
+
+    def acknowledge(self, sequence: int) -> None: ...
+
+
+def serve_stream(name: str, layout_name: str, folder: str) -> None:
+    """The other process: fills slots until its standard input ends."""
+    layout = layout_of(layout_name)
+    ledger: NoLedger | ActorLedger = NoLedger()
+    if folder:
+        ledger = ActorLedger(LedgerPage.open(Path(folder) / "actor-0.page", "actor", 0))
+        ledger.begin(0)
+    producer = SharedMemoryProducer(name, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger)
+    source = layout.view(bytearray(layout.nbytes))
+    while True:
+        slot = producer.acquire(3600)
+        copy(source, slot)
+        slot.num_transitions = layout.num_steps * layout.num_lanes
+        producer.post(slot)
+
+
+def serve_socket(descriptor: str, nbytes: str) -> None:
+    """The other process: answers each token with so many bytes."""
+    answer = bytes(int(nbytes))
+    with socket.socket(fileno=int(descriptor)) as connection:
+        while connection.recv(len(TOKEN_BYTES)):
+            connection.sendall(answer)
+
+
+def copy(source: dict[str, np.ndarray], slot: Slot) -> None:
+    for name, array in slot.arrays.items():
+        array[...] = source[name]
+
+
+class Stream:
+    """One exchange: a slot received, copied out and released."""
+
+    def __init__(self, layout_name: str, *, num_slots: int, with_ledger: bool) -> None:
+        layout = layout_of(layout_name)
+        self.nbytes = layout.nbytes
+        name = f"rlsrl-benchmark-{id(self)}-{time.time_ns()}"
+        self._folder = tempfile.TemporaryDirectory()
+        ledger: NoLedger | TrainerLedger = NoLedger()
+        if with_ledger:
+            ledger = TrainerLedger(LedgerPage.open(Path(self._folder.name) / "trainer-0.page", "trainer", 0))
+        self._consumer = SharedMemoryConsumer(
+            name, token=TOKEN, layout_digest=layout.step_digest, ledger=ledger, slots_per_producer=num_slots
+        )
+        folder = self._folder.name if with_ledger else ""
+        self._process = subprocess.Popen([sys.executable, __file__, "stream", name, layout_name, folder])
+        self._num_lanes = layout.num_lanes
+        self._copy = layout.view(bytearray(layout.nbytes))
+        self._consumer.grant(num_slots * layout.num_lanes, Version(1, 0))
+
+    def __call__(self) -> None:
+        for slot in self._consumer.receive(64, TIMEOUT):
+            for name, array in slot.arrays.items():
+                self._copy[name][...] = array
+            self._consumer.release(slot)
+            self._consumer.grant(self._num_lanes, Version(1, 0))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._consumer.close()
+        self._folder.cleanup()
+
+
+class Socket:
+    """One exchange: a token there, ``nbytes`` back."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, "socket", str(theirs.fileno()), str(nbytes)], pass_fds=[theirs.fileno()]
+            )
+        self._buffer = memoryview(bytearray(nbytes))
+
+    def __call__(self) -> None:
+        self._socket.send(TOKEN_BYTES)
+        received = 0
+        while received < len(self._buffer):
+            received += self._socket.recv_into(self._buffer[received:])
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+def measure(exchange: Callable[[], None]) -> tuple[float, float]:
+    """Seconds, and seconds of our CPU, an exchange."""
+    count, start, cpu_start = 0, time.perf_counter(), time.process_time()
+    while (elapsed := time.perf_counter() - start) < SECONDS_A_TURN:
+        exchange()
+        count += 1
+    return elapsed / count, (time.process_time() - cpu_start) / count
+
+
+def compare(layout_name: str, rounds: int) -> None:
+    nbytes = layout_of(layout_name).nbytes
+    contenders: dict[str, Socket | Stream] = {
+        "bare socket, ping-pong of 40 bytes": Socket(len(TOKEN_BYTES)),
+        "bare socket, the slot's bytes": Socket(nbytes),
+        "stream, 1 slot": Stream(layout_name, num_slots=1, with_ledger=False),
+        "stream, 2 slots": Stream(layout_name, num_slots=2, with_ledger=False),
+        "stream, 2 slots, with ledger": Stream(layout_name, num_slots=2, with_ledger=True),
+    }
+    best = dict.fromkeys(contenders, (math.inf, math.inf))
+    for exchange in contenders.values():
+        exchange()
+    for _ in range(rounds):
+        for name, exchange in contenders.items():
+            seconds, cpu_seconds = measure(exchange)
+            best[name] = min(best[name][0], seconds), min(best[name][1], cpu_seconds)
+    print(f"\n{layout_name}: slots of {nbytes / 1e3:.0f} kB")
+    for name, exchange in contenders.items():
+        exchange.close()
+        seconds, cpu_seconds = best[name]
+        print(
+            f"{name:36} {1 / seconds:8.0f} /s {exchange.nbytes / seconds / 1e6:8.0f} MB/s {cpu_seconds * 1e6:6.0f} us"
+        )
+
+
+def main(rounds: str = "5") -> None:
+    for layout_name in LAYOUTS:
+        compare(layout_name, int(rounds))
+
+
+if __name__ == "__main__":
+    commands: dict[str, Callable[..., None]] = {"stream": serve_stream, "socket": serve_socket}
+    if sys.argv[1:2] and sys.argv[1] in commands:
+        commands[sys.argv[1]](*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])
