@@ -319,7 +319,7 @@ def run_in_folder(folder: Path) -> None:
         if not run.holds_run:
             run.create(as_given=b"", resolved=b"", package_version="0")
         stage.journal = run
-        run.begin_life()
+        run.begin_life(modules=folder)
         stage.controller(keep_fds=(run.lock_fd,)).run()
 
 

@@ -169,6 +169,12 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             "batches of 2 environments cannot be made of whole rollouts of 8 environments",
             "integer >= 3",
         ),
+        (
+            ["evaluators={environments: 3, replicas: 4, maxSteps: 3}"],
+            "spec.evaluators.maxSteps",
+            "3 steps leave some of 4 environments without any",
+            "integer >= 4",
+        ),
     ],
 )
 def test_rules_across_fields(overrides: list[str], path: str, message: str, allowed: str) -> None:

@@ -81,6 +81,37 @@ def test_environments_are_spread_over_actors(
     assert all(warning in each for each in told.warnings)
 
 
+def test_without_evaluators_there_are_none() -> None:
+    told = resolved()
+
+    assert told.evaluator is None
+    assert told.coordinator.num_evaluators == 0
+
+
+@pytest.mark.parametrize(
+    ("evaluators", "each", "max_steps_each", "warning"),
+    [
+        ("{}", 10, 1_000_000, ""),
+        ("{environments: 8, replicas: 2, maxSteps: 100}", 4, 12, ""),
+        ("{environments: 7, replicas: 2, maxSteps: 100}", 3, 16, "7 environments do not divide evenly over 2"),
+        ("{environments: 2, replicas: 4, maxSteps: 100}", 1, 25, "each steps 1, together 4"),
+    ],
+)
+def test_evaluators_share_environments_and_steps(evaluators: str, each: int, max_steps_each: int, warning: str) -> None:
+    told = resolved(f"evaluators={evaluators}", "evaluators.everySeconds=5", "evaluators.greedy=false", "seed=3")
+
+    evaluator = told.evaluator
+    assert evaluator is not None
+    assert told.coordinator.num_evaluators == evaluator.num_evaluators
+    assert (evaluator.environments, evaluator.max_steps_per_environment) == (each, max_steps_each)
+    assert (evaluator.episodes_per_environment, evaluator.every_seconds, evaluator.every_versions) == (2, 5.0, None)
+    assert (evaluator.greedy, evaluator.seed, evaluator.environment) == (False, 3, told.trainer.environment)
+    assert (evaluator.policy_name, evaluator.parameters_folder) == ("default", told.trainer.parameters_folder)
+    assert bool(told.warnings) == bool(warning)
+    assert all(warning in text for text in told.warnings)
+    assert ResolvedExperiment.from_json(told.to_json()) == told
+
+
 def test_an_index_beyond_a_spread_total_has_no_environments() -> None:
     with pytest.raises(IndexError, match="worker 2"):
         resolved().actor.lanes_of(2)

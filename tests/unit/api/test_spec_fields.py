@@ -197,6 +197,7 @@ def test_the_smallest_legal_value_breaks_at_most_a_rule_across_fields(case: Case
         assert {problem.path for problem in error.problems} <= {  # noqa: PT017 - most values are accepted
             "spec.algorithm.ppo.minibatchSize",
             "spec.pacing.maxPolicyLag",
+            "spec.evaluators.maxSteps",
         }
 
 
@@ -360,6 +361,8 @@ def variation(rng: random.Random) -> Document:
     transitions = batch * actors["rolloutLength"]
     divisors = [number for number in range(2, min(transitions, 5000) + 1) if transitions % number == 0]
     spec.setdefault("algorithm", {}).setdefault("ppo", {})["minibatchSize"] = rng.choice(divisors)
+    if "maxSteps" in spec.get("evaluators", {}):
+        spec["evaluators"]["maxSteps"] = rng.randint(65_536, 10**9)
     return document
 
 

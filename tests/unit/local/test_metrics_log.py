@@ -3,11 +3,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlsrl.local.metrics_log import MetricsRow, read_rows, without_rolled_back
+from rlsrl.local.metrics_log import MetricsRow, evaluation_rows, read_rows, training_rows
 
 
 def row(step: int, **scalars: float) -> MetricsRow:
-    return MetricsRow(step=step, wall=float(step), scalars=scalars)
+    return MetricsRow(step=step, wall=float(step), role="trainer", scalars=scalars)
 
 
 def test_reads_whole_rows_and_leaves_out_the_rest(tmp_path: Path) -> None:
@@ -25,5 +25,5 @@ def test_no_file_has_no_rows(tmp_path: Path) -> None:
 
 def test_a_resumed_history_replaces_what_was_undone() -> None:
     rows = [row(1, life=1), row(5, life=1), row(9, life=1), row(5, life=2), row(8, life=2), row(7, life=3)]
-    kept = without_rolled_back(rows)
+    kept = training_rows(rows)
     assert [(each.step, each.scalars["life"]) for each in kept] == [(1, 1), (5, 2), (7, 3)]

@@ -14,13 +14,20 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def row(step: int, **scalars: float) -> MetricsRow:
-    return MetricsRow(step=step, wall=0.0, scalars=scalars)
+    return MetricsRow(step=step, wall=0.0, role="trainer", scalars=scalars)
 
 
 def run_folder(path: Path, *returns: float) -> Path:
     path.mkdir()
     lines = [
-        json.dumps({"step": step, "wall": 0.0, "scalars": {"env_steps": 100.0 * step, "return_mean": value}})
+        json.dumps(
+            {
+                "step": step,
+                "wall": 0.0,
+                "role": "trainer",
+                "scalars": {"env_steps": 100.0 * step, "return_mean": value},
+            }
+        )
         for step, value in enumerate(returns)
     ]
     (path / "metrics.jsonl").write_text("\n".join(lines))

@@ -48,13 +48,13 @@ def test_time_of_a_killed_life_ends_with_its_last_metrics(tmp_path: Path) -> Non
     clock = ManualClock(time=1000.0)
     path = tmp_path / "run"
     with create(path, clock) as folder:
-        folder.begin_life()
+        folder.begin_life(modules=tmp_path)
         folder.begin_attempt()
     folder.metrics.write_text("")
     os.utime(folder.metrics, (1030.0, 1030.0))
     clock.advance(5000.0)
     with RunFolder.open(path, clock=clock) as again:
-        again.begin_life()
+        again.begin_life(modules=tmp_path)
         clock.advance(3.0)
         again.end_life()
         assert again.record.wall_seconds == 33.0

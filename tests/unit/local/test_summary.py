@@ -29,7 +29,7 @@ def info(step: int, *tags: str, **metadata: Any) -> VersionInfo:
 
 
 def row(step: int, lag: float) -> MetricsRow:
-    return MetricsRow(step=step, wall=0.0, scalars={"policy_lag": lag})
+    return MetricsRow(step=step, wall=0.0, role="trainer", scalars={"policy_lag": lag})
 
 
 FACTS = RunFacts(
@@ -71,6 +71,8 @@ def test_a_finished_run() -> None:
         "policy_lag": 0.5,
         "max_policy_lag": 1.0,
         "versions": {"count": 2, "last": "1.9", "tagged": {"step-4": "1.4", "best": "1.9", "last": "1.9"}},
+        "evaluation": None,
+        "best": None,
         "ledger": BALANCED,
         "attempts": 2,
         "lives": 2,

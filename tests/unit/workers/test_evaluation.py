@@ -15,9 +15,9 @@ from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.testing.environments import Episode, ScriptedEnv
 from rlsrl.workers.evaluation import (
+    Evaluation,
     EvaluationResult,
     EvaluationUnfinished,
-    evaluate,
     evaluation_seeds,
     share_episodes,
 )
@@ -52,7 +52,7 @@ def scripted(*scripts: list[Episode]) -> LoopVectorEnv:
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 100])
 def test_each_environment_plays_equally_many_episodes_however_short_they_are(num_steps: int) -> None:
     envs = scripted(SHORT_AND_BAD, LONG_AND_GOOD)
-    result = evaluate(LeftActor(), envs, num_steps=num_steps, episodes_per_environment=2, max_steps=1000)
+    result = Evaluation(LeftActor(), envs, num_steps=num_steps, episodes_per_environment=2, max_steps=1000).play()
     assert result.returns == (1, 2, 90, 180)
     assert result.lengths == (1, 1, 9, 9)
 
@@ -61,12 +61,12 @@ def test_each_environment_plays_equally_many_episodes_however_short_they_are(num
 def test_giving_up_names_the_environment_that_does_not_end(max_steps: int, taken: int) -> None:
     envs = scripted(SHORT_AND_BAD, [Episode(rewards=(0.0,) * 1000)])
     with pytest.raises(EvaluationUnfinished, match=f"environment 1 ended 0 of 2 episodes in {taken} steps"):
-        evaluate(LeftActor(), envs, num_steps=10, episodes_per_environment=2, max_steps=max_steps)
+        Evaluation(LeftActor(), envs, num_steps=10, episodes_per_environment=2, max_steps=max_steps).play()
 
 
 def test_the_last_steps_allowed_still_count() -> None:
     envs = scripted([Episode(rewards=(1.0,) * 10)])
-    assert evaluate(LeftActor(), envs, num_steps=5, episodes_per_environment=1, max_steps=10).returns == (10,)
+    assert Evaluation(LeftActor(), envs, num_steps=5, episodes_per_environment=1, max_steps=10).play().returns == (10,)
 
 
 def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
@@ -74,7 +74,7 @@ def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
 
     def play(seed: int) -> EvaluationResult:
         envs = LoopVectorEnv(lambda: make_environment(source), seeds=evaluation_seeds(seed, 3))
-        return evaluate(LeftActor(), envs, num_steps=16, episodes_per_environment=5, max_steps=1000)
+        return Evaluation(LeftActor(), envs, num_steps=16, episodes_per_environment=5, max_steps=1000).play()
 
     assert play(1) == play(1)
     assert play(1).lengths != play(2).lengths

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TypedDict
 
-from rlsrl.api.resolved import ActorConfig, CoordinatorConfig, ResolvedExperiment, TrainerConfig
-from rlsrl.api.spec import RLExperiment
+from rlsrl.api.resolved import ActorConfig, CoordinatorConfig, EvaluatorConfig, ResolvedExperiment, TrainerConfig
+from rlsrl.api.spec import ExperimentSpec, RLExperiment
 
 POLICY_NAME = "default"
 """The one policy's name in the parameter DB."""
@@ -69,6 +69,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             record_folder=str(folder),
             num_actors=spread.num_workers,
             num_trainers=len(samples_endpoints),
+            num_evaluators=0 if spec.evaluators is None else spec.evaluators.replicas,
         ),
         trainer=TrainerConfig(
             **common,
@@ -100,6 +101,38 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             parameters_endpoint=parameters_endpoint,
             policy_name=POLICY_NAME,
         ),
+        evaluator=_evaluator(spec, common, folder),
         num_actors=spread.num_workers,
-        warnings=spread.warnings,
+        warnings=(*spread.warnings, *_evaluation_warnings(spec)),
+    )
+
+
+def _evaluator(spec: ExperimentSpec, common: _Common, folder: PurePath) -> EvaluatorConfig | None:
+    evaluators = spec.evaluators
+    if evaluators is None:
+        return None
+    spread = evaluators.spread
+    return EvaluatorConfig(
+        **common,
+        environment=spec.environment,
+        network=spec.policy.network,
+        num_evaluators=evaluators.replicas,
+        environments=spread.num_per_worker,
+        episodes_per_environment=evaluators.episodes_per_environment,
+        max_steps_per_environment=spread.max_steps_per_environment,
+        every_seconds=evaluators.every_seconds,
+        every_versions=evaluators.every_versions,
+        greedy=evaluators.greedy,
+        policy_name=POLICY_NAME,
+        parameters_folder=str(folder / "parameters"),
+    )
+
+
+def _evaluation_warnings(spec: ExperimentSpec) -> tuple[str, ...]:
+    evaluators = spec.evaluators
+    if evaluators is None or (total := evaluators.spread.num_environments) == evaluators.environments:
+        return ()
+    return (
+        f"{evaluators.environments} environments do not divide evenly over {evaluators.replicas} evaluators: "
+        f"each steps {evaluators.spread.num_per_worker}, together {total}",
     )

@@ -76,6 +76,8 @@ class CoordinatorConfig(RoleConfig):
     """Actors that should be there."""
     num_trainers: PositiveInteger
     """Trainer ranks that should be there."""
+    num_evaluators: Annotated[int, Field(ge=0), INTEGRAL] = 0
+    """Evaluators that should be there."""
 
 
 class TrainerConfig(RoleConfig):
@@ -169,12 +171,41 @@ class ActorConfig(RoleConfig):
         return len(self.environment_ranks_of(index))
 
 
+class EvaluatorConfig(RoleConfig):
+    """What each evaluator is told."""
+
+    environment: Environment
+    """What is played."""
+    network: Network
+    """The network that chooses actions, for policies that cannot be exported without torch."""
+    num_evaluators: PositiveInteger
+    """Evaluators that share the versions."""
+    environments: PositiveInteger
+    """Environments of each evaluator."""
+    episodes_per_environment: PositiveInteger
+    """Episodes that are played in each environment."""
+    max_steps_per_environment: PositiveInteger
+    """Steps after which an environment that has not ended its episodes is given up."""
+    every_seconds: PositiveSeconds | None = None
+    """Seconds between the versions that one evaluator plays."""
+    every_versions: PositiveInteger | None = None
+    """Versions of its share of which an evaluator plays one."""
+    greedy: bool
+    """Whether the most probable action is taken."""
+    policy_name: str
+    """The policy's name in the parameter DB."""
+    parameters_folder: str
+    """The filesystem parameter DB."""
+
+
 class ResolvedExperiment(Config):
     """One experiment, told to each role."""
 
     coordinator: CoordinatorConfig
     trainer: TrainerConfig
     actor: ActorConfig
+    evaluator: EvaluatorConfig | None = None
+    """None without evaluators."""
     num_actors: PositiveInteger
     """Actors to start; fewer than asked for when there are fewer environments."""
     warnings: Annotated[tuple[str, ...], Field(strict=False)] = ()

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rlsrl.api.model import INTEGRAL, Arguments, Ignored, Model, Violation, refuse
-from rlsrl.api.spread import EnvironmentSpread, spread_environments
+from rlsrl.api.spread import EnvironmentSpread, EvaluationSpread, spread_environments, spread_evaluation
 
 API_VERSION = "rlsrl.dev/v1alpha1"
 KIND = "RLExperiment"
@@ -204,6 +204,46 @@ class Trainers(Model):
     """Environments whose rollouts make one batch; by default all of them."""
 
 
+class Evaluators(Model):
+    """The workers that play stored versions, beside training, for a fixed number of episodes in each environment. Each
+    version is played by one of them; when they fall behind, they take the newest and pass over those before it."""
+
+    replicas: Annotated[int, Field(ge=1, le=64), INTEGRAL] = 1
+    """Number of evaluators."""
+    environments: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 10
+    """Environments of all evaluators together; each gets an equal share, rounded down, and at least one."""
+    episodes_per_environment: Annotated[int, Field(ge=1, le=10_000), INTEGRAL] = 2
+    """Episodes that are played in each environment; their returns are averaged."""
+    max_steps: Count = 10_000_000
+    """Steps of all evaluators' environments together after which the evaluation of a version is given up."""
+    every_seconds: PositiveSeconds | None = None
+    """Seconds between the versions that an evaluator plays; with neither this nor everyVersions it plays all it can."""
+    every_versions: Count | None = None
+    """Of how many versions one is played, beside the seconds: whichever comes first."""
+    greedy: bool = True
+    """Whether the most probable action is taken; otherwise actions are drawn, as in training."""
+
+    @property
+    def spread(self) -> EvaluationSpread:
+        """Environments and steps of each evaluator."""
+        return spread_evaluation(self.environments, self.replicas, max_steps=self.max_steps)
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        refuse(self._violations())
+        return self
+
+    def _violations(self) -> Iterable[Violation]:
+        # Shares are equal and at least one, so that there may be more environments than were asked for.
+        least = max(self.environments, self.replicas)
+        if self.max_steps < least:
+            yield Violation(
+                at=("maxSteps",),
+                message=f"{self.max_steps} steps leave some of {least} environments without any",
+                allowed=f"integer >= {least}",
+            )
+
+
 class Pacing(Model):
     """How gathering and training keep step. Bounds are kept by waiting, never by dropping samples."""
 
@@ -268,6 +308,8 @@ class ExperimentSpec(Model):
     """The workers that step environments."""
     trainers: Trainers = Trainers()
     """The workers that learn."""
+    evaluators: Evaluators | None = None
+    """The workers that play stored versions; none unless given."""
     pacing: Pacing = Pacing()
     """How gathering and training keep step."""
     parameters: ParameterVersions = ParameterVersions()

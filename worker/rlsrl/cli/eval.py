@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,8 @@ from rlsrl.data.version import Version
 
 if TYPE_CHECKING:
     from rlsrl.api.resolved import TrainerConfig
-    from rlsrl.envs.vector import LoopVectorEnv
     from rlsrl.parameters.protocols import Parameters, Ref
-    from rlsrl.policies.acting import RolloutActor
     from rlsrl.workers.evaluation import EpisodeShare, EvaluationResult
-
-ROLLOUT_STEPS = 64
-"""Steps between two looks at who has finished: more would be played for nothing at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +27,8 @@ class Subject:
     config: TrainerConfig
     """What its trainer was told: environment, network, seed."""
     parameters: Parameters
-    program: Any
-    """The exported actor as JSON; None if the policy takes torch."""
+    metadata: Mapping[str, Any]
+    """The version's, with the exported actor if the policy has one."""
 
 
 @click.command()
@@ -65,21 +61,21 @@ def evaluate(
     """Play the policy of the run folder RUN over fresh episodes and report its returns.
 
     Every environment plays the same number of episodes, so that short ones are not favoured. Modules of your own are
-    looked for in the folder this is called from and on PYTHONPATH.
+    looked for where the run found them, then in the folder this is called from and on PYTHONPATH.
     """
     from rlsrl.envs.vector import EnvironmentFailed
+    from rlsrl.local.run_folder import RunFolderError
     from rlsrl.parameters.protocols import ParameterError
     from rlsrl.policies.program import LayoutMismatch
     from rlsrl.runtime.errors import ConfigurationError
     from rlsrl.workers.evaluation import EvaluationUnfinished, share_episodes
 
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
     share = share_episodes(episodes, environments)
     try:
+        _find_modules(run)
         subject = load_subject(run, _ref(version, tag))
         result = play(subject, share, seed=seed, greedy=not stochastic, max_steps=max_steps)
-    except (ConfigurationError, ParameterError, LayoutMismatch) as error:
+    except (ConfigurationError, ParameterError, LayoutMismatch, RunFolderError) as error:
         raise UserError(str(error)) from error
     except (EnvironmentFailed, EvaluationUnfinished) as error:
         raise click.ClickException(str(error)) from error
@@ -91,6 +87,15 @@ def evaluate(
         "greedy": not stochastic,
     }
     click.echo(json.dumps({**conditions, **result.to_json()}) if as_json else _lines(conditions, result))
+
+
+def _find_modules(run: Path) -> None:
+    """Look for the user's modules first beside the experiment that was run, then in the current folder."""
+    from rlsrl.local.run_folder import read_record
+
+    record = read_record(run)
+    folders = [record.modules] if record is not None and record.modules else []
+    sys.path[:0] = [folder for folder in (*folders, str(Path.cwd())) if folder not in sys.path]
 
 
 def _ref(version: str | None, tag: str | None) -> Ref:
@@ -113,7 +118,6 @@ def load_subject(run: Path, ref: Ref) -> Subject:
     """
     from rlsrl.api.resolved import ResolvedExperiment
     from rlsrl.parameters.filesystem import FilesystemParameterDB
-    from rlsrl.workers.build.common import PROGRAM_KEY
 
     resolved = run / "resolved.json"
     try:
@@ -127,46 +131,28 @@ def load_subject(run: Path, ref: Ref) -> Subject:
     assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
     # A run that is still training may have pruned the version since; then torch does what the program would have done.
     metadata = (info.metadata for info in db.versions(config.policy_name) if info.version == parameters.version)
-    return Subject(config=config, parameters=parameters, program=next(metadata, {}).get(PROGRAM_KEY))
+    return Subject(config=config, parameters=parameters, metadata=next(metadata, {}))
 
 
 def play(subject: Subject, share: EpisodeShare, *, seed: int, greedy: bool, max_steps: int) -> EvaluationResult:
     """Make the environments and the actor, and evaluate."""
-    from rlsrl.envs.factory import make_environment
-    from rlsrl.envs.vector import LoopVectorEnv
-    from rlsrl.workers.build.common import environment_source
-    from rlsrl.workers.evaluation import evaluate, evaluation_seeds
+    from rlsrl.workers.build.evaluator import EvaluationPlan, begin_evaluation
 
-    source = environment_source(subject.config.environment)
-    envs = LoopVectorEnv(lambda: make_environment(source), seeds=evaluation_seeds(seed, share.num_environments))
+    plan = EvaluationPlan(
+        environment=subject.config.environment,
+        network=subject.config.network,
+        network_seed=subject.config.seed,
+        num_environments=share.num_environments,
+        episodes_per_environment=share.episodes_per_environment,
+        max_steps=max_steps,
+        seed=seed,
+        greedy=greedy,
+    )
+    envs, evaluation = begin_evaluation(plan, subject.parameters, subject.metadata)
     try:
-        actor = _actor(subject, envs, seed=seed, greedy=greedy)
-        actor.load(subject.parameters)
-        return evaluate(
-            actor,
-            envs,
-            num_steps=ROLLOUT_STEPS,
-            episodes_per_environment=share.episodes_per_environment,
-            max_steps=max_steps,
-        )
+        return evaluation.play()
     finally:
         envs.close()
-
-
-def _actor(subject: Subject, envs: LoopVectorEnv, *, seed: int, greedy: bool) -> RolloutActor:
-    """By the exported program where there is one, which takes a fraction of a second less than importing torch."""
-    from rlsrl.policies.program import ActorProgram, ProgramActor
-    from rlsrl.workers.build.common import torch_policy
-    from rlsrl.workers.evaluation import acting_noise
-
-    rng = acting_noise(seed)
-    shape = {"num_steps": ROLLOUT_STEPS, "num_lanes": envs.num_envs}
-    if subject.program is not None:
-        return ProgramActor(ActorProgram.from_json(subject.program), rng=rng, greedy=greedy, **shape)
-    from rlsrl.policies.torch_policy import TorchActor
-
-    policy = torch_policy(subject.config.network, envs.spec, seed=subject.config.seed)
-    return TorchActor(policy, rng=rng, greedy=greedy, **shape)
 
 
 def _lines(conditions: dict[str, Any], result: EvaluationResult) -> str:

@@ -29,7 +29,7 @@ def plot(runs: tuple[Path, ...], output: Path | None) -> None:
         output = runs[0] / "curve.png"
     curves = [read_curve(run / METRICS, label=run.absolute().name) for run in runs]
     for run, curve in zip(runs, curves, strict=True):
-        if not curve.env_steps:
+        if not curve.has_points:
             raise UserError(f"{run / METRICS} holds no returns yet: no episode has ended, or {run} is no run folder")
     try:
         save(curves, output)

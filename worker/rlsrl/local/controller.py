@@ -18,18 +18,23 @@ from typing import Literal, Protocol
 
 from rlsrl.local.processes import ChildProcess
 from rlsrl.local.signals import SignalInbox
-from rlsrl.local.supervisor import CONFIGURATION_ERROR, Exit, Fail, RestartLimits, Supervisor
+from rlsrl.local.supervisor import Exit, Fail, RestartLimits, Supervisor
+from rlsrl.runtime.errors import CONFIGURATION_ERROR
 
 WORKER_COMMAND = (sys.executable, "-m", "rlsrl.workers")
 
 TRAINER = "trainer"
 COORDINATOR = "coordinator"
+EVALUATOR = "evaluator"
 
 TRAINER_GRACE_SECONDS = 60.0
 """Time the trainer has to finish its step and store a checkpoint; a large one takes seconds to reach the disk."""
 
 WORKER_GRACE_SECONDS = 10.0
 """Time any other worker has to end by itself."""
+
+EVALUATION_SECONDS = 300.0
+"""Time evaluators have to play the last version of a finished run."""
 
 KILL_GRACE_SECONDS = 10.0
 """Time the kernel has to end a killed process."""
@@ -194,7 +199,7 @@ class LocalController:
                     for number in range(plan.replicas):
                         self._start(plan, number)
                 outcome = self._supervise()
-                self._end()
+                self._end(finished=isinstance(outcome, Finished))
             finally:
                 self._kill()
         if isinstance(outcome, Finished) or self._journal.is_finished():
@@ -245,15 +250,34 @@ class LocalController:
         self._waiting[child.role, child.number] = now + decision.delay_seconds
         return None
 
-    def _end(self) -> None:
+    def _end(self, *, finished: bool) -> None:
         """End all processes: the trainer first, for its checkpoint, and last the coordinator, which records the rest.
 
-        Each has its time to end by itself; then, or when a second signal comes, it is killed.
+        Each has its time to end by itself; then, or when a second signal comes, it is killed. Before they are asked
+        to, the evaluators of a finished run have theirs to play its last version.
         """
         self._waiting.clear()
         self._end_those(lambda child: child.role == TRAINER, TRAINER_GRACE_SECONDS)
+        self._end_those(lambda child: child.role not in (COORDINATOR, EVALUATOR), WORKER_GRACE_SECONDS)
+        if finished:
+            self._await_evaluators()
         self._end_those(lambda child: child.role != COORDINATOR, WORKER_GRACE_SECONDS)
         self._end_those(lambda _: True, WORKER_GRACE_SECONDS)
+
+    def _await_evaluators(self) -> None:
+        """Wait until the evaluators have ended by themselves; ended early by any signal."""
+        evaluators = [child for child in self._children if child.role == EVALUATOR]
+        if evaluators:
+            self._display.note("Evaluating the last version; Ctrl-C to end without.")
+        num_signals = len(self._signals)
+        deadline = self._clock() + EVALUATION_SECONDS
+        while any(child in self._children for child in evaluators) and len(self._signals) == num_signals:
+            if self._clock() >= deadline:
+                self._display.note(
+                    f"the last version is not evaluated: that takes longer than {EVALUATION_SECONDS:g} s"
+                )
+                return
+            self._note_bad_ends(self._turn(deadline))
 
     def _end_those(self, chosen: Callable[[ChildProcess], bool], grace_seconds: float) -> None:
         children = [child for child in self._children if chosen(child)]
@@ -265,12 +289,15 @@ class LocalController:
             if self._clock() >= deadline:
                 self._display.note(f"killing what did not end within {grace_seconds:g} s")
                 break
-            for child, code in self._turn(deadline):
-                if code not in (0, -signal.SIGTERM):
-                    self._display.note(f"{child.name} {describe_exit(code)} instead of ending cleanly; see {child.log}")
+            self._note_bad_ends(self._turn(deadline))
         if len(self._signals) >= 2:
             children = list(self._children)
         self._kill(children)
+
+    def _note_bad_ends(self, ended: Sequence[tuple[ChildProcess, int]]) -> None:
+        for child, code in ended:
+            if code not in (0, -signal.SIGTERM):
+                self._display.note(f"{child.name} {describe_exit(code)} instead of ending cleanly; see {child.log}")
 
     def _kill(self, children: Sequence[ChildProcess] | None = None) -> None:
         """Kill those, or all, and wait until the kernel has ended them."""

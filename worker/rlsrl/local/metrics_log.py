@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+TRAINER = "trainer"
+EVALUATOR = "evaluator"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
@@ -17,6 +20,8 @@ class MetricsRow:
     """Training step."""
     wall: float
     """Unix seconds."""
+    role: str
+    """Of the worker that measured."""
     scalars: Mapping[str, float]
     """By name, for example ``env_steps`` and ``return_mean``."""
 
@@ -33,18 +38,26 @@ def read_rows(path: Path) -> list[MetricsRow]:
     return [row for line in text.splitlines() if (row := _parse(line)) is not None]
 
 
-def without_rolled_back(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
-    """The rows of the history that the newest weights have.
+def training_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
+    """The trainer's rows, of the history that the newest weights have.
 
     A resumed trainer goes on from its last durable version and passes the same steps again; what was measured on the
     way that led nowhere is left out.
     """
     kept: list[MetricsRow] = []
     for row in rows:
+        if row.role != TRAINER:
+            continue
         while kept and kept[-1].step >= row.step:
             kept.pop()
         kept.append(row)
     return kept
+
+
+def evaluation_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
+    """The evaluators' rows by step; of several for one step the last, since a killed evaluator's work is done again."""
+    by_step = {row.step: row for row in rows if row.role == EVALUATOR}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def _parse(line: str) -> MetricsRow | None:
@@ -53,6 +66,7 @@ def _parse(line: str) -> MetricsRow | None:
         return MetricsRow(
             step=int(value["step"]),
             wall=float(value["wall"]),
+            role=str(value["role"]),
             scalars={str(name): float(scalar) for name, scalar in value["scalars"].items()},
         )
     except (AttributeError, KeyError, TypeError, ValueError):

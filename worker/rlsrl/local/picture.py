@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlsrl.api.spec import Stop
-from rlsrl.local.controller import COORDINATOR, ProcessState
+from rlsrl.local.controller import COORDINATOR, EVALUATOR, ProcessState
 
 STALE_SECONDS = 5.0
 """A status older than this is marked: the coordinator is away or busy."""
@@ -132,6 +132,7 @@ def _figures(view: View) -> list[str]:
         f"{_text(totals, 'env_steps_per_second', ',.0f')} steps/s",
         f"lag {_text(totals, 'policy_lag', 'g')}",
         f"version {_version(totals)}",
+        *_evaluation(view),
     ]
 
 
@@ -146,7 +147,7 @@ def render(view: View) -> RenderableType:
     numbers = Text(
         f"{_text(totals, 'env_steps', ',.0f')} env steps   {_text(totals, 'env_steps_per_second', ',.0f')} steps/s   "
         f"return {_text(totals, 'return_mean', '.1f')}   lag {_text(totals, 'policy_lag', 'g')}   "
-        f"version {_version(totals)}"
+        f"version {_version(totals)}" + "".join(f"   {text}" for text in _evaluation(view))
     )
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim", expand=True)
     for title in ("process", "state", "waits for", "version"):
@@ -155,6 +156,18 @@ def render(view: View) -> RenderableType:
     for row in rows(view):
         table.add_row(*map(Text, (row.name, row.state, row.waiting_for, row.version, row.stats)))
     return Group(head, progress, numbers, table)
+
+
+def _evaluation(view: View) -> list[str]:
+    """The newest evaluation; nothing before the first."""
+    reports = _mapping(view.status, "roles").get(EVALUATOR)
+    stats = [_mapping(report, "stats") for report in reports if isinstance(report, Mapping)] if reports else []
+    found = [
+        (step, mean)
+        for each in stats
+        if (step := _number(each, "step")) is not None and (mean := _number(each, "return_mean")) is not None
+    ]
+    return [f"evaluated {max(found)[1]:.1f} at step {max(found)[0]:.0f}"] if found else []
 
 
 def _phase(view: View) -> str:

@@ -1,4 +1,4 @@
-"""Learning curves as a picture: mean return against transitions trained."""
+"""Learning curves as a picture: mean return against transitions trained, and what evaluations came to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rlsrl.local.metrics_log import MetricsRow, read_rows, without_rolled_back
+from rlsrl.local.metrics_log import MetricsRow, evaluation_rows, read_rows, training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,20 +21,28 @@ class Curve:
     """Transitions trained, ascending."""
     return_mean: tuple[float, ...]
     """Mean return of the last episodes at each of them."""
+    evaluations: tuple[tuple[float, float], ...] = ()
+    """(transitions trained, mean return) of each version that was evaluated, ascending."""
+
+    @property
+    def has_points(self) -> bool:
+        """Whether there is anything to draw."""
+        return bool(self.env_steps or self.evaluations)
 
 
 def curve_of(rows: Sequence[MetricsRow], label: str) -> Curve:
     """The curve in a run's rows; rows from before the first ended episode have no return and no place in it."""
-    points = [
-        (row.scalars["env_steps"], row.scalars["return_mean"])
-        for row in without_rolled_back(rows)
-        if "env_steps" in row.scalars and "return_mean" in row.scalars
-    ]
+    points = _points(training_rows(rows), "env_steps", "return_mean")
     return Curve(
         label=label,
         env_steps=tuple(env_steps for env_steps, _ in points),
         return_mean=tuple(return_mean for _, return_mean in points),
+        evaluations=tuple(_points(evaluation_rows(rows), "evaluation/env_steps", "evaluation/return_mean")),
     )
+
+
+def _points(rows: Sequence[MetricsRow], x: str, y: str) -> list[tuple[float, float]]:
+    return [(row.scalars[x], row.scalars[y]) for row in rows if x in row.scalars and y in row.scalars]
 
 
 def read_curve(metrics: Path, label: str) -> Curve:
@@ -49,13 +57,17 @@ def draw(curves: Sequence[Curve]) -> Figure:
     axes = figure.subplots()
     for curve in curves:
         # A run that ended within one report has a single point, which a line does not show.
-        axes.plot(curve.env_steps, curve.return_mean, label=curve.label, marker="." if len(curve.env_steps) < 3 else "")
+        marker = "." if len(curve.env_steps) < 3 else ""
+        (line,) = axes.plot(curve.env_steps, curve.return_mean, label=curve.label, marker=marker)
+        if curve.evaluations:
+            x, y = zip(*curve.evaluations, strict=True)
+            axes.scatter(x, y, label=f"{curve.label}, evaluated", color=line.get_color(), edgecolors="black", zorder=3)
     axes.set_xlabel("env steps")
     axes.set_ylabel("mean return of the last episodes")
     axes.grid(visible=True, alpha=0.3)
-    if len(curves) > 1:
+    if len(curves) > 1 or any(curve.evaluations for curve in curves):
         axes.legend()
-    elif curves:
+    if len(curves) == 1:
         axes.set_title(curves[0].label)
     return figure
 

@@ -13,6 +13,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -55,7 +56,7 @@ class RunFolder:
         self.path = path
         self.lock_fd = lock_fd
         self._clock = clock
-        self._record = _read_record(path)
+        self._record = read_record(path)
 
     @classmethod
     def open(cls, path: Path, *, fresh: bool = False, clock: Clock | None = None) -> Self:
@@ -145,13 +146,17 @@ class RunFolder:
         """What came of the run."""
         return self.path / "summary.json"
 
-    def begin_life(self) -> None:
-        """A controller starts to run the run. A life that was killed counts up to its last metrics."""
+    def begin_life(self, *, modules: Path) -> None:
+        """A controller starts to run the run. A life that was killed counts up to its last metrics.
+
+        ``modules`` is where the user's own modules are.
+        """
         try:
             last_sign = self.metrics.stat().st_mtime
         except FileNotFoundError:
             last_sign = 0.0
-        self._save(self.record.begin_life(self._clock.time(), last_sign=last_sign))
+        record = self.record.begin_life(self._clock.time(), last_sign=last_sign)
+        self._save(replace(record, modules=str(modules.absolute())))
 
     def end_life(self) -> None:
         """The controller has ended everything."""
@@ -200,7 +205,12 @@ class RunFolder:
         self._record = record
 
 
-def _read_record(path: Path) -> RunRecord | None:
+def read_record(path: Path) -> RunRecord | None:
+    """What is known of the run in the folder, which may be another process's; None if no run was created there.
+
+    Raises:
+        RunFolderError: the record is not what rlsrl writes.
+    """
     try:
         text = (path / RECORD).read_bytes()
     except FileNotFoundError:

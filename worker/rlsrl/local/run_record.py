@@ -44,6 +44,8 @@ class RunRecord:
     """The trainer's, from the start of its process to its end."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """By role, over all lives."""
+    modules: str = ""
+    """The folder in which the last life looked for the user's own modules first; empty before any."""
 
     @property
     def wall_seconds(self) -> float:
@@ -92,6 +94,7 @@ class RunRecord:
             "lives": [[span.started_at, span.ended_at] for span in self.lives],
             "training": [[span.started_at, span.ended_at] for span in self.training],
             "restarts": dict(self.restarts),
+            "modules": self.modules,
         }
 
     @classmethod
@@ -109,6 +112,7 @@ class RunRecord:
             lives=_spans(value["lives"]),
             training=_spans(value["training"]),
             restarts={str(role): int(count) for role, count in value["restarts"].items()},
+            modules=str(value["modules"]),
         )
 
 

@@ -15,7 +15,7 @@ from rlsrl.api.resolved import ResolvedExperiment
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import WORKER_COMMAND, LocalController, Outcome, RolePlan
 from rlsrl.local.display import Viewer, open_display
-from rlsrl.local.metrics_log import read_rows, without_rolled_back
+from rlsrl.local.metrics_log import read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
 from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolder, RunFolderError
 from rlsrl.local.summary import RunFacts, summarize
@@ -84,7 +84,7 @@ def run_life(
     display = open_display(Viewer(experiment, monitor.newest), output)
     for warning in resolved.warnings:
         display.note(f"warning: {warning}")
-    folder.begin_life()
+    folder.begin_life(modules=modules)
     monitor.start(interval_seconds=display.interval_seconds)
     try:
         restarts = experiment.spec.restarts
@@ -114,7 +114,7 @@ def settle(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:
             record=folder.record,
             terminal=folder.terminal(),
             versions=folder.database.versions(POLICY_NAME),
-            rows=without_rolled_back(read_rows(folder.metrics)),
+            rows=training_rows(read_rows(folder.metrics)),
             ledger=read_ledger(folder.ledger),
         )
     )
@@ -128,7 +128,7 @@ def draw_curve(folder: RunFolder, experiment: RLExperiment) -> str | None:
         from rlsrl.local.plot import read_curve, save
 
         curve = read_curve(folder.metrics, experiment.metadata.name)
-        if curve.env_steps:
+        if curve.has_points:
             save([curve], folder.curve)
     except (ImportError, OSError, ValueError) as error:
         return str(error)
@@ -157,6 +157,8 @@ def child_environment(base: Mapping[str, str], *, token: str, modules: Path) -> 
 
 def _plans(folder: RunFolder, resolved: ResolvedExperiment) -> list[RolePlan]:
     replicas = {"coordinator": 1, "trainer": resolved.trainer.num_trainers, "actor": resolved.num_actors}
+    if resolved.evaluator is not None:
+        replicas["evaluator"] = resolved.evaluator.num_evaluators
     return [RolePlan(role=role, replicas=count, config=_config(folder, role)) for role, count in replicas.items()]
 
 
@@ -166,8 +168,10 @@ def _write_configs(folder: RunFolder, resolved: ResolvedExperiment) -> None:
         ("coordinator", resolved.coordinator),
         ("trainer", resolved.trainer),
         ("actor", resolved.actor),
+        ("evaluator", resolved.evaluator),
     ):
-        _config(folder, role).write_text(config.to_json())
+        if config is not None:
+            _config(folder, role).write_text(config.to_json())
 
 
 def _config(folder: RunFolder, role: str) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlsrl.local.metrics_log import MetricsRow
 from rlsrl.local.run_record import RunRecord
+from rlsrl.parameters.evaluations import best_of, evaluation_of
 from rlsrl.parameters.protocols import VersionInfo
 
 
@@ -60,6 +61,8 @@ def summarize(facts: RunFacts) -> dict[str, Any]:
             "last": str(newest.version) if newest else None,
             "tagged": {tag: str(info.version) for info in facts.versions for tag in info.tags},
         },
+        "evaluation": _evaluation(newest),
+        "best": _evaluation(best_of(facts.versions)),
         "ledger": dict(facts.ledger),
         "attempts": facts.record.attempt,
         "lives": len(facts.record.lives),
@@ -67,6 +70,12 @@ def summarize(facts: RunFacts) -> dict[str, Any]:
         "created_at": facts.record.created_at,
         "package_version": facts.record.package_version,
     }
+
+
+def _evaluation(info: VersionInfo | None) -> dict[str, Any] | None:
+    """What the version's evaluation came to; None without one."""
+    evaluation = None if info is None else evaluation_of(info)
+    return None if info is None or evaluation is None else {"version": str(info.version), **evaluation}
 
 
 def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
@@ -79,6 +88,7 @@ def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     effort = f"{summary['env_steps']:,} env steps in {summary['training_seconds']:.1f} s of training{speed}"
     lines = [
         f"{summary['name']} {state}: {returns} after {effort}",
+        *_evaluation_lines(summary),
         *ledger_warning(summary["ledger"]),
         f"everything is in {folder}",
     ]
@@ -86,6 +96,23 @@ def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         run = shlex.quote(str(folder))
         lines += ["next, try:", f"  rlsrl eval {run}", f"  rlsrl params list {run}", f"  rlsrl plot {run}"]
     return lines
+
+
+def _evaluation_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What the last version and the best one came to, where they were evaluated."""
+    last, best = summary["evaluation"], summary["best"]
+    lines = []
+    if last is not None:
+        lines.append(f"evaluation of the last version, {last['version']}: {_evaluation_text(last)}")
+    if best is not None and best != last:
+        lines.append(f"evaluation of the best version, {best['version']}: {_evaluation_text(best)}")
+    return lines
+
+
+def _evaluation_text(evaluation: Mapping[str, Any]) -> str:
+    if "return_mean" not in evaluation:
+        return f"unfinished: {evaluation['unfinished']}"
+    return f"mean return {evaluation['return_mean']:.1f} over {evaluation['episodes']} episodes"
 
 
 def ledger_warning(ledger: Mapping[str, Any]) -> list[str]:

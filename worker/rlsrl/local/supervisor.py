@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-CONFIGURATION_ERROR = 2
-"""Exit code of a worker whose configuration cannot work: trying again would end the same way."""
+from rlsrl.runtime.errors import CONFIGURATION_ERROR
 
 FIRST_BACK_OFF_SECONDS = 0.5
 """Wait before the second restart in a row; the first is at once, and each further wait is twice as long."""

@@ -6,6 +6,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+CONFIGURATION_ERROR = 2
+"""Exit code of a worker whose configuration cannot work: starting it again would end the same way."""
+
+
 class ConfigurationError(ValueError):
     """The experiment cannot run as written, however often it is tried. The text says where, what and the cure."""
 

@@ -19,7 +19,7 @@ from rlsrl.runtime.ledger import PageRecord
 NAMESPACE = "rlsrl"
 
 Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
-Role = Literal["actor", "trainer", "coordinator"]
+Role = Literal["actor", "trainer", "evaluator", "coordinator"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _STEPS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
@@ -93,10 +93,10 @@ class Metrics:
     waiting_seconds = _Declared(
         Counter,
         "waiting_seconds_total",
-        "Time spent waiting, by what for (credit, parameters, batch).",
+        "Time spent waiting, by what for (credit, parameters, batch, version).",
         unit="seconds",
         labels=("reason",),
-        roles=("actor", "trainer"),
+        roles=("actor", "trainer", "evaluator"),
     )
     train_steps = _Declared(Counter, "train_steps_total", "Calls of Learner.step.", roles=("trainer",))
     transitions_trained = _Declared(
@@ -117,16 +117,40 @@ class Metrics:
         Gauge, "return_mean", "Mean undiscounted return of the last finished episodes.", roles=("trainer",)
     )
     version_attempt = _Declared(
-        Gauge, "version_attempt", "Attempt of the newest version made or acted with.", roles=("actor", "trainer")
+        Gauge,
+        "version_attempt",
+        "Attempt of the newest version made or acted with.",
+        roles=("actor", "trainer", "evaluator"),
     )
     version_step = _Declared(
-        Gauge, "version_step", "Step of the newest version made or acted with.", roles=("actor", "trainer")
+        Gauge,
+        "version_step",
+        "Step of the newest version made or acted with.",
+        roles=("actor", "trainer", "evaluator"),
     )
     durable_version_step = _Declared(
         Gauge, "durable_version_step", "Step of the newest version that a power loss cannot take.", roles=("trainer",)
     )
     checkpoints_failed = _Declared(
         Counter, "checkpoints_failed_total", "Versions that the disk did not take.", roles=("trainer",)
+    )
+    evaluations = _Declared(
+        Counter,
+        "evaluations_total",
+        "Versions played, by what came of it (stored, unfinished, pruned, corrupt, failed).",
+        labels=("outcome",),
+        roles=("evaluator",),
+    )
+    evaluation_seconds = _Declared(
+        Histogram,
+        "evaluation_seconds",
+        "Duration of the evaluation of one version.",
+        unit="seconds",
+        buckets=_SECONDS,
+        roles=("evaluator",),
+    )
+    evaluation_return_mean = _Declared(
+        Gauge, "evaluation_return_mean", "Mean undiscounted return of the last evaluation.", roles=("evaluator",)
     )
     workers = _Declared(Gauge, "workers", "Workers that hold a lease.", labels=("role",), roles=("coordinator",))
     heartbeat_age_seconds = _Declared(

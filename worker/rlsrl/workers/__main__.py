@@ -18,11 +18,11 @@ import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from rlsrl.api.resolved import ActorConfig, CoordinatorConfig, RoleConfig, TrainerConfig
+from rlsrl.api.resolved import ActorConfig, CoordinatorConfig, EvaluatorConfig, RoleConfig, TrainerConfig
 from rlsrl.rpc.auth import token_from_environment
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
 from rlsrl.runtime.exposition import MetricsServer
 from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
@@ -31,12 +31,17 @@ from rlsrl.runtime.roster import Membership
 from rlsrl.runtime.worker import Worker
 from rlsrl.workers.context import WorkerContext
 
-CONFIGURATION_ERROR = 2
 TRAINER = "trainer"
 JOIN_SECONDS = 120.0
 """How long a worker waits for a coordinator; then it exits and is started again."""
 
-CONFIGS: dict[str, type[RoleConfig]] = {"coordinator": CoordinatorConfig, "trainer": TrainerConfig, "actor": ActorConfig}
+EVALUATOR = "evaluator"
+CONFIGS: dict[str, type[RoleConfig]] = {
+    "coordinator": CoordinatorConfig,
+    TRAINER: TrainerConfig,
+    "actor": ActorConfig,
+    EVALUATOR: EvaluatorConfig,
+}
 
 
 def main() -> int:
@@ -170,6 +175,10 @@ def _make_worker(context: WorkerContext) -> Worker[Any]:
         from rlsrl.workers.trainer import TrainerWorker
 
         return TrainerWorker(context)
+    if context.role == EVALUATOR:
+        from rlsrl.workers.evaluator import EvaluatorWorker
+
+        return EvaluatorWorker(context)
     from rlsrl.workers.actor import ActorWorker
 
     return ActorWorker(context)

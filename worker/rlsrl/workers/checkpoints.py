@@ -7,6 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from rlsrl.data.version import Version
+from rlsrl.parameters.evaluations import NUMBER_KEY, next_number
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.runtime.mapping_thread import MappingThread
 from rlsrl.runtime.pipe import Pipe
@@ -39,6 +40,7 @@ class CheckpointWriter:
         self._log = log
         self._on_stored = on_stored
         self._on_failed = on_failed
+        self._number = next_number(db.versions(policy_name))
         self._pipe: Pipe[Checkpoint] = Pipe(QUEUED)
         self._stage: MappingThread[Checkpoint, None] = MappingThread(
             "checkpoints", self._try_to_store, upstream_queue=self._pipe
@@ -63,9 +65,9 @@ class CheckpointWriter:
             OSError: the disk failed.
             ParameterError: the version may not be stored: this attempt was succeeded, for example.
         """
-        self._db.push(
-            self._policy_name, checkpoint.parameters, tags=checkpoint.tags, metadata=checkpoint.metadata
-        )
+        metadata = {**checkpoint.metadata, NUMBER_KEY: self._number}
+        self._db.push(self._policy_name, checkpoint.parameters, tags=checkpoint.tags, metadata=metadata)
+        self._number += 1
         self._db.save_state(self._policy_name, checkpoint.state)
         self._on_stored(checkpoint.parameters.version)
         self._db.prune(self._policy_name, keep_last=self._keep_last)

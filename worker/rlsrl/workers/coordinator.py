@@ -254,7 +254,8 @@ def read_roster(config: CoordinatorConfig, *, now: float) -> Roster:
     Raises:
         ConfigurationError: the file holds no roster.
     """
-    capacity = {"actor": config.num_actors, "trainer": config.num_trainers}
+    wanted = {"actor": config.num_actors, "trainer": config.num_trainers, "evaluator": config.num_evaluators}
+    capacity = {role: count for role, count in wanted.items() if count}
     path = Path(config.roster_path)
     try:
         value = json.loads(path.read_bytes())

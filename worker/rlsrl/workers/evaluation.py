@@ -103,52 +103,82 @@ def acting_noise(seed: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_NOISE_DOMAIN,)))
 
 
-def evaluate(
-    actor: RolloutActor, envs: VectorEnv, *, num_steps: int, episodes_per_environment: int, max_steps: int
-) -> EvaluationResult:
-    """Play ``episodes_per_environment`` episodes in each environment.
+class Evaluation:
+    """Plays ``episodes_per_environment`` episodes in each environment, one step of all of them at a time.
 
-    Args:
-        actor: Loaded, and made for slots of ``num_steps`` steps and as many lanes as there are environments.
-        envs: Fresh: no step was taken yet. Closing them is left to the caller.
-        num_steps: Steps between two looks at who has finished.
-        episodes_per_environment: How many; what an environment plays beyond them does not count.
-        max_steps: Steps of each environment after which to give up, rounded up to whole slots.
-
-    Raises:
-        EvaluationUnfinished: an environment has not ended its episodes in ``max_steps`` steps.
-        EnvironmentFailed: an environment raised.
+    One thread uses it.
     """
-    layout = rollout_layout(envs.spec, num_steps=num_steps, num_lanes=envs.num_envs)
-    slot = Slot(arrays=layout.view(bytearray(layout.nbytes)))
-    episodes: list[list[tuple[float, int]]] = [[] for _ in range(envs.num_envs)]
-    steps_taken = 0
-    while (fewest := min(map(len, episodes))) < episodes_per_environment:
-        if steps_taken >= max_steps:
+
+    def __init__(
+        self,
+        actor: RolloutActor,
+        envs: VectorEnv,
+        *,
+        num_steps: int,
+        episodes_per_environment: int,
+        max_steps: int,
+    ) -> None:
+        """Begin; nothing is played yet.
+
+        Args:
+            actor: Loaded, and made for slots of ``num_steps`` steps and as many lanes as there are environments.
+            envs: Fresh: no step was taken yet. Closing them is left to the caller.
+            num_steps: Steps between two looks at who has finished.
+            episodes_per_environment: How many; what an environment plays beyond them does not count.
+            max_steps: Steps of each environment after which to give up, rounded up to whole slots.
+        """
+        self._actor = actor
+        self._envs = envs
+        self._num_steps = num_steps
+        self._wanted = episodes_per_environment
+        self._max_steps = max_steps
+        layout = rollout_layout(envs.spec, num_steps=num_steps, num_lanes=envs.num_envs)
+        self._slot = Slot(arrays=layout.view(bytearray(layout.nbytes)))
+        self._episodes: list[list[tuple[float, int]]] = [[] for _ in range(envs.num_envs)]
+        self._steps_taken = 0
+
+    def step(self) -> EvaluationResult | None:
+        """Take one step in each environment; returns what the episodes came to once all have ended.
+
+        Raises:
+            EvaluationUnfinished: an environment has not ended its episodes in ``max_steps`` steps.
+            EnvironmentFailed: an environment raised.
+        """
+        step = self._steps_taken % self._num_steps
+        if step == 0:
+            self._envs.begin(self._slot.arrays)
+            self._actor.begin(self._slot)
+        # The actor's ``finish`` is left out, for nobody reads log-probabilities.
+        self._envs.step(self._slot.arrays, step, self._actor.act(step))
+        self._steps_taken += 1
+        if step + 1 < self._num_steps:
+            return None
+        self._collect()
+        return self._result()
+
+    def play(self) -> EvaluationResult:
+        """Take all steps there are to take; raises what they raise."""
+        while (result := self.step()) is None:
+            pass
+        return result
+
+    def _collect(self) -> None:
+        """Append the slot's ended episodes to their environments', in the order of their ends."""
+        arrays = self._slot.arrays
+        for step, lane in np.argwhere(arrays["terminated"] | arrays["truncated"]):
+            episode = (float(arrays["episode_return"][step, lane]), int(arrays["episode_length"][step, lane]))
+            self._episodes[lane].append(episode)
+
+    def _result(self) -> EvaluationResult | None:
+        fewest = min(map(len, self._episodes))
+        if fewest >= self._wanted:
+            counted = [episode for done in self._episodes for episode in done[: self._wanted]]
+            returns, lengths = zip(*counted, strict=True)
+            return EvaluationResult(returns=returns, lengths=lengths)
+        if self._steps_taken >= self._max_steps:
             raise EvaluationUnfinished(
-                f"environment {[len(done) for done in episodes].index(fewest)} ended {fewest} of "
-                f"{episodes_per_environment} episodes in {steps_taken} steps; does the policy ever end one, or is "
+                f"environment {[len(done) for done in self._episodes].index(fewest)} ended {fewest} of "
+                f"{self._wanted} episodes in {self._steps_taken} steps; does the policy ever end one, or is "
                 "there a time limit missing?"
             )
-        _play(actor, envs, slot, num_steps)
-        _collect(slot, episodes)
-        steps_taken += num_steps
-    counted = [episode for done in episodes for episode in done[:episodes_per_environment]]
-    return EvaluationResult(
-        returns=tuple(episode_return for episode_return, _ in counted), lengths=tuple(length for _, length in counted)
-    )
-
-
-def _play(actor: RolloutActor, envs: VectorEnv, slot: Slot, num_steps: int) -> None:
-    """Fill the slot; the actor's ``finish`` is left out, for nobody reads log-probabilities."""
-    envs.begin(slot.arrays)
-    actor.begin(slot)
-    for step in range(num_steps):
-        envs.step(slot.arrays, step, actor.act(step))
-
-
-def _collect(slot: Slot, episodes: list[list[tuple[float, int]]]) -> None:
-    """Append the slot's ended episodes to their environments', in the order of their ends."""
-    arrays = slot.arrays
-    for step, lane in np.argwhere(arrays["terminated"] | arrays["truncated"]):
-        episodes[lane].append((float(arrays["episode_return"][step, lane]), int(arrays["episode_length"][step, lane])))
+        return None

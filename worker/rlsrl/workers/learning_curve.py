@@ -81,7 +81,7 @@ class LearningCurve:
                 self._mark(row)
                 if number >= num_events:
                     self._write_event(row)
-                self._attempt = row.attempt
+                self._note_attempt(row)
             self._events.flush()
         except BaseException:
             self._file.close()
@@ -119,7 +119,7 @@ class LearningCurve:
         try:
             for row in rows:
                 self._write_event(row)
-                self._attempt = row.attempt
+                self._note_attempt(row)
             self._events.flush()
         except OSError:
             # The rows are safe; the next life of the coordinator writes their events.
@@ -130,6 +130,10 @@ class LearningCurve:
             # A new trainer gang goes on from the last durable version; the steps after it were undone.
             self._events.write_restart(row.step, row.wall)
         self._events.write_scalars(row.step, row.wall, row.scalars)
+
+    def _note_attempt(self, row: Row) -> None:
+        """Only trainers have attempts, counted from 1: other roles' rows say nothing of them."""
+        self._attempt = row.attempt or self._attempt
 
     def _mark(self, row: Row) -> None:
         self._marks[row.instance] = max(row.sequence, self._marks.get(row.instance, -1))

@@ -15,7 +15,8 @@ from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import TERMINAL_KEY, terminal_record
 from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.runtime.worker import PollResult, Worker
-from rlsrl.workers.build.trainer import TrainerParts, build_trainer, open_db
+from rlsrl.workers.build.common import open_db
+from rlsrl.workers.build.trainer import TrainerParts, build_trainer
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.training import Checkpoint, count_discards
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from rlsrl.api.resolved import EvaluatorConfig, TrainerConfig
 from rlsrl.api.spec import Environment, Network
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import EnvironmentSource
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.protocols import ParameterDB
 
 if TYPE_CHECKING:
     from rlsrl.policies.torch_policy import TorchPolicy
@@ -23,6 +27,11 @@ _DOMAINS: dict[Purpose, int] = {"network": 11, "minibatches": 12, "acting": 13}
 def derived_seed(seed: int, purpose: Purpose, *key: int) -> int:
     """A seed for one use of randomness, unrelated to those of other uses and keys."""
     return int(np.random.SeedSequence(seed, spawn_key=(_DOMAINS[purpose], *key)).generate_state(1, np.uint32)[0])
+
+
+def open_db(config: TrainerConfig | EvaluatorConfig) -> ParameterDB:
+    """The experiment's durable parameter database."""
+    return FilesystemParameterDB(Path(config.parameters_folder))
 
 
 def environment_source(environment: Environment) -> EnvironmentSource:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rlsrl.algorithms.learner import Learner
@@ -17,7 +16,6 @@ from rlsrl.data.slots import rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.broadcast import BroadcastPublisher
-from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
@@ -46,11 +44,6 @@ class TrainerParts:
     checkpoints: CheckpointWriter
     resources: ExitStack
     """Closes the consumer, the broadcast and the ledger's page."""
-
-
-def open_db(config: TrainerConfig) -> ParameterDB:
-    """The experiment's durable parameter database."""
-    return FilesystemParameterDB(Path(config.parameters_folder))
 
 
 def build_trainer(

@@ -1,0 +1,201 @@
+"""The evaluator: plays stored versions beside training, which knows nothing of it.
+
+One thread, and one poll is one step of all its environments, so that it obeys within a step. With nothing to play it
+looks into the parameter DB now and then; ``exit`` and ``pause`` wake it. Once the run has its terminal record and the
+last version is evaluated, it ends by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlsrl.api.resolved import EvaluatorConfig
+from rlsrl.envs.vector import VectorEnv
+from rlsrl.parameters.evaluations import EVALUATION_KEY, tag_best
+from rlsrl.parameters.protocols import Corrupt, ParameterDB, VersionInfo, VersionNotFound
+from rlsrl.parameters.terminal import TERMINAL_KEY
+from rlsrl.runtime.worker import PollResult, Worker
+from rlsrl.workers.build.common import open_db
+from rlsrl.workers.build.evaluator import EvaluationPlan, begin_evaluation, evaluator_plan
+from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.evaluation import Evaluation, EvaluationResult, EvaluationUnfinished
+from rlsrl.workers.evaluation_choice import Cadence, Share, choose
+
+LOOK_SECONDS = 0.5
+"""Time between two looks for something to play. They see what ``watch`` does not: that the run has ended."""
+
+NOTHING = PollResult()
+
+Outcome = Literal["stored", "unfinished", "pruned", "corrupt", "failed"]
+"""What became of an evaluation: its result is with the version; its episodes did not end; the version is gone; the
+version is damaged; the store did not take the result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorParts:
+    """What an evaluator is made of."""
+
+    db: ParameterDB
+    policy_name: str
+    plan: EvaluationPlan
+    share: Share
+    cadence: Cadence
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Playing:
+    """The version at hand."""
+
+    info: VersionInfo
+    envs: VectorEnv
+    evaluation: Evaluation
+    began: float
+
+
+class EvaluatorWorker(Worker[EvaluatorConfig]):
+    """Evaluates the versions of its share until the run is over."""
+
+    def __init__(self, context: WorkerContext, *, open_db: Callable[[EvaluatorConfig], ParameterDB] = open_db) -> None:
+        super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
+        self._context = context
+        self._open_db = open_db
+        self._parts: EvaluatorParts | None = None
+        self._playing: _Playing | None = None
+        self._last: VersionInfo | None = None
+        self._done = False
+        self._statistics: dict[str, float] = {}
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is over and nothing of this evaluator's share is left to play."""
+        return self._done
+
+    def pause(self) -> None:
+        """Let ``run`` wait after the present step."""
+        super().pause()
+        self._wake.put(None)
+
+    def exit(self) -> None:
+        """Let ``run`` return after the present step; what was played of the version at hand is lost."""
+        super().exit()
+        self._wake.put(None)
+
+    def _configure(self, config: EvaluatorConfig) -> None:
+        self._parts = EvaluatorParts(
+            db=self._open_db(config),
+            policy_name=config.policy_name,
+            plan=evaluator_plan(config),
+            share=Share(index=self._context.index, num_evaluators=config.num_evaluators),
+            cadence=Cadence(every_seconds=config.every_seconds, every_versions=config.every_versions),
+        )
+
+    def _poll(self) -> PollResult:
+        parts = self._parts
+        assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        self._context.membership.check()
+        if self._playing is None:
+            self._begin_next(parts)
+        return NOTHING if self._playing is None else self._step(parts, self._playing)
+
+    def _begin_next(self, parts: EvaluatorParts) -> None:
+        """Begin to play what is due; if nothing is, wait a moment, or end if nothing more will come."""
+        versions = parts.db.versions(parts.policy_name)
+        info = choose(versions, share=parts.share, cadence=parts.cadence, last=self._last)
+        if info is not None:
+            self._begin(parts, info)
+        elif versions and TERMINAL_KEY in versions[-1].metadata:
+            self._done = True
+            self.exit()
+        else:
+            with self._context.waiting("version"), contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=LOOK_SECONDS)
+
+    def _begin(self, parts: EvaluatorParts, info: VersionInfo) -> None:
+        self._last = info
+        began = self._clock.monotonic()
+        try:
+            parameters = parts.db.get(parts.policy_name, info.version)
+        except (VersionNotFound, Corrupt) as error:
+            self._count("pruned" if isinstance(error, VersionNotFound) else "corrupt", info, error=str(error))
+            return
+        assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
+        envs, evaluation = begin_evaluation(parts.plan, parameters, info.metadata)
+        self._playing = _Playing(info=info, envs=envs, evaluation=evaluation, began=began)
+        self._context.report_version(info.version)
+
+    def _step(self, parts: EvaluatorParts, playing: _Playing) -> PollResult:
+        try:
+            result = playing.evaluation.step()
+        except EvaluationUnfinished as error:
+            self._end_play(playing)
+            self._store(parts, playing.info, {"unfinished": str(error)}, "unfinished")
+            return PollResult(num_samples=playing.envs.num_envs, num_batches=1)
+        if result is None:
+            return PollResult(num_samples=playing.envs.num_envs)
+        self._end_play(playing)
+        self._settle(parts, playing.info, result)
+        return PollResult(num_samples=playing.envs.num_envs, num_batches=1)
+
+    def _end_play(self, playing: _Playing) -> None:
+        self._playing = None
+        self._context.metrics.evaluation_seconds.observe(self._clock.monotonic() - playing.began)
+        playing.envs.close()
+
+    def _settle(self, parts: EvaluatorParts, info: VersionInfo, result: EvaluationResult) -> None:
+        """Tell the result to everyone: the learning curve also of a version that is gone by now."""
+        mean = result.return_mean
+        if not math.isfinite(mean):
+            self._store(parts, info, {"unfinished": f"the mean return is {mean}"}, "unfinished")
+            return
+        summary = {**result.to_json(), "greedy": parts.plan.greedy}
+        self._context.membership.record(info.version.step, _scalars(info, result))
+        self._context.metrics.evaluation_return_mean.set(mean)
+        self._store(parts, info, summary, "stored")
+        self._statistics |= {"return_mean": mean, "return_std": result.return_std, "step": float(info.version.step)}
+        self._context.report_stats(self._statistics)
+
+    def _store(self, parts: EvaluatorParts, info: VersionInfo, evaluation: Mapping[str, Any], outcome: Outcome) -> None:
+        """Keep the evaluation with the version, and the tag with the best of them.
+
+        A store that fails costs the result, not the run; the next version may have more luck.
+        """
+        best = None
+        try:
+            parts.db.annotate(parts.policy_name, info.version, {EVALUATION_KEY: evaluation})
+            best = tag_best(parts.db, parts.policy_name)
+        except VersionNotFound:
+            outcome = "pruned"
+        except OSError as error:
+            self._context.log.exception("evaluation_not_stored", errno=error.errno)
+            outcome = "failed"
+        self._count(outcome, info, best=None if best is None else str(best), **evaluation)
+
+    def _count(self, outcome: Outcome, info: VersionInfo, **details: Any) -> None:
+        self._context.metrics.evaluations.labels(outcome=outcome).inc()
+        self._statistics["evaluations"] = self._statistics.get("evaluations", 0.0) + 1
+        self._context.log.info("evaluated", version=str(info.version), outcome=outcome, **details)
+
+    def _shutdown(self) -> None:
+        if self._playing is not None:
+            self._playing.envs.close()
+
+    def _stats(self) -> Mapping[str, float]:
+        return self._statistics
+
+
+def _scalars(info: VersionInfo, result: EvaluationResult) -> dict[str, float]:
+    """A row of the learning curve at the version's step."""
+    env_steps = info.metadata.get("env_steps")
+    return {
+        "evaluation/return_mean": result.return_mean,
+        "evaluation/return_std": result.return_std,
+        "evaluation/length_mean": result.length_mean,
+        "evaluation/episodes": float(result.num_episodes),
+        **({"evaluation/env_steps": float(env_steps)} if isinstance(env_steps, int | float) else {}),
+    }
