@@ -132,7 +132,6 @@ def _evaluation_warnings(spec: ExperimentSpec) -> tuple[str, ...]:
     evaluators = spec.evaluators
     if evaluators is None or (total := evaluators.spread.num_environments) == evaluators.environments:
         return ()
-    return (
-        f"{evaluators.environments} environments do not divide evenly over {evaluators.replicas} evaluators: "
-        f"each steps {evaluators.spread.num_per_worker}, together {total}",
-    )
+    each = evaluators.spread.num_per_worker
+    asked = f"{evaluators.environments} environments do not divide evenly over {evaluators.replicas} evaluators"
+    return (f"{asked}: each steps {each}, together {total}",)

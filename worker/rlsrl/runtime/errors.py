@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-
 CONFIGURATION_ERROR = 2
 """Exit code of a worker whose configuration cannot work: starting it again would end the same way."""
 
