@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +15,12 @@ from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.memory import MemoryBlobs, MemoryParameterDB
 from rlsrl.parameters.names import file_stem
 from rlsrl.parameters.protocols import ParameterDB
+from rlsrl.parameters.service import ServiceParameterDB
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.parameter_dbs import ParameterDBConformance, ParameterStore
+from rlsrl.testing.puppet import Puppet
 
+TOKEN = "the-token"
 FOLDERS = {"parameters": "versions", "state": "states"}
 
 
@@ -48,6 +54,41 @@ class MemoryStore:
         self.blobs.content[path] = flip_last_bit(self.blobs.content[path])
 
 
+class RemoteClock(ManualClock):
+    """Moves with the server's."""
+
+    def __init__(self, advance: Callable[[float], object]) -> None:
+        super().__init__()
+        self._advance_there = advance
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        self._advance_there(seconds)
+
+
+class ServedStore(FolderStore):
+    """A folder that another process serves."""
+
+    def __init__(self, root: Path, server: Puppet, address: str, closing: ExitStack) -> None:
+        super().__init__(root)
+        self.address = server.call("serve", address=address, token=TOKEN, folder=str(root))
+        closing.callback(server.call, "end", address=self.address)
+        self.clock = RemoteClock(lambda seconds: server.call("advance", address=self.address, seconds=seconds))
+        self.closing = closing
+
+    def open(self) -> ParameterDB:
+        db = ServiceParameterDB(self.address, TOKEN)
+        self.closing.callback(db.close)
+        return db
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Puppet]:
+    server = Puppet("rlsrl.testing.parameter_puppet")
+    yield server
+    server.close()
+
+
 class TestFilesystem(ParameterDBConformance):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ParameterStore:
@@ -58,3 +99,17 @@ class TestMemory(ParameterDBConformance):
     @pytest.fixture
     def store(self) -> ParameterStore:
         return MemoryStore()
+
+
+class TestServiceOverTcp(ParameterDBConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path, server: Puppet) -> Iterator[ParameterStore]:
+        with ExitStack() as closing:
+            yield ServedStore(tmp_path / "there", server, "127.0.0.1:0", closing)
+
+
+class TestServiceOverAnAbstractSocket(ParameterDBConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path, server: Puppet) -> Iterator[ParameterStore]:
+        with ExitStack() as closing:
+            yield ServedStore(tmp_path / "there", server, f"unix-abstract:rlsrl-test-{uuid.uuid4()}", closing)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
+from typing import Any
+
 import grpc
 
 from rlsrl.rpc.settings import ChannelOptions, shared_options, validate_address
@@ -28,6 +32,18 @@ def open_channel(address: str) -> grpc.Channel:
         ValueError: the address has neither form.
     """
     return grpc.insecure_channel(validate_address(address), options=_options())
+
+
+def end_call(call: grpc.CallIterator[Any]) -> None:
+    """Cancel a call and read it to its end: one that is dropped half-read leaks."""
+    cancel_call(call)
+    with contextlib.suppress(grpc.RpcError):
+        deque(call, maxlen=0)
+
+
+def cancel_call(call: grpc.CallIterator[Any]) -> None:
+    """Wake whoever reads the call; it ends for them with an error. From any thread."""
+    call.cancel()  # type: ignore[no-untyped-call]  # so it is in the stubs
 
 
 def _options() -> ChannelOptions:

@@ -1,0 +1,219 @@
+"""The stored versions, served over gRPC by whoever reaches the store: the coordinator, which alone mounts its volume.
+
+Calls are taken in one event loop. What blocks (the disk, checksums of large arrays) runs in threads, so a slow upload,
+a slow disk or a slow reader holds up nobody else. Nothing is stored before all of it has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+from grpc import aio
+
+from rlsrl.parameters.database import RECHECK_SECONDS
+from rlsrl.parameters.encoding import (
+    decode_header,
+    decode_parameters,
+    decode_state,
+    encode_parameters,
+    encode_state,
+)
+from rlsrl.parameters.protocols import ParameterDB
+from rlsrl.parameters.service.failures import TransferRefused, failure_of
+from rlsrl.parameters.service.live_server import LiveWeights
+from rlsrl.parameters.service.messages import info_to_proto, version_from_proto, version_to_proto
+from rlsrl.parameters.service.transfers import (
+    MAX_TRANSFER_BYTES,
+    TRANSFERS,
+    Assembly,
+    cut,
+    next_message,
+    open_message,
+    parse_header,
+)
+from rlsrl.rpc.v1 import parameters_pb2 as pb
+from rlsrl.rpc.v1.parameters_pb2_grpc import ParametersServicer, add_ParametersServicer_to_server
+
+MAX_CALL_SECONDS = 3600.0
+"""A call says how long it may take, and that is at most this: what it holds meanwhile is not held for ever."""
+NUM_READERS = 8
+"""Threads for reading, which may wait for a disk."""
+NUM_WRITERS = 4
+"""Threads for writing, which may wait for each other."""
+
+T = TypeVar("T")
+Context = aio.ServicerContext[Any, Any]
+
+
+class ParameterService(ParametersServicer):
+    """Serves a ``ParameterDB``, and live weights beside it. All of it belongs to one event loop; the database need not
+    know of that.
+    """
+
+    def __init__(
+        self, db: ParameterDB, *, log: structlog.stdlib.BoundLogger, max_transfer_bytes: int = MAX_TRANSFER_BYTES
+    ) -> None:
+        """``max_transfer_bytes``: a larger version or state is refused."""
+        self._db = db
+        self._log = log
+        self._max_nbytes = max_transfer_bytes
+        self._reading = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="parameter-reads")
+        self._writing = ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="parameter-writes")
+        self._pushed = asyncio.Event()
+        self._live = LiveWeights(max_transfer_bytes=max_transfer_bytes)
+
+    def add_to(self, server: aio.Server) -> None:
+        """Let a server take the calls."""
+        add_ParametersServicer_to_server(self, server)
+        handlers: dict[str, Any] = {
+            "Upload": grpc.stream_unary_rpc_method_handler(
+                self._upload, response_serializer=pb.Stored.SerializeToString
+            ),
+            "Download": grpc.unary_stream_rpc_method_handler(
+                self._download, request_deserializer=pb.DownloadRequest.FromString
+            ),
+            "Publish": grpc.stream_stream_rpc_method_handler(
+                self._publish, response_serializer=pb.Published.SerializeToString
+            ),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, request_deserializer=pb.WatchRequest.FromString),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRANSFERS, handlers),))
+
+    def close(self) -> None:
+        """End the threads; waits for what they are doing. After the server was stopped."""
+        for pool in (self._reading, self._writing):
+            pool.shutdown(cancel_futures=True)
+
+    async def Query(self, request: pb.QueryRequest, context: Context) -> AsyncIterator[pb.VersionInfo]:  # noqa: N802 - the proto's name
+        """See the proto."""
+
+        def query() -> list[pb.VersionInfo]:
+            return [info_to_proto(info) for info in self._db.query(request.policy, json.loads(request.where))]
+
+        for info in await self._read(context, query):
+            yield info
+
+    async def Policies(self, request: pb.PoliciesRequest, context: Context) -> pb.PoliciesReply:  # noqa: ARG002, N802
+        """See the proto."""
+        return pb.PoliciesReply(policies=await self._read(context, self._db.policies))
+
+    async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitReply:  # noqa: N802
+        """See the proto. Woken by a push through this service; other writers' pushes are looked for now and then."""
+        seen = version_from_proto(request.newer_than) if request.HasField("newer_than") else None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(request.seconds, MAX_CALL_SECONDS)
+        while True:
+            pushed = self._pushed
+            newest = await self._read(context, lambda: next(iter(self._db.watch(request.policy, timeout=0.0)), None))
+            if newest is not None and (seen is None or newest > seen):
+                return pb.AwaitReply(version=version_to_proto(newest))
+            if (remaining := deadline - loop.time()) <= 0:
+                return pb.AwaitReply()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pushed.wait(), min(remaining, RECHECK_SECONDS))
+
+    async def Tag(self, request: pb.TagRequest, context: Context) -> pb.Stored:  # noqa: N802
+        """See the proto."""
+        await self._write(context, lambda: self._db.tag(request.policy, request.ref, *request.tags))
+        return pb.Stored()
+
+    async def Annotate(self, request: pb.AnnotateRequest, context: Context) -> pb.Stored:  # noqa: N802
+        """See the proto."""
+
+        def annotate() -> None:
+            self._db.annotate(request.policy, version_from_proto(request.version), json.loads(request.metadata))
+
+        await self._write(context, annotate)
+        return pb.Stored()
+
+    async def Prune(self, request: pb.PruneRequest, context: Context) -> pb.PruneReply:  # noqa: N802
+        """See the proto."""
+        gone = await self._write(context, lambda: self._db.prune(request.policy, keep_last=request.keep_last))
+        return pb.PruneReply(versions=map(version_to_proto, gone))
+
+    async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> pb.Stored:  # noqa: ARG002
+        header, chunks = await self._guard(context, self._receive(context))
+        await self._write(context, lambda: self._store(header, chunks.content()))
+        pushed, self._pushed = self._pushed, asyncio.Event()
+        pushed.set()
+        return pb.Stored()
+
+    async def _receive(self, context: Context) -> tuple[pb.Upload, Assembly]:
+        """All of an upload."""
+        _require_deadline(context)
+        if (message := await next_message(context)) is None:
+            raise TransferRefused("an upload without a message")
+        head, chunk = open_message(message)
+        header = parse_header(pb.Upload, head)
+        assembly = Assembly(header.nbytes, chunk, max_nbytes=self._max_nbytes)
+        while (message := await next_message(context)) is not None:
+            assembly.add_message(message)
+        if not assembly.complete:
+            raise TransferRefused(f"an upload of {header.nbytes} bytes ended before they were there")
+        return header, assembly
+
+    def _store(self, header: pb.Upload, data: bytes) -> None:
+        source = f"upload to {header.policy!r}"
+        if header.content == pb.CONTENT_PARAMETERS:
+            parameters, metadata = decode_parameters(data, source), decode_header(data, source).metadata
+            self._db.push(header.policy, parameters, tags=header.tags, metadata=metadata)
+        elif header.content == pb.CONTENT_STATE:
+            self._db.save_state(header.policy, decode_state(data, source))
+        else:
+            raise TransferRefused("an upload is of parameters or of a state")
+
+    async def _download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[bytes]:
+        data = await self._read(context, lambda: self._load(request, context))
+        header = pb.Download(nbytes=None if data is None else len(data))
+        for message in cut(header.SerializeToString(), data or b""):
+            yield message
+
+    def _load(self, request: pb.DownloadRequest, context: Context) -> bytes | None:
+        _require_deadline(context)
+        if request.content == pb.CONTENT_PARAMETERS:
+            newer_than = version_from_proto(request.newer_than) if request.HasField("newer_than") else None
+            parameters = self._db.get(request.policy, request.ref, newer_than)
+            return None if parameters is None else encode_parameters(parameters, created_at=0.0, metadata={})
+        if request.content == pb.CONTENT_STATE:
+            state = self._db.load_state(request.policy, request.ref)
+            return None if state is None else encode_state(state)
+        raise TransferRefused("a download is of parameters or of a state")
+
+    async def _publish(self, requests: AsyncIterator[bytes], context: Context) -> None:  # noqa: ARG002
+        await self._guard(context, self._live.take(context))
+
+    async def _watch(self, request: pb.WatchRequest, context: Context) -> None:
+        newer_than = version_from_proto(request.newer_than) if request.HasField("newer_than") else None
+        await self._guard(context, self._live.serve(request.policy, newer_than, context))
+
+    async def _read(self, context: Context, work: Callable[[], T]) -> T:
+        return await self._guard(context, asyncio.get_running_loop().run_in_executor(self._reading, work))
+
+    async def _write(self, context: Context, work: Callable[[], T]) -> T:
+        return await self._guard(context, asyncio.get_running_loop().run_in_executor(self._writing, work))
+
+    async def _guard(self, context: Context, work: Awaitable[T]) -> T:
+        """Do a part of a call; its error ends the call, and is raised at the other end."""
+        try:
+            return await work
+        except aio.BaseError:  # the stream broke: nobody is there to be told
+            raise
+        except Exception as error:  # noqa: BLE001 - told to the client, which judges
+            failure = failure_of(error)
+            if not failure.expected:
+                self._log.exception("parameter_call_failed")
+            await context.abort(failure.code, failure.text, failure.metadata)
+
+
+def _require_deadline(context: Context) -> None:
+    """Refuse a transfer that could hold its bytes here for ever."""
+    remaining = context.time_remaining()
+    if remaining is None or remaining > MAX_CALL_SECONDS:
+        raise TransferRefused(f"a transfer states a deadline of at most {MAX_CALL_SECONDS:.0f} seconds")

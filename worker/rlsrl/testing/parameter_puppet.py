@@ -1,0 +1,77 @@
+"""A parameter service in a process of its own: ``Puppet("rlsrl.testing.parameter_puppet")``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from grpc import aio
+
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.service import ParameterService
+from rlsrl.rpc.servers import bind, new_server
+from rlsrl.testing.clock import ManualClock
+from rlsrl.testing.puppet import REPLY_SECONDS, perform
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Serving:
+    server: aio.Server
+    service: ParameterService
+    clock: ManualClock
+
+
+class ParameterServer:
+    """The commands."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._serving: dict[str, _Serving] = {}
+        threading.Thread(target=self._loop.run_forever, name="parameter-server", daemon=True).start()
+
+    def setup(self) -> None:
+        """Nothing: servers come and go."""
+
+    def serve(self, address: str, token: str, folder: str, **options: Any) -> str:
+        """Serve the versions in a folder there; returns the address bound. ``options`` are the service's."""
+        return self._do(self._serve(address, token, Path(folder), options))
+
+    def advance(self, address: str, seconds: float) -> None:
+        """Move the clock of the database that is served there."""
+        self._serving[address].clock.advance(seconds)
+
+    def end(self, address: str) -> None:
+        """Serve no longer."""
+        serving = self._serving.pop(address)
+        self._do(serving.server.stop(0))
+        serving.service.close()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(REPLY_SECONDS)
+
+    async def _serve(self, address: str, token: str, folder: Path, options: dict[str, Any]) -> str:
+        clock, server = ManualClock(), new_server(token)
+        db = FilesystemParameterDB(folder, clock=clock)
+        service = ParameterService(db, log=structlog.stdlib.get_logger("parameters"), **options)
+        service.add_to(server)
+        bound = bind(server, address)
+        await server.start()
+        self._serving[bound] = _Serving(server=server, service=service, clock=clock)
+        return bound
+
+
+def main() -> None:
+    """Play until standard input ends."""
+    server = ParameterServer()
+    perform({name: getattr(server, name) for name in ("setup", "serve", "advance", "end")})
+
+
+if __name__ == "__main__":
+    main()
