@@ -7,24 +7,11 @@ from pathlib import Path
 import pytest
 
 from rlsrl.testing.kills import KILLED_ROLES, MOMENTS, KillCampaign
-
-EXPERIMENT = """
-apiVersion: rlsrl.dev/v1alpha1
-kind: RLExperiment
-metadata: {{name: live}}
-spec:
-  environment: {{factory: "rlsrl.testing.environments:GatedEnv", kwargs: {{gate: "{gate}"}}}}
-  policy: {{network: {{mlp: {{hiddenSizes: [16]}}}}}}
-  algorithm: {{ppo: {{epochs: 2, minibatchSize: 256}}}}
-  actors: {{replicas: 2, environments: 8, rolloutLength: 64}}
-  parameters: {{everySteps: 10}}
-  stop: {{returnMean: 7.5, episodes: 50}}
-  restarts: {{budget: 10, decaySeconds: 1}}
-"""
+from rlsrl.testing.live_runs import GATED_EXPERIMENT
 
 
 def test_a_kill_of_each_role(tmp_path: Path) -> None:
-    with KillCampaign(tmp_path, EXPERIMENT, seed=1) as campaign:
+    with KillCampaign(tmp_path, GATED_EXPERIMENT, seed=1) as campaign:
         campaign.kill("coordinator", "start-up")
         campaign.kill("actor", "training")
         campaign.kill("trainer", "checkpoint")
@@ -39,7 +26,7 @@ def test_a_kill_of_each_role(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("role", KILLED_ROLES)
 def test_a_role_is_killed_again_and_again(tmp_path: Path, role: str) -> None:
-    with KillCampaign(tmp_path, EXPERIMENT, seed=2) as campaign:
+    with KillCampaign(tmp_path, GATED_EXPERIMENT, seed=2) as campaign:
         for _ in range(3):
             for moment in MOMENTS:
                 campaign.kill(role, moment)

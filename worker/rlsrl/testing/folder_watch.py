@@ -86,7 +86,7 @@ class FolderWatch:
         return bool(folders)
 
     def _read(self) -> set[str]:
-        names = set()
+        names: set[str] = set()
         try:
             events = os.read(self._descriptor, 65536)
         except BlockingIOError:

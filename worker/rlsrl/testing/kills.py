@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import VersionInfo
 from rlsrl.testing.live_runs import Desk, LiveRun, WorkerProcess, await_death
 
 Moment = Literal["start-up", "training", "checkpoint", "shutdown"]
@@ -75,7 +76,7 @@ class Kill:
     pid: int
     moment: Moment
     state: str
-    """What the process was doing, in the coordinator's words; ``unlisted`` before it has joined and after it has left."""
+    """What the process was doing, in the coordinator's words; ``unlisted`` before it joins and after it leaves."""
     version: str | None
     """The newest durable version then; None before the first."""
     env_steps: int
@@ -182,6 +183,7 @@ class KillCampaign:
     def _end_life(self) -> None:
         """End the present life cleanly, if there is one, as Ctrl-C does."""
         if self._run is not None:
+            self._run.until(self._run.is_complete, "all processes at work")
             self._run.send(signal.SIGINT)
             self._see_interrupted(self._run)
 
@@ -271,16 +273,19 @@ class KillCampaign:
 
     def _see_progress(self, kill: Kill) -> None:
         """Versions and env_steps rise, from the last durable version on or above it."""
+        reached = self._facts.newest()
         run = self._life()
-        run.until(lambda: self._has_risen(kill), f"versions and env_steps above {kill}")
+        run.until(lambda: self._has_risen_above(reached), f"versions and env_steps above {reached}, after {kill}")
         resumed = self._facts.logged("trainer-0", "resumed")
         if KILLED_ROLES[kill.role].rolls_back and kill.version is not None:
             assert Version.parse(resumed[-1]["version"]) >= Version.parse(kill.version), f"{kill}: {resumed[-1]}"
         assert not self._facts.is_finished, "every kill comes before the terminal record"
 
-    def _has_risen(self, kill: Kill) -> bool:
+    def _has_risen_above(self, reached: VersionInfo | None) -> bool:
         newest = self._facts.newest()
-        return self._is_above(kill.version) and newest is not None and newest.metadata["env_steps"] > kill.env_steps
+        if newest is None or reached is None:
+            return newest is not None and newest.metadata["env_steps"] > 0
+        return newest.version > reached.version and newest.metadata["env_steps"] > reached.metadata["env_steps"]
 
     def _judge_versions(self) -> None:
         """Versions never move back: a later one has a higher (attempt, step) and was made of more experience."""

@@ -33,6 +33,21 @@ DEADLINE_SECONDS = 120.0
 ANSWER_SECONDS = 5.0
 """How long the coordinator may take to answer one question."""
 
+GATED_EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {{name: live}}
+spec:
+  environment: {{factory: "rlsrl.testing.environments:GatedEnv", kwargs: {{gate: "{gate}"}}}}
+  policy: {{network: {{mlp: {{hiddenSizes: [16]}}}}}}
+  algorithm: {{ppo: {{epochs: 2, minibatchSize: 256}}}}
+  actors: {{replicas: 2, environments: 8, rolloutLength: 64}}
+  parameters: {{everySteps: 10}}
+  stop: {{returnMean: 7.5, episodes: 50}}
+  restarts: {{budget: 10, decaySeconds: 1}}
+"""
+"""An experiment that goes on until the file ``gate`` is there, with small and frequent versions."""
+
 _Value = TypeVar("_Value")
 
 

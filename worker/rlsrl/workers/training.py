@@ -101,6 +101,7 @@ class TrainingThread:
         self._failure: BaseException | None = None
         self._stop_reason: str | None = None
         self._boundary = 0.0
+        self._unreported: dict[str, float] | None = None
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
 
     @property
@@ -168,6 +169,7 @@ class TrainingThread:
                 self._hand_out_credits()
                 if (batch := self._next_batch()) is not None:
                     self._train(batch)
+            self._report()
         except BaseException as failure:  # noqa: BLE001 - raised again by check(), in the thread that can act on it
             self._failure = failure
         finally:
@@ -201,8 +203,9 @@ class TrainingThread:
         self._boundary = now
         self._count(batch, policy_lag)
         self._judge_progress()
-        if self._cadence.report.check() or self._stop_reason is not None:
-            self._report(self._scalars(result, policy_lag))
+        self._unreported = self._scalars(result, policy_lag)
+        if self._cadence.report.check():
+            self._report()
         push, tag = self._cadence.push.check(), self._cadence.tag.check()
         if (push or tag) and self._stop_reason is None:
             self._store(self.checkpoint(*([f"step-{self._version.step}"] if tag else [])))
@@ -220,7 +223,11 @@ class TrainingThread:
         if self._progress.return_mean is not None:
             metrics.return_mean.set(self._progress.return_mean)
 
-    def _report(self, scalars: Mapping[str, float]) -> None:
+    def _report(self) -> None:
+        """Say how the last step went, unless that is known already."""
+        scalars, self._unreported = self._unreported, None
+        if scalars is None:
+            return
         self._context.report_version(self._version)
         self._context.report_stats(scalars)
         self._context.membership.record(self._version.step, scalars)
