@@ -45,7 +45,7 @@ class ParallelGradients:
 
     def __init__(self, algorithm: Algorithm, num_parameters: int) -> None:
         self._module = _Loss(algorithm, num_parameters)
-        self._parallel = DistributedDataParallel(self._module, gradient_as_bucket_view=True, broadcast_buffers=False)
+        self._parallel = DistributedDataParallel(self._module, gradient_as_bucket_view=True)
         self._world_size = torch.distributed.get_world_size()
 
     def __call__(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux, Tensor]:

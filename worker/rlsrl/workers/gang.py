@@ -88,9 +88,9 @@ class ProcessGroupGang:
         return [_unframed(message) for message in messages]
 
     def _gather(self, message: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        gathered = torch.empty((self.size, message.size), dtype=torch.uint8)
-        dist.all_gather_into_tensor(gathered, torch.from_numpy(message))
-        return list(gathered.numpy())
+        gathered = [torch.empty(message.size, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(gathered, torch.from_numpy(message))
+        return [tensor.numpy() for tensor in gathered]
 
     def reduce(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """See ``Gang``."""

@@ -1,0 +1,85 @@
+"""One rank of a gang under torchrun: trains on its half of the batch and writes what it ended with."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rlsrl.algorithms.gradients import ParallelGradients
+from rlsrl.algorithms.learner import Learner
+from rlsrl.algorithms.ppo import Ppo
+from rlsrl.data.version import Version
+from rlsrl.policies.build import build_network
+from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.testing.rollouts import discrete_env_spec, random_slot
+from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
+
+STEPS, LANES, TRAIN_STEPS = 8, 4, 5
+
+
+def learner_of(gang: Gang) -> Learner:
+    """The same learner on every rank, with the whole batch as the one minibatch: order does not matter then."""
+    env_spec = discrete_env_spec()
+    policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {}, seed=1), env_spec)
+    initial = policy.parameters(Version(1, 0))
+    algorithm = Ppo(
+        policy,
+        discount=0.99,
+        gae_lambda=0.95,
+        clip_range=0.2,
+        clip_value_loss=True,
+        entropy_coefficient=0.01,
+        value_coefficient=0.5,
+        epochs=4,
+        minibatch_size=STEPS * LANES // gang.size,
+        normalize_advantages=True,
+    )
+    return Learner(
+        algorithm,
+        initial,
+        learning_rate=1e-3,
+        adam_epsilon=1e-5,
+        max_gradient_norm=0.5,
+        seed=3,
+        reduce=gang.reduce,
+        gradients=ParallelGradients(algorithm, initial.vector.size) if gang.size > 1 else None,
+    )
+
+
+def batches(poison: int | None) -> list[dict[str, np.ndarray]]:
+    env_spec = discrete_env_spec()
+    made = []
+    for step in range(TRAIN_STEPS):
+        slot = random_slot(env_spec, num_steps=STEPS, num_lanes=LANES, rng=np.random.default_rng(step))
+        if step == poison:
+            slot.arrays["reward"][0, 0] = np.nan
+        made.append(slot.arrays)
+    return made
+
+
+def lanes_of(arrays: dict[str, np.ndarray], rank: int, size: int) -> dict[str, np.ndarray]:
+    lanes = slice(rank * LANES // size, (rank + 1) * LANES // size)
+    return {name: array[:, lanes] if array.ndim > 1 else array for name, array in arrays.items()}
+
+
+def main(out: Path, poison: int | None) -> None:
+    torch.set_num_threads(1)
+    gang: Gang = ProcessGroupGang(timeout_seconds=60) if torch.distributed.is_torchelastic_launched() else SoloGang()
+    learner = learner_of(gang)
+    metrics, skipped = [], []
+    for arrays in batches(poison):
+        result = learner.step(lanes_of(arrays, gang.rank, gang.size))
+        metrics.append(dict(result.metrics))
+        skipped.append(result.skipped)
+    said = gang.agree({"rank": gang.rank, "text": "x" * (gang.rank * 10_000)})
+    np.save(out / f"vector-{gang.size}-{gang.rank}.npy", learner.parameters(Version(1, 1)).vector)
+    report = {"metrics": metrics, "skipped": skipped, "said": [[each["rank"], len(each["text"])] for each in said]}
+    (out / f"report-{gang.size}-{gang.rank}.json").write_text(json.dumps(report))
+    gang.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)

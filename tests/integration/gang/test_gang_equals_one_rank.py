@@ -1,0 +1,57 @@
+"""k ranks on batch / k are one rank on the batch, under the real torchrun; checked step by step from the same state."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlsrl.runtime.process import worker_environment
+
+SCRIPT = Path(__file__).with_name("rank_script.py")
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0", "--nproc-per-node=2"]
+
+
+def train(folder: Path, *, ranks: int, poison: int | None = None) -> None:
+    launcher = TORCHRUN if ranks > 1 else []
+    arguments = [str(folder), *([] if poison is None else [str(poison)])]
+    subprocess.run(
+        [sys.executable, *launcher, str(SCRIPT), *arguments],
+        env=worker_environment(os.environ),
+        check=True,
+        timeout=120,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def report(folder: Path, size: int, rank: int) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / f"report-{size}-{rank}.json").read_text())
+    return loaded
+
+
+def vector(folder: Path, size: int, rank: int) -> np.ndarray:
+    loaded: np.ndarray = np.load(folder / f"vector-{size}-{rank}.npy")
+    return loaded
+
+
+@pytest.mark.parametrize("poison", [None, 2], ids=["finite", "one rank meets a NaN"])
+def test_two_ranks_train_as_one(tmp_path: Path, poison: int | None) -> None:
+    train(tmp_path, ranks=1, poison=poison)
+    train(tmp_path, ranks=2, poison=poison)
+    alone, first, second = vector(tmp_path, 1, 0), vector(tmp_path, 2, 0), vector(tmp_path, 2, 1)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, alone, rtol=0, atol=2e-6)
+    reports = [report(tmp_path, 2, rank) for rank in range(2)]
+    assert reports[0]["skipped"] == reports[1]["skipped"] == report(tmp_path, 1, 0)["skipped"]
+    assert (sum(reports[0]["skipped"]) > 0) == (poison is not None)
+    for mine, whole in zip(reports[0]["metrics"], report(tmp_path, 1, 0)["metrics"], strict=True):
+        assert mine == pytest.approx(whole, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+def test_ranks_hear_what_every_rank_says_however_long(tmp_path: Path) -> None:
+    train(tmp_path, ranks=2)
+    assert [report(tmp_path, 2, rank)["said"] for rank in range(2)] == [[[0, 0], [1, 10_000]]] * 2
