@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from rlsrl.data.slots import Slot
-from rlsrl.data.specs import ArraySpec, EnvSpec
+from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import RolloutActor
@@ -17,24 +18,31 @@ from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.program import LayoutMismatch, ProgramActor
 from rlsrl.policies.torch_policy import TorchActor, TorchPolicy
-from rlsrl.testing.rollouts import discrete_action, random_slot
+from rlsrl.testing.rollouts import continuous_action, discrete_action, random_slot
 
 NUM_STEPS, NUM_LANES, NUM_ACTIONS = 12, 5, 4
-ENV_SPEC = EnvSpec(
-    observation={
-        "observation/pose": ArraySpec(shape=(3,), dtype="float32"),
-        "observation/grid": ArraySpec(shape=(2, 2), dtype="uint8"),
-        "observation/on": ArraySpec(shape=(), dtype="bool"),
-    },
-    action=discrete_action(NUM_ACTIONS),
-)
+OBSERVATION = {
+    "observation/pose": ArraySpec(shape=(3,), dtype="float32"),
+    "observation/grid": ArraySpec(shape=(2, 2), dtype="uint8"),
+    "observation/on": ArraySpec(shape=(), dtype="bool"),
+}
+DISCRETE = EnvSpec(observation=OBSERVATION, action=discrete_action(NUM_ACTIONS))
+CONTINUOUS = EnvSpec(observation=OBSERVATION, action=continuous_action(3))
+STATISTICS = {
+    "observation/pose/mean": np.array([1.0, -2.0, 0.5], np.float32),
+    "observation/pose/variance": np.array([4.0, 0.25, 1e-4], np.float32),
+}
+"""With the last entry beyond the clip range more often than not."""
 
 
-def policy_with(seed: int = 1, **kwargs: Any) -> TorchPolicy:
-    network = build_network(MlpActorCritic, ENV_SPEC, {"hidden_sizes": (16, 8), **kwargs}, seed=seed)
-    policy = TorchPolicy(network, ENV_SPEC)
+def policy_with(
+    env_spec: EnvSpec = DISCRETE, seed: int = 1, statistics: Arrays | None = None, **kw: Any
+) -> TorchPolicy:
+    network = build_network(MlpActorCritic, env_spec, {"hidden_sizes": (16, 8), **kw}, seed=seed)
+    policy = TorchPolicy(network, env_spec)
     vector = np.random.default_rng(seed).standard_normal(policy.layout.num_parameters).astype(np.float32)
-    policy.load(Parameters(version=Version(1, 3), vector=vector, layout=policy.layout.digest))
+    version, layout = Version(1, 3), policy.layout.digest
+    policy.load(Parameters(version=version, vector=vector, layout=layout, statistics=statistics or {}))
     return policy
 
 
@@ -48,8 +56,8 @@ def actor_of(kind: str, policy: TorchPolicy, *, seed: int = 5, greedy: bool = Fa
     return ProgramActor(program, rng=rng, **sizes)
 
 
-def slot_with(seed: int) -> Slot:
-    slot = random_slot(ENV_SPEC, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(seed))
+def slot_with(seed: int, env_spec: EnvSpec = DISCRETE) -> Slot:
+    slot = random_slot(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(seed))
     grid = slot.arrays["observation/grid"]
     grid[...] = np.random.default_rng(seed).integers(0, 5, grid.shape)
     for path in ("action", "behavior_log_prob", "version_attempt", "version_step"):
@@ -64,12 +72,29 @@ def fill(actor: RolloutActor, slot: Slot) -> list[np.ndarray]:
     return actions
 
 
+def reference(policy: TorchPolicy, slot: Slot) -> Distribution:
+    """All steps' distributions, [T, N], from the network itself and torch's own classes."""
+    frames = {path: slot.arrays[path][:-1].reshape(-1, *slot.arrays[path].shape[2:]) for path in OBSERVATION}
+    loaded = policy.parameters(Version(0, 0))
+    if loaded.statistics:
+        mean, variance = (loaded.statistics[f"observation/pose/{name}"] for name in ("mean", "variance"))
+        pose = (frames["observation/pose"] - mean) / np.sqrt(variance + 1e-8)
+        frames["observation/pose"] = np.clip(pose, -10, 10).astype(np.float32)
+    tensors = {path: torch.from_numpy(array) for path, array in frames.items()}
+    parameters = policy.pure(torch.from_numpy(loaded.vector.copy()), tensors)[0].reshape(NUM_STEPS, NUM_LANES, -1)
+    if policy.env_spec.action.kind == "discrete":
+        return Categorical(logits=parameters)
+    mean, log_std = parameters.chunk(2, -1)
+    return Independent(Normal(mean, log_std.exp()), 1)
+
+
 def reference_log_probs(policy: TorchPolicy, slot: Slot) -> np.ndarray:
-    """All steps' log softmax(logits) from the network itself, [T, N, A]."""
-    frames = {path: slot.arrays[path][:-1].reshape(-1, *slot.arrays[path].shape[2:]) for path in ENV_SPEC.observation}
-    vector = torch.from_numpy(policy.parameters(Version(0, 0)).vector.copy())
-    logits, _ = policy.pure(vector, {path: torch.from_numpy(array) for path, array in frames.items()})
-    return torch.log_softmax(logits, -1).numpy().reshape(NUM_STEPS, NUM_LANES, -1)
+    """Of the actions in the slot, [T, N]."""
+    return reference(policy, slot).log_prob(torch.from_numpy(slot.arrays["action"])).numpy()
+
+
+def most_probable(policy: TorchPolicy, slot: Slot) -> np.ndarray:
+    return reference(policy, slot).mode.numpy()
 
 
 @pytest.fixture(params=["program", "torch"])
@@ -77,42 +102,82 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+CASES = pytest.mark.parametrize(
+    ("env_spec", "statistics"),
+    [(DISCRETE, {}), (CONTINUOUS, {}), (DISCRETE, STATISTICS), (CONTINUOUS, STATISTICS)],
+    ids=["discrete", "continuous", "discrete, normalised", "continuous, normalised"],
+)
+
+
+@CASES
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_writes_what_the_slot_needs(kind: str, activation: str) -> None:
-    policy = policy_with(activation=activation)
-    actor, slot = actor_of(kind, policy), slot_with(0)
+def test_writes_what_the_slot_needs(kind: str, activation: str, env_spec: EnvSpec, statistics: Arrays) -> None:
+    policy = policy_with(env_spec, activation=activation, statistics=statistics)
+    actor, slot = actor_of(kind, policy), slot_with(0, env_spec)
     actor.load(policy.parameters(Version(2, 9)))
     actions = fill(actor, slot)
     assert np.array_equal(np.stack(actions), slot.arrays["action"])
-    assert set(np.unique(slot.arrays["action"])) <= set(range(NUM_ACTIONS))
-    chosen = np.take_along_axis(reference_log_probs(policy, slot), slot.arrays["action"][..., None], -1)[..., 0]
-    np.testing.assert_allclose(slot.arrays["behavior_log_prob"], chosen, rtol=1e-5, atol=1e-5)
+    if env_spec is DISCRETE:
+        assert set(np.unique(slot.arrays["action"])) <= set(range(NUM_ACTIONS))
+    log_probs = reference_log_probs(policy, slot)
+    np.testing.assert_allclose(slot.arrays["behavior_log_prob"], log_probs, rtol=1e-5, atol=5e-5)
     assert (slot.arrays["version_attempt"] == 2).all()
     assert (slot.arrays["version_step"] == 9).all()
 
 
-def test_program_and_torch_choose_the_same_actions_from_the_same_seed() -> None:
-    policy = policy_with()
+@CASES
+def test_program_and_torch_choose_the_same_actions_from_the_same_seed(env_spec: EnvSpec, statistics: Arrays) -> None:
+    policy = policy_with(env_spec, statistics=statistics)
     slots = {}
     for kind in ("program", "torch"):
         actor = actor_of(kind, policy, seed=11)
         actor.load(policy.parameters(Version(1, 0)))
-        slots[kind] = [slot_with(seed) for seed in range(20)]
+        slots[kind] = [slot_with(seed, env_spec) for seed in range(20)]
         for slot in slots[kind]:
             fill(actor, slot)
     for by_program, by_torch in zip(slots["program"], slots["torch"], strict=True):
-        assert np.array_equal(by_program.arrays["action"], by_torch.arrays["action"])
+        np.testing.assert_allclose(by_program.arrays["action"], by_torch.arrays["action"], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(
-            by_program.arrays["behavior_log_prob"], by_torch.arrays["behavior_log_prob"], rtol=0, atol=1e-5
+            by_program.arrays["behavior_log_prob"], by_torch.arrays["behavior_log_prob"], rtol=0, atol=5e-5
         )
 
 
-def test_greedy_takes_the_most_probable_action_and_draws_nothing(kind: str) -> None:
-    policy = policy_with()
-    actor, slot = actor_of(kind, policy, greedy=True), slot_with(1)
+@CASES
+def test_greedy_takes_the_most_probable_action_and_draws_nothing(
+    kind: str, env_spec: EnvSpec, statistics: Arrays
+) -> None:
+    policy = policy_with(env_spec, statistics=statistics)
+    actor, slot = actor_of(kind, policy, greedy=True), slot_with(1, env_spec)
     actor.load(policy.parameters(Version(1, 0)))
     fill(actor, slot)
-    assert np.array_equal(slot.arrays["action"], reference_log_probs(policy, slot).argmax(-1))
+    np.testing.assert_allclose(slot.arrays["action"], most_probable(policy, slot), rtol=1e-5, atol=1e-5)
+
+
+def test_continuous_actions_are_kept_as_drawn_beyond_the_bounds(kind: str) -> None:
+    policy = policy_with(CONTINUOUS)
+    actor, slot = actor_of(kind, policy), slot_with(0, CONTINUOUS)
+    actor.load(policy.parameters(Version(1, 0)))
+    fill(actor, slot)
+    assert (np.abs(slot.arrays["action"]) > 1.0).any()
+
+
+@pytest.mark.parametrize("env_spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_statistics_go_with_their_version(kind: str, env_spec: EnvSpec) -> None:
+    """Loaded with the weights and dropped with them: each step is acted by those of its own version."""
+    plain, normalised = policy_with(env_spec), policy_with(env_spec, statistics=STATISTICS)
+    actor, slot = actor_of(kind, policy_with(env_spec), greedy=True), slot_with(4, env_spec)
+    versions = [normalised.parameters(Version(1, 0)), plain.parameters(Version(1, 1))] * (NUM_STEPS // 2)
+    for t, version in enumerate(versions):
+        actor.load(version)
+        if t == 0:
+            actor.begin(slot)
+        actor.act(t)
+    expected = np.where(
+        (np.arange(NUM_STEPS) % 2 == 0).reshape(-1, *[1] * (slot.arrays["action"].ndim - 1)),
+        most_probable(normalised, slot),
+        most_probable(plain, slot),
+    )
+    np.testing.assert_allclose(slot.arrays["action"], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_new_weights_act_from_the_next_step_on(kind: str) -> None:
@@ -128,18 +193,17 @@ def test_new_weights_act_from_the_next_step_on(kind: str) -> None:
     actor.finish()
     assert slot.arrays["version_step"].tolist() == [4] * 7 + [5] * 5
     first.load(old)
-    expected = np.concatenate(
-        [reference_log_probs(first, slot)[:7].argmax(-1), reference_log_probs(second, slot)[7:].argmax(-1)]
-    )
+    expected = np.concatenate([most_probable(first, slot)[:7], most_probable(second, slot)[7:]])
     assert np.array_equal(slot.arrays["action"], expected)
 
 
-def test_each_rollout_draws_its_own_noise_and_seeds_repeat(kind: str) -> None:
+@pytest.mark.parametrize("env_spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_each_rollout_draws_its_own_noise_and_seeds_repeat(kind: str, env_spec: EnvSpec) -> None:
     def actions(seed: int) -> list[np.ndarray]:
-        policy = policy_with()
+        policy = policy_with(env_spec)
         actor = actor_of(kind, policy, seed=seed)
         actor.load(policy.parameters(Version(1, 0)))
-        slots = [slot_with(0), slot_with(0)]
+        slots = [slot_with(0, env_spec), slot_with(0, env_spec)]
         for slot in slots:
             fill(actor, slot)
         return [slot.arrays["action"] for slot in slots]

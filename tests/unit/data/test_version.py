@@ -13,5 +13,5 @@ def test_text_round_trip() -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "3.", ".3", "-1.2", "1.-2", "1.2.3", "a.b", "1,2", "¹.2"])
 def test_other_texts_are_refused_by_name(text: str) -> None:
-    with pytest.raises(ValueError, match="form <attempt>.<step>"):
+    with pytest.raises(ValueError, match=r"form <attempt>\.<step>"):
         Version.parse(text)

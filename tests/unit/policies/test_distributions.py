@@ -4,16 +4,18 @@ import math
 
 import pytest
 import torch
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Independent, Normal
 
-from rlsrl.data.specs import ActionSpec, ArraySpec
 from rlsrl.policies.distributions import (
     categorical_entropy,
     categorical_log_prob,
     categorical_log_prob_and_entropy,
+    gaussian_entropy,
+    gaussian_log_prob,
+    gaussian_log_prob_and_entropy,
     log_prob_and_entropy_for,
 )
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.rollouts import continuous_action, discrete_action
 
 
 @pytest.mark.parametrize("shape", [(6,), (3, 2)])
@@ -36,7 +38,18 @@ def test_extreme_logits_stay_finite_in_value_and_gradient() -> None:
     assert torch.isfinite(gradient).all()
 
 
-def test_continuous_actions_have_none_yet() -> None:
-    action = ActionSpec(kind="continuous", array=ArraySpec(shape=(1,), dtype="float32"), low=(-1.0,), high=(1.0,))
-    with pytest.raises(ConfigurationError, match="continuous"):
-        log_prob_and_entropy_for(action)
+@pytest.mark.parametrize("shape", [(6,), (3, 2)])
+def test_gaussians_agree_with_torch_distributions(shape: tuple[int, ...]) -> None:
+    mean, log_std, action = torch.randn(*shape, 5) * 3, torch.randn(*shape, 5), torch.randn(*shape, 5) * 3
+    parameters = torch.cat([mean, log_std], -1)
+    reference = Independent(Normal(mean, log_std.exp()), 1)
+    torch.testing.assert_close(gaussian_log_prob(parameters, action), reference.log_prob(action))
+    torch.testing.assert_close(gaussian_entropy(parameters), reference.entropy())
+    log_prob, entropy = gaussian_log_prob_and_entropy(parameters, action)
+    torch.testing.assert_close(log_prob, reference.log_prob(action))
+    torch.testing.assert_close(entropy, reference.entropy())
+
+
+def test_each_kind_of_action_has_its_distribution() -> None:
+    assert log_prob_and_entropy_for(discrete_action(3)) is categorical_log_prob_and_entropy
+    assert log_prob_and_entropy_for(continuous_action(3)) is gaussian_log_prob_and_entropy

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.rollouts import discrete_env_spec
+from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec
 
 ENV_SPEC = discrete_env_spec(num_features=4, num_actions=3)
 
@@ -71,10 +71,25 @@ def test_mlp_reads_all_observations_in_the_order_of_the_spec() -> None:
     assert torch.equal(value, network.critic(features)[:, 0])
 
 
-def test_mlp_refuses_continuous_actions() -> None:
-    action = ActionSpec(kind="continuous", array=ArraySpec(shape=(2,), dtype="float32"), low=(-1, -1), high=(1, 1))
-    with pytest.raises(ConfigurationError, match="continuous"):
-        build_network(MlpActorCritic, EnvSpec(observation=ENV_SPEC.observation, action=action), {}, seed=0)
+def test_mlp_gives_means_near_zero_and_deviations_of_one_for_continuous_actions() -> None:
+    network = build_network(MlpActorCritic, continuous_env_spec(num_features=4, num_dimensions=3), {}, seed=0)
+    assert isinstance(network, MlpActorCritic)
+    assert network.log_std is not None
+    weight = network.actor[4].weight.detach()
+    torch.testing.assert_close(weight @ weight.T, 0.01**2 * torch.eye(3), atol=1e-6, rtol=1e-4)
+    observation = {"observation": torch.randn(5, 4)}
+    parameters, value = network(observation)
+    assert (parameters.shape, value.shape) == ((5, 6), (5,))
+    assert torch.equal(parameters[:, :3], network.actor(observation["observation"]))
+    assert not parameters[:, 3:].any()
+    (gradient,) = torch.autograd.grad(parameters[:, 3:].sum(), network.log_std)
+    torch.testing.assert_close(gradient, torch.full((3,), 5.0))
+
+
+def test_networks_give_a_mean_and_a_deviation_for_each_entry_of_an_action() -> None:
+    outputs = (torch.zeros(3, 2), torch.zeros(3))
+    with pytest.raises(ConfigurationError, match=r"shape \(3, 2\).*have to be \(3, 4\)"):
+        build_network(lambda env_spec: Returns(outputs), continuous_env_spec(num_dimensions=2), {}, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ import pytest
 from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.program import ActorProgram, CategoricalHead, DenseLayer, DenseStack, ProgramActor
+from rlsrl.policies.program import (
+    ActorProgram,
+    CategoricalHead,
+    DenseLayer,
+    DenseStack,
+    GaussianHead,
+    ProgramActor,
+)
 from rlsrl.testing.rollouts import discrete_env_spec, empty_slot
 
 FIRST = DenseLayer(name="a", weight_offset=2, bias_offset=14, in_size=4, out_size=3, activation="relu")
@@ -40,12 +47,28 @@ def test_evaluates_the_layers_at_their_offsets() -> None:
     z = np.random.default_rng(1).standard_normal((6, 3)).astype(np.float32)
     a = np.arange(6, dtype=np.int32)
     stack = DenseStack(PROGRAM, num_lanes=6)
-    stack.load(vector)
+    stack.load(Parameters(version=Version(1, 0), vector=vector, layout="0123"))
     out = np.empty((2, 6), np.float32)
     stack.forward([z.T, a[np.newaxis]], out)
     features = np.concatenate([z, a[:, np.newaxis]], axis=1)
     hidden = np.maximum(features @ vector[2:14].reshape(3, 4).T + vector[14:17], 0)
     np.testing.assert_allclose(out.T, hidden @ vector[20:26].reshape(2, 3).T + vector[0:2], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gaussian_head_adds_the_deviations_that_stand_in_the_vector() -> None:
+    program = replace(PROGRAM, head=GaussianHead(num_dimensions=2, log_std_offset=18))
+    assert ActorProgram.from_json(json.loads(json.dumps(program.to_json()))) == program
+    vector = np.random.default_rng(0).standard_normal(26).astype(np.float32)
+    parameters = Parameters(version=Version(1, 0), vector=vector, layout="0123")
+    frames = [np.ones((3, 6), np.float32), np.arange(6, dtype=np.int32)[np.newaxis]]
+    outputs = {}
+    for name, each in {"means": PROGRAM, "both": program}.items():
+        stack = DenseStack(each, num_lanes=6)
+        stack.load(parameters)
+        outputs[name] = np.full((each.head.distribution_size, 6), np.nan, np.float32)
+        stack.forward(frames, outputs[name])
+    assert np.array_equal(outputs["both"][:2], outputs["means"])
+    assert np.array_equal(outputs["both"][2:], np.tile(vector[18:20, np.newaxis], 6))
 
 
 @pytest.mark.parametrize(
@@ -59,6 +82,9 @@ def test_evaluates_the_layers_at_their_offsets() -> None:
         ({"layers": (FIRST,)}, "give 3 outputs; the categorical head takes 2"),
         ({"layers": ()}, "head takes 2"),
         ({"head": CategoricalHead(num_actions=3)}, "give 2 outputs; the categorical head takes 3"),
+        ({"head": GaussianHead(num_dimensions=3, log_std_offset=0)}, "give 2 outputs; the gaussian head takes 3"),
+        ({"head": GaussianHead(num_dimensions=2, log_std_offset=25)}, "gaussian head reads outside the 26 parameters"),
+        ({"head": GaussianHead(num_dimensions=2, log_std_offset=-1)}, "gaussian head reads outside"),
     ],
 )
 def test_layers_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:

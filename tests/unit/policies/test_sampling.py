@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlsrl.policies.sampling import CategoricalSampler
+from rlsrl.policies.sampling import CategoricalSampler, GaussianSampler, sampler_for
+from rlsrl.testing.rollouts import continuous_action, discrete_action
 
 
 def sampler(num_steps: int, num_lanes: int, num_actions: int, *, greedy: bool = False) -> CategoricalSampler:
@@ -15,7 +16,7 @@ def test_choices_have_the_softmax_distribution() -> None:
     num_steps, num_lanes = 50, 1000
     logits = np.array([0.0, 1.0, -2.0, 0.5], np.float32)
     draws = sampler(num_steps, num_lanes, 4)
-    draws.logits[...] = logits[:, np.newaxis]
+    draws.parameters[...] = logits[:, np.newaxis]
     draws.begin()
     actions = np.empty((num_steps, num_lanes), np.int64)
     for t in range(num_steps):
@@ -27,9 +28,9 @@ def test_choices_have_the_softmax_distribution() -> None:
 
 def test_log_probs_are_those_of_the_softmax_and_stay_finite_for_extreme_logits() -> None:
     draws = sampler(3, 2, 3)
-    draws.logits[0] = [[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]
-    draws.logits[1] = [[1000.0, -1000.0], [0.0, 0.0], [-1000.0, 1000.0]]
-    draws.logits[2] = 7.0
+    draws.parameters[0] = [[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]
+    draws.parameters[1] = [[1000.0, -1000.0], [0.0, 0.0], [-1000.0, 1000.0]]
+    draws.parameters[2] = 7.0
     actions = np.array([[2, 1], [0, 0], [1, 2]])
     out = np.empty((3, 2), np.float32)
     draws.log_probs(actions, out)
@@ -60,3 +61,59 @@ def test_a_draw_of_zero_still_makes_finite_noise() -> None:
     with np.errstate(all="raise"):
         draws.begin()
     assert np.isfinite(draws._noise).all()
+
+
+def gaussian(num_steps: int, num_lanes: int, size: int, *, greedy: bool = False) -> GaussianSampler:
+    rng = np.random.default_rng(0)
+    return GaussianSampler(num_steps=num_steps, num_lanes=num_lanes, size=size, rng=rng, greedy=greedy)
+
+
+def drawn(draws: GaussianSampler) -> np.ndarray:
+    num_steps, width, num_lanes = draws.parameters.shape
+    draws.begin()
+    actions = np.empty((num_steps, num_lanes, width // 2), np.float32)
+    for t in range(num_steps):
+        draws.choose(t, actions[t])
+    return actions
+
+
+def test_vectors_have_the_gaussian_distribution() -> None:
+    draws = gaussian(50, 1000, 2)
+    draws.parameters[...] = np.array([1.0, -4.0, np.log(0.5), np.log(3.0)], np.float32)[:, np.newaxis]
+    actions = drawn(draws).reshape(-1, 2)
+    deviations = (actions - [1.0, -4.0]) / [0.5, 3.0]
+    np.testing.assert_allclose(deviations.mean(0), 0.0, atol=4 / np.sqrt(50_000))
+    np.testing.assert_allclose(deviations.var(0), 1.0, atol=4 * np.sqrt(2 / 50_000))
+    assert abs(np.corrcoef(deviations.T)[0, 1]) < 4 / np.sqrt(50_000)
+    within = [float((np.abs(deviations) < bound).mean()) for bound in (1.0, 2.0)]
+    np.testing.assert_allclose(within, [0.6827, 0.9545], atol=0.01)
+
+
+def test_log_probs_of_vectors_are_those_of_the_density() -> None:
+    rng, draws = np.random.default_rng(1), gaussian(4, 3, 2)
+    mean, std = rng.standard_normal((4, 2, 3)), np.exp(rng.standard_normal((4, 2, 3)))
+    draws.parameters[:, :2], draws.parameters[:, 2:] = mean, np.log(std)
+    actions = rng.standard_normal((4, 3, 2)).astype(np.float32) * 3
+    out = np.empty((4, 3), np.float32)
+    draws.log_probs(actions, out)
+    density = np.exp(-0.5 * ((actions.transpose(0, 2, 1) - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi))
+    np.testing.assert_allclose(out, np.log(density).sum(1), rtol=1e-4, atol=5e-5)
+
+
+def test_the_most_probable_vector_is_the_mean() -> None:
+    draws = gaussian(3, 2, 2, greedy=True)
+    draws.parameters[...] = np.random.default_rng(2).standard_normal(draws.parameters.shape)
+    assert np.array_equal(drawn(draws), draws.parameters[:, :2].transpose(0, 2, 1))
+
+
+def test_each_rollout_of_vectors_has_its_own_noise() -> None:
+    draws = gaussian(10, 10, 2)
+    assert not np.isin(drawn(draws), drawn(draws)).any()
+
+
+def test_each_kind_of_action_has_its_sampler() -> None:
+    sizes = {"num_steps": 2, "num_lanes": 1, "rng": np.random.default_rng(0), "greedy": False}
+    discrete, continuous = sampler_for(discrete_action(4), **sizes), sampler_for(continuous_action(4), **sizes)
+    assert isinstance(discrete, CategoricalSampler)
+    assert isinstance(continuous, GaussianSampler)
+    assert (discrete.parameters.shape, continuous.parameters.shape) == ((2, 4, 1), (2, 8, 1))

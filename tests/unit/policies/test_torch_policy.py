@@ -144,3 +144,11 @@ def test_towers_that_are_no_program_are_refused(modules: list[nn.Module], messag
     layout = FlatLayout.of(nn.ModuleDict({"actor": tower}))
     with pytest.raises(ValueError, match=message):
         dense_program(tower, "actor", layout, ENV_SPEC.observation)
+
+
+def test_deviations_that_do_not_fit_the_means_are_refused() -> None:
+    tower = nn.Sequential(nn.Linear(4, 3))
+    layout = FlatLayout.of(nn.ModuleDict({"actor": tower, "other": nn.LayerNorm(2)}))
+    for name in ("other.weight", "log_std"):
+        with pytest.raises(ValueError, match=rf"{name} is no parameter of shape \(3,\)"):
+            dense_program(tower, "actor", layout, ENV_SPEC.observation, log_std=name)

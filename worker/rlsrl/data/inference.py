@@ -39,7 +39,7 @@ class RolloutResult:
     """The policy's answer for the N lanes of one request."""
 
     distribution: NDArray[np.float32]
-    """Parameters of the action distribution, [N, A]: logits for discrete actions."""
+    """Parameters of the action distribution, [N, A]: see ``ActionSpec.distribution_size``."""
     state: Arrays = field(default_factory=dict)
     """Recurrent state after this frame, for the next request."""
     version: Version
@@ -60,7 +60,7 @@ class InferenceLayout:
     @classmethod
     def of(cls, env: EnvSpec, state: Mapping[str, ArraySpec] | None = None) -> Self:
         """The layout for environments with that spec and a policy with that recurrent state."""
-        return cls(observation=env.observation, distribution_size=env.action.num_actions, state=state or {})
+        return cls(observation=env.observation, distribution_size=env.action.distribution_size, state=state or {})
 
     @property
     def digest(self) -> str:

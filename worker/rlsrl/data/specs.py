@@ -53,7 +53,7 @@ class ActionSpec:
     """What an environment takes for an action.
 
     ``discrete``: one integer in ``[0, num_actions)``, array spec ``() int64``.
-    ``continuous``: a float vector within ``[low, high]``, array spec ``(dim,) float32``.
+    ``continuous``: a float vector within ``[low, high]``, array spec ``(dim,) float32``; a bound may be infinite.
     """
 
     kind: Literal["discrete", "continuous"]
@@ -61,16 +61,27 @@ class ActionSpec:
     num_actions: int = 0
     """Number of choices; 0 unless discrete."""
     low: tuple[float, ...] = ()
+    """Least value of each entry; -inf where there is none. Empty unless continuous."""
     high: tuple[float, ...] = ()
+    """Greatest value of each entry; inf where there is none. Empty unless continuous."""
+
+    @property
+    def distribution_size(self) -> int:
+        """Parameters of the distribution that one action is drawn from.
+
+        ``discrete``: a logit for each choice. ``continuous``: the mean of each entry, then the logarithm of each
+        entry's standard deviation.
+        """
+        return self.num_actions if self.kind == "discrete" else 2 * math.prod(self.array.shape)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value that ``from_json`` reads back."""
+        """A JSON value that ``from_json`` reads back; null for an infinite bound, which JSON cannot hold."""
         return {
             "kind": self.kind,
             "array": self.array.to_json(),
             "num_actions": self.num_actions,
-            "low": list(self.low),
-            "high": list(self.high),
+            "low": [None if math.isinf(bound) else bound for bound in self.low],
+            "high": [None if math.isinf(bound) else bound for bound in self.high],
         }
 
     @classmethod
@@ -80,8 +91,8 @@ class ActionSpec:
             kind=value["kind"],
             array=ArraySpec.from_json(value["array"]),
             num_actions=int(value["num_actions"]),
-            low=tuple(value["low"]),
-            high=tuple(value["high"]),
+            low=tuple(-math.inf if bound is None else float(bound) for bound in value["low"]),
+            high=tuple(math.inf if bound is None else float(bound) for bound in value["high"]),
         )
 
 

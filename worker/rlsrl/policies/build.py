@@ -59,7 +59,7 @@ def _try_out(network: nn.Module, env_spec: EnvSpec, name: str) -> None:
         raise ConfigurationError(
             f"the network of {name} returned {type(outputs).__name__}, not the pair (distribution parameters, value)"
         )
-    _check("distribution parameters", outputs[0], (PROBE_LANES, env_spec.action.num_actions), name)
+    _check("distribution parameters", outputs[0], (PROBE_LANES, env_spec.action.distribution_size), name)
     _check("values", outputs[1], (PROBE_LANES,), name)
 
 

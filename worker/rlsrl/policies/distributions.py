@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rlsrl.data.specs import ActionSpec
-from rlsrl.runtime.errors import ConfigurationError
+
+HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 LogProbAndEntropy = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(distribution parameters [..., A], actions) -> (log-probabilities of the actions [...], entropies [...])."""
@@ -32,12 +34,27 @@ def categorical_log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Te
     return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
 
-def log_prob_and_entropy_for(action: ActionSpec) -> LogProbAndEntropy:
-    """The functions of the distribution over such actions.
+def gaussian_log_prob(parameters: Tensor, action: Tensor) -> Tensor:
+    """Logarithm of the density of N(mean, diag(std^2)) at the action, [..., D] -> [...].
 
-    Raises:
-        ConfigurationError: there is none for this kind of action.
+    ``parameters`` are mean and log(std), one after the other: [..., 2D].
     """
-    if action.kind != "discrete":
-        raise ConfigurationError(f"policies choose discrete actions; the environment takes {action.kind} ones")
-    return categorical_log_prob_and_entropy
+    mean, log_std = parameters.chunk(2, dim=-1)
+    deviation = (action - mean) * torch.exp(-log_std)
+    return (-0.5 * deviation.square() - log_std - HALF_LOG_TWO_PI).sum(-1)
+
+
+def gaussian_entropy(parameters: Tensor) -> Tensor:
+    """sum_i log(std_i) + (1 + log(2 pi)) / 2 of those parameters: [..., 2D] -> [...]."""
+    _, log_std = parameters.chunk(2, dim=-1)
+    return (log_std + (0.5 + HALF_LOG_TWO_PI)).sum(-1)
+
+
+def gaussian_log_prob_and_entropy(parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Both at once."""
+    return gaussian_log_prob(parameters, action), gaussian_entropy(parameters)
+
+
+def log_prob_and_entropy_for(action: ActionSpec) -> LogProbAndEntropy:
+    """The functions of the distribution over such actions."""
+    return categorical_log_prob_and_entropy if action.kind == "discrete" else gaussian_log_prob_and_entropy

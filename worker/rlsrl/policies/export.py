@@ -13,7 +13,14 @@ from rlsrl.data.specs import Arrays, ArraySpec
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.base import Policy
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.program import Activation, ActorProgram, CategoricalHead, DenseLayer, DenseStack
+from rlsrl.policies.program import (
+    Activation,
+    ActorProgram,
+    CategoricalHead,
+    DenseLayer,
+    DenseStack,
+    GaussianHead,
+)
 
 CHECK_LANES = 64
 """Random observations on which a program is compared with its network."""
@@ -26,15 +33,22 @@ class ExportMismatch(RuntimeError):  # noqa: N818 - named for the fact
 
 
 def dense_program(
-    tower: nn.Sequential, name: str, layout: FlatLayout, observation: Mapping[str, ArraySpec]
+    tower: nn.Sequential,
+    name: str,
+    layout: FlatLayout,
+    observation: Mapping[str, ArraySpec],
+    *,
+    log_std: str | None = None,
 ) -> ActorProgram:
-    """The program of a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, that gives logits.
+    """The program of a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, that gives logits or means.
 
     ``name`` is the tower's name in its network (``"actor"``): with it the parameters are found in ``layout``. The
-    tower takes the observation arrays flattened, cast to float32 and concatenated in the order given.
+    tower takes the observation arrays flattened, cast to float32 and concatenated in the order given. ``log_std`` is
+    the name of the parameter that holds the logarithms of the deviations, for a tower that gives means; None for one
+    that gives logits.
 
     Raises:
-        ValueError: the tower has another kind of module, or one out of place.
+        ValueError: the tower has another kind of module, or one out of place; or there is no such ``log_std``.
     """
     layers: list[DenseLayer] = []
     pending: tuple[str, nn.Linear] | None = None
@@ -47,15 +61,23 @@ def dense_program(
         else:
             raise ValueError(f"{name}.{index} is {module}: a program is nn.Linear with nn.Tanh or nn.ReLU between")
     if pending is None:
-        raise ValueError(f"{name} has to end with the nn.Linear that gives the logits")
+        raise ValueError(f"{name} has to end with the nn.Linear that gives the logits or means")
     layers.append(_dense_layer(*pending, "identity", layout))
     return ActorProgram(
         layout=layout.digest,
         num_parameters=layout.num_parameters,
         observation=dict(observation),
         layers=tuple(layers),
-        head=CategoricalHead(num_actions=layers[-1].out_size),
+        head=_head(layers[-1].out_size, log_std, layout),
     )
+
+
+def _head(num_outputs: int, log_std: str | None, layout: FlatLayout) -> CategoricalHead | GaussianHead:
+    if log_std is None:
+        return CategoricalHead(num_actions=num_outputs)
+    if layout.shapes.get(log_std) != (num_outputs,):
+        raise ValueError(f"{log_std} is no parameter of shape {(num_outputs,)}: a deviation for each mean")
+    return GaussianHead(num_dimensions=num_outputs, log_std_offset=layout.offsets[log_std])
 
 
 def _activation(module: nn.Module) -> Activation | None:
@@ -87,8 +109,8 @@ def check_export(policy: Policy, program: ActorProgram, parameters: Parameters) 
     observation = _random_observation(program.observation)
     (result,) = policy.rollout([RolloutRequest(observation=observation, state=policy.initial_state(CHECK_LANES))])
     stack = DenseStack(program, CHECK_LANES)
-    stack.load(parameters.vector)
-    outputs = np.empty((program.head.num_outputs, CHECK_LANES), np.float32)
+    stack.load(parameters)
+    outputs = np.empty((program.head.distribution_size, CHECK_LANES), np.float32)
     stack.forward([array.reshape(CHECK_LANES, -1).T for array in observation.values()], outputs)
     largest = float(np.abs(result.distribution).max())
     difference = float(np.abs(outputs.T - result.distribution).max())

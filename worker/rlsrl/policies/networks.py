@@ -14,7 +14,6 @@ from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.export import dense_program
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.program import ActorProgram
-from rlsrl.runtime.errors import ConfigurationError
 
 Observation = Mapping[str, Tensor]
 """Observation arrays by path (``"observation"``, or ``"observation/<key>"`` of a Dict space), each [N, *shape]."""
@@ -27,9 +26,11 @@ class ActorCritic(Protocol):
     """
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Distribution parameters [N, A] (logits of the A discrete actions) and values [N].
+        """Distribution parameters [N, A] and values [N].
 
-        Observations come in the environment's own dtype. Pure: nothing is kept from call to call, nothing drawn.
+        Of discrete actions: the logits of the A choices. Of continuous ones, vectors of A / 2: the means, then the
+        logarithms of the standard deviations. Observations come in the environment's own dtype, or as float32 where
+        they are normalised. Pure: nothing is kept from call to call, nothing drawn.
         """
 
 
@@ -45,10 +46,12 @@ ACTIVATION_MODULES = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 class MlpActorCritic(nn.Module):
-    """Two towers of dense layers over the flattened observation: logits of discrete actions, and the value.
+    """Two towers of dense layers over the flattened observation: logits of discrete actions or means of continuous
+    ones, and the value.
 
-    Orthogonal weights (gain sqrt(2); 0.01 before the logits, 1 before the value) and zero biases, as in PPO's
-    reference implementations.
+    Orthogonal weights (gain sqrt(2); 0.01 before the logits or means, 1 before the value) and zero biases, as in PPO's
+    reference implementations. The deviations of continuous actions are parameters that no observation changes, 1 at
+    first.
     """
 
     def __init__(
@@ -59,24 +62,28 @@ class MlpActorCritic(nn.Module):
         activation: Literal["tanh", "relu"] = "tanh",
     ) -> None:
         super().__init__()
-        if env_spec.action.kind != "discrete":
-            raise ConfigurationError(
-                f"the mlp network chooses discrete actions; the environment takes {env_spec.action.kind} ones"
-            )
         self._specs = dict(env_spec.observation)
         num_inputs = sum(math.prod(spec.shape) for spec in self._specs.values())
         sizes = [num_inputs, *hidden_sizes]
-        self.actor = _tower(sizes, env_spec.action.num_actions, activation, head_gain=0.01)
+        num_dimensions = math.prod(env_spec.action.array.shape)
+        is_discrete = env_spec.action.kind == "discrete"
+        num_outputs = env_spec.action.num_actions if is_discrete else num_dimensions
+        self.actor = _tower(sizes, num_outputs, activation, head_gain=0.01)
+        self.log_std = None if is_discrete else nn.Parameter(torch.zeros(num_dimensions))
         self.critic = _tower(sizes, 1, activation, head_gain=1.0)
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Logits [N, A] and values [N]."""
+        """Distribution parameters [N, A] and values [N]."""
         features = flatten_observation(observation, self._specs)
-        return self.actor(features), self.critic(features).squeeze(-1)
+        outputs = self.actor(features)
+        if self.log_std is not None:
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
+        return outputs, self.critic(features).squeeze(-1)
 
     def actor_program(self, layout: FlatLayout) -> ActorProgram:
         """The actor tower as a program."""
-        return dense_program(self.actor, "actor", layout, self._specs)
+        log_std = None if self.log_std is None else "log_std"
+        return dense_program(self.actor, "actor", layout, self._specs, log_std=log_std)
 
 
 def flatten_observation(observation: Observation, paths: Iterable[str]) -> Tensor:

@@ -17,7 +17,8 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.sampling import CategoricalSampler
+from rlsrl.policies.normalization import Standardization
+from rlsrl.policies.sampling import make_sampler
 
 Activation = Literal["identity", "tanh", "relu"]
 Floats = NDArray[np.float32]
@@ -65,6 +66,43 @@ class CategoricalHead:
         """Outputs the last layer must have."""
         return self.num_actions
 
+    @property
+    def distribution_size(self) -> int:
+        """Parameters of the distribution: the outputs."""
+        return self.num_actions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaussianHead:
+    """The last layer's outputs are the mean of a vector of ``num_dimensions``; its deviation is a parameter of its own.
+
+    The logarithm of each entry's standard deviation stands in the flat vector, and is the same for all observations.
+    """
+
+    kind: Literal["gaussian"] = "gaussian"
+    num_dimensions: int
+    log_std_offset: int
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs the last layer must have."""
+        return self.num_dimensions
+
+    @property
+    def distribution_size(self) -> int:
+        """Parameters of the distribution: means, then logarithms of the deviations."""
+        return 2 * self.num_dimensions
+
+    @property
+    def log_std(self) -> slice:
+        """Where the logarithms of the deviations stand in the flat vector."""
+        return slice(self.log_std_offset, self.log_std_offset + self.num_dimensions)
+
+
+Head = CategoricalHead | GaussianHead
+HEADS: Mapping[str, type[Head]] = {"categorical": CategoricalHead, "gaussian": GaussianHead}
+"""Heads by kind."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ActorProgram:
@@ -75,10 +113,11 @@ class ActorProgram:
     num_parameters: int
     """Length of the flat vector."""
     observation: Mapping[str, ArraySpec]
-    """Observation arrays by path. Each is flattened and cast to float32, then they are concatenated in this order."""
+    """Observation arrays by path. Each is flattened, standardised if the version has statistics of it, and cast to
+    float32; then they are concatenated in this order."""
     layers: tuple[DenseLayer, ...]
     """From input to output; each takes what the one before gives."""
-    head: CategoricalHead
+    head: Head
     """What the last layer's outputs mean."""
 
     def __post_init__(self) -> None:
@@ -95,6 +134,10 @@ class ActorProgram:
             size = layer.out_size
         if not self.layers or size != self.head.num_outputs:
             raise ValueError(f"the layers give {size} outputs; the {self.head.kind} head takes {self.head.num_outputs}")
+        if isinstance(self.head, GaussianHead) and not 0 <= self.head.log_std.start <= self.head.log_std.stop <= (
+            self.num_parameters
+        ):
+            raise ValueError(f"the gaussian head reads outside the {self.num_parameters} parameters")
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value that ``from_json`` reads back."""
@@ -103,7 +146,7 @@ class ActorProgram:
             "num_parameters": self.num_parameters,
             "observation": [[path, spec.to_json()] for path, spec in self.observation.items()],
             "layers": [{name: getattr(layer, name) for name in DenseLayer.__slots__} for layer in self.layers],
-            "head": {"kind": self.head.kind, "num_actions": self.head.num_actions},
+            "head": {name: getattr(self.head, name) for name in self.head.__slots__},
         }
 
     @classmethod
@@ -113,14 +156,15 @@ class ActorProgram:
         Raises:
             KeyError, TypeError, ValueError: the value is not a program, or its layers do not fit together.
         """
-        if value["head"]["kind"] != "categorical":
-            raise ValueError(f"head {value['head']['kind']!r} is not one of ['categorical']")
+        kind = value["head"]["kind"]
+        if kind not in HEADS:
+            raise ValueError(f"head {kind!r} is not one of {[*HEADS]}")
         return cls(
             layout=str(value["layout"]),
             num_parameters=int(value["num_parameters"]),
             observation={str(path): ArraySpec.from_json(spec) for path, spec in value["observation"]},
             layers=tuple(DenseLayer(**layer) for layer in value["layers"]),
-            head=CategoricalHead(num_actions=int(value["head"]["num_actions"])),
+            head=HEADS[kind](**value["head"]),
         )
 
 
@@ -129,7 +173,7 @@ def _size(spec: ArraySpec) -> int:
 
 
 class DenseStack:
-    """A program's layers with weights loaded, for N lanes at a time. One thread uses it.
+    """A program with weights and statistics loaded, for N lanes at a time. One thread uses it.
 
     Everything is feature-major, [features, N], and a constant row of ones behind each layer's inputs carries the bias:
     a layer is then one matrix product straight into the next layer's contiguous input, with no transposed weights and
@@ -141,35 +185,48 @@ class DenseStack:
         self._weights = [np.zeros((layer.out_size, layer.in_size + 1), np.float32) for layer in program.layers]
         inputs = [np.ones((layer.in_size + 1, num_lanes), np.float32) for layer in program.layers]
         self._observation = self._split(inputs[0])
+        self._standardizations: list[Standardization | None] = [None] * len(self._observation)
         activations = [ACTIVATIONS[layer.activation] for layer in program.layers]
         outputs = [following[:-1] for following in inputs[1:]]
         *hidden, self._last = zip(self._weights, inputs, [*outputs, None], activations, strict=True)
         self._hidden = hidden
+        self._num_outputs = program.head.num_outputs
+        self._log_std: Floats = np.zeros((program.head.distribution_size - self._num_outputs, 1), np.float32)
 
     def _split(self, features: Floats) -> list[Floats]:
         """The rows of each observation path."""
         ends = np.cumsum([_size(spec) for spec in self._program.observation.values()])
         return np.split(features[:-1], ends[:-1])
 
-    def load(self, vector: Floats) -> None:
-        """Copy the weights out of the flat vector."""
+    def load(self, parameters: Parameters) -> None:
+        """Copy the weights out of the flat vector, and take the statistics that observations are normalised with."""
+        vector, head = parameters.vector, self._program.head
         for layer, weight in zip(self._program.layers, self._weights, strict=True):
             begin, size = layer.weight_offset, layer.out_size * layer.in_size
             weight[:, :-1] = vector[begin : begin + size].reshape(layer.out_size, layer.in_size)
             weight[:, -1] = vector[layer.bias_offset : layer.bias_offset + layer.out_size]
+        if isinstance(head, GaussianHead):
+            self._log_std[:, 0] = vector[head.log_std]
+        found = [Standardization.of(parameters.statistics, path) for path in self._program.observation]
+        self._standardizations = [each and each.as_column() for each in found]
 
     def forward(self, observation: Sequence[NDArray[Any]], out: Floats) -> None:
-        """Write the last layer's outputs, [outputs, N], for observations [features, N] in the program's order."""
-        for rows, values in zip(self._observation, observation, strict=True):
-            rows[...] = values
+        """Write the parameters of the action distribution, [A, N], for observations [features, N] by path in order."""
+        for rows, standardization, values in zip(self._observation, self._standardizations, observation, strict=True):
+            if standardization is None:
+                rows[...] = values
+            else:
+                standardization.apply(values, out=rows)
         for weight, inputs, outputs, activate in self._hidden:
             np.dot(weight, inputs, out=outputs)
             if activate is not None:
                 activate(outputs, out=outputs)
         weight, inputs, _, activate = self._last
-        np.dot(weight, inputs, out=out)
+        outputs = out[: self._num_outputs]
+        np.dot(weight, inputs, out=outputs)
         if activate is not None:
-            activate(out, out=out)
+            activate(outputs, out=outputs)
+        out[self._num_outputs :] = self._log_std
 
 
 class ProgramActor:
@@ -190,10 +247,15 @@ class ProgramActor:
         """
         self._program = program
         self._stack = DenseStack(program, num_lanes)
-        self._sampler = CategoricalSampler(
-            num_steps=num_steps, num_lanes=num_lanes, num_actions=program.head.num_actions, rng=rng, greedy=greedy
+        self._sampler = make_sampler(
+            program.head.kind,
+            program.head.num_outputs,
+            num_steps=num_steps,
+            num_lanes=num_lanes,
+            rng=rng,
+            greedy=greedy,
         )
-        self._logits = list(self._sampler.logits)
+        self._distributions = list(self._sampler.parameters)
         self._version: Version | None = None
 
     def load(self, parameters: Parameters) -> None:
@@ -207,7 +269,7 @@ class ProgramActor:
                 f"weights of layout {parameters.layout} ({parameters.vector.size} values) do not fit the program's "
                 f"{self._program.layout} ({self._program.num_parameters})"
             )
-        self._stack.load(parameters.vector)
+        self._stack.load(parameters)
         self._version = parameters.version
 
     def begin(self, slot: Slot) -> None:
@@ -224,7 +286,7 @@ class ProgramActor:
     def act(self, step: int) -> NDArray[Any]:
         """Choose the actions of that step; allocates no array data."""
         self._attempts[step], self._steps[step] = self._version  # type: ignore[misc]  # begin() has checked
-        self._stack.forward([frames[step] for frames in self._frames], self._logits[step])
+        self._stack.forward([frames[step] for frames in self._frames], self._distributions[step])
         actions: NDArray[Any] = self._actions[step]
         self._sampler.choose(step, actions)
         return actions

@@ -1,19 +1,63 @@
 """Drawing actions from distribution parameters, one rollout at a time. numpy only.
 
-Noise is drawn once a rollout and log-probabilities are computed once at its end; a step is one addition and one argmax.
+Noise is drawn once a rollout and log-probabilities are computed once at its end; a step is a few operations on arrays
+of that step.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsrl.data.specs import ActionSpec
+
 Floats = NDArray[np.float32]
+
+DistributionKind = Literal["categorical", "gaussian"]
 
 SMALLEST = np.finfo(np.float32).tiny
 """Keeps the logarithm of an exponential draw finite: a draw can be exactly 0."""
+HALF_LOG_TWO_PI = np.float32(0.5 * math.log(2.0 * math.pi))
+
+
+class Sampler(Protocol):
+    """Draws the actions of one rollout of T steps and N lanes after another. One thread uses it."""
+
+    parameters: Floats
+    """Distribution parameters of the rollout, [T, A, N]: step t is written here before ``choose(t)``."""
+
+    def begin(self) -> None:
+        """Draw the noise of a whole rollout."""
+
+    def choose(self, step: int, out: NDArray[Any]) -> None:
+        """Write the actions of that step, [N, ...], from its parameters."""
+
+    def log_probs(self, actions: NDArray[Any], out: Floats) -> None:
+        """Write the log-probability (density) of each of the rollout's actions, [T, N, ...] -> [T, N]."""
+
+
+def make_sampler(
+    kind: DistributionKind, size: int, *, num_steps: int, num_lanes: int, rng: np.random.Generator, greedy: bool
+) -> Sampler:
+    """The sampler of a kind of distribution with ``size`` choices or entries.
+
+    ``greedy``: the most probable action, without noise, so that ``rng`` is not used.
+    """
+    if kind == "categorical":
+        return CategoricalSampler(num_steps=num_steps, num_lanes=num_lanes, num_actions=size, rng=rng, greedy=greedy)
+    return GaussianSampler(num_steps=num_steps, num_lanes=num_lanes, size=size, rng=rng, greedy=greedy)
+
+
+def sampler_for(
+    action: ActionSpec, *, num_steps: int, num_lanes: int, rng: np.random.Generator, greedy: bool
+) -> Sampler:
+    """The sampler of such actions."""
+    kind: DistributionKind = "categorical" if action.kind == "discrete" else "gaussian"
+    size = action.num_actions if action.kind == "discrete" else math.prod(action.array.shape)
+    return make_sampler(kind, size, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
 
 
 class CategoricalSampler:
@@ -22,12 +66,11 @@ class CategoricalSampler:
     def __init__(
         self, *, num_steps: int, num_lanes: int, num_actions: int, rng: np.random.Generator, greedy: bool
     ) -> None:
-        """``greedy``: no noise, so the most probable action is chosen and ``rng`` is not used."""
-        self.logits: Floats = np.zeros((num_steps, num_actions, num_lanes), np.float32)
-        """Logits of the rollout, [T, A, N]: step t is written here before ``choose(t)``."""
+        self.parameters: Floats = np.zeros((num_steps, num_actions, num_lanes), np.float32)
+        """Logits, [T, A, N]."""
         self._rng = None if greedy else rng
-        self._noise: Floats = np.zeros_like(self.logits)
-        self._steps = list(zip(self.logits, self._noise, strict=True))
+        self._noise: Floats = np.zeros_like(self.parameters)
+        self._steps = list(zip(self.parameters, self._noise, strict=True))
         self._perturbed: Floats = np.empty((num_actions, num_lanes), np.float32)
 
     def begin(self) -> None:
@@ -48,6 +91,36 @@ class CategoricalSampler:
 
     def log_probs(self, actions: NDArray[Any], out: Floats) -> None:
         """Write the log-probability of each of the rollout's actions, both [T, N]."""
-        shifted = self.logits - self.logits.max(axis=1, keepdims=True)
+        shifted = self.parameters - self.parameters.max(axis=1, keepdims=True)
         chosen = np.take_along_axis(shifted, actions[:, np.newaxis], axis=1)[:, 0]
         np.subtract(chosen, np.log(np.exp(shifted).sum(axis=1)), out=out)
+
+
+class GaussianSampler:
+    """Draws from N(mean, diag(std^2)): mean + std * noise. The most probable action is the mean."""
+
+    def __init__(self, *, num_steps: int, num_lanes: int, size: int, rng: np.random.Generator, greedy: bool) -> None:
+        self.parameters: Floats = np.zeros((num_steps, 2 * size, num_lanes), np.float32)
+        """Means, then logarithms of the standard deviations, [T, 2D, N]."""
+        self._rng = None if greedy else rng
+        self._mean, self._log_std = self.parameters[:, :size], self.parameters[:, size:]
+        self._noise: Floats = np.zeros((num_steps, size, num_lanes), np.float32)
+        self._steps = list(zip(self._mean, self._log_std, self._noise, strict=True))
+        self._deviation: Floats = np.empty((size, num_lanes), np.float32)
+
+    def begin(self) -> None:
+        """Draw the noise of a whole rollout."""
+        if self._rng is not None:
+            self._rng.standard_normal(out=self._noise, dtype=np.float32)
+
+    def choose(self, step: int, out: NDArray[Any]) -> None:
+        """Write the actions of that step, [N, D], as drawn: whoever steps the environment keeps them in its bounds."""
+        mean, log_std, noise = self._steps[step]
+        deviation = np.exp(log_std, out=self._deviation)
+        np.multiply(deviation, noise, out=deviation)
+        np.add(mean, deviation, out=out.T)
+
+    def log_probs(self, actions: NDArray[Any], out: Floats) -> None:
+        """Write the logarithm of the density at each of the rollout's actions, [T, N, D] -> [T, N]."""
+        deviation = (actions.transpose(0, 2, 1) - self._mean) * np.exp(-self._log_std)
+        np.sum(-0.5 * np.square(deviation) - self._log_std - HALF_LOG_TWO_PI, axis=1, out=out)

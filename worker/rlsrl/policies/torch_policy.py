@@ -19,8 +19,9 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.base import Policy
 from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.networks import ExportableActor
+from rlsrl.policies.normalization import Standardization, standardizations, standardized
 from rlsrl.policies.program import ActorProgram, LayoutMismatch
-from rlsrl.policies.sampling import CategoricalSampler
+from rlsrl.policies.sampling import sampler_for
 
 
 class TorchPolicy(Policy):
@@ -35,18 +36,20 @@ class TorchPolicy(Policy):
         """How the parameters stand in the flat vector."""
         self._network = network
         self._vector = self.layout.flatten(network)
+        self._statistics: Arrays = {}
+        self._standardizations: Mapping[str, Standardization] = {}
         self._version: Version | None = None
         for parameter, view in zip(network.parameters(), self.layout.split(self._vector), strict=True):
             parameter.data = view
 
     def parameters(self, version: Version) -> Parameters:
-        """The loaded weights under that name, copied; at first those the network was made with."""
+        """What is loaded, under that name, copied; at first the weights the network was made with, no statistics."""
         vector = self._vector.numpy().copy()
         vector.flags.writeable = False
-        return Parameters(version=version, vector=vector, layout=self.layout.digest)
+        return Parameters(version=version, vector=vector, layout=self.layout.digest, statistics=self._statistics)
 
     def load(self, parameters: Parameters) -> None:
-        """Evaluate with these weights from now on.
+        """Evaluate with these weights and statistics from now on.
 
         Raises:
             LayoutMismatch: they are of another network.
@@ -57,6 +60,8 @@ class TorchPolicy(Policy):
                 f"{self.layout.digest} ({self.layout.num_parameters})"
             )
         np.copyto(self._vector.numpy(), parameters.vector)
+        self._statistics = parameters.statistics
+        self._standardizations = standardizations(parameters.statistics, self.env_spec.observation)
         self._version = parameters.version
 
     def rollout(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
@@ -64,10 +69,11 @@ class TorchPolicy(Policy):
         if self._version is None:
             raise RuntimeError("load() comes before rollout()")
         with torch.inference_mode():
-            tensors = {path: torch.from_numpy(array) for path, array in _together(requests).items()}
-            logits: NDArray[np.float32] = self._network(tensors)[0].numpy()
+            observation = standardized(_together(requests), self._standardizations)
+            tensors = {path: torch.from_numpy(array) for path, array in observation.items()}
+            distribution: NDArray[np.float32] = self._network(tensors)[0].numpy()
         ends = accumulate((request.num_lanes for request in requests), initial=0)
-        return [RolloutResult(distribution=logits[a:b], version=self._version) for a, b in pairwise(ends)]
+        return [RolloutResult(distribution=distribution[a:b], version=self._version) for a, b in pairwise(ends)]
 
     def initial_state(self, num_envs: int) -> Arrays:
         """Empty: the network has no memory."""
@@ -104,12 +110,8 @@ class TorchActor:
         """
         self._policy = policy
         self._paths = list(policy.env_spec.observation)
-        self._sampler = CategoricalSampler(
-            num_steps=num_steps,
-            num_lanes=num_lanes,
-            num_actions=policy.env_spec.action.num_actions,
-            rng=rng,
-            greedy=greedy,
+        self._sampler = sampler_for(
+            policy.env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy
         )
 
     def load(self, parameters: Parameters) -> None:
@@ -131,7 +133,7 @@ class TorchActor:
         request = RolloutRequest(observation={path: arrays[path][step] for path in self._paths})
         (result,) = self._policy.rollout([request])
         arrays["version_attempt"][step], arrays["version_step"][step] = result.version
-        self._sampler.logits[step] = result.distribution.T
+        self._sampler.parameters[step] = result.distribution.T
         actions: NDArray[Any] = arrays["action"][step]
         self._sampler.choose(step, actions)
         return actions

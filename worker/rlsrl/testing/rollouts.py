@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from rlsrl.data.slots import Slot, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
@@ -21,6 +24,20 @@ def discrete_action(num_actions: int) -> ActionSpec:
     return ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=num_actions)
 
 
+def continuous_env_spec(num_features: int = 4, num_dimensions: int = 2) -> EnvSpec:
+    """A vector observation and a vector action, as Pendulum has them."""
+    return EnvSpec(
+        observation={"observation": ArraySpec(shape=(num_features,), dtype="float32")},
+        action=continuous_action(num_dimensions),
+    )
+
+
+def continuous_action(num_dimensions: int) -> ActionSpec:
+    """A vector of that size, each entry from -1 to 1."""
+    array = ArraySpec(shape=(num_dimensions,), dtype="float32")
+    return ActionSpec(kind="continuous", array=array, low=(-1.0,) * num_dimensions, high=(1.0,) * num_dimensions)
+
+
 def empty_slot(env_spec: EnvSpec, *, num_steps: int, num_lanes: int) -> Slot:
     """A slot of zeros in memory of its own."""
     layout = rollout_layout(env_spec, num_steps=num_steps, num_lanes=num_lanes)
@@ -30,17 +47,22 @@ def empty_slot(env_spec: EnvSpec, *, num_steps: int, num_lanes: int) -> Slot:
 def random_slot(
     env_spec: EnvSpec, *, num_steps: int, num_lanes: int, rng: np.random.Generator, end_probability: float = 0.1
 ) -> Slot:
-    """A slot of random observations, choices and rewards, with ends as NEXT_STEP autoreset makes them."""
+    """A slot of random observations, actions and rewards, with ends as NEXT_STEP autoreset makes them."""
     slot = empty_slot(env_spec, num_steps=num_steps, num_lanes=num_lanes)
     arrays, shape = slot.arrays, (num_steps, num_lanes)
     for path in env_spec.observation:
         array = arrays[path]
         array[...] = rng.standard_normal(array.shape) if array.dtype.kind == "f" else rng.integers(0, 2, array.shape)
-    arrays["action"][...] = rng.integers(0, env_spec.action.num_actions, shape)
+    arrays["action"][...] = _random_actions(env_spec.action, arrays["action"].shape, rng)
     arrays["behavior_log_prob"][...] = np.log(rng.uniform(0.2, 0.8, shape))
     arrays["reward"][...] = rng.standard_normal(shape)
     fill_ends(slot, rng=rng, end_probability=end_probability)
     return slot
+
+
+def _random_actions(action: ActionSpec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
+    """Some beyond the bounds where there are any, as a policy draws them."""
+    return rng.integers(0, action.num_actions, shape) if action.kind == "discrete" else rng.standard_normal(shape)
 
 
 def fill_ends(slot: Slot, *, rng: np.random.Generator, end_probability: float) -> None:

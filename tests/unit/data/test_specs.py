@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from rlsrl.data.specs import ActionSpec, ArraySpec
+from rlsrl.testing.rollouts import continuous_action, discrete_action
+
+HALF_OPEN = ActionSpec(
+    kind="continuous",
+    array=ArraySpec(shape=(3,), dtype="float32"),
+    low=(-math.inf, 0.0, -1.5),
+    high=(2.0, math.inf, 1.5),
+)
+
+
+@pytest.mark.parametrize("spec", [discrete_action(3), continuous_action(2), HALF_OPEN])
+def test_an_action_spec_goes_through_strict_json(spec: ActionSpec) -> None:
+    text = json.dumps(spec.to_json(), allow_nan=False)
+    assert ActionSpec.from_json(json.loads(text)) == spec
+
+
+def test_a_distribution_has_a_logit_a_choice_or_a_mean_and_a_deviation_an_entry() -> None:
+    assert discrete_action(5).distribution_size == 5
+    assert continuous_action(5).distribution_size == 10
