@@ -40,6 +40,7 @@ def test_each_role_is_told_what_it_needs() -> None:
     assert told.coordinator.http_address == "127.0.0.1:0"
     assert told.coordinator.roster_path == "/runs/one/roster.json"
     assert told.coordinator.record_folder == "/runs/one"
+    assert told.coordinator.parameters_folder == told.trainer.parameters_folder
     assert (told.coordinator.num_actors, told.coordinator.num_trainers) == (2, 1)
     trainer = told.trainer
     assert (trainer.environment, trainer.network, trainer.algorithm) == (environment, network, Ppo(epochs=2))

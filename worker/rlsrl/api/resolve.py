@@ -67,6 +67,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             lease_seconds=LEASE_SECONDS,
             roster_path=str(folder / "roster.json"),
             record_folder=str(folder),
+            parameters_folder=str(folder / "parameters"),
             num_actors=spread.num_workers,
             num_trainers=len(samples_endpoints),
             num_evaluators=0 if spec.evaluators is None else spec.evaluators.replicas,

@@ -72,6 +72,8 @@ class CoordinatorConfig(RoleConfig):
     """File that keeps the roster over the coordinator's own restarts."""
     record_folder: str
     """Where ``metrics.jsonl`` and ``tensorboard/`` are written."""
+    parameters_folder: str
+    """The filesystem parameter DB, which the coordinator serves to whoever does not reach it."""
     num_actors: PositiveInteger
     """Actors that should be there."""
     num_trainers: PositiveInteger

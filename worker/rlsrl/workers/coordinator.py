@@ -1,8 +1,8 @@
 """The coordinator: the experiment's one small meeting point.
 
-Its main thread only watches. One thread runs the event loop that serves gRPC (``rlsrl.workers.meeting``), another
-answers HTTP: ``/status``, ``/healthz`` and ``/metrics``. Nothing of the hot path goes through here, and workers go on
-while it is away.
+Its main thread only watches. One thread runs the event loop that serves gRPC (``rlsrl.workers.meeting``, and the
+weights: ``rlsrl.parameters.service``, whose disk has threads of its own), another answers HTTP: ``/status``,
+``/healthz`` and ``/metrics``. No sample goes through here, and workers go on while it is away.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 import structlog
 
 from rlsrl.api.resolved import CoordinatorConfig
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.service import ParameterService
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from rlsrl.runtime.clock import Clock, SystemClock
@@ -130,7 +132,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
 
 
 class MeetingServer:
-    """Runs a ``Meeting`` behind a gRPC server, in an event loop of its own thread.
+    """Runs a ``Meeting`` and a ``ParameterService`` behind one gRPC server, in an event loop of its own thread.
 
     ``start`` returns once it serves, ``stop`` once it has ended; ``check`` raises what it died of, and ``on_end`` is
     called from the thread when it ends for whatever reason.
@@ -230,8 +232,10 @@ class MeetingServer:
             clock=self._clock,
             log=self._log,
         )
+        parameters = ParameterService(FilesystemParameterDB(Path(self._config.parameters_folder)), log=self._log)
         server = new_server(self._token)
         add_CoordinatorServicer_to_server(meeting, server)
+        parameters.add_to(server)
         bind(server, self._config.coordinator_address)
         await server.start()
         stopping = asyncio.Event()
@@ -242,6 +246,7 @@ class MeetingServer:
             await asyncio.wait({watching, waiting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await server.stop(STOP_SECONDS)
+            await asyncio.to_thread(parameters.close)
             waiting.cancel()
         if watching.done():
             watching.result()
