@@ -6,8 +6,8 @@ from pathlib import Path
 from rlsrl.local.metrics_log import MetricsRow, evaluation_rows, read_rows, training_rows
 
 
-def row(step: int, **scalars: float) -> MetricsRow:
-    return MetricsRow(step=step, wall=float(step), role="trainer", scalars=scalars)
+def row(step: int, *, role: str = "trainer", **scalars: float) -> MetricsRow:
+    return MetricsRow(step=step, wall=float(step), role=role, scalars=scalars)
 
 
 def test_reads_whole_rows_and_leaves_out_the_rest(tmp_path: Path) -> None:
@@ -27,3 +27,18 @@ def test_a_resumed_history_replaces_what_was_undone() -> None:
     rows = [row(1, life=1), row(5, life=1), row(9, life=1), row(5, life=2), row(8, life=2), row(7, life=3)]
     kept = training_rows(rows)
     assert [(each.step, each.scalars["life"]) for each in kept] == [(1, 1), (5, 2), (7, 3)]
+
+
+def test_an_evaluation_that_comes_late_undoes_nothing() -> None:
+    rows = [row(1), row(5), row(1, role="evaluator"), row(9), row(5, role="evaluator")]
+    assert [each.step for each in training_rows(rows)] == [1, 5, 9]
+
+
+def test_evaluations_stand_by_step_each_once() -> None:
+    rows = [
+        row(5, role="evaluator", by=1),
+        row(1, role="evaluator", by=2),
+        row(7),
+        row(5, role="evaluator", by=3),
+    ]
+    assert [(each.step, each.scalars["by"]) for each in evaluation_rows(rows)] == [(1, 2), (5, 3)]

@@ -126,6 +126,17 @@ def test_the_plain_line() -> None:
     )
 
 
+def test_the_newest_evaluation_is_shown() -> None:
+    reports = [
+        {"pid": 14, "stats": {"step": 40.0, "return_mean": 481.26}},
+        {"pid": 15, "stats": {"step": 30.0, "return_mean": 500.0}},
+        {"pid": 16, "stats": {}},
+    ]
+    view = replace(VIEW, status={**STATUS, "roles": {"evaluator": reports}})
+    assert "version 1.47 | evaluated 481.3 at step 40" in line(view)
+    assert "evaluated 481.3 at step 40" in " ".join(drawn(view).split())
+
+
 def test_processes_that_have_ended_are_no_trouble() -> None:
     ended = ProcessState(role="trainer", number=0, state="ended", pid=None)
     view = replace(VIEW, processes=(ended,))
@@ -152,6 +163,8 @@ def test_the_picture_has_it_all() -> None:
     [
         {},
         {"roles": None, "totals": []},
+        {"roles": {"evaluator": 3}},
+        {"roles": {"evaluator": [None, {"stats": {"step": "x", "return_mean": None}}]}},
         {"roles": {"trainer": 3, "actor": [None, {"pid": "x"}, {"pid": 12, "stats": [], "version": 7}]}},
         {"totals": {"return_mean": "high", "env_steps": None, "version": None}, "phase": None},
         {"roles": {"actor": [{"pid": 12, "waiting_for": "[red]markup[/red]", "state": "running"}]}},

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.colors import to_hex
 
 from rlsrl.cli import main
 from rlsrl.local.metrics_log import MetricsRow
@@ -51,6 +52,30 @@ def test_the_figure_has_a_line_a_run() -> None:
     assert [line.get_label() for line in axes.get_lines()] == ["a", "b"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
     assert axes.get_lines()[0].get_xydata().tolist() == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_evaluations_are_points_in_the_colour_of_their_run() -> None:
+    rows = [
+        row(1, env_steps=10.0, return_mean=1.0),
+        MetricsRow(step=2, wall=0.0, role="evaluator", scalars={"evaluation/return_mean": 9.0}),
+        MetricsRow(
+            step=1, wall=0.0, role="evaluator", scalars={"evaluation/env_steps": 10.0, "evaluation/return_mean": 4.0}
+        ),
+    ]
+    curve = curve_of(rows, "a")
+    assert (curve.env_steps, curve.evaluations) == ((10.0,), ((10.0, 4.0),))
+
+    (axes,) = draw([curve]).axes
+
+    (points,) = axes.collections
+    assert points.get_offsets().tolist() == [[10, 4]]
+    assert to_hex(points.get_facecolor()[0]) == to_hex(axes.get_lines()[0].get_color())
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "a, evaluated"]
+
+
+def test_evaluations_alone_are_worth_a_picture() -> None:
+    assert Curve(label="a", env_steps=(), return_mean=(), evaluations=((0.0, 1.0),)).has_points
+    assert not Curve(label="a", env_steps=(), return_mean=()).has_points
 
 
 def test_a_single_point_can_be_seen() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_restarts_are_counted_by_role() -> None:
 
 
 def test_a_record_survives_json() -> None:
-    record = NEW.begin_life(0.0, last_sign=0.0).begin_attempt(1.0).count_restart("actor")
+    record = replace(NEW.begin_life(0.0, last_sign=0.0).begin_attempt(1.0).count_restart("actor"), modules="/mine")
     assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 

@@ -88,6 +88,29 @@ def test_an_unfinished_run_is_as_far_as_its_newest_version() -> None:
     assert summary["return_mean"] is None
 
 
+def test_what_evaluations_came_to_is_in_summary_and_closing_lines() -> None:
+    best = {"episodes": 20, "return_mean": 481.26}
+    versions = (info(4, "best", evaluation=best), info(9, evaluation={"episodes": 20, "return_mean": 400.0}))
+
+    summary = summarize(replace(FACTS, versions=versions))
+
+    assert summary["evaluation"] == {"version": "1.9", "episodes": 20, "return_mean": 400.0}
+    assert summary["best"] == {"version": "1.4", **best}
+    assert closing_lines(summary, Path("x"))[1:3] == [
+        "evaluation of the last version, 1.9: mean return 400.0 over 20 episodes",
+        "evaluation of the best version, 1.4: mean return 481.3 over 20 episodes",
+    ]
+
+
+def test_an_unfinished_evaluation_says_why_and_a_best_last_version_is_said_once() -> None:
+    unfinished = summarize(replace(FACTS, versions=(info(9, evaluation={"unfinished": "too long"}),)))
+    assert (unfinished["evaluation"], unfinished["best"]) == ({"version": "1.9", "unfinished": "too long"}, None)
+    assert "evaluation of the last version, 1.9: unfinished: too long" in closing_lines(unfinished, Path("x"))
+
+    alone = summarize(replace(FACTS, versions=(info(9, evaluation={"episodes": 1, "return_mean": 1.0}),)))
+    assert len([line for line in closing_lines(alone, Path("x")) if line.startswith("evaluation")]) == 1
+
+
 def test_a_run_that_never_began() -> None:
     record = RunRecord(run_uid="abc", created_at=1.0, package_version="0.1")
     summary = summarize(replace(FACTS, terminal=None, versions=(), rows=(), record=record))

@@ -16,13 +16,15 @@ from rlsrl.workers.learning_curve import METRICS_FILE, TENSORBOARD_FOLDER, Learn
 LOG = structlog.stdlib.get_logger()
 
 
-def rows(*sequences: int, instance: str = "a", attempt: int = 1, step: int | None = None) -> list[Row]:
+def rows(
+    *sequences: int, instance: str = "a", attempt: int = 1, step: int | None = None, role: str = "trainer"
+) -> list[Row]:
     return [
         Row(
             step=sequence * 10 if step is None else step,
             wall=1000.0 + sequence,
             scalars={"loss": sequence + 0.5},
-            role="trainer",
+            role=role,
             index=0,
             attempt=attempt,
             instance=instance,
@@ -138,6 +140,19 @@ def test_a_life_that_finds_everything_in_order_doubles_nothing(curve: LearningCu
     for _ in range(3):
         open_curve(tmp_path).close()
     assert summaries(tmp_path) == [0, 10]
+
+
+def test_an_evaluation_between_a_trainers_rows_undoes_nothing(curve: LearningCurve, tmp_path: Path) -> None:
+    curve.append(rows(0, instance="e", role="evaluator", attempt=0))
+    curve.append(rows(1))
+    curve.append(rows(1, instance="e", role="evaluator", attempt=0))
+    curve.append(rows(2))
+    assert "session_log" not in [kind for kind, _, _ in events(tmp_path)]
+
+    after = open_curve(tmp_path)
+    after.append(rows(3, instance="b", attempt=2))
+    after.close()
+    assert [kind for kind, _, _ in events(tmp_path)].count("session_log") == 1
 
 
 def test_a_new_attempt_makes_tensorboard_forget_what_was_undone(curve: LearningCurve, tmp_path: Path) -> None:

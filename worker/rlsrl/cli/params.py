@@ -18,6 +18,7 @@ from rlsrl.cli.errors import UserError
 from rlsrl.data.version import Version
 from rlsrl.local.run_folder import RUNS
 from rlsrl.parameters.encoding import encode_parameters
+from rlsrl.parameters.evaluations import evaluation_of, return_mean_of
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import ParameterError, Parameters, VersionInfo
 from rlsrl.runtime.durable import write_durably
@@ -25,7 +26,7 @@ from rlsrl.runtime.errors import did_you_mean
 
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder."""
-_HEADER = ("VERSION", "TAGS", "CREATED", "PARAMETERS", "SIZE", "STATE", "METADATA")
+_HEADER = ("VERSION", "TAGS", "EVALUATION", "CREATED", "PARAMETERS", "SIZE", "STATE", "METADATA")
 _LONGEST_VALUE = 120
 """Characters of one metadata value outside JSON output; an exported program fills pages."""
 
@@ -191,12 +192,21 @@ def _row(info: VersionInfo) -> tuple[str, ...]:
     return (
         str(info.version),
         ",".join(info.tags) or "-",
+        _evaluation(info),
         _date(info.created_at),
         f"{info.num_parameters:,}",
         _size(info.nbytes),
         "yes" if info.has_state else "-",
         _highlights(info.metadata),
     )
+
+
+def _evaluation(info: VersionInfo) -> str:
+    """The evaluation's mean return; why there is none."""
+    mean = return_mean_of(info)
+    if mean is not None:
+        return f"{mean:.6g}"
+    return "-" if evaluation_of(info) is None else "unfinished"
 
 
 def _highlights(metadata: Mapping[str, Any]) -> str:

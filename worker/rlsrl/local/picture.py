@@ -161,7 +161,8 @@ def render(view: View) -> RenderableType:
 def _evaluation(view: View) -> list[str]:
     """The newest evaluation; nothing before the first."""
     reports = _mapping(view.status, "roles").get(EVALUATOR)
-    stats = [_mapping(report, "stats") for report in reports if isinstance(report, Mapping)] if reports else []
+    known = [report for report in reports if isinstance(report, Mapping)] if isinstance(reports, list) else []
+    stats = [_mapping(report, "stats") for report in known]
     found = [
         (step, mean)
         for each in stats
