@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from rlsrl.algorithms.adam import AdamState, adam_step_
 
-SETTINGS = {"learning_rate": 0.01, "epsilon": 1e-5, "max_gradient_norm": 0.5}
+SETTINGS = {"learning_rate": torch.tensor(0.01), "epsilon": 1e-5, "max_gradient_norm": 0.5}
 LOSS = torch.tensor(1.0)
 
 
@@ -55,3 +56,21 @@ def test_a_gradient_of_zero_moves_nothing() -> None:
     _, finite = adam_step_(params, torch.zeros(3), LOSS, AdamState.zeros(params), **SETTINGS)
     assert bool(finite)
     assert torch.equal(params, torch.ones(3))
+
+
+def test_the_step_compiles_once_for_all_learning_rates() -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(adam_step_, fullgraph=True, backend=counter)
+    moves = []
+    for learning_rate in (0.1, 0.01, 0.0):
+        params = torch.ones(3)
+        compiled(
+            params,
+            torch.ones(3),
+            LOSS,
+            AdamState.zeros(params),
+            **SETTINGS | {"learning_rate": torch.tensor(learning_rate)},
+        )
+        moves.append(float(1.0 - params[0]))
+    assert moves == pytest.approx([0.1, 0.01, 0.0], abs=1e-5)
+    assert counter.frame_count == 1

@@ -5,15 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Categorical
+from torch._dynamo.testing import CompileCounter
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from rlsrl.algorithms.base import INDEX, Batch, one_rank
 from rlsrl.algorithms.ppo import Ppo, clipped_square_error, clipped_surrogate
-from rlsrl.data.specs import Arrays
+from rlsrl.algorithms.schedules import LinearSchedule
+from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import discrete_env_spec, random_slot
+from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec, random_slot
 
 ENV_SPEC = discrete_env_spec(num_features=3, num_actions=4)
 NUM_STEPS, NUM_LANES = 16, 4
@@ -28,10 +30,11 @@ SETTINGS: dict[str, Any] = {
     "minibatch_size": 16,
     "normalize_advantages": True,
 }
+CLIP_RANGE = torch.tensor(0.2)
 
 
-def make_policy() -> TorchPolicy:
-    return TorchPolicy(build_network(MlpActorCritic, ENV_SPEC, {"hidden_sizes": (8,)}, seed=0), ENV_SPEC)
+def make_policy(env_spec: EnvSpec = ENV_SPEC) -> TorchPolicy:
+    return TorchPolicy(build_network(MlpActorCritic, env_spec, {"hidden_sizes": (8,)}, seed=0), env_spec)
 
 
 def make_params(policy: TorchPolicy, seed: int = 0) -> torch.Tensor:
@@ -39,11 +42,25 @@ def make_params(policy: TorchPolicy, seed: int = 0) -> torch.Tensor:
     return 0.3 * torch.randn(policy.layout.num_parameters, generator=generator)
 
 
-def make_slots(seed: int = 0, *, num_lanes: int = NUM_LANES, end_probability: float = 0.15) -> Arrays:
+def make_slots(
+    seed: int = 0, *, num_lanes: int = NUM_LANES, end_probability: float = 0.15, env_spec: EnvSpec = ENV_SPEC
+) -> Arrays:
     rng = np.random.default_rng(seed)
     return random_slot(
-        ENV_SPEC, num_steps=NUM_STEPS, num_lanes=num_lanes, rng=rng, end_probability=end_probability
+        env_spec, num_steps=NUM_STEPS, num_lanes=num_lanes, rng=rng, end_probability=end_probability
     ).arrays
+
+
+def distribution(env_spec: EnvSpec, parameters: torch.Tensor) -> Distribution:
+    """torch's own."""
+    if env_spec.action.kind == "discrete":
+        return Categorical(logits=parameters)
+    mean, log_std = parameters.chunk(2, -1)
+    return Independent(Normal(mean, log_std.exp()), 1)
+
+
+def coefficients(ppo: Ppo, env_steps: int = 0) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(value) for name, value in ppo.coefficients(env_steps).items()}
 
 
 def minibatches(ppo: Ppo, batch: Batch, seed: int = 0) -> list[dict[str, torch.Tensor]]:
@@ -51,19 +68,22 @@ def minibatches(ppo: Ppo, batch: Batch, seed: int = 0) -> list[dict[str, torch.T
     return [
         {path: rows[schedule[INDEX][k]] for path, rows in batch.rows.items()}
         | {name: entry[k] for name, entry in schedule.items() if name != INDEX}
+        | coefficients(ppo)
         for k in range(len(schedule[INDEX]))
     ]
 
 
-def test_loss_and_gradient_are_those_of_the_textbook() -> None:
+@pytest.mark.parametrize("env_spec", [ENV_SPEC, continuous_env_spec(3, 2)], ids=["discrete", "continuous"])
+def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
     """The same numbers from torch's modules and distributions over the transitions alone, one unmasked minibatch."""
-    policy = make_policy()
+    policy = make_policy(env_spec)
     ppo = Ppo(policy, **SETTINGS | {"minibatch_size": NUM_STEPS * NUM_LANES, "epochs": 1})
     behind = make_params(policy)
     params = (behind + 0.5 * make_params(policy, 1)).requires_grad_()
-    slots = make_slots()
+    slots = make_slots(env_spec=env_spec)
     acted_on = {"observation": torch.from_numpy(slots["observation"][:-1].reshape(-1, 3))}
-    acted = Categorical(logits=policy.pure(behind, acted_on)[0]).log_prob(torch.from_numpy(slots["action"].reshape(-1)))
+    actions = torch.from_numpy(slots["action"].reshape(NUM_STEPS * NUM_LANES, *env_spec.action.array.shape))
+    acted = distribution(env_spec, policy.pure(behind, acted_on)[0]).log_prob(actions)
     slots["behavior_log_prob"][...] = acted.numpy().reshape(NUM_STEPS, NUM_LANES)
     batch = ppo.prepare(behind, slots, one_rank)
     (minibatch,) = minibatches(ppo, batch)
@@ -74,16 +94,16 @@ def test_loss_and_gradient_are_those_of_the_textbook() -> None:
     assert 0 < int((~chosen).sum()) < len(chosen) // 2
     rows = {path: tensor[chosen] for path, tensor in batch.rows.items()}
     advantage = torch.from_numpy(batch.aside["advantage"])[chosen]
-    network = build_network(MlpActorCritic, ENV_SPEC, {"hidden_sizes": (8,)}, seed=5)
+    network = build_network(MlpActorCritic, env_spec, {"hidden_sizes": (8,)}, seed=5)
     torch.nn.utils.vector_to_parameters(params.detach(), network.parameters())
-    logits, value = network({"observation": rows["observation"]})
-    distribution = Categorical(logits=logits)
-    ratio = torch.exp(distribution.log_prob(rows["action"]) - rows["behavior_log_prob"])
+    parameters, value = network({"observation": rows["observation"]})
+    chosen_by = distribution(env_spec, parameters)
+    ratio = torch.exp(chosen_by.log_prob(rows["action"]) - rows["behavior_log_prob"])
     normalized = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     policy_loss = torch.max(-normalized * ratio, -normalized * torch.clamp(ratio, 0.8, 1.2)).mean()
     kept = rows["value"] + torch.clamp(value - rows["value"], -0.2, 0.2)
     value_loss = 0.5 * torch.max((value - rows["return"]) ** 2, (kept - rows["return"]) ** 2).mean()
-    entropy = distribution.entropy().mean()
+    entropy = chosen_by.entropy().mean()
     expected = policy_loss + 0.7 * value_loss - 0.013 * entropy
     expected.backward()
     expected_gradient = torch.cat([parameter.grad.reshape(-1) for parameter in network.parameters()])
@@ -183,7 +203,7 @@ def test_two_ranks_shares_add_up_to_the_loss_of_the_whole_batch() -> None:
     for batch in batches:
         schedule = ppo.schedule(batch, np.random.default_rng(0), lambda values: sums[0] + sums[1])
         minibatch = {path: rows[schedule[INDEX][0]] for path, rows in batch.rows.items()}
-        minibatch |= {name: entry[0] for name, entry in schedule.items()}
+        minibatch |= {name: entry[0] for name, entry in schedule.items()} | coefficients(ppo)
         shares.append(ppo.loss(params, {}, minibatch)[0])
     whole = whole_ppo.prepare(params, slots, one_rank)
     (minibatch,) = minibatches(whole_ppo, whole)
@@ -227,7 +247,7 @@ def test_more_entropy_lowers_the_loss() -> None:
     plain, bonus = (Ppo(policy, **SETTINGS | {"entropy_coefficient": c}) for c in (0.0, 0.5))
     params = make_params(policy)
     minibatch = minibatches(plain, plain.prepare(params, make_slots(), one_rank))[0]
-    (loss, aux), (with_bonus, _) = (ppo.loss(params, {}, minibatch) for ppo in (plain, bonus))
+    (loss, aux), (with_bonus, _) = (ppo.loss(params, {}, minibatch | coefficients(ppo)) for ppo in (plain, bonus))
     torch.testing.assert_close(loss - with_bonus, 0.5 * aux.metrics["entropy"])
 
 
@@ -235,7 +255,7 @@ def test_more_entropy_lowers_the_loss() -> None:
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 1e30])
 def test_the_surrogate_is_the_smaller_of_both_and_flat_where_it_is_clipped(advantage: float, ratio: float) -> None:
     r, a = torch.tensor([ratio], requires_grad=True), torch.tensor([advantage])
-    surrogate = clipped_surrogate(r, a, 0.2)
+    surrogate = clipped_surrogate(r, a, CLIP_RANGE)
     expected = torch.minimum(r * a, r.clamp(0.8, 1.2) * a)
     torch.testing.assert_close(surrogate, expected.detach().requires_grad_())
     (slope,) = torch.autograd.grad(surrogate.sum(), r)
@@ -248,7 +268,7 @@ def test_the_surrogate_is_the_smaller_of_both_and_flat_where_it_is_clipped(advan
 def test_the_value_error_is_the_larger_of_both_and_flat_where_it_is_stuck(value: float, target: float) -> None:
     v, old, goal = (torch.tensor([number]) for number in (value, 0.0, target))
     v.requires_grad_()
-    error = clipped_square_error(v, old, goal, 0.2)
+    error = clipped_square_error(v, old, goal, CLIP_RANGE)
     kept = old + (v - old).clamp(-0.2, 0.2)
     torch.testing.assert_close(error, torch.maximum((v - goal) ** 2, (kept - goal) ** 2))
     (slope,) = torch.autograd.grad(error.sum(), v)
@@ -268,6 +288,21 @@ def test_without_value_clipping_the_value_loss_is_the_plain_square() -> None:
     )
 
 
+def test_scheduled_coefficients_are_those_of_the_moment() -> None:
+    policy = make_policy()
+    settings = {
+        "clip_range": LinearSchedule(start=0.3, end=0.1, env_steps=1000),
+        "entropy_coefficient": LinearSchedule(start=0.0, end=0.5, env_steps=200),
+    }
+    scheduled = Ppo(policy, **SETTINGS | settings)
+    minibatch = minibatches(scheduled, scheduled.prepare(make_params(policy), make_slots(), one_rank))[0]
+    params = make_params(policy, 1)
+    for env_steps, clip_range, entropy_coefficient in [(0, 0.3, 0.0), (100, 0.28, 0.25), (5000, 0.1, 0.5)]:
+        constant = Ppo(policy, **SETTINGS | {"clip_range": clip_range, "entropy_coefficient": entropy_coefficient})
+        loss, _ = scheduled.loss(params, {}, minibatch | coefficients(scheduled, env_steps))
+        torch.testing.assert_close(loss, constant.loss(params, {}, minibatch | coefficients(constant))[0])
+
+
 def test_a_batch_that_cannot_be_cut_evenly_is_refused() -> None:
     policy = make_policy()
     with pytest.raises(ValueError, match="16 steps x 3 lanes = 48 rows cannot be cut into minibatches of 20"):
@@ -285,20 +320,29 @@ def test_a_minibatch_without_transitions_weighs_nothing() -> None:
     assert np.isfinite(losses).all()
 
 
-def test_the_loss_compiles_whole() -> None:
-    """No graph break: what the compiled step will rest on."""
-    policy = make_policy()
-    ppo = Ppo(policy, **SETTINGS)
-    minibatch = minibatches(ppo, ppo.prepare(make_params(policy), make_slots(), one_rank))[0]
-    params = make_params(policy, 1)
+@pytest.mark.parametrize("env_spec", [ENV_SPEC, continuous_env_spec(3, 2)], ids=["discrete", "continuous"])
+def test_the_loss_compiles_whole_and_once(env_spec: EnvSpec) -> None:
+    """No graph break, and no second compilation where a coefficient changes: what the compiled step will rest on."""
+    policy = make_policy(env_spec)
+    ppo = Ppo(policy, **SETTINGS | {"clip_range": LinearSchedule(start=0.3, end=0.1, env_steps=1000)})
+    batch = ppo.prepare(make_params(policy), make_slots(env_spec=env_spec), one_rank)
+    minibatch, params = minibatches(ppo, batch)[0], make_params(policy, 1)
 
-    def value_and_metrics(vector: torch.Tensor) -> Any:
+    def value_and_metrics(vector: torch.Tensor, minibatch: dict[str, torch.Tensor]) -> Any:
         loss, aux = ppo.loss(vector, {}, minibatch)
         return loss, (loss, aux.metrics)
 
-    gradient, (loss, metrics) = torch.func.grad(value_and_metrics, has_aux=True)(params)
-    compiled = torch.compile(torch.func.grad(value_and_metrics, has_aux=True), fullgraph=True, backend="eager")
-    compiled_gradient, (compiled_loss, compiled_metrics) = compiled(params)
-    torch.testing.assert_close(compiled_gradient, gradient)
-    torch.testing.assert_close(compiled_loss, loss)
-    torch.testing.assert_close(compiled_metrics, dict(metrics))
+    counter = CompileCounter()
+    by_hand = torch.func.grad(value_and_metrics, has_aux=True)
+    compiled = torch.compile(by_hand, fullgraph=True, backend=counter)
+    losses = []
+    for env_steps in (0, 500):
+        entry = minibatch | coefficients(ppo, env_steps)
+        gradient, (loss, metrics) = by_hand(params, entry)
+        compiled_gradient, (compiled_loss, compiled_metrics) = compiled(params, entry)
+        torch.testing.assert_close(compiled_gradient, gradient)
+        torch.testing.assert_close(compiled_loss, loss)
+        torch.testing.assert_close(compiled_metrics, dict(metrics))
+        losses.append(float(loss))
+    assert losses[0] != losses[1]
+    assert counter.frame_count == 1

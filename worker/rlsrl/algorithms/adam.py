@@ -39,11 +39,13 @@ def adam_step_(
     loss: Tensor,
     state: AdamState,
     *,
-    learning_rate: float,
+    learning_rate: Tensor,
     epsilon: float,
     max_gradient_norm: float,
 ) -> tuple[Tensor, Tensor]:
     """Change ``params`` and ``state`` in place; returns (gradient norm before clipping, whether a step was taken).
+
+    ``learning_rate`` is a float32 []: a tensor, so that a compiled step sees it change.
 
     The gradient is scaled down to ``max_gradient_norm``. If loss or gradient is not finite, neither parameters nor
     state change at all. There is no branch on a value: this compiles, and ranks that see one gradient do one thing.

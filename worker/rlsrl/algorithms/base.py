@@ -74,12 +74,20 @@ class Algorithm(ABC):
         a step, so the loss stays pure.
         """
 
+    def coefficients(self, env_steps: int) -> Mapping[str, float]:  # noqa: ARG002 - for those that have some
+        """Numbers of the loss that may change as training goes on, by name, once ``env_steps`` transitions are trained.
+
+        Each is an entry of all the step's minibatches: a tensor, so that a compiled step sees it change.
+        """
+        return {}
+
     @abstractmethod
     def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
         """This rank's share of the loss: shares add up over the ranks to the loss of the whole minibatch.
 
         PURE: a function of its arguments alone, of static shapes, without branches on values, so that it compiles.
-        ``minibatch`` holds the rows that ``INDEX`` names and the schedule's other entries for this minibatch.
+        ``minibatch`` holds the rows that ``INDEX`` names, the schedule's other entries for this minibatch, and the
+        ``coefficients``, each [].
         """
 
     def update_state(self, params: Tensor, state: Tensors) -> Tensors:  # noqa: ARG002 - for those that have one

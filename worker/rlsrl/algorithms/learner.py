@@ -14,6 +14,8 @@ from torch import Tensor
 from rlsrl.algorithms.adam import AdamState, adam_step_
 from rlsrl.algorithms.base import INDEX, Algorithm, Reduce, Tensors, one_rank
 from rlsrl.algorithms.gradients import Gradients, LocalGradients
+from rlsrl.algorithms.normalizer import Normalizer
+from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
@@ -48,14 +50,17 @@ class Learner:
         algorithm: Algorithm,
         initial: Parameters,
         *,
-        learning_rate: float,
+        learning_rate: Scheduled,
         adam_epsilon: float,
         max_gradient_norm: float,
         seed: int,
+        normalizer: Normalizer | None = None,
         reduce: Reduce = one_rank,
         gradients: Gradients | None = None,
     ) -> None:
         """Begin with ``initial``; ``seed`` is that of the minibatches' order.
+
+        ``normalizer``, made for this Learner, stands between the slots and the algorithm; None: nothing does.
 
         ``reduce`` and ``gradients`` reach over the ranks of a gang; without them there is one rank.
 
@@ -69,12 +74,14 @@ class Learner:
         self._learning_rate = learning_rate
         self._adam_epsilon = adam_epsilon
         self._max_gradient_norm = max_gradient_norm
+        self._normalizer = normalizer if normalizer is not None else Normalizer()
         self._reduce = reduce
         self._gradients = gradients if gradients is not None else LocalGradients(algorithm)
         self._rng = np.random.default_rng(seed)
         self._adam = AdamState.zeros(self._params.detach())
         self._state = algorithm.initial_state(self._params.detach())
         self._step = 0
+        self._env_steps = 0
 
     @property
     def optimizer_steps(self) -> int:
@@ -88,11 +95,21 @@ class Learner:
             ValueError: the batch does not fit the algorithm.
         """
         with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is seen and counted below
-            batch = self._algorithm.prepare(self._params.detach(), slots, self._reduce)
+            seen, counts = self._normalizer.step(slots, self._reduce)
+            batch = self._algorithm.prepare(self._params.detach(), seen, self._reduce)
             schedule = self._algorithm.schedule(batch, self._rng, self._reduce)
-        entries = zip(*(tensor.unbind() for tensor in schedule.values()), strict=True)
-        outcomes = [self._minibatch_step(batch.rows, dict(zip(schedule, entry, strict=True))) for entry in entries]
+        settings = {
+            "learning_rate": value_at(self._learning_rate, self._env_steps),
+            **self._algorithm.coefficients(self._env_steps),
+        }
+        tensors = {name: torch.tensor(value, dtype=torch.float32) for name, value in settings.items()}
+        learning_rate = tensors.pop("learning_rate")
+        outcomes = [
+            self._minibatch_step(batch.rows, dict(zip(schedule, entry, strict=True)) | tensors, learning_rate)
+            for entry in zip(*(tensor.unbind() for tensor in schedule.values()), strict=True)
+        ]
         self._step += 1
+        self._env_steps += int(self._reduce(np.array([batch.num_transitions], np.float64))[0])
         metrics, norms, finite = zip(*outcomes, strict=True)
         taken = torch.stack(finite).numpy()
         return StepResult(
@@ -100,10 +117,12 @@ class Learner:
             optimizer_steps=self.optimizer_steps,
             skipped=int(np.count_nonzero(~taken)),
             num_transitions=batch.num_transitions,
-            metrics={**batch.metrics, **self._means(metrics, norms, taken)},
+            metrics={**counts, **settings, **batch.metrics, **self._means(metrics, norms, taken)},
         )
 
-    def _minibatch_step(self, rows: Tensors, entry: dict[str, Tensor]) -> tuple[Tensors, Tensor, Tensor]:
+    def _minibatch_step(
+        self, rows: Tensors, entry: dict[str, Tensor], learning_rate: Tensor
+    ) -> tuple[Tensors, Tensor, Tensor]:
         """One optimizer step; (metrics, gradient norm, whether it was taken). Static shapes, no branch on a value."""
         index = entry.pop(INDEX)
         minibatch = {path: tensor.index_select(0, index) for path, tensor in rows.items()} | entry
@@ -114,7 +133,7 @@ class Learner:
                 gradient,
                 witness,
                 self._adam,
-                learning_rate=self._learning_rate,
+                learning_rate=learning_rate,
                 epsilon=self._adam_epsilon,
                 max_gradient_norm=self._max_gradient_norm,
             )
@@ -131,17 +150,20 @@ class Learner:
         return {**whole, "gradient_norm": float(torch.stack(list(norms)).numpy()[taken].mean())}
 
     def parameters(self, version: Version) -> Parameters:
-        """A copy of the parameters as they are, under that name."""
+        """A copy of the parameters as they are, under that name, with the statistics to act with them by."""
         vector = self._params.detach().numpy().copy()
         vector.flags.writeable = False
-        return Parameters(version=version, vector=vector, layout=self._layout)
+        statistics = self._normalizer.statistics
+        return Parameters(version=version, vector=vector, layout=self._layout, statistics=statistics)
 
     def state_dict(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """What resuming needs beside the parameters: (arrays by path, JSON values); copies."""
         tensors = {f"optimizer/{name}": tensor for name, tensor in vars(self._adam).items()}
         tensors |= {f"state/{name}": tensor for name, tensor in self._state.items()}
-        values = {"step": self._step, "layout": self._layout, "schedule_rng": self._rng.bit_generator.state}
-        return {path: tensor.numpy().copy() for path, tensor in tensors.items()}, values
+        arrays = {path: tensor.numpy().copy() for path, tensor in tensors.items()}
+        arrays |= {f"normalizer/{path}": array for path, array in self._normalizer.state_dict().items()}
+        counts = {"step": self._step, "env_steps": self._env_steps}
+        return arrays, counts | {"layout": self._layout, "schedule_rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, arrays: Arrays, values: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken; the Learner was made with the parameters of that moment.
@@ -155,18 +177,23 @@ class Learner:
         own, _ = self.state_dict()
         if (found := _shapes(arrays)) != (expected := _shapes(own)):
             raise ValueError(f"the state has arrays {found}; this algorithm's has {expected}")
-        step, generator = int(values["step"]), np.random.PCG64()
+        step, env_steps, generator = int(values["step"]), int(values["env_steps"]), np.random.PCG64()
         generator.state = values["schedule_rng"]
-        tensors = {path: torch.from_numpy(array.astype(own[path].dtype)) for path, array in arrays.items()}
-        self._adam = AdamState(**_below("optimizer/", tensors))
-        self._state = _below("state/", tensors)
+        copies = {path: array.astype(own[path].dtype) for path, array in arrays.items()}
+        self._adam = AdamState(**_tensors_below("optimizer/", copies))
+        self._state = _tensors_below("state/", copies)
+        self._normalizer.load_state_dict(_below("normalizer/", copies))
         self._rng = np.random.Generator(generator)
-        self._step = step
+        self._step, self._env_steps = step, env_steps
 
 
 def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     return {path: arrays[path].shape for path in sorted(arrays)}
 
 
-def _below(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    return {path.removeprefix(prefix): tensor for path, tensor in tensors.items() if path.startswith(prefix)}
+def _below(prefix: str, arrays: Arrays) -> dict[str, NDArray[Any]]:
+    return {path.removeprefix(prefix): array for path, array in arrays.items() if path.startswith(prefix)}
+
+
+def _tensors_below(prefix: str, arrays: Arrays) -> dict[str, Tensor]:
+    return {path: torch.from_numpy(array) for path, array in _below(prefix, arrays).items()}

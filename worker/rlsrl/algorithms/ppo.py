@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from rlsrl.algorithms.base import INDEX, Algorithm, Aux, Batch, Reduce, Tensors
 from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
+from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.distributions import log_prob_and_entropy_for
 from rlsrl.policies.torch_policy import TorchPolicy
@@ -30,9 +32,9 @@ class Ppo(Algorithm):
         *,
         discount: float,
         gae_lambda: float,
-        clip_range: float,
+        clip_range: Scheduled,
         clip_value_loss: bool,
-        entropy_coefficient: float,
+        entropy_coefficient: Scheduled,
         value_coefficient: float,
         epochs: int,
         minibatch_size: int,
@@ -117,22 +119,29 @@ class Ppo(Algorithm):
             name: torch.from_numpy(array.astype(np.float32)) for name, array in entries.items()
         }
 
+    def coefficients(self, env_steps: int) -> Mapping[str, float]:
+        """``clip_range`` and ``entropy_coefficient``."""
+        return {
+            "clip_range": value_at(self._clip_range, env_steps),
+            "entropy_coefficient": value_at(self._entropy_coefficient, env_steps),
+        }
+
     def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
         """policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state
-        weight = minibatch["weight"]
+        weight, clip_range = minibatch["weight"], minibatch["clip_range"]
         parameters, value = self._network(params, minibatch)
         log_prob, entropies = self._log_prob_and_entropy(parameters, minibatch["action"])
         log_ratio = log_prob - minibatch["behavior_log_prob"]
         ratio = log_ratio.exp()
-        policy_loss = -torch.dot(clipped_surrogate(ratio, minibatch["advantage"], self._clip_range), weight)
+        policy_loss = -torch.dot(clipped_surrogate(ratio, minibatch["advantage"], clip_range), weight)
         value_loss = 0.5 * torch.dot(self._value_errors(value, minibatch), weight)
         entropy = torch.dot(entropies, weight)
         loss = policy_loss + self._value_coefficient * value_loss
-        if self._entropy_coefficient:
-            loss = loss - self._entropy_coefficient * entropy
+        if self._entropy_coefficient != 0.0:
+            loss = loss - minibatch["entropy_coefficient"] * entropy
         with torch.no_grad():
-            outside = (ratio - 1.0).abs() > self._clip_range
+            outside = (ratio - 1.0).abs() > clip_range
             metrics = {
                 "loss": loss.detach(),
                 "policy_loss": policy_loss.detach(),
@@ -148,10 +157,10 @@ class Ppo(Algorithm):
         target = minibatch["return"]
         if not self._clip_value_loss:
             return (value - target).square()
-        return clipped_square_error(value, minibatch["value"], target, self._clip_range)
+        return clipped_square_error(value, minibatch["value"], target, minibatch["clip_range"])
 
 
-def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_range: Tensor) -> Tensor:
     """min(r A, clip(r, 1 - c, 1 + c) A), [M]: no gain from moving the ratio further than the clip range.
 
     The smaller one is r A with r bounded only where moving on would gain: above if A > 0, else below.
@@ -162,7 +171,7 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_range: float) -> Te
     return ratio.clamp(lower, upper) * advantage
 
 
-def clipped_square_error(value: Tensor, old_value: Tensor, target: Tensor, clip_range: float) -> Tensor:
+def clipped_square_error(value: Tensor, old_value: Tensor, target: Tensor, clip_range: Tensor) -> Tensor:
     """The larger of the squared errors of the value and of the value kept within the clip range of the old one, [M]."""
     error = value - target
     with torch.no_grad():

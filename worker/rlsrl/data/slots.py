@@ -22,6 +22,9 @@ from rlsrl.data.version import INITIAL, Version
 Axes = Literal["frames", "steps", "lanes", "clock"]
 """Leading axes of a field: frames [T+1, N], steps [T, N], lanes [N], clock [T]."""
 
+DISCOUNTED_RETURN = "discounted_return"
+"""A field that slots have where rewards are scaled: the discounted return of each lane so far, as steps."""
+
 ALIGNMENT = 64
 """Every array starts on a cache line."""
 
@@ -127,7 +130,12 @@ def _axes(value: Any) -> Axes:
 
 
 def rollout_layout(
-    env: EnvSpec, *, num_steps: int, num_lanes: int, state: Mapping[str, ArraySpec] | None = None
+    env: EnvSpec,
+    *,
+    num_steps: int,
+    num_lanes: int,
+    state: Mapping[str, ArraySpec] | None = None,
+    discounted_return: bool = False,
 ) -> SlotLayout:
     """The layout of a rollout: what an actor writes and a trainer reads.
 
@@ -135,7 +143,7 @@ def rollout_layout(
     ``terminated``, ``truncated``, ``mask`` (False where the step is no transition: autoreset, absent agent),
     ``episode_return`` and ``episode_length`` (undiscounted, unscaled; read only where an episode ended),
     ``version_attempt`` and ``version_step`` (of the weights that chose the step's actions) and ``state/...``, the
-    recurrent state each lane began with.
+    recurrent state each lane began with. ``discounted_return`` (of the lane's episode so far) only if asked for.
     """
     fields = {name: FieldSpec(axes="frames", array=spec) for name, spec in env.observation.items()}
     per_step = {
@@ -148,6 +156,8 @@ def rollout_layout(
         "episode_return": ArraySpec(shape=(), dtype="float32"),
         "episode_length": ArraySpec(shape=(), dtype="int32"),
     }
+    if discounted_return:
+        per_step[DISCOUNTED_RETURN] = ArraySpec(shape=(), dtype="float32")
     fields |= {name: FieldSpec(axes="steps", array=spec) for name, spec in per_step.items()}
     version = ArraySpec(shape=(), dtype="int64")
     fields |= {name: FieldSpec(axes="clock", array=version) for name in ("version_attempt", "version_step")}
