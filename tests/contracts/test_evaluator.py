@@ -1,0 +1,519 @@
+"""The evaluator over the parameter databases: what it plays, what it writes down, what it survives, when it obeys."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import structlog
+from gymnasium import spaces
+from prometheus_client import CollectorRegistry
+
+from rlsrl.api.resolved import EvaluatorConfig
+from rlsrl.data.specs import ArraySpec
+from rlsrl.data.version import Version
+from rlsrl.parameters.evaluations import BEST_TAG, EVALUATION_KEY, NUMBER_KEY, evaluation_of
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.memory import MemoryBlobs, MemoryParameterDB
+from rlsrl.parameters.names import file_stem
+from rlsrl.parameters.protocols import ParameterDB, Parameters, VersionInfo
+from rlsrl.parameters.terminal import TERMINAL_KEY
+from rlsrl.policies.program import ActorProgram, CategoricalHead, DenseLayer
+from rlsrl.runtime.metrics import Metrics
+from rlsrl.testing.clock import ManualClock
+from rlsrl.workers.build.common import PROGRAM_KEY
+from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.evaluator import EvaluatorWorker
+
+POLICY = "default"
+ENVIRONMENT = "rlsrl-tests/Graded-v0"
+NEVER_ENDS, NOT_A_NUMBER, NUM_GRADES = 8, 9, 10
+LENGTH = 3
+"""Steps of an episode; its return is the policy's grade times this."""
+PLAY_STEPS = 64
+"""Steps until an evaluation looks whether its episodes have ended, and so of each evaluation here."""
+PROGRAM = ActorProgram(
+    layout="graded",
+    num_parameters=3 * NUM_GRADES,
+    observation={"observation": ArraySpec(shape=(2,), dtype="float32")},
+    layers=(
+        DenseLayer(
+            name="grade", weight_offset=0, bias_offset=20, in_size=2, out_size=NUM_GRADES, activation="identity"
+        ),
+    ),
+    head=CategoricalHead(num_actions=NUM_GRADES),
+)
+
+
+class GradedEnv(gymnasium.Env[Any, Any]):
+    """Rewards each step with the action, which is the policy's grade."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(NUM_GRADES)
+    on_step: ClassVar[Callable[[int], object]] = staticmethod(lambda step: None)
+    """Called with the number of each step, over all environments of a test, from 1."""
+    num_steps: ClassVar[int] = 0
+    num_open: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        type(self).num_open += 1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._taken = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        type(self).num_steps += 1
+        type(self).on_step(self.num_steps)
+        self._taken += 1
+        reward = float("nan") if action == NOT_A_NUMBER else float(action)
+        return np.zeros(2, np.float32), reward, self._taken >= LENGTH and action != NEVER_ENDS, False, {}
+
+    def close(self) -> None:
+        type(self).num_open -= 1
+
+
+@pytest.fixture(autouse=True)
+def graded_environment() -> Iterator[None]:
+    gymnasium.register(ENVIRONMENT, entry_point=GradedEnv, disable_env_checker=True)
+    GradedEnv.num_steps = GradedEnv.num_open = 0
+    GradedEnv.on_step = staticmethod(lambda step: None)
+    yield
+    del gymnasium.registry[ENVIRONMENT]
+
+
+class Members:
+    """The line to the coordinator: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, Mapping[str, float]]] = []
+        self.waits: list[str] = []
+        self.stats: dict[str, float] = {}
+        self.versions: list[Version] = []
+        self.on_wait: Callable[[], object] = lambda: None
+
+    def check(self) -> None:
+        pass
+
+    def record(self, step: int, scalars: Mapping[str, float]) -> None:
+        self.rows.append((step, scalars))
+
+    def report(
+        self,
+        *,
+        waiting_for: str | None = None,
+        stats: Mapping[str, float] | None = None,
+        version: Version | None = None,
+    ) -> None:
+        self.stats |= stats or {}
+        self.versions += [] if version is None else [version]
+        if waiting_for == "version":
+            self.waits.append(waiting_for)
+            self.on_wait()
+
+
+class Bench:
+    """A parameter database with a trainer's hand on it, and evaluators."""
+
+    def __init__(self, open_db: Callable[[], ParameterDB], corrupt: Callable[[Version], None]) -> None:
+        self.open_db = open_db
+        self.corrupt = corrupt
+        self.db = open_db()
+        self.members = Members()
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry)
+        self._number = 0
+
+    def push(self, step: int, grade: int, *, terminal: bool = False) -> Version:
+        """Store a version as a trainer does."""
+        vector = np.zeros(3 * NUM_GRADES, np.float32)
+        vector[20 + grade] = 1.0
+        version = Version(1, step)
+        metadata = {PROGRAM_KEY: PROGRAM.to_json(), NUMBER_KEY: self._number, "env_steps": 100 * step}
+        self._number += 1
+        self.db.push(POLICY, Parameters(version=version, vector=vector, layout="graded"), metadata=metadata)
+        if terminal:
+            self.finish(version)
+        return version
+
+    def finish(self, version: Version) -> None:
+        self.db.annotate(POLICY, version, {TERMINAL_KEY: {"reason": "envSteps"}})
+
+    def evaluator(
+        self, *, index: int = 0, open_db: Callable[[], ParameterDB] | None = None, **config: Any
+    ) -> EvaluatorWorker:
+        """A configured evaluator that is told to start."""
+        context = WorkerContext(
+            role="evaluator",
+            index=index,
+            incarnation=0,
+            attempt=0,
+            token="",
+            log=structlog.stdlib.get_logger(),
+            metrics=self.metrics,
+            clock=ManualClock(),
+            membership=self.members,
+            ledger_folder=Path(),
+        )
+        worker = EvaluatorWorker(context, open_db=lambda _: (open_db or self.open_db)())
+        worker.configure(evaluator_config(**config))
+        worker.start()
+        return worker
+
+    def infos(self) -> dict[str, VersionInfo]:
+        return {str(info.version): info for info in self.db.versions(POLICY)}
+
+    def means(self) -> dict[str, Any]:
+        """Mean return of each version that was evaluated; None if it is unfinished."""
+        evaluations = {version: evaluation_of(info) for version, info in self.infos().items()}
+        return {version: each.get("return_mean") for version, each in evaluations.items() if each is not None}
+
+    def best(self) -> list[str]:
+        return [version for version, info in self.infos().items() if BEST_TAG in info.tags]
+
+    def count(self, outcome: str) -> float:
+        return self.registry.get_sample_value("rlsrl_evaluations_total", {"outcome": outcome}) or 0.0
+
+
+def evaluator_config(**changes: Any) -> EvaluatorConfig:
+    value = {
+        "experiment": "test",
+        "run_uid": "test",
+        "seed": 1,
+        "coordinator_address": "unix-abstract:none",
+        "heartbeat_seconds": 1.0,
+        "metrics_address": "127.0.0.1:0",
+        "log_folder": "",
+        "ledger_folder": "",
+        "environment": {"id": ENVIRONMENT},
+        "network": {"mlp": {}},
+        "num_evaluators": 1,
+        "environments": 2,
+        "episodes_per_environment": 4,
+        "max_steps_per_environment": 100,
+        "greedy": True,
+        "policy_name": POLICY,
+        "parameters_folder": "",
+    }
+    return EvaluatorConfig.model_validate(value | changes, by_name=True)
+
+
+@pytest.fixture(params=["memory", "filesystem"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    if request.param == "memory":
+        blobs = MemoryBlobs()
+
+        def corrupt(version: Version) -> None:
+            path = f"{POLICY}/versions/{file_stem(version)}.safetensors"
+            blobs.content[path] = flipped(blobs.content[path])
+
+        return Bench(lambda: MemoryParameterDB(blobs), corrupt)
+
+    def corrupt_file(version: Version) -> None:
+        path = tmp_path / POLICY / "versions" / f"{file_stem(version)}.safetensors"
+        path.write_bytes(flipped(path.read_bytes()))
+
+    return Bench(lambda: FilesystemParameterDB(tmp_path), corrupt_file)
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlsrl.workers.evaluator.LOOK_SECONDS", 0.001)
+
+
+@pytest.fixture(autouse=True)
+def everything_is_closed() -> Iterator[None]:
+    yield
+    assert GradedEnv.num_open == 0
+
+
+def test_the_last_version_of_a_finished_run_is_evaluated_and_the_evaluator_ends(bench: Bench) -> None:
+    bench.push(0, grade=1)
+    bench.push(10, grade=4, terminal=True)
+    worker = bench.evaluator()
+
+    worker.run()
+
+    assert worker.done
+    assert evaluation_of(bench.infos()["1.10"]) == {
+        "episodes": 8,
+        "return_mean": 12.0,
+        "return_std": 0.0,
+        "return_min": 12.0,
+        "return_max": 12.0,
+        "length_mean": 3.0,
+        "greedy": True,
+    }
+    assert bench.means().keys() == {"1.10"}, "older ones were passed over"
+    assert bench.best() == ["1.10"]
+    assert bench.members.rows == [
+        (
+            10,
+            {
+                "evaluation/return_mean": 12.0,
+                "evaluation/return_std": 0.0,
+                "evaluation/length_mean": 3.0,
+                "evaluation/episodes": 8.0,
+                "evaluation/env_steps": 1000.0,
+            },
+        )
+    ]
+    assert bench.members.stats["return_mean"] == 12.0
+    assert bench.members.versions == [Version(1, 10)]
+    assert bench.count("stored") == 1
+    assert bench.registry.get_sample_value("rlsrl_evaluation_return_mean") == 12.0
+    assert bench.registry.get_sample_value("rlsrl_evaluation_seconds_count") == 1
+
+
+def test_versions_are_played_as_they_come_and_the_best_stays_tagged(bench: Bench) -> None:
+    to_come = [(10, 5), (20, 2), (30, 7), (40, 7), (50, 6)]
+
+    def on_wait() -> None:
+        step, grade = to_come.pop(0)
+        bench.push(step, grade, terminal=not to_come)
+
+    bench.members.on_wait = on_wait
+    worker = bench.evaluator()
+
+    worker.run()
+
+    assert bench.means() == {"1.10": 15.0, "1.20": 6.0, "1.30": 21.0, "1.40": 21.0, "1.50": 18.0}
+    assert bench.best() == ["1.30"]
+    assert [step for step, _ in bench.members.rows] == [10, 20, 30, 40, 50]
+    assert len(bench.members.waits) == 5, "it ends by itself, without another look"
+
+
+def test_a_run_that_ends_while_an_older_version_is_played_has_its_last_version_evaluated(bench: Bench) -> None:
+    bench.push(10, grade=1)
+    at_step(5, lambda: bench.push(20, grade=2))
+    at_step(9, lambda: bench.push(30, grade=3, terminal=True))
+
+    bench.evaluator().run()
+
+    assert bench.means() == {"1.10": 3.0, "1.30": 9.0}
+
+
+def test_what_carries_an_evaluation_is_not_played_again(bench: Bench) -> None:
+    version = bench.push(10, grade=3, terminal=True)
+    bench.db.annotate(POLICY, version, {EVALUATION_KEY: {"return_mean": 9.0}})
+    worker = bench.evaluator()
+
+    worker.run()
+
+    assert worker.done
+    assert GradedEnv.num_steps == 0
+
+
+def test_what_a_killed_evaluator_had_begun_is_played_again(bench: Bench) -> None:
+    """Nothing is written before the end, so a successor finds what a kill leaves: nothing."""
+    bench.push(10, grade=3, terminal=True)
+    first = bench.evaluator()
+    at_step(7, first.exit)
+    first.run()
+    assert not first.done
+    assert bench.means() == {}
+
+    bench.evaluator().run()
+
+    assert bench.means() == {"1.10": 9.0}
+
+
+def test_exit_and_pause_are_obeyed_within_a_step(bench: Bench) -> None:
+    bench.push(10, grade=3, terminal=True)
+    worker = bench.evaluator(environments=1, episodes_per_environment=1)
+    steps_at_pause: list[int] = []
+    paused, resumed = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        worker.pause()
+        paused.set()
+
+    at_step(7, pause)
+    at_step(8, lambda: steps_at_pause.append(resumed.is_set()))
+    at_step(11, worker.exit)
+    runner = threading.Thread(target=worker.run)
+    runner.start()
+    assert paused.wait(30)
+    resumed.set()
+    worker.start()
+    runner.join(30)
+
+    assert steps_at_pause == [True], "not one step between pause and start"
+    assert GradedEnv.num_steps == 11, "not one step after exit"
+    assert bench.means() == {}
+
+
+def test_a_pause_changes_no_result(bench: Bench) -> None:
+    bench.push(10, grade=3, terminal=True)
+    worker = bench.evaluator()
+    at_step(7, lambda: (worker.pause(), threading.Thread(target=worker.start).start()))
+    worker.run()
+    assert bench.means() == {"1.10": 9.0}
+
+
+def test_an_idle_evaluator_is_woken_to_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for an hour; the test's own time limit would show it."""
+    monkeypatch.setattr("rlsrl.workers.evaluator.LOOK_SECONDS", 3600.0)
+    worker = bench.evaluator()
+    bench.members.on_wait = lambda: threading.Thread(target=worker.exit).start()
+    worker.run()
+    assert not worker.done
+
+
+def test_a_version_that_is_pruned_while_it_is_played_costs_only_its_place_in_the_db(bench: Bench) -> None:
+    bench.push(10, grade=7)
+
+    def prune() -> None:
+        bench.push(20, grade=2, terminal=True)
+        assert bench.db.prune(POLICY, keep_last=1) == [Version(1, 10)]
+
+    at_step(5, prune)
+
+    bench.evaluator().run()
+
+    assert bench.means() == {"1.20": 6.0}
+    assert bench.best() == ["1.20"]
+    assert [step for step, _ in bench.members.rows] == [10, 20], "it was measured, so it is on the curve"
+    assert (bench.count("pruned"), bench.count("stored")) == (1, 1)
+
+
+def test_a_version_that_is_pruned_before_it_is_read_is_passed_over(bench: Bench) -> None:
+    bench.push(10, grade=7)
+    trainer = bench.db
+
+    class Slow(MemoryParameterDB):
+        """Lists a version, and by the time it is asked for it the version is gone."""
+
+        def versions(self, policy: str) -> list[VersionInfo]:
+            return trainer.versions(policy)
+
+        def get(self, *arguments: Any, **options: Any) -> Parameters | None:
+            if "1.20" not in bench.infos():
+                bench.push(20, grade=2, terminal=True)
+                trainer.prune(POLICY, keep_last=1)
+            return trainer.get(*arguments, **options)
+
+        def annotate(self, *arguments: Any) -> None:
+            trainer.annotate(*arguments)
+
+        def tag(self, *arguments: Any) -> None:
+            trainer.tag(*arguments)
+
+    bench.evaluator(open_db=Slow).run()
+
+    assert bench.means() == {"1.20": 6.0}
+    assert (bench.count("pruned"), bench.count("stored")) == (1, 1)
+
+
+def test_a_damaged_version_is_passed_over(bench: Bench) -> None:
+    damaged = bench.push(10, grade=7)
+    bench.corrupt(damaged)
+    bench.members.on_wait = lambda: bench.push(20, grade=2, terminal=True)
+
+    bench.evaluator().run()
+
+    assert bench.means() == {"1.20": 6.0}
+    assert (bench.count("corrupt"), bench.count("stored")) == (1, 1)
+
+
+def test_a_damaged_last_version_does_not_keep_the_run_from_ending(bench: Bench) -> None:
+    bench.corrupt(bench.push(10, grade=7, terminal=True))
+    worker = bench.evaluator()
+    worker.run()
+    assert worker.done
+    assert bench.count("corrupt") == 1
+
+
+@pytest.mark.parametrize(
+    ("grade", "says"), [(NEVER_ENDS, "ended 0 of 4 episodes in 128 steps"), (NOT_A_NUMBER, "the mean return is nan")]
+)
+def test_an_evaluation_that_comes_to_nothing_says_why_and_is_not_repeated(bench: Bench, grade: int, says: str) -> None:
+    bench.push(10, grade=grade)
+    bench.members.on_wait = lambda: bench.push(20, grade=1, terminal=True)
+
+    bench.evaluator().run()
+
+    evaluation = evaluation_of(bench.infos()["1.10"])
+    assert evaluation is not None
+    assert evaluation.keys() == {"unfinished"}
+    assert says in evaluation["unfinished"]
+    assert bench.best() == ["1.20"]
+    assert [step for step, _ in bench.members.rows] == [20]
+    assert (bench.count("unfinished"), bench.count("stored")) == (1, 1)
+
+
+def test_a_full_disk_costs_the_result_and_nothing_else(bench: Bench) -> None:
+    bench.push(10, grade=7)
+
+    def open_db() -> ParameterDB:
+        db = bench.open_db()
+        annotate = db.annotate
+
+        def refuse_once(policy: str, version: Version, metadata: Mapping[str, Any]) -> None:
+            if version == Version(1, 10):
+                raise OSError(28, "No space left on device")
+            annotate(policy, version, metadata)
+
+        db.annotate = refuse_once  # type: ignore[method-assign]
+        return db
+
+    bench.members.on_wait = lambda: bench.push(20, grade=1, terminal=True)
+
+    bench.evaluator(open_db=open_db).run()
+
+    assert bench.means() == {"1.20": 3.0}
+    assert (bench.count("failed"), bench.count("stored")) == (1, 1)
+
+
+def test_one_of_so_many_versions_and_the_last_one(bench: Bench) -> None:
+    steps = iter(range(1, 9))
+
+    def on_wait() -> None:
+        step = next(steps)
+        bench.push(step, grade=1, terminal=step == 8)
+
+    bench.members.on_wait = on_wait
+
+    bench.evaluator(every_versions=3).run()
+
+    assert list(bench.means()) == ["1.1", "1.4", "1.7", "1.8"]
+
+
+def test_two_evaluators_play_each_version_once_and_both_end(bench: Bench) -> None:
+    for step in range(4):
+        bench.push(step, grade=step)
+    workers = [bench.evaluator(index=index, num_evaluators=2) for index in (0, 1)]
+    bench.push(4, grade=7)
+    bench.push(5, grade=3, terminal=True)
+    runners = [threading.Thread(target=worker.run) for worker in workers]
+    for runner in runners:
+        runner.start()
+    for runner in runners:
+        runner.join(60)
+
+    assert all(worker.done for worker in workers)
+    assert bench.means() == {"1.4": 21.0, "1.5": 9.0}, "the newest of each share"
+    assert bench.best() == ["1.4"]
+    assert sorted(step for step, _ in bench.members.rows) == [4, 5]
+
+
+def at_step(number: int, action: Callable[[], object]) -> None:
+    """Have something happen during that step of all that are taken."""
+    before = GradedEnv.on_step
+
+    def on_step(step: int) -> None:
+        before(step)
+        if step == number:
+            action()
+
+    GradedEnv.on_step = staticmethod(on_step)
