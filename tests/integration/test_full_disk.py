@@ -1,0 +1,56 @@
+"""A disk that takes no more versions costs durability, never the run: and it is told."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
+from rlsrl.testing.sightings import look
+
+LARGE = "[256, 256]"
+ROOM_BYTES = 200_000
+"""Less than a version of that network takes, and far more than the trainer's log."""
+
+
+def test_training_goes_on_and_versions_are_stored_again_once_there_is_room(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    desk = Desk(tmp_path, GATED_EXPERIMENT.format(gate=gate).replace("[16]", LARGE))
+    with desk.begin() as run:
+        run.until(run.is_complete, "all processes at work")
+        run.until(lambda: (run.facts.newest() or 0) and len(run.facts.versions()) > 1, "a version beyond the first")
+        (trainer,) = run.workers("trainer")
+        # The kernel refuses what lies beyond the limit, in the middle of a write, as it does on a full disk.
+        _, hard = resource.prlimit(trainer.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(trainer.pid, resource.RLIMIT_FSIZE, (ROOM_BYTES, hard))
+
+        def failures() -> list[dict]:
+            return run.facts.logged("trainer-0", "checkpoint_failed")
+
+        run.until(lambda: len(failures()) >= 2, "two versions that the disk did not take")
+        durable = run.facts.newest()
+        assert durable is not None
+        families = text_string_to_metric_families(look(run).expositions["trainer-0"])
+        shown = {sample.name: sample.value for family in families for sample in family.samples}
+        assert shown["rlsrl_checkpoints_failed_total"] >= 2
+        assert {failure["level"] for failure in failures()} == {"error"}
+        assert "File too large" in failures()[0]["exception"]
+        # Each failed version was a training step further.
+        steps = [int(failure["version"].partition(".")[2]) for failure in failures()]
+        assert durable.version.step < steps[0] < steps[1]
+
+        resource.prlimit(trainer.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        newer = run.until(
+            lambda: next((info for info in run.facts.versions() if info.version.step > steps[-1]), None),
+            "a version after there is room again",
+        )
+        assert newer.version.attempt == 1
+        assert run.workers("trainer") == [trainer]
+        gate.touch()
+        assert run.wait() == 0, run.output
+    summary = desk.facts().json("summary.json")
+    assert summary["restarts"] == {}
+    assert summary["ledger"]["balanced"]
+    assert not list((desk.run_folder / "parameters").rglob("*.tmp")), "nothing half-written is left"

@@ -1,0 +1,34 @@
+"""What ``rlsrl init`` writes is trained for real: an environment and a network from outside the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlsrl.testing.live_runs import Desk
+from rlsrl.testing.sightings import look
+
+
+def test_the_projects_own_environment_and_network_are_trained_and_played(tmp_path: Path) -> None:
+    nobody = Desk(tmp_path, "")
+    assert nobody.call("init", "project").returncode == 0
+    project = tmp_path / "project"
+    text = (project / "experiment.yaml").read_text().replace("name: project", "name: live")
+    desk = Desk(project, text)
+    # A few steps: the return that ends it is above what can be had.
+    changes = ("spec.stop.returnMean=1", "spec.stop.trainSteps=10", "spec.parameters.everySteps=2")
+    with desk.begin(*(argument for change in changes for argument in ("--set", change))) as run:
+        run.until(run.is_complete, "all processes at work")
+        sighting = look(run)
+        assert run.wait() == 0, run.output
+    # Nobody can export a network that only its author knows: the actor evaluates it by torch.
+    assert any("libtorch" in file for file in sighting.mapped_files["actor"])
+    summary = desk.facts().json("summary.json")
+    assert (summary["reason"], summary["train_steps"]) == ("trainSteps", 10)
+    assert summary["ledger"]["balanced"]
+    assert summary["return_mean"] is not None, "episodes of the own environment ended"
+    first, *_, last = desk.facts().versions()
+    assert first.num_parameters == last.num_parameters > 0
+    assert last.metadata["program"] is None
+    played = desk.call("eval", "runs/live", "--episodes", "10")
+    assert played.returncode == 0, played.stderr
+    assert "return: mean" in played.stdout
