@@ -4,13 +4,13 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := operator,rpc,env,torch,local,dev
+EXTRAS := operator,rpc,env,torch,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-.PHONY: help setup run test test-slow lint format protos clean
+.PHONY: help setup run s3-server test test-slow lint format protos clean
 
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(STAMP):
 	@echo "setup: downloads about 3 GB (PyTorch's Linux build brings CUDA) and takes 5.5 GB of disk in $(VENV)"
@@ -26,10 +26,13 @@ setup: $(STAMP)  ## Make .venv with the pinned dependencies
 run: setup  ## Train CartPole to 475 with the real system on this machine
 	$(BIN)/rlsrl run examples/cartpole.yaml
 
-test: setup  ## All tests that need no cluster
+s3-server:  ## Build the real S3 server of the tests, once (needs Go)
+	@hack/s3-server >/dev/null
+
+test: setup s3-server  ## All tests that need no cluster
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-slow: setup  ## The fault tests and training runs that `make test` has no time for
+test-slow: setup s3-server  ## The fault tests and training runs that `make test` has no time for
 	$(BIN)/python -m pytest -m slow
 
 lint: setup  ## ruff, mypy, layers, drift of generated files

@@ -149,15 +149,15 @@ class Contents:
 
     def newest_resumable(self) -> TrainerState | None:
         """The newest whole state with whole parameters; raises FileNotFoundError if they changed under the search."""
-        listed = self.states()
+        listed, stored = self.states(), set(self.versions())
         for version in reversed(listed):
+            if version not in stored:
+                continue  # pruned, in part or since the listing
             try:
                 state = self.state(version)
                 self.parameters(version)
             except Corrupt as error:
                 self._report(error)
-            except FileNotFoundError:
-                continue  # pruned, in part or since the listing
             else:
                 return state
         if self.states() != listed:

@@ -63,13 +63,18 @@ _log = structlog.stdlib.get_logger(__name__)
 class BlobParameterDB:
     """A ``ParameterDB`` over ``Blobs``. Any thread may call anything."""
 
-    def __init__(self, blobs: Blobs, *, clock: Clock, keep_states: int) -> None:
-        """``clock`` dates the versions, ``keep_states`` is how many of the newest states are kept (1 or more)."""
+    def __init__(
+        self, blobs: Blobs, *, clock: Clock, keep_states: int, recheck_seconds: float = RECHECK_SECONDS
+    ) -> None:
+        """``clock`` dates the versions, ``keep_states`` is how many of the newest states are kept (1 or more);
+        ``watch`` looks again every ``recheck_seconds``.
+        """
         if keep_states < 1:
             raise ValueError(f"keep_states is {keep_states}; resuming needs at least 1")
         self._blobs = blobs
         self._clock = clock
         self._keep_states = keep_states
+        self._recheck_seconds = recheck_seconds
         self._pushed = threading.Condition()
         self._num_pushes = 0
         self._reported: set[str] = set()
@@ -93,7 +98,7 @@ class BlobParameterDB:
     def watch(self, policy: str, timeout: float) -> Iterator[Version]:
         """See ``ParameterReader.watch``. The newest stored version comes first, at once.
 
-        Waiting is ended by a push through this object, by the next look every ``RECHECK_SECONDS``, or by the timeout.
+        Waiting is ended by a push through this object, by the next look after ``recheck_seconds``, or by the timeout.
         """
         seen: Version | None = None
         deadline = time.monotonic() + timeout
@@ -105,7 +110,7 @@ class BlobParameterDB:
                 yield newest
                 deadline = time.monotonic() + timeout
             elif (remaining := deadline - time.monotonic()) > 0:
-                self._await_push(num_pushes, min(remaining, RECHECK_SECONDS))
+                self._await_push(num_pushes, min(remaining, self._recheck_seconds))
             else:
                 return
 
@@ -123,12 +128,12 @@ class BlobParameterDB:
         for tag in tags:
             check_tag(tag)
         checked = check_json(metadata or {}, "metadata")
-        version = parameters.version
+        version, created_at = parameters.version, self._clock.time()
 
         def push(change: Change) -> None:
             self._pass_fence(change, policy, version)
             if not self._holds_already(change, policy, parameters):
-                data = encode_parameters(parameters, created_at=self._clock.time(), metadata=checked)
+                data = encode_parameters(parameters, created_at=created_at, metadata=checked)
                 change.write(version_path(policy, version), data)
             _write_tags(change, policy, version, tags)
 

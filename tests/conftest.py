@@ -1,0 +1,30 @@
+"""What tests of several parts share."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlsrl.testing.s3_server import S3Server
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def s3_server_binary() -> Path:
+    """The real S3 server, which `make test` builds once; without it these tests fail, they are not skipped."""
+    printed = subprocess.run([REPOSITORY / "hack" / "s3-server", "--path"], capture_output=True, text=True, check=True)
+    binary = Path(printed.stdout.strip())
+    if not binary.exists():
+        pytest.fail(f"there is no S3 server at {binary}: `make s3-server` builds it, once, with Go", pytrace=False)
+    return binary
+
+
+@pytest.fixture(scope="session")
+def s3_server(s3_server_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server that all tests share; whoever harms it starts one of their own."""
+    with S3Server(s3_server_binary, tmp_path_factory.mktemp("s3") / "buckets") as server:
+        yield server

@@ -1,0 +1,289 @@
+"""Objects under one prefix of an S3-compatible store: whole reads and writes, conditional writes, clear failures.
+
+The only importer of obstore. Every request has a deadline and a bounded number of repeats. What a store answers is
+told in our own words: its own texts quote access keys and signed requests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, PreconditionError
+from obstore.store import S3Store
+
+from rlsrl.runtime.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore, S3Config
+
+PART_BYTES = 16 * 1024 * 1024
+"""Larger objects are sent in parts of this size, a few at a time."""
+
+_CONNECT_SECONDS = 5.0
+_LONGEST_BODY = 20
+"""How many times the time for one answer a body may take altogether, while it keeps coming."""
+_MAX_REPEATS = 5
+_MAX_BACK_OFF_SECONDS = 1.0
+_PARTS_AT_ONCE = 4
+_CREDENTIALS = (
+    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
+    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
+    ("AWS_CONTAINER_CREDENTIALS_FULL_URI",),
+)
+"""Environment variables that together give credentials: an access key, a Kubernetes service account, a container's."""
+
+
+class StoreRefused(OSError):  # noqa: N818 - named for what the store did
+    """The store answered and said no: credentials, permissions, no such bucket. Trying again cannot help."""
+
+
+class StoreUnreachable(OSError):  # noqa: N818 - named for the fact
+    """The store gave no answer in time, or none but failures of its own. It may have done what it was asked to."""
+
+
+class Conflict(Exception):  # noqa: N818 - the expected outcome of a race, not a failure
+    """The object is not as the conditional write expected it: another writer was there first, or an earlier try of
+    this very write was, whose answer was lost.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """An object as it was read."""
+
+    data: bytes
+    etag: str
+    """Changes with every write of the object; opaque."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """An object in a listing."""
+
+    key: str
+    size: int
+    last_modified: datetime
+
+
+class Objects:
+    """Bytes by key under a root. Any thread may call anything.
+
+    Each method raises StoreRefused or StoreUnreachable when the store fails, with a text that names it.
+    """
+
+    def __init__(self, store: ObjectStore, *, root: str, name: str) -> None:
+        """``root`` comes before every key; ``name`` is the store's in errors."""
+        self._store = store
+        self._root = f"{root.strip('/')}/".removeprefix("/")
+        self.name = name
+
+    @classmethod
+    def s3(
+        cls,
+        url: str,
+        *,
+        endpoint: str | None,
+        region: str | None,
+        answer_seconds: float,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Self:
+        """Objects in an S3 bucket. Connects to nothing yet.
+
+        Args:
+            url: ``s3://bucket`` or ``s3://bucket/prefix``.
+            endpoint: The store's URL; None for Amazon's, or what AWS_ENDPOINT_URL says.
+            region: None for what AWS_REGION says, or us-east-1.
+            answer_seconds: How long one request may wait for its answer, and for how long failing ones are repeated.
+            environment: Where credentials are looked for.
+
+        Raises:
+            ConfigurationError: the environment has no credentials.
+        """
+        if not any(all(environment.get(name) for name in names) for names in _CREDENTIALS):
+            raise ConfigurationError(
+                f"no credentials for {url}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment "
+                "(or what a Kubernetes service account sets: AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN)"
+            )
+        bucket, _, root = url.removeprefix("s3://").partition("/")
+        config: S3Config = {}
+        if endpoint is not None:
+            config["endpoint"] = endpoint
+        if region is not None:
+            config["region"] = region
+        store = S3Store(
+            bucket,
+            config=config,
+            client_options={
+                "allow_http": (endpoint or "").startswith("http://"),
+                "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, answer_seconds)),
+                "read_timeout": timedelta(seconds=answer_seconds),
+                "timeout": timedelta(seconds=_LONGEST_BODY * answer_seconds),
+            },
+            retry_config={
+                "max_retries": _MAX_REPEATS,
+                "retry_timeout": timedelta(seconds=answer_seconds),
+                "backoff": {"max_backoff": timedelta(seconds=_MAX_BACK_OFF_SECONDS)},
+            },
+        )
+        return cls(store, root=root, name=url if endpoint is None else f"{url} at {endpoint}")
+
+    def read(self, key: str, limit: int | None = None) -> bytes:
+        """The object's bytes, at most the first ``limit`` (1 or more).
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        with self._told():
+            if limit is not None:
+                return bytes(obstore.get_range(self._store, self._root + key, start=0, end=limit))
+            return bytes(obstore.get(self._store, self._root + key).bytes())
+
+    def read_changed(self, key: str, etag: str | None) -> Found | None:
+        """The object; None if it is still what had that ``etag``.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        with self._told():
+            try:
+                result = obstore.get(
+                    self._store, self._root + key, options={} if etag is None else {"if_none_match": etag}
+                )
+                return Found(data=bytes(result.bytes()), etag=self._etag(result.meta["e_tag"]))
+            except NotModifiedError:
+                return None
+
+    def write(self, key: str, data: bytes) -> None:
+        """Put the object there whole, in parts if it is large. Durable when this returns."""
+        with self._told():
+            obstore.put(self._store, self._root + key, data, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+
+    def replace(self, key: str, data: bytes, *, etag: str | None) -> str:
+        """Put the object there if nothing changed it since it had that ``etag``; with None, if there is none.
+
+        Returns:
+            The new etag.
+
+        Raises:
+            Conflict: it is not as expected.
+        """
+        with self._told():
+            mode: Any = "create" if etag is None else {"e_tag": etag}
+            result = obstore.put(self._store, self._root + key, data, mode=mode)
+            return self._etag(result["e_tag"])
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove the objects; missing ones are fine."""
+        with self._told():
+            obstore.delete(self._store, [self._root + key for key in keys])
+
+    def listed(self, folder: str) -> list[Listed]:
+        """The objects under the folder, at any depth."""
+        with self._told():
+            chunks = obstore.list(self._store, self._root + folder)
+            return [
+                Listed(
+                    key=meta["path"].removeprefix(self._root), size=meta["size"], last_modified=meta["last_modified"]
+                )
+                for chunk in chunks
+                for meta in chunk
+            ]
+
+    def folders(self) -> list[str]:
+        """First parts of the keys that have more than one."""
+        with self._told():
+            found = obstore.list_with_delimiter(self._store, self._root or None)
+            return [prefix.removeprefix(self._root) for prefix in found["common_prefixes"]]
+
+    def require_conditional_writes(self) -> None:
+        """See that the store keeps the conditions of conditional writes; some take such writes and ignore them.
+
+        Raises:
+            StoreRefused: it does not: two writers would overwrite one another unnoticed.
+        """
+        key = f"condition-{secrets.token_hex(8)}"
+        etag = self.replace(key, b"1", etag=None)
+        self.replace(key, b"2", etag=etag)
+        kept = 0
+        for outdated in (None, etag):
+            try:
+                self.replace(key, b"3", etag=outdated)
+            except Conflict:
+                kept += 1
+        self.remove([key])
+        if kept < 2:
+            raise StoreRefused(
+                f"object store {self.name} ignores the conditions of conditional writes (If-None-Match, If-Match), "
+                "which keep a trainer that was replaced from writing: use a store that has them"
+            )
+
+    def _etag(self, etag: str | None) -> str:
+        if etag is None:
+            raise StoreRefused(f"object store {self.name} gives no ETag, which conditional writes need")
+        return etag
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise what went wrong in our own words. The cause is left out of tracebacks: it quotes access keys."""
+        try:
+            yield
+        except (StoreRefused, Conflict):
+            raise
+        except (BaseError, OSError, ValueError) as error:
+            raise explain(error, self.name) from None
+
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_SYSTEM_ERROR = re.compile(r'\b(?:message|error): "([^"]{1,200})"')
+_CURES = {
+    "NoSuchBucket": "there is no such bucket",
+    "InvalidBucketName": "no bucket can have that name",
+    "PermanentRedirect": "the bucket is in another region",
+    "AuthorizationHeaderMalformed": "the bucket is in another region, or the access key is malformed",
+    "NotImplemented": "it lacks something that is needed, conditional writes perhaps",
+}
+
+
+def explain(error: Exception, name: str) -> Exception:
+    """What an error of obstore means for the store of that name: FileNotFoundError (no such object), Conflict,
+    StoreRefused or StoreUnreachable. Nothing of the store's answer is quoted but its status and error code.
+    """
+    text = str(error)
+    status, code = _match(_STATUS, text), _match(_CODE, text)
+    if code in (None, "NoSuchKey", "PreconditionFailed", "ConditionalRequestConflict"):
+        if isinstance(error, AlreadyExistsError | PreconditionError) or status in ("409", "412"):
+            return Conflict(name)
+        if isinstance(error, FileNotFoundError):
+            return FileNotFoundError(f"object store {name} has no such object")
+    if status is None and not isinstance(error, BaseError):
+        return StoreRefused(f"object store {name} cannot be used: {text.partition(chr(10))[0]}")
+    if status is None:
+        return StoreUnreachable(f"object store {name} cannot be reached: {_transport_problem(text)}")
+    answer = f"{status} {code}" if code is not None else status
+    if status[0] == "5" or status in ("408", "429"):
+        return StoreUnreachable(f"object store {name} fails: it answers {answer}")
+    cure = _CURES.get(code or "")
+    if cure is None:
+        cure = "check the credentials in the environment (AWS_ACCESS_KEY_ID and the others) and what they allow"
+    return StoreRefused(f"object store {name} refuses: it answers {answer}; {cure}")
+
+
+def _transport_problem(text: str) -> str:
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return "no answer in time"
+    return (_match(_SYSTEM_ERROR, text) or "the connection failed").partition(":")[0]
+
+
+def _match(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.search(text)
+    return found[1] if found else None
