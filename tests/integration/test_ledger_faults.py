@@ -1,0 +1,118 @@
+"""A trainer that loses a slot silently, takes one twice or trains one twice: each is found by the run's ledger check.
+
+Actor and trainer are the real workers with the real stream between them, in two threads of this process; only the
+buffer misbehaves.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rlsrl.api.load import load_text
+from rlsrl.api.resolve import LocalPlacement, resolve
+from rlsrl.buffers.fifo import FifoBuffer, LaneBatch
+from rlsrl.data.slots import Slot
+from rlsrl.local.session import read_ledger
+from rlsrl.testing.contexts import make_context
+from rlsrl.workers.actor import ActorWorker
+from rlsrl.workers.trainer import TrainerWorker
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: faulty}
+spec:
+  environment: {id: CartPole-v1}
+  policy: {network: {mlp: {hiddenSizes: [8]}}}
+  algorithm: {ppo: {epochs: 1, minibatchSize: 32}}
+  actors: {replicas: 1, environments: 4, rolloutLength: 16}
+  trainers: {batchEnvironments: 8}
+  stop: {trainSteps: 6}
+"""
+DEADLINE_SECONDS = 60.0
+
+
+class FaultyBuffer(FifoBuffer):
+    """Misbehaves once, at the third slot or batch."""
+
+    fault: str
+
+    def __init__(self, **arguments) -> None:
+        super().__init__(**arguments)
+        self._num_slots = 0
+        self._num_batches = 0
+        self._again: LaneBatch | None = None
+
+    def put(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
+        taken: list[Slot] = []
+        for slot in slots:
+            self._num_slots += 1
+            if self._num_slots == 3 and self.fault == "silently lost":
+                continue
+            taken += [slot] * (2 if self._num_slots == 3 and self.fault == "doubled" else 1)
+        super().put(taken, oldest_outstanding=oldest_outstanding)
+
+    def sample(self, timeout: float) -> LaneBatch | None:
+        if self._again is not None:
+            batch, self._again = self._again, None
+            return batch
+        batch = super().sample(timeout)
+        self._num_batches += batch is not None
+        if self._num_batches == 3 and self.fault == "trained twice":
+            self._num_batches += 1
+            self._again = batch
+        return batch
+
+
+def run_workers(folder: Path) -> None:
+    """Train the experiment with its actor and trainer in this process, to the clean end of both."""
+    placement = LocalPlacement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
+    resolved = resolve(load_text(EXPERIMENT.encode()), placement)
+    ledger = folder / "ledger"
+    actor = ActorWorker(make_context("actor", ledger))
+    trainer = TrainerWorker(make_context("trainer", ledger))
+    failures: list[BaseException] = []
+
+    def live(worker: ActorWorker | TrainerWorker, config) -> None:
+        try:
+            worker.configure(config)
+            worker.start()
+            worker.run()
+        except BaseException as failure:  # noqa: BLE001 - raised again in the test's thread
+            failures.append(failure)
+
+    threads = [
+        threading.Thread(target=live, args=(actor, resolved.actor)),
+        threading.Thread(target=live, args=(trainer, resolved.trainer)),
+    ]
+    for thread in threads:
+        thread.start()
+    threads[1].join(DEADLINE_SECONDS)
+    actor.exit()
+    threads[0].join(DEADLINE_SECONDS)
+    assert not any(thread.is_alive() for thread in threads)
+    for failure in failures:
+        raise failure
+    assert trainer.done
+
+
+def test_without_a_fault_the_books_balance(tmp_path: Path) -> None:
+    run_workers(tmp_path)
+    ledger = read_ledger(tmp_path / "ledger")
+    assert ledger["balanced"], ledger
+    assert ledger["trained"] > 0
+
+
+@pytest.mark.parametrize("fault", ["silently lost", "doubled", "trained twice"])
+def test_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr(FaultyBuffer, "fault", fault, raising=False)
+    monkeypatch.setattr("rlsrl.workers.build.trainer.FifoBuffer", FaultyBuffer)
+    run_workers(tmp_path)
+    ledger = read_ledger(tmp_path / "ledger")
+    assert not ledger["balanced"], ledger
+    assert "consumers were left holding" in ledger["problem"]

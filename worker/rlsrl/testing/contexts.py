@@ -1,0 +1,83 @@
+"""A worker's context without a coordinator, for tests that run a worker, or parts of one, in their own process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from rlsrl.data.version import Version
+from rlsrl.runtime.clock import Clock, SystemClock
+from rlsrl.runtime.coordination import WorkerState
+from rlsrl.runtime.metrics import Metrics
+from rlsrl.runtime.roster import Membership
+from rlsrl.workers.context import WorkerContext
+
+TOKEN = "a-token-for-tests"  # noqa: S105 - nobody else's
+
+
+@dataclass
+class RecordingMembership:
+    """Stands in for ``Membership``: keeps what would go up the Join stream. Any thread may call it."""
+
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    """What each call of ``report`` said, without what it left open."""
+    rows: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    """Rows of the learning curve: step and scalars."""
+    failure: Exception | None = None
+    """What ``check`` raises from now on; None for nothing."""
+
+    def report(
+        self,
+        *,
+        state: WorkerState | None = None,
+        waiting_for: str | None = None,
+        stats: Mapping[str, float] | None = None,
+        version: Version | None = None,
+        ledger: Mapping[str, int] | None = None,
+    ) -> None:
+        """Keep it."""
+        said = {"state": state, "waiting_for": waiting_for, "stats": stats, "version": version, "ledger": ledger}
+        self.reports.append({name: value for name, value in said.items() if value is not None})
+
+    def record(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Keep it."""
+        self.rows.append((step, dict(scalars)))
+
+    def check(self) -> None:
+        """Raise ``failure``, if there is one."""
+        if self.failure is not None:
+            raise self.failure
+
+    def reported(self, what: str) -> list[Any]:
+        """Everything that was reported under that name, in order."""
+        return [report[what] for report in self.reports if what in report]
+
+
+def make_context(
+    role: str,
+    folder: Path,
+    *,
+    index: int = 0,
+    incarnation: int = 0,
+    attempt: int = 1,
+    membership: RecordingMembership | None = None,
+    clock: Clock | None = None,
+) -> WorkerContext:
+    """The context of a worker whose ledger is in ``folder``."""
+    return WorkerContext(
+        role=role,
+        index=index,
+        incarnation=incarnation,
+        attempt=attempt,
+        token=TOKEN,
+        log=structlog.stdlib.get_logger(role),
+        metrics=Metrics(CollectorRegistry()),
+        clock=clock or SystemClock(),
+        membership=cast("Membership", membership or RecordingMembership()),
+        ledger_folder=folder,
+    )
