@@ -533,6 +533,7 @@ class SampleStreamConformance:
             for value in range(count):
                 producer.post(fill(producer.acquire(DEADLINE), value))
             producer.flush(DEADLINE)
+            producer.close()  # or it would sit on credits that others need
 
         futures = [pool.submit(produce, producer) for producer in producers]
         consumer.grant(4 * NUM_LANES, V1)
@@ -706,18 +707,14 @@ class SampleStreamProcessConformance:
         self, bench: StreamBench, spawn: Callable[..., Puppet]
     ) -> None:
         consumer, lively = bench.consumer(peer_timeout=PATIENCE, expected_producers=2), bench.producer(1)
+        bench.keep_alive(lively)
         frozen = spawn("producer", index=0)
         consumer.grant(2 * NUM_LANES, V1)
         bench.connect(consumer, lively)
         acquire(bench, consumer, frozen)
         frozen.stop()
         in_hand = bench.acquire(consumer, lively)
-
-        def given_up() -> bool:
-            lively.touch()
-            return consumer.counters.get("revoked", 0) == 1
-
-        bench.until(consumer, given_up)
+        bench.until(consumer, lambda: consumer.counters.get("revoked", 0) == 1)
         replacement = bench.acquire(consumer, lively)
         fill(in_hand, 2)
         fill(replacement, 3)

@@ -114,6 +114,7 @@ class StreamBench:
         self._folder = folder
         self._pages: dict[str, LedgerPage] = {}
         self._ends: list[SampleConsumer | SampleProducer] = []
+        self._kept_alive: list[SampleProducer] = []
         # With a clock that stands still only calls that do not wait ever return.
         self._tick = 0.002 if clock is None else 0.0
 
@@ -167,8 +168,14 @@ class StreamBench:
         self._ends.append(producer)
         return producer
 
+    def keep_alive(self, producer: SampleProducer) -> None:
+        """Touch it whenever the consumer is served, so that no delay of the machine makes it look silent."""
+        self._kept_alive.append(producer)
+
     def serve(self, consumer: SampleConsumer) -> None:
         """Let the consumer do what is to be done now."""
+        for producer in self._kept_alive:
+            producer.touch()
         self.received += consumer.receive(64, self._tick)
 
     def until(self, consumer: SampleConsumer, happened: Callable[[], bool]) -> None:
