@@ -89,6 +89,8 @@ class TrainerConfig(RoleConfig):
     """What is trained on; the trainer makes one instance to learn its spaces and closes it."""
     network: Network
     """The network that is trained."""
+    normalize_observations: bool
+    """Whether observations are standardised."""
     algorithm: Ppo
     """What is done with the samples."""
     rollout_length: PositiveInteger
@@ -150,6 +152,8 @@ class ActorConfig(RoleConfig):
     """Where weights come from."""
     policy_name: str
     """The policy that acts."""
+    return_discount: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Discount of the returns that slots carry for rewards to be scaled by; None where they are not scaled."""
 
     def environment_ranks_of(self, index: int) -> range:
         """Ranks, over the whole fleet, of the environments of the actor with that index.

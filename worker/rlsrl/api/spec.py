@@ -123,6 +123,33 @@ class Policy(Model):
 
     network: Network = Network(mlp=Mlp())
     """The network that is trained."""
+    normalize_observations: bool = False
+    """Whether the network sees observations with mean 0 and deviation 1, kept within 10 of 0, by statistics of all
+    transitions that were trained on. They are part of each version. Only for observations that are floats."""
+
+
+class LinearSchedule(Model):
+    """In a straight line from the field's own value."""
+
+    to: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The value at the end, and from then on."""
+    env_steps: Count | None = None
+    """Transitions trained until then; by default stop.envSteps."""
+
+
+class Schedule(Model):
+    """How a number changes as training goes on."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("linear",)
+
+    linear: LinearSchedule | None = None
+    """In a straight line from the field's own value."""
+
+    @property
+    def chosen(self) -> LinearSchedule:
+        """The schedule that is given."""
+        assert self.linear is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+        return self.linear
 
 
 class Ppo(Model):
@@ -130,16 +157,22 @@ class Ppo(Model):
 
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     """Step size of Adam."""
+    learning_rate_schedule: Schedule | None = None
+    """How learningRate changes as training goes on; constant unless given."""
     discount: Annotated[float, Field(ge=0, le=1)] = 0.99
     """Weight of the reward one step later (gamma)."""
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Between one-step advantages (0, biased) and whole returns (1, noisy)."""
     clip_range: Annotated[float, Field(gt=0, le=10)] = 0.2
     """How far the probability ratio may leave 1 before it stops to count."""
+    clip_range_schedule: Schedule | None = None
+    """How clipRange changes as training goes on; constant unless given."""
     clip_value_loss: bool = True
     """Whether the value may move by at most the clip range from what it was at the start of the step."""
     entropy_coefficient: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Weight of the entropy bonus in the loss."""
+    entropy_coefficient_schedule: Schedule | None = None
+    """How entropyCoefficient changes as training goes on; constant unless given."""
     value_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.5
     """Weight of the value loss in the loss."""
     max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 0.5
@@ -150,8 +183,20 @@ class Ppo(Model):
     """Transitions of one optimizer step. Divides the batch: rolloutLength x trainers.batchEnvironments."""
     normalize_advantages: bool = True
     """Whether advantages get mean 0 and deviation 1 in each minibatch."""
+    normalize_rewards: bool = False
+    """Whether rewards are divided by the standard deviation of the discounted return, and kept within 10 of 0."""
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """Added to Adam's denominator."""
+
+    @property
+    def schedules(self) -> dict[str, LinearSchedule]:
+        """Those that are given, by the YAML name of their field."""
+        given = {
+            "learningRateSchedule": self.learning_rate_schedule,
+            "clipRangeSchedule": self.clip_range_schedule,
+            "entropyCoefficientSchedule": self.entropy_coefficient_schedule,
+        }
+        return {name: schedule.chosen for name, schedule in given.items() if schedule is not None}
 
 
 class Algorithm(Model):
@@ -362,6 +407,13 @@ class ExperimentSpec(Model):
                 message=f"{minibatch_size} does not divide a batch of {self.batch_transitions} transitions ({batch})",
                 allowed=_near_divisors(self.batch_transitions, minibatch_size),
             )
+        for name, schedule in self.algorithm.chosen.schedules.items():
+            if schedule.env_steps is None and self.stop.env_steps is None:
+                yield Violation(
+                    at=("algorithm", "ppo", name, "linear", "envSteps"),
+                    message="missing, and there is no stop.envSteps to stand in for it",
+                    allowed="integer from 1 to 1000000000000000, here or as stop.envSteps",
+                )
         if self.pacing.max_policy_lag < self.least_policy_lag:
             yield Violation(
                 at=("pacing", "maxPolicyLag"),

@@ -82,6 +82,8 @@ class ActorWorker(Worker[ActorConfig]):
             if self.exiting:
                 return False
         actor.finish()
+        if parts.returns is not None:
+            parts.returns.write(arrays)
         return True
 
     def _shutdown(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.envs.factory import make_environment
+from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.seeds import environment_seed
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.parameters.broadcast import BroadcastReader, BroadcastTimeout
@@ -34,15 +35,15 @@ class ActorParts:
     actor: RolloutActor
     producer: SampleProducer
     parameters: BroadcastReader
+    returns: DiscountedReturns | None
+    """Where rewards are scaled: keeps what they are scaled by."""
     ledger: ActorLedger
     num_steps: int
     resources: ExitStack
     """Closes all of them, and the ledger's page."""
 
 
-def build_actor(
-    config: ActorConfig, context: WorkerContext, *, still_wanted: Callable[[], bool]
-) -> ActorParts | None:
+def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Callable[[], bool]) -> ActorParts | None:
     """An actor's parts; waits for a trainer to say how its policy is evaluated. None if no longer wanted meanwhile.
 
     Raises:
@@ -69,7 +70,12 @@ def build_actor(
         producer = SharedMemoryProducer(
             config.samples_endpoints[0],
             token=context.token,
-            layout=rollout_layout(envs.spec, num_steps=config.rollout_length, num_lanes=envs.num_envs),
+            layout=rollout_layout(
+                envs.spec,
+                num_steps=config.rollout_length,
+                num_lanes=envs.num_envs,
+                discounted_return=config.return_discount is not None,
+            ),
             producer_id=ProducerId(index=context.index, incarnation=context.incarnation),
             ledger=ledger,
             previous=ledger.begin(context.incarnation),
@@ -81,10 +87,17 @@ def build_actor(
             actor=_rollout_actor(description, config, context, envs),
             producer=producer,
             parameters=parameters,
+            returns=_returns(config, envs),
             ledger=ledger,
             num_steps=config.rollout_length,
             resources=resources.pop_all(),
         )
+
+
+def _returns(config: ActorConfig, envs: VectorEnv) -> DiscountedReturns | None:
+    if config.return_discount is None:
+        return None
+    return DiscountedReturns(discount=config.return_discount, num_lanes=envs.num_envs)
 
 
 def _await_description(

@@ -8,17 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsrl.algorithms.learner import Learner
+from rlsrl.algorithms.normalizer import Normalizer, normalizable
 from rlsrl.algorithms.ppo import Ppo
+from rlsrl.algorithms.schedules import LinearSchedule, Scheduled
 from rlsrl.api.resolved import TrainerConfig
+from rlsrl.api.spec import Schedule
 from rlsrl.buffers.fifo import FifoBuffer
 from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.data.slots import rollout_layout
+from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.broadcast import BroadcastPublisher
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
@@ -59,11 +64,17 @@ def build_trainer(
     policy = torch_policy(config.network, env_spec, seed=config.seed)
     state = db.load_state(config.policy_name) if config.policy_name in db.policies() else None
     initial = _initial_parameters(config, context, db, policy, state)
+    learner = _learner(config, env_spec, policy, initial, state)
     program = policy.export()
     if program is not None:
-        check_export(policy, program, initial)
+        check_export(policy, program, learner.parameters(initial.version))
     description = {PROGRAM_KEY: None if program is None else program.to_json()}
-    layout = rollout_layout(env_spec, num_steps=config.rollout_length, num_lanes=config.batch_lanes)
+    layout = rollout_layout(
+        env_spec,
+        num_steps=config.rollout_length,
+        num_lanes=config.batch_lanes,
+        discounted_return=config.algorithm.normalize_rewards,
+    )
     with ExitStack() as resources:
         page = context.open_ledger_page()
         resources.callback(page.close)
@@ -90,7 +101,7 @@ def build_trainer(
             on_failed=context.metrics.checkpoints_failed.inc,
         )
         training = TrainingThread(
-            learner=_learner(config, policy, initial, state),
+            learner=learner,
             buffer=buffer,
             limiter=_resumed_limiter(config, state),
             batch_lanes=config.batch_lanes,
@@ -129,15 +140,17 @@ def _initial_parameters(
     return parameters
 
 
-def _learner(config: TrainerConfig, policy: TorchPolicy, initial: Parameters, state: TrainerState | None) -> Learner:
+def _learner(
+    config: TrainerConfig, env_spec: EnvSpec, policy: TorchPolicy, initial: Parameters, state: TrainerState | None
+) -> Learner:
     ppo = config.algorithm
     algorithm = Ppo(
         policy,
         discount=ppo.discount,
         gae_lambda=ppo.gae_lambda,
-        clip_range=ppo.clip_range,
+        clip_range=_scheduled(ppo.clip_range, ppo.clip_range_schedule, config),
         clip_value_loss=ppo.clip_value_loss,
-        entropy_coefficient=ppo.entropy_coefficient,
+        entropy_coefficient=_scheduled(ppo.entropy_coefficient, ppo.entropy_coefficient_schedule, config),
         value_coefficient=ppo.value_coefficient,
         epochs=ppo.epochs,
         minibatch_size=ppo.minibatch_size,
@@ -146,14 +159,33 @@ def _learner(config: TrainerConfig, policy: TorchPolicy, initial: Parameters, st
     learner = Learner(
         algorithm,
         initial,
-        learning_rate=ppo.learning_rate,
+        learning_rate=_scheduled(ppo.learning_rate, ppo.learning_rate_schedule, config),
         adam_epsilon=ppo.adam_epsilon,
         max_gradient_norm=ppo.max_gradient_norm,
         seed=derived_seed(config.seed, "minibatches"),
+        normalizer=_normalizer(config, env_spec),
     )
     if state is not None:
         learner.load_state_dict(state.arrays, state.values["learner"])
     return learner
+
+
+def _scheduled(start: float, schedule: Schedule | None, config: TrainerConfig) -> Scheduled:
+    if schedule is None:
+        return start
+    env_steps = schedule.chosen.env_steps or config.stop.env_steps
+    assert env_steps is not None, "validation leaves at least one"  # noqa: S101 - an invariant of our own
+    return LinearSchedule(start=start, end=schedule.chosen.to, env_steps=env_steps)
+
+
+def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
+    observation = normalizable(env_spec) if config.normalize_observations else {}
+    if config.normalize_observations and not observation:
+        dtypes = ", ".join(f"{path} {spec.dtype}" for path, spec in env_spec.observation.items())
+        raise ConfigurationError(
+            f"policy.normalizeObservations: only floats are normalised, and the environment observes {dtypes}"
+        )
+    return Normalizer(observation, rewards=config.algorithm.normalize_rewards)
 
 
 def _resumed_limiter(config: TrainerConfig, state: TrainerState | None) -> RateLimiter:
