@@ -152,6 +152,11 @@ class RequestQueue:
                 )
                 self._changed.notify()
 
+    def __len__(self) -> int:
+        """Requests that wait now."""
+        with self._changed:
+            return len(self._waiting)
+
     def drop(self, client: Hashable) -> None:
         """That client is gone: what it asked is not worth evaluating."""
         with self._changed:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import cast
 
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.streams.inference import (
@@ -34,6 +35,10 @@ class InlineInferenceChannel:
             for client in self._clients:
                 client.ask_again(server)
 
+    def is_served_by(self, server: InlineInferenceServer) -> bool:
+        """Whether that server was not closed."""
+        return self._server is server
+
     def join(self, client: InlineInferenceClient) -> None:
         """A client asks here from now on."""
         with self._lock:
@@ -55,10 +60,16 @@ class InlineInferenceChannel:
 class InlineInferenceServer:
     """Answers clients of the same process; implements ``InferenceServer``."""
 
-    def __init__(self, channel: InlineInferenceChannel, *, layout: InferenceLayout) -> None:
-        """Serve the channel's clients, and be its only server until ``close``."""
+    def __init__(
+        self, channel: InlineInferenceChannel, *, layout: InferenceLayout, on_refused: Callable[[str], None]
+    ) -> None:
+        """Serve the channel's clients, and be its only server until ``close``.
+
+        ``on_refused`` is called with the kind of what was refused: a client of another ``layout``.
+        """
         self.layout = layout
         """Of requests and results; clients of another are refused."""
+        self.on_refused = on_refused
         self.queue = RequestQueue()
         """What waits; the channel's clients put into it."""
         self._channel = channel
@@ -66,19 +77,23 @@ class InlineInferenceServer:
 
     def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
         """See ``InferenceServer.next_batch``."""
-        return self.queue.next_batch(max_size, timeout, _deliver)
+        return self.queue.next_batch(max_size, timeout, self._deliver)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a batch to be taken."""
+        return len(self.queue)
 
     def close(self) -> None:
         """See ``InferenceServer.close``."""
         self._channel.served_by(None)
         self.queue.close()
 
-
-def _deliver(pending: Sequence[PendingRequest], answers: Answers) -> None:
-    for place, each in enumerate(pending):
-        client = each.client
-        assert isinstance(client, InlineInferenceClient), "nobody else puts requests in"  # noqa: S101
-        client.settle(each.number, answers if isinstance(answers, Exception) else answers[place])
+    def _deliver(self, pending: Sequence[PendingRequest], answers: Answers) -> None:
+        if self._channel.is_served_by(self):
+            for place, each in enumerate(pending):
+                client = cast("InlineInferenceClient", each.client)
+                client.settle(each.number, answers if isinstance(answers, Exception) else answers[place])
 
 
 class InlineInferenceClient:
@@ -145,6 +160,7 @@ class InlineInferenceClient:
         if server is None:
             return
         if server.layout.digest != self._layout.digest:
+            server.on_refused("layout")
             self._fail(HandshakeRefused(f"({server.layout}) at the server, ({self._layout}) at the client"))
         for number in numbers:
             if (asked := self._asked.get(number)) is not None:

@@ -111,7 +111,7 @@ class GrpcInferenceClient:
         self._next_address = 0
         self._back_off = FIRST_BACK_OFF_SECONDS
         self._retry_at = -math.inf
-        self._keeper = threading.Thread(target=self._keep, name="inference-keeper", daemon=True)
+        self._keeper = threading.Thread(target=self._run, name="inference-keeper", daemon=True)
         self._keeper.start()
 
     def submit(self, request: RolloutRequest) -> Future[RolloutResult]:
@@ -229,6 +229,18 @@ class GrpcInferenceClient:
 
     # The keeper.
 
+    def _run(self) -> None:
+        try:
+            self._keep()
+        except Exception as error:  # noqa: BLE001 - raised in the threads that wait for what this one should do
+            self._fail(_caused(StreamError(f"an inference client failed: {error!r}"), error))
+        with self._changed:
+            remaining = list(self._all())
+        for connection in remaining:
+            connection.cancel()
+        for connection in remaining:
+            connection.join()
+
     def _keep(self) -> None:
         """Have a connection at all times, as near to home as can be; until the first failure, or ``close``."""
         with self._changed:
@@ -238,12 +250,8 @@ class GrpcInferenceClient:
                 self._give_up_silent(now)
                 if self._attempt is None and self._is_astray and now >= self._retry_at:
                     self._try_next(now)
-                self._changed.wait(max(0.0, self._next_duty - now))
-            remaining = list(self._all())
-        for connection in remaining:
-            connection.cancel()
-        for connection in remaining:
-            connection.join()
+                duty = self._next_duty
+                self._changed.wait(max(0.0, duty - now) if duty < math.inf else None)
 
     @property
     def _is_astray(self) -> bool:
@@ -255,7 +263,7 @@ class GrpcInferenceClient:
         duties = [each.last_heard + self._peer_timeout for each in self._all()]
         if self._attempt is None and self._is_astray:
             duties.append(self._retry_at)
-        return min(duties)
+        return min(duties, default=math.inf)
 
     def _all(self) -> Iterator[_Connection]:
         """Every connection that has not ended."""
@@ -364,6 +372,8 @@ class _Connection:
                 final = HandshakeRefused(f"inference server {self.address}: {describe(error)}")
         except StreamError as error:
             final = error
+        except Exception as error:  # noqa: BLE001 - raised in the threads that wait for what this one should do
+            final = _caused(StreamError(f"an inference client failed: {error!r}"), error)
         finally:
             self._close()
             self._on_end(self, final)
@@ -375,3 +385,8 @@ class _Connection:
             deque(self._call, maxlen=0)
         self._outgoing.put(None)
         self._channel.close()
+
+
+def _caused(error: StreamError, cause: Exception) -> StreamError:
+    error.__cause__ = cause
+    return error

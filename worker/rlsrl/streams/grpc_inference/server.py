@@ -44,8 +44,8 @@ class GrpcInferenceServer:
             address: where to listen.
             token: what clients have to show.
             layout: what requests and results look like; clients of another layout are refused.
-            on_refused: called, from the server's thread, with the kind of what was refused: ``layout``, ``protocol``,
-                ``malformed``, or ``oversized``.
+            on_refused: called, from the server's thread, with the kind of what was refused: ``layout``, ``protocol`` or
+                ``malformed``. What shows no token, and messages over 64 MiB, gRPC refuses before they get here.
 
         Raises:
             AddressTaken: somebody else listens there.
@@ -75,6 +75,11 @@ class GrpcInferenceServer:
         with contextlib.suppress(RuntimeError):  # the loop is closed: so is the server
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a batch to be taken."""
+        return len(self._queue)
 
     @property
     def num_clients(self) -> int:

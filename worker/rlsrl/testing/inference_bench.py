@@ -1,0 +1,192 @@
+"""Both ends of an inference stream, and the hands to work them with.
+
+For the conformance suite (``inference_streams``) and the processes it starts (``inference_puppet``); imports no test
+runner, so that those start fast.
+"""
+
+# ruff: noqa: D102, S101 - methods make what they are called; what is asserted are the tests' own claims
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
+from rlsrl.data.specs import ArraySpec
+from rlsrl.data.version import INITIAL, Version
+from rlsrl.streams.grpc_inference import GrpcInferenceClient, GrpcInferenceServer
+from rlsrl.streams.inference import InferenceBatch, InferenceClient, InferenceServer
+from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
+
+TOKEN = "token-of-the-tests"  # noqa: S105 - guards nothing
+DEADLINE = 60.0
+"""Seconds to wait for what will come: never reached."""
+TICK = 0.005
+"""Seconds between two looks at what cannot wake the one who looks."""
+EVERYTHING = 1 << 20
+"""Lanes: more than ever wait."""
+
+
+class ObservableServer(InferenceServer, Protocol):
+    """A server under test."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a batch to be taken."""
+
+
+class InferenceTransport(Protocol):
+    """How to make both ends of a stream. The constructor takes no arguments: other processes make their own."""
+
+    def new_address(self) -> str:
+        """An address that nobody serves."""
+
+    def server(self, address: str, *, layout: InferenceLayout, on_refused: Callable[[str], None]) -> ObservableServer:
+        """A server at that address."""
+
+    def client(self, addresses: Sequence[str], *, layout: InferenceLayout, **arguments: Any) -> InferenceClient:
+        """A client of the servers at those addresses; the arguments are those of ``GrpcInferenceClient``."""
+
+
+class InlineInferenceTransport:
+    """Within one process; one server."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, InlineInferenceChannel] = {}
+
+    def _channel(self, address: str) -> InlineInferenceChannel:
+        return self._channels.setdefault(address, InlineInferenceChannel(address))
+
+    def new_address(self) -> str:
+        return uuid.uuid4().hex
+
+    def server(self, address: str, *, layout: InferenceLayout, on_refused: Callable[[str], None]) -> ObservableServer:
+        return InlineInferenceServer(self._channel(address), layout=layout, on_refused=on_refused)
+
+    def client(self, addresses: Sequence[str], *, layout: InferenceLayout, **arguments: Any) -> InferenceClient:
+        del arguments
+        return InlineInferenceClient(self._channel(addresses[0]), layout=layout)
+
+
+class UnixInferenceTransport:
+    """gRPC over abstract unix sockets."""
+
+    def new_address(self) -> str:
+        return f"unix-abstract:rlsrl-test-{uuid.uuid4().hex}"
+
+    def server(self, address: str, *, layout: InferenceLayout, on_refused: Callable[[str], None]) -> ObservableServer:
+        return GrpcInferenceServer(address, token=TOKEN, layout=layout, on_refused=on_refused)
+
+    def client(self, addresses: Sequence[str], *, layout: InferenceLayout, **arguments: Any) -> InferenceClient:
+        return GrpcInferenceClient(addresses, layout=layout, **({"token": TOKEN} | arguments))
+
+
+class TcpInferenceTransport(UnixInferenceTransport):
+    """gRPC over TCP."""
+
+    def new_address(self) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def small_layout(*, features: int = 3, state: int = 0) -> InferenceLayout:
+    """The requests of the tests: a few numbers, and as many of state."""
+    return InferenceLayout(
+        observation={"observation": ArraySpec(shape=(features,), dtype="float32")},
+        distribution_size=2,
+        state={"memory": ArraySpec(shape=(state,), dtype="float32")} if state else {},
+    )
+
+
+def request(value: int, *, num_lanes: int = 2, min_version: Version = INITIAL) -> RolloutRequest:
+    """A request that can be told from others by its value."""
+    observation = np.full((num_lanes, 3), value, np.float32)
+    return RolloutRequest(observation={"observation": observation}, min_version=min_version)
+
+
+def value_of(asked: RolloutRequest) -> int:
+    """What ``request`` was made with; fails if it is not everywhere."""
+    observation = asked.observation["observation"]
+    value = int(observation.flat[0])
+    assert (observation == value).all()
+    return value
+
+
+def result(value: int, *, num_lanes: int = 2, version: Version = INITIAL) -> RolloutResult:
+    """The answer to ``request(value)``: the value and each lane's number."""
+    distribution = np.empty((num_lanes, 2), np.float32)
+    distribution[:, 0], distribution[:, 1] = value, np.arange(num_lanes)
+    return RolloutResult(distribution=distribution, version=version)
+
+
+def answer_of(answer: RolloutResult) -> int:
+    """The value in a ``result``; fails if it is another's or a lane is missing."""
+    value = int(answer.distribution[0, 0])
+    num_lanes = len(answer.distribution)
+    assert np.array_equal(answer.distribution, result(value, num_lanes=num_lanes).distribution)
+    return value
+
+
+def answer(batch: InferenceBatch) -> list[int]:
+    """Answer a batch as ``result`` does; returns what was asked."""
+    values = [value_of(asked) for asked in batch.requests]
+    batch.respond(
+        [
+            result(value, num_lanes=asked.num_lanes, version=asked.min_version)
+            for value, asked in zip(values, batch.requests, strict=True)
+        ]
+    )
+    return values
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Look until it has happened."""
+    deadline, pause = time.monotonic() + DEADLINE, threading.Event()
+    while not happened():
+        assert time.monotonic() < deadline, "it never happened"
+        pause.wait(TICK)
+
+
+class InferenceBench:
+    """Servers and clients at one address, closed together."""
+
+    def __init__(self, transport: InferenceTransport, *, address: str | None = None) -> None:
+        self.transport = transport
+        self.address = address or transport.new_address()
+        self.refused: Counter[str] = Counter()
+        """What the servers made here refused, by kind."""
+        self._ends: list[InferenceServer | InferenceClient] = []
+
+    def server(self, address: str | None = None, layout: InferenceLayout | None = None) -> ObservableServer:
+        server = self.transport.server(
+            address or self.address, layout=layout or small_layout(), on_refused=self._count_refused
+        )
+        self._ends.append(server)
+        return server
+
+    def client(self, *addresses: str, layout: InferenceLayout | None = None, **arguments: Any) -> InferenceClient:
+        client = self.transport.client(addresses or (self.address,), layout=layout or small_layout(), **arguments)
+        self._ends.append(client)
+        return client
+
+    def close(self) -> None:
+        for end in reversed(self._ends):
+            end.close()
+
+    def _count_refused(self, kind: str) -> None:
+        self.refused[kind] += 1
+
+
+def serve(server: InferenceServer, stop: threading.Event) -> None:
+    """Answer whatever comes, until told to stop."""
+    while not stop.is_set():
+        if (batch := server.next_batch(EVERYTHING, timeout=0.05)) is not None:
+            answer(batch)
