@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from rlsrl.api.resolved import ActorConfig, CoordinatorConfig, EvaluatorConfig, RoleConfig, TrainerConfig
-from rlsrl.rpc.auth import token_from_environment
+from rlsrl.rpc.auth import TokenMissing, token_from_environment
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
 from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
@@ -52,12 +52,12 @@ def main() -> int:
     # The controller ends workers, not the terminal: a Ctrl-C that reaches the whole group is not for them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        config = CONFIGS[arguments.role].from_json(arguments.config.read_bytes())
+        config = _read_config(arguments.role, arguments.config)
         if isinstance(config, CoordinatorConfig):
             _coordinate(config)
         else:
             _Process(arguments, config).run()
-    except (ConfigurationError, ValidationError) as error:
+    except (ConfigurationError, TokenMissing) as error:
         sys.stderr.write(f"rlsrl: {error}\n")
         return CONFIGURATION_ERROR
     return 0
@@ -70,6 +70,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=0, help="a trainer's rank")
     parser.add_argument("--attempt", type=int, default=0, help="the trainer gang's life, counted from 1")
     return parser.parse_args()
+
+
+def _read_config(role: str, path: Path) -> RoleConfig:
+    """What the role is told.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or holds something else; every fault on one line.
+    """
+    try:
+        return CONFIGS[role].from_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, each['loc'])) or 'the document'}: {each['msg']}" for each in error.errors())
+        raise ConfigurationError(f"{path} is no config of the {role}: {'; '.join(faults)}") from error
 
 
 def _coordinate(config: CoordinatorConfig) -> None:
