@@ -199,7 +199,7 @@ def evaluator_config(**changes: Any) -> EvaluatorConfig:
         "max_steps_per_environment": 100,
         "greedy": True,
         "policy_name": POLICY,
-        "parameters_folder": "",
+        "parameter_store": {"folder": ""},
     }
     return EvaluatorConfig.model_validate(value | changes, by_name=True)
 

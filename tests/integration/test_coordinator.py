@@ -86,7 +86,7 @@ class CoordinatorProcess:
             "lease_seconds": 120.0,
             "roster_path": str(folder / "roster.json"),
             "record_folder": str(folder),
-            "parameters_folder": str(folder / "parameters"),
+            "parameter_store": {"folder": str(folder / "parameters")},
             "num_actors": 2,
             "num_trainers": 2,
         }

@@ -98,7 +98,7 @@ def push(arguments: argparse.Namespace, metadata: dict, reason: str | None) -> N
     from rlsrl.parameters.protocols import Parameters
 
     config = json.loads(arguments.config.read_text())
-    db = FilesystemParameterDB(Path(config["parameters_folder"]))
+    db = FilesystemParameterDB(Path(config["parameter_store"]["folder"]))
     version = Version(arguments.attempt, metadata["train_steps"])
     parameters = Parameters(version=version, vector=np.zeros(4, np.float32), layout="standin")
     db.push(config["policy_name"], parameters, metadata=metadata)

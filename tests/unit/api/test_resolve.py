@@ -7,7 +7,13 @@ from pydantic import ValidationError
 
 from rlsrl.api.load import load_text
 from rlsrl.api.resolve import LocalPlacement, resolve
-from rlsrl.api.resolved import ActorConfig, ResolvedExperiment, TrainerConfig
+from rlsrl.api.resolved import (
+    ActorConfig,
+    ObjectStoreConfig,
+    ParameterStoreConfig,
+    ResolvedExperiment,
+    TrainerConfig,
+)
 from rlsrl.api.spec import Environment, Mlp, Network, ParameterVersions, Ppo, Stop
 
 PLACEMENT = LocalPlacement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
@@ -40,13 +46,13 @@ def test_each_role_is_told_what_it_needs() -> None:
     assert told.coordinator.http_address == "127.0.0.1:0"
     assert told.coordinator.roster_path == "/runs/one/roster.json"
     assert told.coordinator.record_folder == "/runs/one"
-    assert told.coordinator.parameters_folder == told.trainer.parameters_folder
+    assert told.coordinator.parameter_store == told.trainer.parameter_store
     assert (told.coordinator.num_actors, told.coordinator.num_trainers) == (2, 1)
     trainer = told.trainer
     assert (trainer.environment, trainer.network, trainer.algorithm) == (environment, network, Ppo(epochs=2))
     assert (trainer.rollout_length, trainer.batch_lanes, trainer.num_minibatches) == (128, 8, 4)
     assert (trainer.max_policy_lag, trainer.num_actors, trainer.max_lanes_per_actor) == (2, 2, 4)
-    assert (trainer.policy_name, trainer.parameters_folder) == ("default", "/runs/one/parameters")
+    assert (trainer.policy_name, trainer.parameter_store.folder) == ("default", "/runs/one/parameters")
     assert (trainer.versions, trainer.stop) == (ParameterVersions(keep_last=7), Stop(return_mean=475.0))
     assert trainer.num_trainers == 1
     actor = told.actor
@@ -107,9 +113,26 @@ def test_evaluators_share_environments_and_steps(evaluators: str, each: int, max
     assert (evaluator.environments, evaluator.max_steps_per_environment) == (each, max_steps_each)
     assert (evaluator.episodes_per_environment, evaluator.every_seconds, evaluator.every_versions) == (2, 5.0, None)
     assert (evaluator.greedy, evaluator.seed, evaluator.environment) == (False, 3, told.trainer.environment)
-    assert (evaluator.policy_name, evaluator.parameters_folder) == ("default", told.trainer.parameters_folder)
+    assert (evaluator.policy_name, evaluator.parameter_store) == ("default", told.trainer.parameter_store)
     assert bool(told.warnings) == bool(warning)
     assert all(warning in text for text in told.warnings)
+    assert ResolvedExperiment.from_json(told.to_json()) == told
+
+
+def test_every_run_has_a_place_of_its_own_in_an_object_store() -> None:
+    store = "{url: 's3://bucket/team/', endpoint: 'http://127.0.0.1:9000', region: eu-central-1, answerSeconds: 5}"
+    told = resolved(f"parameters.store={{objectStore: {store}}}", "evaluators={}")
+
+    for config in (told.coordinator, told.trainer, told.evaluator):
+        assert config is not None
+        assert config.parameter_store == ParameterStoreConfig(
+            object_store=ObjectStoreConfig(
+                url="s3://bucket/team/one-0f3a",
+                endpoint="http://127.0.0.1:9000",
+                region="eu-central-1",
+                answer_seconds=5.0,
+            )
+        )
     assert ResolvedExperiment.from_json(told.to_json()) == told
 
 

@@ -6,9 +6,19 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TypedDict
 
-from rlsrl.api.resolved import ActorConfig, CoordinatorConfig, EvaluatorConfig, ResolvedExperiment, TrainerConfig
+from rlsrl.api.resolved import (
+    ActorConfig,
+    CoordinatorConfig,
+    EvaluatorConfig,
+    ObjectStoreConfig,
+    ParameterStoreConfig,
+    ResolvedExperiment,
+    TrainerConfig,
+)
 from rlsrl.api.spec import ExperimentSpec, RLExperiment
 
+PARAMETERS = "parameters"
+"""The parameter DB's folder in a run folder, for experiments that keep it there."""
 POLICY_NAME = "default"
 """The one policy's name in the parameter DB."""
 HEARTBEAT_SECONDS = 1.0
@@ -50,6 +60,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
     endpoint = f"rlsrl-{placement.run_uid}"
     samples_endpoints = (f"{endpoint}-samples-0",)
     parameters_endpoint = f"{endpoint}-parameters"
+    parameter_store = _parameter_store(experiment, placement)
     common = _Common(
         experiment=experiment.metadata.name,
         run_uid=placement.run_uid,
@@ -67,7 +78,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             lease_seconds=LEASE_SECONDS,
             roster_path=str(folder / "roster.json"),
             record_folder=str(folder),
-            parameters_folder=str(folder / "parameters"),
+            parameter_store=parameter_store,
             num_actors=spread.num_workers,
             num_trainers=len(samples_endpoints),
             num_evaluators=0 if spec.evaluators is None else spec.evaluators.replicas,
@@ -87,7 +98,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             parameters_endpoint=parameters_endpoint,
             peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
             policy_name=POLICY_NAME,
-            parameters_folder=str(folder / "parameters"),
+            parameter_store=parameter_store,
             versions=spec.parameters,
             stop=spec.stop,
         ),
@@ -104,13 +115,30 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             policy_name=POLICY_NAME,
             return_discount=spec.algorithm.chosen.discount if spec.algorithm.chosen.normalize_rewards else None,
         ),
-        evaluator=_evaluator(spec, common, folder),
+        evaluator=_evaluator(spec, common, parameter_store),
         num_actors=spread.num_workers,
         warnings=(*spread.warnings, *_evaluation_warnings(spec)),
     )
 
 
-def _evaluator(spec: ExperimentSpec, common: _Common, folder: PurePath) -> EvaluatorConfig | None:
+def _parameter_store(experiment: RLExperiment, placement: LocalPlacement) -> ParameterStoreConfig:
+    """A place of the run's own: what an earlier run of the same name stored must not be taken for this one's."""
+    store = experiment.spec.parameters.store.object_store
+    if store is None:
+        return ParameterStoreConfig(folder=str(placement.run_folder / PARAMETERS))
+    return ParameterStoreConfig(
+        object_store=ObjectStoreConfig(
+            url=f"{store.url.rstrip('/')}/{experiment.metadata.name}-{placement.run_uid}",
+            endpoint=store.endpoint,
+            region=store.region,
+            answer_seconds=store.answer_seconds,
+        )
+    )
+
+
+def _evaluator(
+    spec: ExperimentSpec, common: _Common, parameter_store: ParameterStoreConfig
+) -> EvaluatorConfig | None:
     evaluators = spec.evaluators
     if evaluators is None:
         return None
@@ -127,7 +155,7 @@ def _evaluator(spec: ExperimentSpec, common: _Common, folder: PurePath) -> Evalu
         every_versions=evaluators.every_versions,
         greedy=evaluators.greedy,
         policy_name=POLICY_NAME,
-        parameters_folder=str(folder / "parameters"),
+        parameter_store=parameter_store,
     )
 
 

@@ -40,6 +40,30 @@ class Config(Model):
         return cls.model_validate_json(text, by_alias=False, by_name=True)
 
 
+class ObjectStoreConfig(Config):
+    """A place in an S3-compatible object store. Credentials come from the environment."""
+
+    url: str
+    """``s3://bucket/prefix`` of this run alone."""
+    endpoint: str | None = None
+    """The store's URL; None for Amazon's, or the environment's."""
+    region: str | None = None
+    """None for the environment's."""
+    answer_seconds: PositiveSeconds
+    """Seconds that a request waits for an answer, and for which failing ones are repeated."""
+
+
+class ParameterStoreConfig(Config):
+    """Where the run's parameter DB is."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("folder", "object_store")
+
+    folder: str | None = None
+    """A folder of this machine, or of a volume."""
+    object_store: ObjectStoreConfig | None = None
+    """A place in an object store."""
+
+
 class RoleConfig(Config):
     """What every role is told."""
 
@@ -72,8 +96,8 @@ class CoordinatorConfig(RoleConfig):
     """File that keeps the roster over the coordinator's own restarts."""
     record_folder: str
     """Where ``metrics.jsonl`` and ``tensorboard/`` are written."""
-    parameters_folder: str
-    """The filesystem parameter DB, which the coordinator serves to whoever does not reach it."""
+    parameter_store: ParameterStoreConfig
+    """The parameter DB, which the coordinator serves to whoever does not reach it."""
     num_actors: PositiveInteger
     """Actors that should be there."""
     num_trainers: PositiveInteger
@@ -111,8 +135,8 @@ class TrainerConfig(RoleConfig):
     """Seconds of silence after which an actor's credits go to others."""
     policy_name: str
     """The policy's name in the parameter DB."""
-    parameters_folder: str
-    """The filesystem parameter DB."""
+    parameter_store: ParameterStoreConfig
+    """The parameter DB."""
     versions: ParameterVersions
     """Which versions are made durable, and which are kept."""
     stop: Stop
@@ -200,8 +224,8 @@ class EvaluatorConfig(RoleConfig):
     """Whether the most probable action is taken."""
     policy_name: str
     """The policy's name in the parameter DB."""
-    parameters_folder: str
-    """The filesystem parameter DB."""
+    parameter_store: ParameterStoreConfig
+    """The parameter DB."""
 
 
 class ResolvedExperiment(Config):

@@ -297,9 +297,57 @@ class Pacing(Model):
     in turn; 1 overlaps them."""
 
 
-class ParameterVersions(Model):
-    """Which versions of the weights are kept on disk."""
+class FilesystemStore(Model):
+    """The run's own folder; on a cluster, the experiment's volume."""
 
+
+class ObjectStore(Model):
+    """An S3 bucket, Amazon's or any that has conditional writes (If-Match, If-None-Match). Credentials are never
+    written here: they come from the environment of the workers, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."""
+
+    url: Annotated[
+        str,
+        Field(
+            pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)*/?$",
+            max_length=512,
+            examples=["s3://my-bucket/experiments"],
+        ),
+    ]
+    """The bucket, and what all keys begin with. Each run has a folder of its own below, ``<name>-<run>``."""
+    endpoint: (
+        Annotated[
+            str,
+            Field(
+                pattern=r"^https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?$",
+                max_length=512,
+                examples=["https://s3.example.com"],
+            ),
+        ]
+        | None
+    ) = None
+    """The store's URL; Amazon's unless given here or as AWS_ENDPOINT_URL."""
+    region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=63, examples=["eu-central-1"])] | None = None
+    """The bucket's region; us-east-1 unless given here or as AWS_REGION."""
+    answer_seconds: PositiveSeconds = 30.0
+    """Seconds that a request waits for an answer, and for which failing ones are repeated."""
+
+
+class ParameterStore(Model):
+    """Where versions of the weights, and what resuming needs, are kept."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("filesystem", "object_store")
+
+    filesystem: FilesystemStore | None = None
+    """The run's own folder; on a cluster, the experiment's volume."""
+    object_store: ObjectStore | None = None
+    """An S3 bucket."""
+
+
+class ParameterVersions(Model):
+    """Which versions of the weights are kept, and where."""
+
+    store: ParameterStore = ParameterStore(filesystem=FilesystemStore())
+    """Where they are kept."""
     keep_last: Annotated[int, Field(ge=1, le=10_000), INTEGRAL] = 5
     """Untagged versions that are kept; older ones are removed."""
     every_seconds: PositiveSeconds = 10.0
@@ -358,7 +406,7 @@ class ExperimentSpec(Model):
     pacing: Pacing = Pacing()
     """How gathering and training keep step."""
     parameters: ParameterVersions = ParameterVersions()
-    """Which versions of the weights are kept on disk."""
+    """Which versions of the weights are kept, and where."""
     stop: Stop
     """When training ends."""
     restarts: Restarts = Restarts()

@@ -20,7 +20,6 @@ from typing import Any
 import structlog
 
 from rlsrl.api.resolved import CoordinatorConfig
-from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.service import ParameterService
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
@@ -30,6 +29,7 @@ from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.exposition import MetricsServer
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.worker import PollResult, Worker
+from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.meeting import Meeting
 from rlsrl.workers.roster import Roster
@@ -232,7 +232,7 @@ class MeetingServer:
             clock=self._clock,
             log=self._log,
         )
-        parameters = ParameterService(FilesystemParameterDB(Path(self._config.parameters_folder)), log=self._log)
+        parameters = ParameterService(open_parameter_store(self._config.parameter_store), log=self._log)
         server = new_server(self._token)
         add_CoordinatorServicer_to_server(meeting, server)
         parameters.add_to(server)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -11,8 +10,8 @@ from rlsrl.api.resolved import EvaluatorConfig, TrainerConfig
 from rlsrl.api.spec import Environment, Network
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import EnvironmentSource
-from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import ParameterDB
+from rlsrl.workers.build.parameters import open_parameter_store
 
 if TYPE_CHECKING:
     from rlsrl.policies.torch_policy import TorchPolicy
@@ -30,8 +29,12 @@ def derived_seed(seed: int, purpose: Purpose, *key: int) -> int:
 
 
 def open_db(config: TrainerConfig | EvaluatorConfig) -> ParameterDB:
-    """The experiment's durable parameter database."""
-    return FilesystemParameterDB(Path(config.parameters_folder))
+    """The experiment's durable parameter database.
+
+    Raises:
+        ConfigurationError: it cannot be used as configured.
+    """
+    return open_parameter_store(config.parameter_store)
 
 
 def environment_source(environment: Environment) -> EnvironmentSource:
