@@ -129,7 +129,7 @@ class LiveReader:
                 self._changed.notify_all()
 
     def _listen(self) -> bool:
-        """One stream, until it ends for whatever reason; returns whether anything came.
+        """One stream, until it ends for whatever reason; returns whether what came was good.
 
         Raises:
             SourceRefused: trying again would not help.
@@ -154,6 +154,7 @@ class LiveReader:
             if not self._closed and (error := error_of(failed)) is not None:
                 raise SourceRefused(str(error)) from error
         except (TransferRefused, Corrupt) as error:
+            received_some = False  # coming again at once would not make it whole
             self._problem = str(error)
             _log.warning("live_weights_spoilt", error=str(error))
         finally:

@@ -1,0 +1,446 @@
+"""Stored versions served by another process, which is killed, frozen, flooded and lied to."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import fcntl
+import os
+import resource
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from rlsrl.data.version import Version
+from rlsrl.parameters.encoding import encode_parameters
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.protocols import Corrupt, ParameterDB, Parameters
+from rlsrl.parameters.service import ServiceParameterDB, ServiceRefused, ServiceUnavailable, TransferRefused, client
+from rlsrl.parameters.service.failures import error_of
+from rlsrl.parameters.service.transfers import CHUNK_BYTES, Assembly, cut
+from rlsrl.rpc.channels import open_channel, token_metadata
+from rlsrl.rpc.codec import encode
+from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
+from rlsrl.rpc.v1 import parameters_pb2 as pb
+from rlsrl.testing.parameter_dbs import POLICY, got, make_parameters, make_state, push_steps, stored
+from rlsrl.testing.puppet import Puppet
+
+TOKEN = "the-token"
+LONG = 60.0
+"""Seconds to wait for what will come: never reached."""
+LARGE = 3_000_000
+"""Weights of a version that no connection takes at once."""
+UPLOAD = "/rlsrl.rpc.v1.ParameterTransfers/Upload"
+
+
+class Served:
+    """A folder, the process that serves it, and how to reach it."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self.address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
+        self.stack = stack
+        self.server = self.start()
+
+    def start(self, **options: Any) -> Puppet:
+        self.server = self.stack.enter_context(closing(Puppet("rlsrl.testing.parameter_puppet")))
+        self.server.call("serve", address=self.address, token=TOKEN, folder=str(self.folder), **options)
+        return self.server
+
+    def serve_also(self, **options: Any) -> str:
+        """The same folder at another address, otherwise."""
+        address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
+        self.server.call("serve", address=address, token=TOKEN, folder=str(self.folder), **options)
+        return address
+
+    def db(self, **options: Any) -> ServiceParameterDB:
+        return self.stack.enter_context(closing(ServiceParameterDB(self.address, TOKEN, **options)))
+
+    def upload(self, messages: Iterator[bytes], timeout: float | None = LONG) -> Any:
+        """An upload of those messages, as a future."""
+        channel = self.stack.enter_context(open_channel(self.address))
+        call = channel.stream_unary(UPLOAD, request_serializer=None, response_deserializer=pb.Stored.FromString)
+        return call.future(messages, timeout=timeout, metadata=token_metadata(TOKEN), wait_for_ready=True)
+
+    def files(self) -> list[Path]:
+        return [path for path in self.folder.rglob("*") if path.is_file() and path.name != "writer.lock"]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with ExitStack() as stack:
+        yield Served(tmp_path / "parameters", stack)
+
+
+@pytest.fixture(scope="module")
+def calm_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with ExitStack() as stack:
+        yield Served(tmp_path_factory.mktemp("calm") / "parameters", stack)
+
+
+@pytest.fixture
+def calm(calm_for_all: Served) -> Iterator[Served]:
+    """One server for the tests that do it no lasting harm; each has clients of its own."""
+    with ExitStack() as stack:
+        calm = copy.copy(calm_for_all)
+        calm.stack = stack
+        yield calm
+
+
+def large(step: int) -> Parameters:
+    rng = np.random.default_rng(step)
+    return Parameters(version=Version(1, step), vector=rng.random(LARGE, dtype=np.float32), layout="layout-1")
+
+
+def upload_messages(parameters: Parameters, **header: Any) -> list[bytes]:
+    data = encode_parameters(parameters, created_at=0.0, metadata={})
+    fields = {"nbytes": len(data), "content": pb.CONTENT_PARAMETERS, "policy": POLICY} | header
+    return list(cut(pb.Upload(**fields).SerializeToString(), data))
+
+
+# -- the server dies, freezes and comes back --------------------------------------------------------------------------
+
+
+def test_a_push_goes_through_though_the_server_is_killed_in_the_middle(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = []
+
+    def cut_and_kill(header: bytes, content: bytes) -> Iterator[bytes]:
+        for number, message in enumerate(cut(header, content)):
+            if number == 8 and not kills:
+                kills.append(served.server.pid)
+                served.server.kill()
+                served.start()
+            yield message
+
+    monkeypatch.setattr(client, "cut", cut_and_kill)
+    db = served.db()
+    push_steps(db, 1)
+    db.push(POLICY, large(2))
+    assert len(kills) == 1
+    assert stored(db) == ["1.1", "1.2"]
+    np.testing.assert_array_equal(got(db).vector, large(2).vector)
+
+
+def test_a_get_goes_through_though_the_server_is_killed_in_the_middle(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = []
+
+    class KillingAssembly(Assembly):
+        def add_message(self, message: bytes) -> None:
+            super().add_message(message)
+            if not self.complete and not kills:
+                kills.append(served.server.pid)
+                served.server.kill()
+                served.start()
+
+    FilesystemParameterDB(served.folder).push(POLICY, large(1))
+    monkeypatch.setattr(client, "Assembly", KillingAssembly)
+    np.testing.assert_array_equal(got(served.db()).vector, large(1).vector)
+    assert len(kills) == 1
+
+
+def test_what_was_asked_of_a_frozen_server_is_done_when_it_thaws(served: Served) -> None:
+    db = served.db()
+    push_steps(db, 1)
+    served.server.stop()
+    with ThreadPoolExecutor(2) as pool:
+        pushed, read = pool.submit(db.push, POLICY, large(2)), pool.submit(db.versions, POLICY)
+        with pytest.raises(ServiceUnavailable, match="DEADLINE_EXCEEDED"):
+            served.db(call_seconds=0.3).policies()
+        assert not pushed.done()
+        assert not read.done()
+        served.server.resume()
+        pushed.result(LONG)
+        read.result(LONG)
+    np.testing.assert_array_equal(got(db).vector, large(2).vector)
+
+
+def test_without_a_server_a_call_ends_at_its_deadline_as_an_error_of_the_system() -> None:
+    address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
+    with closing(ServiceParameterDB(address, TOKEN, call_seconds=0.05)) as db:
+        for call in calls_of(db):
+            with pytest.raises(
+                ServiceUnavailable, match=f"no answer from the parameter service at {address}"
+            ) as raised:
+                call()
+            assert isinstance(raised.value, OSError)
+
+
+def test_closing_ends_the_calls_that_wait() -> None:
+    db = ServiceParameterDB(f"unix-abstract:rlsrl-test-{uuid.uuid4()}", TOKEN)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(db.policies)
+        db.close()
+        with pytest.raises(ServiceUnavailable):
+            waiting.result(LONG)
+    with pytest.raises(ServiceUnavailable):
+        db.policies()
+
+
+def test_a_watch_lives_through_a_restart(served: Served) -> None:
+    db = served.db()
+    push_steps(db, 1)
+    versions = db.watch(POLICY, LONG)
+    assert next(versions) == Version(1, 1)
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(next, versions)
+        served.server.kill()
+        served.start()
+        push_steps(db, 2)
+        assert following.result(LONG) == Version(1, 2)
+
+
+def test_a_watch_sees_what_others_write_into_the_folder(calm: Served) -> None:
+    versions = calm.db().watch("watched", LONG)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, versions)
+        FilesystemParameterDB(calm.folder).push("watched", make_parameters(Version(3, 1)))
+        assert first.result(LONG) == Version(3, 1)
+
+
+# -- what goes wrong at the store -------------------------------------------------------------------------------------
+
+
+def test_an_error_of_the_disk_arrives_with_its_number_and_leaves_nothing(served: Served) -> None:
+    db = served.db()
+    push_steps(db, 1)
+    before = served.files()
+    pid = served.server.pid
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (100_000, hard))
+    with pytest.raises(OSError, match="File too large") as raised:
+        db.push(POLICY, large(2))
+    assert raised.value.errno == errno.EFBIG
+    assert served.files() == before
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+    db.push(POLICY, large(2))
+    assert stored(db) == ["1.1", "1.2"]
+
+
+def test_writers_that_wait_for_the_disk_hold_up_no_reader(calm: Served) -> None:
+    db = calm.db()
+    db.push("busy", make_parameters(Version(1, 1)))
+    with ThreadPoolExecutor(8) as pool:
+        with (calm.folder / "busy" / "writer.lock").open("rb+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            writers = [pool.submit(db.push, "busy", make_parameters(Version(1, step))) for step in range(2, 10)]
+            assert db.get("busy") is not None
+            assert [info.version.step for info in db.versions("busy")] == [1]
+            assert not any(writer.done() for writer in writers)
+        for writer in writers:
+            writer.result(LONG)
+    assert [info.version.step for info in db.versions("busy")] == list(range(1, 10))
+
+
+# -- uploads that stop, lie, or are too much --------------------------------------------------------------------------
+
+
+def test_an_upload_that_stands_still_holds_up_nobody_and_one_that_breaks_off_leaves_nothing(served: Served) -> None:
+    messages = upload_messages(large(1))
+    standing, going_on = threading.Event(), threading.Event()
+
+    def paused() -> Iterator[bytes]:
+        yield from messages[:5]
+        standing.set()
+        going_on.wait(LONG)
+        yield from messages[5:]
+
+    finished, broken = served.upload(paused()), served.upload(iter([*messages[:5], b""]))
+    assert standing.wait(LONG)
+    with pytest.raises(grpc.RpcError):
+        broken.result(LONG)
+    db = served.db()
+    assert (db.policies(), served.files()) == ([], [])
+    db.push("other", make_parameters(Version(1, 1)))
+    going_on.set()
+    finished.result(LONG)
+    np.testing.assert_array_equal(got(db).vector, large(1).vector)
+
+
+def test_a_client_that_dies_in_an_upload_leaves_nothing(served: Served) -> None:
+    messages = upload_messages(large(1))
+    sent, dead = threading.Event(), threading.Event()
+
+    def until_death() -> Iterator[bytes]:
+        yield from messages[:-1]
+        sent.set()
+        dead.wait(LONG)
+
+    uploading = served.upload(until_death())
+    assert sent.wait(LONG)
+    uploading.cancel()
+    dead.set()
+    db = served.db()
+    assert (db.policies(), served.files()) == ([], [])
+    db.push(POLICY, large(1))
+    assert stored(db) == ["1.1"]
+
+
+SMALL = make_parameters(Version(1, 1))
+(WHOLE,) = upload_messages(SMALL)
+FIRST, *REST = upload_messages(large(1))
+
+
+def spoil(message: bytes) -> bytes:
+    return message[:-9] + bytes([message[-9] ^ 1]) + message[-8:]
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "reason"),
+    [
+        ([], TransferRefused, "without a message"),
+        ([b""], TransferRefused, "shorter than its prefix"),
+        ([b"garbage" * 10], TransferRefused, "begins with"),
+        ([encode(b"\xff\xff\xff")], TransferRefused, "no Upload"),
+        ([encode(pb.Upload(nbytes=-1).SerializeToString())], TransferRefused, "over the limit"),
+        ([encode(pb.Upload(nbytes=2**62).SerializeToString())], TransferRefused, "over the limit"),
+        ([FIRST], TransferRefused, "ended before"),
+        ([FIRST, *REST[:-1]], TransferRefused, "ended before"),
+        ([FIRST, FIRST], TransferRefused, "a second header"),
+        ([FIRST, encode(b"")], TransferRefused, "a chunk of 0 bytes"),
+        ([WHOLE, REST[0]], TransferRefused, "where 0 are missing"),
+        ([FIRST, REST[1], REST[0], *REST[2:]], Corrupt, "checksum"),
+        ([spoil(WHOLE)], Corrupt, "checksum"),
+        (upload_messages(SMALL, content=pb.CONTENT_UNSPECIFIED), TransferRefused, "of parameters or of a state"),
+        (upload_messages(SMALL, content=pb.CONTENT_STATE), Corrupt, "rlsrl.state"),
+        (upload_messages(SMALL, policy="../up"), ValueError, "allowed are"),
+        (upload_messages(SMALL, tags=["latest"]), ValueError, "already name versions"),
+    ],
+)
+def test_an_upload_that_is_none_is_refused_with_its_reason_and_the_server_lives(
+    calm: Served, messages: list[bytes], error: type[Exception], reason: str
+) -> None:
+    before = calm.files()
+    with pytest.raises(grpc.RpcError) as raised:
+        calm.upload(iter(messages)).result(LONG)
+    refusal = error_of(raised.value)
+    assert type(refusal) is error
+    assert reason in str(refusal)
+    assert calm.files() == before
+    calm.db().policies()
+
+
+def test_what_could_be_held_for_ever_is_refused(calm: Served) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        calm.upload(iter([WHOLE]), timeout=None).result(LONG)
+    assert "states a deadline" in str(error_of(raised.value))
+
+
+def test_a_message_over_the_limit_is_refused_and_the_server_lives(calm: Served) -> None:
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(calm.address, options=options) as channel:
+        call = channel.stream_unary(UPLOAD, request_serializer=None, response_deserializer=None)
+        with pytest.raises(grpc.RpcError) as raised:
+            call(iter([bytes(MAX_MESSAGE_BYTES + 1)]), timeout=LONG, metadata=token_metadata(TOKEN))
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    calm.db().policies()
+
+
+def test_a_version_over_the_services_limit_is_refused_both_ways(calm: Served) -> None:
+    calm.db().push("limited", make_parameters(Version(1, 1), size=5000))
+    address = calm.serve_also(max_transfer_bytes=10_000)
+    with closing(ServiceParameterDB(address, TOKEN)) as db:
+        with pytest.raises(TransferRefused, match="over the limit of 10000"):
+            db.push("limited", make_parameters(Version(1, 2), size=5000))
+        db.push("limited", make_parameters(Version(1, 2), size=1000))
+    limited = calm.db(max_transfer_bytes=10_000)
+    assert got_of(limited, "limited", "1.2").vector.size == 1000
+    with pytest.raises(TransferRefused, match="over the limit of 10000"):
+        limited.get("limited", "1.1")
+
+
+def test_a_hundred_megabytes_travel(served: Served) -> None:
+    vector = np.arange(25_000_000, dtype=np.float32)
+    assert vector.nbytes > MAX_MESSAGE_BYTES
+    db = served.db()
+    db.push(POLICY, Parameters(version=Version(1, 1), vector=vector, layout="layout-1"))
+    np.testing.assert_array_equal(got(db).vector, vector)
+
+
+# -- who may ask ------------------------------------------------------------------------------------------------------
+
+
+def calls_of(db: ParameterDB) -> list[Callable[[], Any]]:
+    """Every call there is."""
+    return [
+        lambda: db.get(POLICY),
+        lambda: next(iter(db.watch(POLICY, 0.0))),
+        lambda: db.push(POLICY, make_parameters(Version(9, 9))),
+        lambda: db.save_state(POLICY, make_state(Version(1, 1))),
+        lambda: db.load_state(POLICY),
+        lambda: db.tag(POLICY, "latest", "best"),
+        lambda: db.annotate(POLICY, Version(1, 1), {}),
+        lambda: db.versions(POLICY),
+        lambda: db.query(POLICY, {}),
+        lambda: db.prune(POLICY, keep_last=0),
+        db.policies,
+    ]
+
+
+@pytest.mark.parametrize("token", ["", "another", TOKEN + "x"])
+def test_every_call_shows_the_token(calm: Served, token: str) -> None:
+    before = calm.files()
+    with closing(ServiceParameterDB(calm.address, token)) as db:
+        for call in calls_of(db):
+            with pytest.raises(ServiceRefused, match="UNAUTHENTICATED"):
+                call()
+    assert calm.files() == before
+
+
+# -- nothing piles up -------------------------------------------------------------------------------------------------
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(calm: Served) -> None:
+    calm.db().push("churn", make_parameters(Version(1, 1), size=CHUNK_BYTES))
+
+    def churn(times: int) -> None:
+        for number in range(times):
+            with closing(ServiceParameterDB(calm.address, TOKEN)) as db:
+                if number % 2:
+                    assert db.get("churn") is not None
+                else:  # left in the middle
+                    channel = db._channel
+                    call = channel.unary_stream(
+                        "/rlsrl.rpc.v1.ParameterTransfers/Download",
+                        request_serializer=pb.DownloadRequest.SerializeToString,
+                        response_deserializer=None,
+                    )(
+                        pb.DownloadRequest(content=pb.CONTENT_PARAMETERS, policy="churn", ref="latest"),
+                        timeout=LONG,
+                        metadata=token_metadata(TOKEN),
+                        wait_for_ready=True,
+                    )
+                    next(iter(call))
+
+    churn(10)
+    before, threads = resources(calm.server.pid), threading.active_count()
+    churn(100)
+    calm.db().policies()
+    for now, then in zip(resources(calm.server.pid), before, strict=True):
+        assert now <= then + 4
+    assert threading.active_count() <= threads + 2
+    assert len(os.listdir("/proc/self/fd")) < 200
+
+
+def resources(pid: int) -> tuple[int, int, int]:
+    """Descriptors, threads and hundreds of kilobytes of a process."""
+    folder = Path(f"/proc/{pid}")
+    resident = int((folder / "statm").read_text().split()[1]) * resource.getpagesize()
+    return len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), resident // 10**7
+
+
+def got_of(db: ParameterDB, policy: str, ref: str) -> Parameters:
+    parameters = db.get(policy, ref)
+    assert parameters is not None
+    return parameters
