@@ -1,0 +1,166 @@
+"""Storing versions off the training thread, over a database in memory that fails when told to."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+
+from rlsrl.data.version import Version
+from rlsrl.parameters.memory import MemoryParameterDB
+from rlsrl.parameters.protocols import Parameters, StaleAttempt, TrainerState
+from rlsrl.runtime.mapping_thread import StageFailed
+from rlsrl.runtime.pipe import PipeClosed
+from rlsrl.workers.checkpoints import QUEUED, CheckpointWriter
+from rlsrl.workers.training import Checkpoint
+
+DEADLINE_SECONDS = 30.0
+
+
+class Disk(MemoryParameterDB):
+    """Has no room for the steps in ``refused``, and takes its time while ``gate`` is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: set[int] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.writing = threading.Event()
+
+    def push(self, policy: str, parameters: Parameters, **arguments: Any) -> None:
+        self.writing.set()
+        assert self.gate.wait(DEADLINE_SECONDS)
+        if parameters.version.step in self.refused:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().push(policy, parameters, **arguments)
+
+    def steps(self) -> list[int]:
+        return [info.version.step for info in self.versions("default")]
+
+
+class Desk:
+    """A started writer and what it says."""
+
+    def __init__(self, keep_last: int = 10) -> None:
+        self.db = Disk()
+        self.stored: list[Version] = []
+        self.num_failed = 0
+        self.writer = CheckpointWriter(
+            db=self.db,
+            policy_name="default",
+            keep_last=keep_last,
+            log=structlog.stdlib.get_logger(),
+            on_stored=self.stored.append,
+            on_failed=self._fail,
+        )
+        self.writer.start()
+
+    def _fail(self) -> None:
+        self.num_failed += 1
+
+
+def checkpoint(step: int, *tags: str, attempt: int = 1) -> Checkpoint:
+    version = Version(attempt, step)
+    return Checkpoint(
+        parameters=Parameters(version=version, vector=np.full(3, step, np.float32), layout="l"),
+        state=TrainerState(version=version, arrays={}, values={"step": step}),
+        metadata={"env_steps": step * 10},
+        tags=tags,
+    )
+
+
+def test_checkpoints_are_stored_in_order_with_tags_metadata_and_state() -> None:
+    desk = Desk()
+    for step in (1, 2, 3):
+        desk.writer.store(checkpoint(step, *(["good"] if step == 2 else [])))
+    desk.writer.close(DEADLINE_SECONDS)
+    desk.writer.check()
+    assert desk.stored == [Version(1, 1), Version(1, 2), Version(1, 3)]
+    infos = desk.db.versions("default")
+    assert [(info.version.step, info.tags, info.has_state) for info in infos] == [
+        (1, (), True),
+        (2, ("good",), True),
+        (3, (), True),
+    ]
+    assert infos[1].metadata["env_steps"] == 20
+    state = desk.db.load_state("default")
+    assert state is not None
+    assert state.values == {"step": 3}
+
+
+def test_only_the_newest_and_the_tagged_are_kept() -> None:
+    desk = Desk(keep_last=2)
+    for step in range(1, 7):
+        desk.writer.store(checkpoint(step, *(["good"] if step == 2 else [])))
+    desk.writer.close(DEADLINE_SECONDS)
+    assert desk.db.steps() == [2, 5, 6]
+
+
+def test_a_full_disk_is_told_and_the_next_checkpoint_tries_again() -> None:
+    desk = Desk()
+    desk.db.refused = {2, 3}
+    with structlog.testing.capture_logs() as events:
+        for step in (1, 2, 3, 4):
+            desk.writer.store(checkpoint(step))
+        desk.writer.close(DEADLINE_SECONDS)
+    desk.writer.check()
+    assert desk.db.steps() == [1, 4]
+    assert desk.num_failed == 2
+    failures = [event for event in events if event["event"] == "checkpoint_failed"]
+    assert [failure["version"] for failure in failures] == ["1.2", "1.3"]
+    assert {(failure["errno"], failure["log_level"]) for failure in failures} == {(errno.ENOSPC, "error")}
+
+
+def test_training_waits_for_a_disk_that_is_behind() -> None:
+    desk = Desk()
+    desk.db.gate.clear()
+    for step in range(1, 2 + QUEUED):
+        desk.writer.store(checkpoint(step))
+        assert desk.db.writing.wait(DEADLINE_SECONDS), "the first is being written, the others wait"
+    last = threading.Thread(target=desk.writer.store, args=(checkpoint(9),))
+    last.start()
+    last.join(0.05)
+    assert last.is_alive()
+    desk.db.gate.set()
+    last.join(DEADLINE_SECONDS)
+    assert not last.is_alive()
+    desk.writer.close(DEADLINE_SECONDS)
+    assert desk.db.steps() == [*range(1, 2 + QUEUED), 9]
+
+
+def test_an_attempt_that_was_succeeded_ends_the_trainer() -> None:
+    desk = Desk()
+    desk.db.push("default", checkpoint(5, attempt=2).parameters)
+    desk.writer.store(checkpoint(6, attempt=1))
+    desk.writer.close(DEADLINE_SECONDS)
+    with pytest.raises(StageFailed) as raised:
+        desk.writer.check()
+    assert isinstance(raised.value.__cause__, StaleAttempt)
+    with pytest.raises(PipeClosed):
+        desk.writer.store(checkpoint(7))
+
+
+def test_the_last_checkpoint_is_stored_by_the_caller_and_its_failure_is_the_callers() -> None:
+    desk = Desk()
+    desk.writer.close(DEADLINE_SECONDS)
+    desk.writer.store_now(checkpoint(1, "end"))
+    assert desk.db.steps() == [1]
+    desk.db.refused = {2}
+    with pytest.raises(OSError, match="No space left"):
+        desk.writer.store_now(checkpoint(2))
+    assert (desk.num_failed, desk.stored) == (0, [Version(1, 1)])
+
+
+def test_close_says_when_the_disk_does_not_take_it_in_time() -> None:
+    desk = Desk()
+    desk.db.gate.clear()
+    desk.writer.store(checkpoint(1))
+    with pytest.raises(TimeoutError):
+        desk.writer.close(0.01)
+    desk.db.gate.set()
+    desk.writer.close(DEADLINE_SECONDS)
+    assert desk.db.steps() == [1]

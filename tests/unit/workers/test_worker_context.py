@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from rlsrl.data.version import Version
+from rlsrl.runtime.ledger import LedgerError
+from rlsrl.testing.clock import ManualClock
+from rlsrl.testing.contexts import RecordingMembership, make_context
+
+
+def test_waiting_is_counted_and_shown_meanwhile_also_when_it_fails(tmp_path: Path) -> None:
+    clock, membership = ManualClock(), RecordingMembership()
+    context = make_context("actor", tmp_path, membership=membership, clock=clock)
+    with context.waiting("credit"):
+        assert membership.reported("waiting_for") == ["credit"]
+        clock.advance(2.0)
+    assert membership.reported("waiting_for") == ["credit", "working"]
+    with pytest.raises(ValueError, match="does not go back"), context.waiting("credit"):
+        clock.advance(-1.0)
+    assert membership.reported("waiting_for")[-1] == "working"
+    assert b'rlsrl_waiting_seconds_total{reason="credit"} 2.0' in generate_latest(context.metrics.registry)
+
+
+def test_a_version_is_reported_and_shown(tmp_path: Path) -> None:
+    membership = RecordingMembership()
+    context = make_context("trainer", tmp_path, membership=membership)
+    context.report_version(Version(3, 14))
+    assert membership.reported("version") == [Version(3, 14)]
+    shown = generate_latest(context.metrics.registry)
+    assert b"rlsrl_version_attempt 3.0" in shown
+    assert b"rlsrl_version_step 14.0" in shown
+
+
+def test_the_ledger_page_is_this_workers_own_and_is_shown(tmp_path: Path) -> None:
+    context = make_context("actor", tmp_path / "ledger", index=2)
+    with context.open_ledger_page() as page:
+        page.update(produced=7)
+        assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["actor-2.page"]
+        assert b'rlsrl_ledger_transitions{term="produced"} 7.0' in generate_latest(context.metrics.registry)
+        with pytest.raises(LedgerError, match="another process writes"):
+            make_context("actor", tmp_path / "ledger", index=2).open_ledger_page()
