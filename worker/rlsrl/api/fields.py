@@ -150,7 +150,7 @@ def members_rule(schema: JsonSchema) -> str:
         if len(members) > 1:
             others = [name for name in names if name not in members]
             return f"{words} {', '.join(members)}{'; also ' if others else ''}{', '.join(others)}"
-    return f"the fields {', '.join(names)}"
+    return f"the fields {', '.join(names)}" if names else "no fields: {}"
 
 
 def type_name(schema: JsonSchema) -> str:

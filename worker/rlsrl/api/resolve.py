@@ -136,9 +136,7 @@ def _parameter_store(experiment: RLExperiment, placement: LocalPlacement) -> Par
     )
 
 
-def _evaluator(
-    spec: ExperimentSpec, common: _Common, parameter_store: ParameterStoreConfig
-) -> EvaluatorConfig | None:
+def _evaluator(spec: ExperimentSpec, common: _Common, parameter_store: ParameterStoreConfig) -> EvaluatorConfig | None:
     evaluators = spec.evaluators
     if evaluators is None:
         return None

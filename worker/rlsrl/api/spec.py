@@ -326,7 +326,7 @@ class ObjectStore(Model):
         | None
     ) = None
     """The store's URL; Amazon's unless given here or as AWS_ENDPOINT_URL."""
-    region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=63, examples=["eu-central-1"])] | None = None
+    region: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=63, examples=["eu-central-1"])] | None = None
     """The bucket's region; us-east-1 unless given here or as AWS_REGION."""
     answer_seconds: PositiveSeconds = 30.0
     """Seconds that a request waits for an answer, and for which failing ones are repeated."""
