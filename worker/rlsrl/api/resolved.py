@@ -56,12 +56,14 @@ class ObjectStoreConfig(Config):
 class ParameterStoreConfig(Config):
     """Where the run's parameter DB is."""
 
-    exactly_one: ClassVar[tuple[str, ...]] = ("folder", "object_store")
+    exactly_one: ClassVar[tuple[str, ...]] = ("folder", "object_store", "service")
 
     folder: str | None = None
     """A folder of this machine, or of a volume."""
     object_store: ObjectStoreConfig | None = None
     """A place in an object store."""
+    service: str | None = None
+    """gRPC target of the coordinator, which serves the one it reaches to workers that do not."""
 
 
 class RoleConfig(Config):
@@ -129,8 +131,10 @@ class TrainerConfig(RoleConfig):
     """Lanes of the largest slot that will come."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where each rank takes samples, by rank."""
-    parameters_endpoint: str
-    """Where rank 0 hands out weights to actors."""
+    parameters_endpoint: str | None
+    """Where rank 0 hands out weights in shared memory; None where nobody shares its memory."""
+    publishes_live: bool
+    """Whether rank 0 sends every version to the coordinator, for those who share no memory with it."""
     peer_timeout_seconds: PositiveSeconds
     """Seconds of silence after which an actor's credits go to others."""
     policy_name: str
@@ -146,6 +150,11 @@ class TrainerConfig(RoleConfig):
     def num_trainers(self) -> int:
         """Ranks of the gang."""
         return len(self.samples_endpoints)
+
+    @property
+    def lanes_per_rank(self) -> int:
+        """Lanes of one rank's part of a batch."""
+        return self.batch_lanes // self.num_trainers
 
     @property
     def num_minibatches(self) -> int:
@@ -172,8 +181,8 @@ class ActorConfig(RoleConfig):
     """T: steps of a slot."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where filled slots go, by trainer rank."""
-    parameters_endpoint: str
-    """Where weights come from."""
+    parameters_endpoint: str | None
+    """Where weights come from in shared memory; None: from the coordinator, over gRPC."""
     policy_name: str
     """The policy that acts."""
     return_discount: Annotated[float, Field(ge=0, le=1)] | None = None

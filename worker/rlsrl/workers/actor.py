@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
-from rlsrl.parameters.broadcast import BroadcastTimeout
+from rlsrl.parameters.protocols import SourceTimeout
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.streams.protocols import StreamTimeout
 from rlsrl.workers.build.actor import WAKE_SECONDS, ActorParts, build_actor
@@ -60,10 +60,11 @@ class ActorWorker(Worker[ActorConfig]):
         """Take the newest weights; False while there are none as new as the slot asks for."""
         newer = parts.parameters.get(newer_than=self._version)
         if newer is None and self._version < min_version:
+            parts.producer.touch()  # the slot in hand is not forgotten, however long a training step takes
             with self._context.waiting("parameters"):
                 try:
                     newer = parts.parameters.wait(min_version, timeout=WAKE_SECONDS)
-                except BroadcastTimeout:
+                except SourceTimeout:
                     return False
         if newer is not None:
             parts.actor.load(newer)

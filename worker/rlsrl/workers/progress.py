@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +34,8 @@ class Progress:
         self.train_seconds = 0.0
         self._returns: deque[float] = deque(maxlen=episodes)
 
-    def add(self, batch: Arrays, *, num_transitions: int, seconds: float) -> None:
-        """Count a trained batch ([T, B] fields of a slot) that took ``seconds`` since the one before."""
-        ended = (batch["terminated"] | batch["truncated"]) & batch["mask"]
-        returns = batch["episode_return"][ended].tolist()
+    def add(self, *, returns: Sequence[float], num_transitions: int, seconds: float) -> None:
+        """Count a trained batch: the returns of the episodes that ended in it, and the time since the one before."""
         self._returns.extend(returns)
         self.num_episodes += len(returns)
         self.env_steps += num_transitions
@@ -79,3 +77,10 @@ class Progress:
         self.train_seconds = float(state["train_seconds"])
         self._returns.clear()
         self._returns.extend(state["returns"])
+
+
+def episode_returns(batch: Arrays) -> list[float]:
+    """Undiscounted returns of the episodes reported in a batch ([T, B] fields of a slot), in the order of steps."""
+    reported = (batch["episode_length"] > 0) & batch["mask"]
+    returns: list[float] = batch["episode_return"][reported].tolist()
+    return returns

@@ -82,10 +82,12 @@ class TrainerWorker(Worker[TrainerConfig]):
             parts.training.check()
             parts.checkpoints.check()
             final = parts.training.checkpoint()
-            parts.checkpoints.store_now(final)
-            if parts.training.stop_reason is not None:
-                self._finish(final, parts.training.stop_reason)
+            if parts.gang.rank == 0:
+                parts.checkpoints.store_now(final)
+                if parts.training.stop_reason is not None:
+                    self._finish(final, parts.training.stop_reason)
             self._close_the_books(parts.ledger)
+            parts.gang.close()
 
     def _empty_the_buffer(self, parts: TrainerParts) -> None:
         """What was acknowledged and will not be trained is counted, before the checkpoint that says so."""

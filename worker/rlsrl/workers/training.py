@@ -18,7 +18,8 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.progress import Progress, StopConditions
+from rlsrl.workers.gang import Gang
+from rlsrl.workers.progress import Progress, StopConditions, episode_returns
 
 WAKE_SECONDS = 0.2
 """How long the thread waits for a batch before it looks whether it should stop."""
@@ -59,8 +60,9 @@ class Cadence:
 class TrainingThread:
     """Takes a batch, makes a step, publishes the version, hands out credits for the next: until told to stop.
 
-    ``start`` begins, ``stop`` ends it at the next step boundary, ``check`` raises what it died of. It waits only for
-    batches, woken by the buffer's ``put`` and ``close``. ``on_end`` is called from the thread when it ends by itself.
+    ``start`` begins, ``stop`` ends it at the next step boundary, on all ranks; ``check`` raises what it died of. It
+    waits for batches, woken by the buffer's ``put`` and ``close``, and for the other ranks, woken by them or by the
+    end of one. ``on_end`` is called from the thread when it ends by itself.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class TrainingThread:
         ledger: TrainingLedger,
         cadence: Cadence,
         context: WorkerContext,
+        gang: Gang,
         metadata: Mapping[str, Any],
         grant: Callable[[int, Version], None],
         publish: Callable[[Parameters], None],
@@ -92,6 +95,7 @@ class TrainingThread:
         self._ledger = ledger
         self._cadence = cadence
         self._context = context
+        self._gang = gang
         self._metadata = metadata
         self._grant = grant
         self._publish = publish
@@ -102,6 +106,8 @@ class TrainingThread:
         self._stop_reason: str | None = None
         self._boundary = 0.0
         self._unreported: dict[str, float] | None = None
+        self._due: tuple[str, ...] | None = None
+        """Tags of a checkpoint that is due; None when none is."""
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
 
     @property
@@ -138,13 +144,17 @@ class TrainingThread:
             raise RuntimeError("the training thread failed") from self._failure
 
     def checkpoint(self, *tags: str) -> Checkpoint:
-        """Training as it stands. Only at a step boundary: from the thread itself, or when it has ended."""
+        """Training as it stands, with every rank's ledger: a collective call of the gang, for rank 0 to store.
+
+        Only at a step boundary: from the thread itself, or when it has ended.
+        """
+        ledgers = [said["ledger"] for said in self._gang.agree({"ledger": self._ledger.snapshot()})]
         arrays, values = self._learner.state_dict()
         state = {
             "learner": values,
             "limiter": self._limiter.state_dict(),
             "progress": self._progress.state_dict(),
-            "ledger": self._ledger.snapshot(),
+            "ledgers": ledgers,
         }
         return Checkpoint(
             parameters=self._learner.parameters(self._version),
@@ -165,15 +175,36 @@ class TrainingThread:
             self._boundary = self._context.clock.monotonic()
             # A life that was killed between its last checkpoint and its terminal record left nothing to train.
             self._judge_progress()
-            while not self._stopping.is_set():
-                self._hand_out_credits()
-                if (batch := self._next_batch()) is not None:
-                    self._train(batch)
+            self._train_until_stopped()
             self._report()
         except BaseException as failure:  # noqa: BLE001 - raised again by check(), in the thread that can act on it
             self._failure = failure
         finally:
             self._on_end()
+
+    def _train_until_stopped(self) -> None:
+        """All ranks leave after the same step: at each boundary they agree whether to go on, and with what."""
+        batch: LaneBatch | None = None
+        while True:
+            self._hand_out_credits()
+            batch = batch or self._next_batch()
+            wishes = self._gang.agree(
+                {"ready": batch is not None, "stop": self._stopping.is_set(), "checkpoint": self._due}
+            )
+            if (tags := wishes[0]["checkpoint"]) is not None:
+                self._due = None
+                self._keep(self.checkpoint(*tags))
+            if any(wish["stop"] for wish in wishes):
+                break
+            if batch is not None and all(wish["ready"] for wish in wishes):
+                self._train(batch)
+                batch = None
+        if batch is not None:
+            self._ledger.dropped("end_of_run", batch.num_transitions)
+
+    def _keep(self, checkpoint: Checkpoint) -> None:
+        if self._gang.rank == 0:
+            self._store(checkpoint)
 
     def _hand_out_credits(self) -> None:
         for discard in self._buffer.discard_stale(self._version):
@@ -198,17 +229,29 @@ class TrainingThread:
         self._account(batch, result, policy_lag)
 
     def _account(self, batch: LaneBatch, result: StepResult, policy_lag: int) -> None:
+        """Count the step, all ranks' parts of it, so that every rank knows the same progress."""
         now = self._context.clock.monotonic()
-        self._progress.add(batch.arrays, num_transitions=batch.num_transitions, seconds=now - self._boundary)
+        mine = {
+            "transitions": batch.num_transitions,
+            "returns": episode_returns(batch.arrays),
+            "policy_lag": policy_lag,
+            "seconds": now - self._boundary,
+        }
         self._boundary = now
+        parts = self._gang.agree(mine)
+        self._progress.add(
+            returns=[each for part in parts for each in part["returns"]],
+            num_transitions=sum(part["transitions"] for part in parts),
+            seconds=parts[0]["seconds"],
+        )
         self._count(batch, policy_lag)
         self._judge_progress()
-        self._unreported = self._scalars(result, policy_lag)
+        self._unreported = self._scalars(result, max(part["policy_lag"] for part in parts))
         if self._cadence.report.check():
             self._report()
         push, tag = self._cadence.push.check(), self._cadence.tag.check()
         if (push or tag) and self._stop_reason is None:
-            self._store(self.checkpoint(*([f"step-{self._version.step}"] if tag else [])))
+            self._due = (f"step-{self._version.step}",) if tag else ()
 
     def _judge_progress(self) -> None:
         self._stop_reason = self._progress.stop_reason(self._stop_conditions)
@@ -230,7 +273,8 @@ class TrainingThread:
             return
         self._context.report_version(self._version)
         self._context.report_stats(scalars)
-        self._context.membership.record(self._version.step, scalars)
+        if self._gang.rank == 0:
+            self._context.membership.record(self._version.step, scalars)
 
     def _scalars(self, result: StepResult, policy_lag: int) -> dict[str, float]:
         progress = self._progress

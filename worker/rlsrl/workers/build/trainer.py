@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from rlsrl.algorithms.gradients import ParallelGradients
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import Normalizer, normalizable
 from rlsrl.algorithms.ppo import Ppo
@@ -19,7 +20,6 @@ from rlsrl.data.slots import rollout_layout
 from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import environment_spec
-from rlsrl.parameters.broadcast import BroadcastPublisher
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
@@ -29,11 +29,15 @@ from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.streams.shared_memory import SharedMemoryConsumer
 from rlsrl.workers.build.common import PROGRAM_KEY, derived_seed, environment_source, torch_policy
+from rlsrl.workers.build.parameters import open_parameter_publisher
 from rlsrl.workers.checkpoints import CheckpointWriter
 from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, StopConditions
 from rlsrl.workers.training import Cadence, TrainingThread
 
+GANG_SECONDS = 120.0
+"""How long a rank waits for the others at a step boundary: longer than a step takes; then the gang starts anew."""
 REPORT_SECONDS = 1.0
 """Time between two rows of the learning curve."""
 
@@ -42,6 +46,7 @@ REPORT_SECONDS = 1.0
 class TrainerParts:
     """What a trainer is made of."""
 
+    gang: Gang
     consumer: SampleConsumer
     buffer: FifoBuffer
     ledger: TrainerLedger
@@ -54,7 +59,9 @@ class TrainerParts:
 def build_trainer(
     config: TrainerConfig, context: WorkerContext, db: ParameterDB, *, on_training_end: Callable[[], None]
 ) -> TrainerParts:
-    """A trainer's parts, resumed from the newest durable version; the first version is made durable if there is none.
+    """A rank's parts, resumed from the newest durable version; the first version is made durable if there is none.
+
+    Waits for the other ranks of its gang.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
@@ -62,9 +69,10 @@ def build_trainer(
     """
     env_spec = environment_spec(environment_source(config.environment))
     policy = torch_policy(config.network, env_spec, seed=config.seed)
-    state = db.load_state(config.policy_name) if config.policy_name in db.policies() else None
+    gang: Gang = ProcessGroupGang(timeout_seconds=GANG_SECONDS) if config.num_trainers > 1 else SoloGang()
+    state = _agreed_state(config, db, gang)
     initial = _initial_parameters(config, context, db, policy, state)
-    learner = _learner(config, env_spec, policy, initial, state)
+    learner = _learner(config, env_spec, policy, initial, state, gang)
     program = policy.export()
     if program is not None:
         check_export(policy, program, learner.parameters(initial.version))
@@ -72,14 +80,14 @@ def build_trainer(
     layout = rollout_layout(
         env_spec,
         num_steps=config.rollout_length,
-        num_lanes=config.batch_lanes,
+        num_lanes=config.lanes_per_rank,
         discounted_return=config.algorithm.normalize_rewards,
     )
     with ExitStack() as resources:
         page = context.open_ledger_page()
         resources.callback(page.close)
         ledger = TrainerLedger(page)
-        ledger.resume(state.values["ledger"] if state is not None else None)
+        ledger.resume(state.values["ledgers"][gang.rank] if state is not None else None)
         consumer = SharedMemoryConsumer(
             config.samples_endpoints[context.index],
             token=context.token,
@@ -89,9 +97,12 @@ def build_trainer(
             expected_producers=config.num_actors,
         )
         resources.callback(consumer.close)
-        publisher = BroadcastPublisher(config.parameters_endpoint, context.token, description)
-        resources.callback(publisher.close)
-        buffer = FifoBuffer(layout=layout, batch_lanes=config.batch_lanes, max_policy_lag=config.max_policy_lag)
+        publish: Callable[[Parameters], None] = _publish_nothing
+        if gang.rank == 0:
+            publisher = open_parameter_publisher(config, context.token, description)
+            resources.callback(publisher.close)
+            publish = publisher.publish
+        buffer = FifoBuffer(layout=layout, batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
         checkpoints = CheckpointWriter(
             db=db,
             policy_name=config.policy_name,
@@ -104,22 +115,26 @@ def build_trainer(
             learner=learner,
             buffer=buffer,
             limiter=_resumed_limiter(config, state),
-            batch_lanes=config.batch_lanes,
+            batch_lanes=config.lanes_per_rank,
             version=Version(context.attempt, state.version.step if state is not None else 0),
             progress=_resumed_progress(config, state),
             stop_conditions=_stop_conditions(config),
             ledger=ledger,
             cadence=_cadence(config),
             context=context,
+            gang=gang,
             metadata=description,
             grant=consumer.grant,
-            publish=publisher.publish,
+            publish=publish,
             store=checkpoints.store,
             on_end=on_training_end,
         )
         if state is None:
-            checkpoints.store_now(training.checkpoint())
+            first = training.checkpoint()
+            if gang.rank == 0:
+                checkpoints.store_now(first)
         return TrainerParts(
+            gang=gang,
             consumer=consumer,
             buffer=buffer,
             ledger=ledger,
@@ -127,6 +142,22 @@ def build_trainer(
             checkpoints=checkpoints,
             resources=resources.pop_all(),
         )
+
+
+def _publish_nothing(parameters: Parameters) -> None:
+    """Rank 0 speaks for all."""
+    del parameters
+
+
+def _agreed_state(config: TrainerConfig, db: ParameterDB, gang: Gang) -> TrainerState | None:
+    """What rank 0 finds to resume from, on every rank; None if there is nothing yet."""
+    found = db.load_state(config.policy_name) if gang.rank == 0 and config.policy_name in db.policies() else None
+    version = gang.agree({"resume": None if found is None else str(found.version)})[0]["resume"]
+    if gang.rank == 0 or version is None:
+        return found
+    state = db.load_state(config.policy_name, version)
+    assert state is not None, "rank 0 has just read it"  # noqa: S101 - the database's contract
+    return state
 
 
 def _initial_parameters(
@@ -141,7 +172,12 @@ def _initial_parameters(
 
 
 def _learner(
-    config: TrainerConfig, env_spec: EnvSpec, policy: TorchPolicy, initial: Parameters, state: TrainerState | None
+    config: TrainerConfig,
+    env_spec: EnvSpec,
+    policy: TorchPolicy,
+    initial: Parameters,
+    state: TrainerState | None,
+    gang: Gang,
 ) -> Learner:
     ppo = config.algorithm
     algorithm = Ppo(
@@ -153,7 +189,7 @@ def _learner(
         entropy_coefficient=_scheduled(ppo.entropy_coefficient, ppo.entropy_coefficient_schedule, config),
         value_coefficient=ppo.value_coefficient,
         epochs=ppo.epochs,
-        minibatch_size=ppo.minibatch_size,
+        minibatch_size=ppo.minibatch_size // gang.size,
         normalize_advantages=ppo.normalize_advantages,
     )
     learner = Learner(
@@ -164,6 +200,8 @@ def _learner(
         max_gradient_norm=ppo.max_gradient_norm,
         seed=derived_seed(config.seed, "minibatches"),
         normalizer=_normalizer(config, env_spec),
+        reduce=gang.reduce,
+        gradients=ParallelGradients(algorithm, initial.vector.size) if gang.size > 1 else None,
     )
     if state is not None:
         learner.load_state_dict(state.arrays, state.values["learner"])
@@ -189,7 +227,7 @@ def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
 
 
 def _resumed_limiter(config: TrainerConfig, state: TrainerState | None) -> RateLimiter:
-    limiter = RateLimiter.on_policy(batch_lanes=config.batch_lanes, max_policy_lag=config.max_policy_lag)
+    limiter = RateLimiter.on_policy(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
     if state is not None:
         limiter.load_state_dict(state.values["limiter"])
     return limiter
