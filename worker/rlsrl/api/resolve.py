@@ -96,6 +96,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             max_lanes_per_actor=max(spread.counts),
             samples_endpoints=samples_endpoints,
             parameters_endpoint=parameters_endpoint,
+            publishes_live=False,
             peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
             policy_name=POLICY_NAME,
             parameter_store=parameter_store,

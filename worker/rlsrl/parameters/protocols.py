@@ -146,6 +146,23 @@ class ParameterSource(Protocol):
         """Wake whoever waits and let go of everything. Idempotent."""
 
 
+class ParameterPublisher(Protocol):
+    """The trainer's end of what a ``ParameterSource`` reads from. One thread publishes."""
+
+    def publish(self, parameters: Parameters) -> None:
+        """Make these the newest parameters; their arrays must not change afterwards. Never waits for a reader.
+
+        Raises:
+            NonFinite: a weight or statistic is NaN or infinite; the version before stays the newest.
+            ValueError: the version is not newer than the one before.
+            StaleAttempt: this gang has been succeeded.
+            ParameterError: it is closed, or nobody can be reached this way any more.
+        """
+
+    def close(self) -> None:
+        """Stop publishing. Idempotent."""
+
+
 class ParameterDB(ParameterReader, Protocol):
     """Keeps immutable versions. Safe against any single kill: a version is there whole and for good, or not at all."""
 

@@ -14,13 +14,14 @@ from rlsrl.envs.factory import make_environment
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.seeds import environment_seed
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
-from rlsrl.parameters.broadcast import BroadcastReader, BroadcastTimeout
+from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
 from rlsrl.policies.acting import RolloutActor
 from rlsrl.policies.program import ActorProgram, ProgramActor
 from rlsrl.runtime.ledger import ActorLedger
 from rlsrl.streams.protocols import SampleProducer
 from rlsrl.streams.shared_memory import SharedMemoryProducer
 from rlsrl.workers.build.common import PROGRAM_KEY, derived_seed, environment_source, torch_policy
+from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.context import WorkerContext
 
 WAKE_SECONDS = 0.2
@@ -34,7 +35,7 @@ class ActorParts:
     envs: VectorEnv
     actor: RolloutActor
     producer: SampleProducer
-    parameters: BroadcastReader
+    parameters: ParameterSource
     returns: DiscountedReturns | None
     """Where rewards are scaled: keeps what they are scaled by."""
     ledger: ActorLedger
@@ -59,7 +60,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
             first_rank=ranks.start,
         )
         resources.callback(envs.close)
-        parameters = BroadcastReader(config.parameters_endpoint, context.token)
+        parameters = open_parameter_source(config, context.token)
         resources.callback(parameters.close)
         description = _await_description(parameters, context, still_wanted)
         if description is None:
@@ -101,13 +102,13 @@ def _returns(config: ActorConfig, envs: VectorEnv) -> DiscountedReturns | None:
 
 
 def _await_description(
-    parameters: BroadcastReader, context: WorkerContext, still_wanted: Callable[[], bool]
+    parameters: ParameterSource, context: WorkerContext, still_wanted: Callable[[], bool]
 ) -> dict[str, object] | None:
     with context.waiting("trainer"):
         while still_wanted():
             try:
                 return parameters.description(timeout=WAKE_SECONDS)
-            except BroadcastTimeout:
+            except SourceTimeout:
                 continue
     return None
 

@@ -1,12 +1,17 @@
-"""Opens a run's parameter DB, wherever it is: the one place that knows the kinds of stores. Also for the CLI."""
+"""Weights, wherever they are and however they travel: the one place that knows the kinds of stores and of streams."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from rlsrl.api.resolved import ParameterStoreConfig
+from rlsrl.api.resolved import ActorConfig, ParameterStoreConfig, TrainerConfig
+from rlsrl.parameters.broadcast import BroadcastPublisher, BroadcastReader
+from rlsrl.parameters.fan_out import FanOutPublisher
 from rlsrl.parameters.filesystem import FilesystemParameterDB
-from rlsrl.parameters.protocols import ParameterDB
+from rlsrl.parameters.protocols import ParameterDB, ParameterPublisher, ParameterSource
 from rlsrl.runtime.errors import ConfigurationError
 
 
@@ -15,9 +20,15 @@ def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
 
     Raises:
         ConfigurationError: the environment has no credentials, or a package is missing.
+        TokenMissing: a service is to be used, and the environment has no token for it.
     """
     if store.folder is not None:
         return FilesystemParameterDB(Path(store.folder))
+    if store.service is not None:
+        from rlsrl.parameters.service import ServiceParameterDB
+        from rlsrl.rpc.auth import token_from_environment
+
+        return ServiceParameterDB(store.service, token_from_environment())
     place = store.object_store
     assert place is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
     try:
@@ -29,3 +40,31 @@ def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
         ) from error
     objects = Objects.s3(place.url, endpoint=place.endpoint, region=place.region, answer_seconds=place.answer_seconds)
     return ObjectStoreParameterDB(objects)
+
+
+def open_parameter_source(config: ActorConfig, token: str) -> ParameterSource:
+    """Where a worker that acts gets the newest weights from."""
+    if config.parameters_endpoint is not None:
+        return BroadcastReader(config.parameters_endpoint, token)
+    from rlsrl.parameters.service import LiveReader
+
+    return LiveReader(config.coordinator_address, token, config.policy_name)
+
+
+def open_parameter_publisher(config: TrainerConfig, token: str, description: Mapping[str, Any]) -> ParameterPublisher:
+    """Where rank 0 puts every version.
+
+    Raises:
+        OSError: the shared memory's name is taken: another trainer of the same run is alive.
+    """
+    publishers: list[ParameterPublisher] = []
+    with ExitStack() as opened:
+        if config.parameters_endpoint is not None:
+            publishers.append(BroadcastPublisher(config.parameters_endpoint, token, description))
+            opened.callback(publishers[-1].close)
+        if config.publishes_live:
+            from rlsrl.parameters.service import LivePublisher
+
+            publishers.append(LivePublisher(config.coordinator_address, token, config.policy_name, description))
+        opened.pop_all()
+    return FanOutPublisher(publishers)
