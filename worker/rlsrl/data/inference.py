@@ -6,6 +6,7 @@ an actor's actions do not depend on where its policy was evaluated or with whom 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -13,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec, digest
+from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec, EnvSpec, digest
 from rlsrl.data.version import INITIAL, Version
 
 
@@ -44,6 +45,11 @@ class RolloutResult:
     """Recurrent state after this frame, for the next request."""
     version: Version
     """The weights that were evaluated."""
+
+
+def distribution_size(action: ActionSpec) -> int:
+    """A: a logit for each choice, or a mean and the logarithm of a deviation for each entry of the vector."""
+    return action.num_actions if action.kind == "discrete" else 2 * math.prod(action.array.shape)
 
 
 @dataclass(frozen=True, kw_only=True)

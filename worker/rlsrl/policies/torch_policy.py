@@ -16,12 +16,12 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.asking import AskingActor
 from rlsrl.policies.base import Policy
 from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.networks import ExportableActor
 from rlsrl.policies.normalization import Standardization, standardizations, standardized
 from rlsrl.policies.program import ActorProgram, LayoutMismatch
-from rlsrl.policies.sampling import sampler_for
 
 
 class TorchPolicy(Policy):
@@ -109,10 +109,7 @@ class TorchActor:
         ``greedy``: take the most probable action, as evaluation does.
         """
         self._policy = policy
-        self._paths = list(policy.env_spec.observation)
-        self._sampler = sampler_for(
-            policy.env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy
-        )
+        self._asking = AskingActor(policy.env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
 
     def load(self, parameters: Parameters) -> None:
         """Act with these weights from the next step on.
@@ -124,20 +121,13 @@ class TorchActor:
 
     def begin(self, slot: Slot) -> None:
         """Start on a slot: draw noise for all its steps."""
-        self._arrays = slot.arrays
-        self._sampler.begin()
+        self._asking.begin(slot)
 
     def act(self, step: int) -> NDArray[Any]:
         """Choose the actions of that step."""
-        arrays = self._arrays
-        request = RolloutRequest(observation={path: arrays[path][step] for path in self._paths})
-        (result,) = self._policy.rollout([request])
-        arrays["version_attempt"][step], arrays["version_step"][step] = result.version
-        self._sampler.parameters[step] = result.distribution.T
-        actions: NDArray[Any] = arrays["action"][step]
-        self._sampler.choose(step, actions)
-        return actions
+        (answer,) = self._policy.rollout([self._asking.ask(step)])
+        return self._asking.act(step, answer)
 
     def finish(self) -> None:
         """Write ``behavior_log_prob`` of all steps."""
-        self._sampler.log_probs(self._arrays["action"], self._arrays["behavior_log_prob"])
+        self._asking.finish()

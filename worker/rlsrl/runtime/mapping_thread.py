@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from rlsrl.runtime.pipe import Pipe, PipeClosed
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+Taken = TypeVar("Taken", covariant=True)
+
+
+class Upstream(Protocol[Taken]):
+    """Where a stage takes its items from: a ``Pipe``, or whatever else can be waited for and closed."""
+
+    def get(self) -> Taken:
+        """The next item; waits for it.
+
+        Raises:
+            PipeClosed: it is closed and empty.
+        """
+
+    def close(self) -> None:
+        """Give nothing more, and wake whoever waits. Idempotent."""
 
 
 class StageFailed(Exception):  # noqa: N818 - named for the fact
@@ -39,7 +54,7 @@ class MappingThread(Generic[In, Out]):
         name: str,
         map_fn: Callable[[In], Out | None],
         *,
-        upstream_queue: Pipe[In],
+        upstream_queue: Upstream[In],
         downstream_queue: Pipe[Out] | None = None,
         initializer: Callable[[], None] | None = None,
     ) -> None:
