@@ -114,19 +114,21 @@ def load_subject(run: Path, ref: Ref) -> Subject:
 
     Raises:
         UserError: it is no run folder, or not one of this version of rlsrl.
+        ConfigurationError: the place where it keeps its versions cannot be used from here.
         ParameterError: it has no such version, or a damaged one.
+        OSError: that place failed.
     """
     from rlsrl.api.resolved import ResolvedExperiment
-    from rlsrl.parameters.filesystem import FilesystemParameterDB
+    from rlsrl.local.run_database import RESOLVED, open_run_database
 
-    resolved = run / "resolved.json"
+    resolved = run / RESOLVED
     try:
         config = ResolvedExperiment.from_json(resolved.read_bytes()).trainer
     except OSError as error:
         raise UserError(f"{run} is no run folder: cannot read {resolved}: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{resolved} is not what this version of rlsrl writes: {error}") from error
-    db = FilesystemParameterDB(run / "parameters")
+    db = open_run_database(run)
     parameters = db.get(config.policy_name, ref)
     assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
     # A run that is still training may have pruned the version since; then torch does what the program would have done.

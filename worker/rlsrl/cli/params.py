@@ -13,19 +13,17 @@ from typing import Any
 import click
 import structlog
 
-from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.api.resolve import PARAMETERS, POLICY_NAME
 from rlsrl.cli.errors import UserError
 from rlsrl.data.version import Version
+from rlsrl.local.run_database import RESOLVED, open_run_database
 from rlsrl.local.run_folder import RUNS
 from rlsrl.parameters.encoding import encode_parameters
 from rlsrl.parameters.evaluations import evaluation_of, return_mean_of
-from rlsrl.parameters.filesystem import FilesystemParameterDB
-from rlsrl.parameters.protocols import ParameterError, Parameters, VersionInfo
+from rlsrl.parameters.protocols import ParameterDB, ParameterError, Parameters, VersionInfo
 from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.errors import did_you_mean
 
-PARAMETERS = "parameters"
-"""The parameter DB's folder in a run folder."""
 _HEADER = ("VERSION", "TAGS", "EVALUATION", "CREATED", "PARAMETERS", "SIZE", "STATE", "METADATA")
 _LONGEST_VALUE = 120
 """Characters of one metadata value outside JSON output; an exported program fills pages."""
@@ -143,23 +141,24 @@ def _told_to_the_user() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
-def _open(run: Path) -> FilesystemParameterDB:
+def _open(run: Path) -> ParameterDB:
     for folder in (run, RUNS / run):
-        if (folder / PARAMETERS).is_dir():
-            return FilesystemParameterDB(folder / PARAMETERS)
-    candidates = [path.parent.name for path in RUNS.glob(f"*/{PARAMETERS}")]
-    problem = f"{run} is no run folder: it has no folder {PARAMETERS!r}" if run.exists() else f"there is no run {run}"
+        if (folder / PARAMETERS).is_dir() or (folder / RESOLVED).is_file():
+            return open_run_database(folder)
+    candidates = [path.parent.name for name in (PARAMETERS, RESOLVED) for path in RUNS.glob(f"*/{name}")]
+    missing = f"neither a folder {PARAMETERS!r} nor {RESOLVED!r}"
+    problem = f"{run} is no run folder: it has {missing}" if run.exists() else f"there is no run {run}"
     raise UserError(f"{problem}{did_you_mean(run.name, candidates)}")
 
 
-def _stored(db: FilesystemParameterDB, policy: str) -> list[VersionInfo]:
+def _stored(db: ParameterDB, policy: str) -> list[VersionInfo]:
     infos = db.versions(policy)
     if not infos:
         db.get(policy)  # says what there is instead
     return infos
 
 
-def _one(db: FilesystemParameterDB, policy: str, version: str) -> tuple[VersionInfo, Parameters]:
+def _one(db: ParameterDB, policy: str, version: str) -> tuple[VersionInfo, Parameters]:
     """A version and what is known of it; the text may be a version, a tag or latest."""
     parameters = db.get(policy, version)
     assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise

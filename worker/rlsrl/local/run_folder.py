@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.local.run_database import open_run_database
 from rlsrl.local.run_record import RunRecord
-from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder, write_durably
@@ -127,11 +128,6 @@ class RunFolder:
         return self.path / "config"
 
     @property
-    def parameters(self) -> Path:
-        """The parameter DB."""
-        return self.path / "parameters"
-
-    @property
     def metrics(self) -> Path:
         """The coordinator's record of the metrics, a JSON object a line."""
         return self.path / "metrics.jsonl"
@@ -176,9 +172,13 @@ class RunFolder:
         self._save(self.record.count_restart(role))
 
     @property
-    def database(self) -> FilesystemParameterDB:
-        """The run's versions."""
-        return FilesystemParameterDB(self.parameters)
+    def database(self) -> ParameterDB:
+        """The run's versions.
+
+        Raises:
+            ConfigurationError: see ``open_run_database``.
+        """
+        return open_run_database(self.path)
 
     def terminal(self) -> Mapping[str, Any] | None:
         """The terminal record; None while the run is unfinished."""

@@ -17,6 +17,7 @@ from rlsrl.local.controller import WORKER_COMMAND, LocalController, Outcome, Rol
 from rlsrl.local.display import Viewer, open_display
 from rlsrl.local.metrics_log import read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
+from rlsrl.local.run_database import RESOLVED
 from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolder, RunFolderError
 from rlsrl.local.summary import RunFacts, summarize
 from rlsrl.local.supervisor import RestartLimits
@@ -163,7 +164,7 @@ def _plans(folder: RunFolder, resolved: ResolvedExperiment) -> list[RolePlan]:
 
 
 def _write_configs(folder: RunFolder, resolved: ResolvedExperiment) -> None:
-    (folder.path / "resolved.json").write_text(resolved.to_json())
+    write_durably(folder.path / RESOLVED, resolved.to_json().encode())
     for role, config in (
         ("coordinator", resolved.coordinator),
         ("trainer", resolved.trainer),
