@@ -111,7 +111,7 @@ def test_what_no_slot_can_take_is_kept() -> None:
     assert book.allowance == 0
 
 
-def test_a_slot_that_fits_is_preferred_and_the_narrowest_overshoots() -> None:
+def test_a_slot_wider_than_what_is_left_waits_and_one_that_fits_goes() -> None:
     book = CreditBook()
     book.connect(0, index=0, num_lanes=5, num_slots=2, num_claims=0)
     book.connect(1, index=1, num_lanes=3, num_slots=2, num_claims=0)
@@ -119,11 +119,11 @@ def test_a_slot_that_fits_is_preferred_and_the_narrowest_overshoots() -> None:
     assert holders(book.issue()) == [0, 1]
     book.grant(3, V1)
     assert holders(book.issue()) == [1]
-    book.grant(1, V1)
-    assert holders(book.issue()) == [0]
-    assert book.allowance == -4
     book.grant(4, V1)
     assert book.issue() == []
+    book.grant(1, V1)
+    assert holders(book.issue()) == [0]
+    assert book.allowance == 0
 
 
 def test_every_credit_asks_for_the_newest_version_granted() -> None:

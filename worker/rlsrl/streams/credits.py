@@ -5,9 +5,9 @@ and asks which credits to send. Lanes are the unit of account::
 
     granted + returned by the gone = issued + allowance
 
-A credit is issued while the allowance is positive. Slots have fixed widths, so the last credit of a grant may be wider
-than what is left: only when no free slot fits, the narrowest is issued all the same and the allowance goes negative by
-the difference, which the next grant makes good. It never exceeds the widest slot minus one lane by issuing alone.
+A credit is issued only if the whole slot fits into the allowance: lanes beyond what is granted would be older than the
+policy lag allows by the time they are trained. What is left over waits for the next grant. So whoever grants has to grant
+enough ahead for whole slots to fit (``ExperimentSpec.least_policy_lag``).
 
 Among producers with a free slot the one that was issued a credit longest ago comes first, then the lowest index:
 neither the order nor the moment in which memory came back matters as long as there is some. So a batch is spread over
@@ -76,7 +76,7 @@ class CreditBook:
 
     @property
     def allowance(self) -> int:
-        """Lanes granted and not yet issued; negative when slots were wider than what was left."""
+        """Lanes granted and not yet issued; negative while more lanes were claimed than granted."""
         return self._allowance
 
     @property
@@ -158,16 +158,15 @@ class CreditBook:
     def issue(self) -> list[Credit]:
         """The credits to send now, in order. Looks at every producer for each of them."""
         issued: list[Credit] = []
-        while self._is_open and self._allowance > 0:
-            ready = [(number, holder) for number, holder in self._holders.items() if holder.free]
+        while self._is_open:
+            ready = [
+                (number, holder)
+                for number, holder in self._holders.items()
+                if holder.free and holder.num_lanes <= self._allowance
+            ]
             if not ready:
                 break
-            narrowest = min(holder.num_lanes for _, holder in ready)
-            widest_allowed = max(narrowest, self._allowance)
-            number, holder = min(
-                (entry for entry in ready if entry[1].num_lanes <= widest_allowed),
-                key=lambda entry: entry[1].precedence,
-            )
+            number, holder = min(ready, key=lambda entry: entry[1].precedence)
             issued.append(self._issue_to(number, holder, holder.free.pop(0), self._min_version))
         return issued
 

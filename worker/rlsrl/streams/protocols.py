@@ -91,8 +91,8 @@ class SampleConsumer(Protocol):
 
         Slots that a producer filled, or began to fill, under a credit of a former connection (to this consumer or the
         one before) come as credits nobody granted: they get an order when the producer connects, with ``min_version``
-        ``INITIAL``, and their lanes are taken off what is granted. So is what the last slot of a grant is wider than
-        the rest of it. Lanes that are dropped instead of trained have to be granted again.
+        ``INITIAL``, and their lanes are taken off what is granted. Lanes that are dropped instead of trained have to be
+        granted again. A slot wider than what is left of the grants waits for the next one.
         """
 
     def receive(self, max_items: int, timeout: float) -> Sequence[Slot]:
