@@ -77,7 +77,7 @@ def evaluate(
         result = play(subject, share, seed=seed, greedy=not stochastic, max_steps=max_steps)
     except (ConfigurationError, ParameterError, LayoutMismatch, RunFolderError) as error:
         raise UserError(str(error)) from error
-    except (EnvironmentFailed, EvaluationUnfinished) as error:
+    except (EnvironmentFailed, EvaluationUnfinished, OSError) as error:
         raise click.ClickException(str(error)) from error
     conditions = {
         "run": str(run),

@@ -17,6 +17,7 @@ from rlsrl.local.controller import Failed, Finished, Interrupted, Outcome
 from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
 from rlsrl.local.session import claim, draw_curve, run_life, settle
 from rlsrl.local.summary import closing_lines
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import LedgerError
 
 FINISHED, FAILED, BAD_INPUT, SIGNALLED = 0, 1, 2, 128
@@ -45,7 +46,7 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
         with RunFolder.open(run_dir or RUNS / experiment.metadata.name, fresh=fresh) as folder:
             claim(folder, experiment, as_given=file.read_bytes())
             status = _run(folder, experiment, file, _again(file, overrides, seed, run_dir))
-    except (SpecError, RunFolderError) as error:
+    except (SpecError, RunFolderError, ConfigurationError) as error:
         raise UserError(str(error)) from error
     except (OSError, LedgerError) as error:
         raise click.ClickException(f"the run cannot go on: {error}") from error

@@ -42,7 +42,7 @@ _CREDENTIALS = (
 """Environment variables that together give credentials: an access key, a Kubernetes service account, a container's."""
 
 
-class StoreRefused(OSError):  # noqa: N818 - named for what the store did
+class StoreRefused(OSError, ConfigurationError):  # noqa: N818 - named for what the store did
     """The store answered and said no: credentials, permissions, no such bucket. Trying again cannot help."""
 
 

@@ -19,6 +19,7 @@ from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.evaluations import EVALUATION_KEY, tag_best
 from rlsrl.parameters.protocols import Corrupt, ParameterDB, VersionInfo, VersionNotFound
 from rlsrl.parameters.terminal import TERMINAL_KEY
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.common import open_db
 from rlsrl.workers.build.evaluator import EvaluationPlan, begin_evaluation, evaluator_plan
@@ -33,7 +34,7 @@ NOTHING = PollResult()
 
 Outcome = Literal["stored", "unfinished", "pruned", "corrupt", "failed"]
 """What became of an evaluation: its result is with the version; its episodes did not end; the version is gone; the
-version is damaged; the store did not take the result."""
+version is damaged; the store did not give the version or did not take the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         self._parts: EvaluatorParts | None = None
         self._playing: _Playing | None = None
         self._last: VersionInfo | None = None
+        self._unreachable = False
         self._done = False
         self._statistics: dict[str, float] = {}
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -105,7 +107,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
 
     def _begin_next(self, parts: EvaluatorParts) -> None:
         """Begin to play what is due; if nothing is, wait a moment, or end if nothing more will come."""
-        versions = parts.db.versions(parts.policy_name)
+        versions = self._stored(parts)
         info = choose(versions, share=parts.share, cadence=parts.cadence, last=self._last)
         if info is not None:
             self._begin(parts, info)
@@ -116,6 +118,20 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             with self._context.waiting("version"), contextlib.suppress(queue.Empty):
                 self._wake.get(timeout=LOOK_SECONDS)
 
+    def _stored(self, parts: EvaluatorParts) -> list[VersionInfo]:
+        """What could be played: nothing while the store cannot be reached, which says so once."""
+        try:
+            versions = parts.db.versions(parts.policy_name)
+        except ConfigurationError:
+            raise
+        except OSError as error:
+            if not self._unreachable:
+                self._context.log.warning("store_unreachable", error=str(error))
+            self._unreachable = True
+            return []
+        self._unreachable = False
+        return versions
+
     def _begin(self, parts: EvaluatorParts, info: VersionInfo) -> None:
         self._last = info
         began = self._clock.monotonic()
@@ -123,6 +139,9 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             parameters = parts.db.get(parts.policy_name, info.version)
         except (VersionNotFound, Corrupt) as error:
             self._count("pruned" if isinstance(error, VersionNotFound) else "corrupt", info, error=str(error))
+            return
+        except OSError as error:
+            self._count("failed", info, error=str(error))
             return
         assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
         envs, evaluation = begin_evaluation(parts.plan, parameters, info.metadata)
