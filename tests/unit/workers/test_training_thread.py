@@ -1,0 +1,315 @@
+"""The training thread with its real buffer, limiter, ledger and stream; only the learner is a fake."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlsrl.algorithms.learner import StepResult
+from rlsrl.buffers.fifo import FifoBuffer
+from rlsrl.buffers.limiter import RateLimiter
+from rlsrl.data.slots import ProducerId, Slot, rollout_layout
+from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.runtime.frequency import FrequencyControl
+from rlsrl.runtime.ledger import ActorLedger, TrainerLedger, balance, read_pages
+from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
+from rlsrl.streams.protocols import StreamTimeout
+from rlsrl.testing.clock import ManualClock
+from rlsrl.testing.contexts import TOKEN, RecordingMembership, make_context
+from rlsrl.testing.rollouts import discrete_env_spec
+from rlsrl.workers.gang import SoloGang
+from rlsrl.workers.progress import Progress, StopConditions
+from rlsrl.workers.training import Cadence, Checkpoint, TrainingThread, count_discards
+
+ENV = discrete_env_spec()
+STEPS, LANES = 4, 2
+SLOT = STEPS * LANES
+"""A slot is a batch."""
+DEADLINE_SECONDS = 30.0
+
+
+class FakeLearner:
+    """Its one weight is the number of steps it made; fails or waits when told to."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self.steps = steps
+        self.failure: Exception | None = None
+        self.may_step = threading.Event()
+        self.may_step.set()
+        self.stepping = threading.Event()
+
+    def step(self, arrays: Mapping[str, np.ndarray]) -> StepResult:
+        assert arrays["reward"].shape == (STEPS, LANES)
+        self.stepping.set()
+        assert self.may_step.wait(DEADLINE_SECONDS)
+        if self.failure is not None:
+            raise self.failure
+        self.steps += 1
+        return StepResult(
+            step=self.steps, optimizer_steps=self.steps, skipped=0, num_transitions=SLOT, metrics={"loss": 0.5}
+        )
+
+    def parameters(self, version: Version) -> Parameters:
+        return Parameters(version=version, vector=np.array([self.steps], np.float32), layout="fake")
+
+    def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        return {"weight": np.array([self.steps])}, {"step": self.steps}
+
+
+class Bench:
+    """A training thread, and the test in the place of the trainer's main thread and of one actor."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_policy_lag: int = 1,
+        version: Version = Version(1, 0),
+        progress: Progress | None = None,
+        stop: Mapping[str, float] | None = None,
+        push_steps: int | None = None,
+        tag_steps: int | None = None,
+    ) -> None:
+        layout = rollout_layout(ENV, num_steps=STEPS, num_lanes=LANES)
+        self._resources = ExitStack()
+        self._folder = folder
+        self.clock = ManualClock()
+        self.membership = RecordingMembership()
+        self.learner = FakeLearner(version.step)
+        self.published: list[Parameters] = []
+        self.stored: list[Checkpoint] = []
+        self.ended = threading.Event()
+        context = make_context("trainer", folder, membership=self.membership, clock=self.clock)
+        trainer_page = self._resources.enter_context(context.open_ledger_page())
+        actor_page = self._resources.enter_context(make_context("actor", folder).open_ledger_page())
+        self.ledger = TrainerLedger(trainer_page)
+        self.ledger.resume(None)
+        self.actor_ledger = ActorLedger(actor_page)
+        self.actor_ledger.begin(0)
+        channel = InlineChannel()
+        self.consumer = InlineConsumer(
+            channel, token=TOKEN, layout_digest=layout.step_digest, ledger=self.ledger, slots_per_producer=8
+        )
+        self.producer = InlineProducer(
+            channel, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=self.actor_ledger
+        )
+        self.buffer = FifoBuffer(layout=layout, batch_lanes=LANES, max_policy_lag=max_policy_lag)
+        never = dict.fromkeys(("return_mean", "env_steps", "train_steps", "wall_seconds"))
+        self.thread = TrainingThread(
+            learner=self.learner,  # type: ignore[arg-type]  # as much of one as the thread uses
+            buffer=self.buffer,
+            limiter=RateLimiter.on_policy(batch_lanes=LANES, max_policy_lag=max_policy_lag),
+            batch_lanes=LANES,
+            version=version,
+            progress=progress or Progress(episodes=2),
+            stop_conditions=StopConditions(episodes=2, **{**never, **(stop or {})}),
+            ledger=self.ledger,
+            cadence=Cadence(
+                report=FrequencyControl(seconds=1.0, clock=self.clock),
+                push=FrequencyControl(steps=push_steps, clock=self.clock),
+                tag=FrequencyControl(steps=tag_steps, clock=self.clock),
+            ),
+            context=context,
+            gang=SoloGang(),
+            metadata={"program": None},
+            grant=self.consumer.grant,
+            publish=self.published.append,
+            store=self.stored.append,
+            on_end=self.ended.set,
+        )
+
+    def receive(self) -> None:
+        """What the trainer's main thread does in one poll."""
+        slots = self.consumer.receive(100, timeout=0)
+        self.buffer.put(slots, oldest_outstanding=min(self.consumer.outstanding, default=None))
+        for slot in slots:
+            self.consumer.release(slot)
+
+    def acquire(self) -> Slot:
+        """A credit, once the thread has granted one; the consumer is served meanwhile."""
+        while True:
+            self.consumer.receive(0, timeout=0)
+            try:
+                return self.producer.acquire(timeout=0.01)
+            except StreamTimeout:
+                assert not self.ended.is_set(), "there are no more credits"
+
+    def post(self, slot: Slot, version: Version | None = None) -> None:
+        """Fill a slot with weights of that version (by default those asked for) and have it received."""
+        acted = slot.min_version if version is None else version
+        for array in slot.arrays.values():
+            array[...] = 0
+        slot.arrays["mask"][...] = True
+        slot.arrays["version_attempt"][:], slot.arrays["version_step"][:] = acted
+        slot.num_transitions = SLOT
+        self.producer.post(slot)
+        self.receive()
+
+    def train(self, num_steps: int) -> None:
+        """Feed so many batches, one after another."""
+        for _ in range(num_steps):
+            self.post(self.acquire())
+
+    def end(self) -> None:
+        """Stop it and close everything as the trainer does; the books must balance."""
+        self.thread.stop()
+        self.thread.join(DEADLINE_SECONDS)
+        self.receive()
+        count_discards(self.ledger, self.buffer.close())
+        self.ledger.end()
+        self.actor_ledger.end()
+        balance(read_pages(self._folder), ended=True).check()
+
+    def close(self) -> None:
+        self.learner.may_step.set()
+        self.thread.stop()
+        self.thread.join(DEADLINE_SECONDS)
+        self._resources.close()
+
+
+@pytest.fixture
+def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    benches: list[Bench] = []
+
+    def make(**arguments: Any) -> Bench:
+        bench = Bench(tmp_path, **arguments)
+        benches.append(bench)
+        bench.thread.start()
+        return bench
+
+    yield make
+    for bench in benches:
+        bench.close()
+
+
+def steps_of(published: list[Parameters]) -> list[tuple[str, float]]:
+    return [(str(each.version), float(each.vector[0])) for each in published]
+
+
+def test_every_version_is_published_the_first_one_included(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(stop={"train_steps": 3})
+    bench.train(3)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    bench.thread.check()
+    assert (bench.thread.stop_reason, bench.thread.version) == ("trainSteps", Version(1, 3))
+    assert steps_of(bench.published) == [("1.0", 0), ("1.1", 1), ("1.2", 2), ("1.3", 3)]
+    assert bench.ledger.snapshot()["counters"]["trained"] == 3 * SLOT
+    bench.end()
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_credits_run_ahead_of_training_by_the_lag_and_no_further(make_bench: Callable[..., Bench], lag: int) -> None:
+    bench = make_bench(max_policy_lag=lag)
+    bench.learner.may_step.clear()
+    first = [bench.acquire() for _ in range(1 + lag)]
+    assert {slot.min_version for slot in first} == {Version(1, 0)}
+    bench.post(first[0])
+    with pytest.raises(StreamTimeout):
+        bench.producer.acquire(timeout=0.05)
+    bench.learner.may_step.set()
+    assert bench.acquire().min_version == Version(1, 1), "a batch trained is a batch of credits, with the new weights"
+    bench.end()
+
+
+def test_versions_are_stored_and_tagged_when_due_with_what_resuming_needs(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(push_steps=2, tag_steps=3, stop={"train_steps": 7})
+    bench.train(7)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    bench.thread.check()
+    assert [(each.parameters.version.step, each.tags) for each in bench.stored] == [
+        (2, ()),
+        (3, ("step-3",)),
+        (4, ()),
+        (6, ("step-6",)),
+    ]
+    stored = bench.stored[2]
+    assert float(stored.parameters.vector[0]) == stored.state.values["learner"]["step"] == 4
+    assert stored.state.version == stored.parameters.version
+    assert stored.state.values["limiter"] == {"sampled": 4 * LANES}
+    assert stored.state.values["progress"]["env_steps"] == stored.metadata["env_steps"] == 4 * SLOT
+    assert (stored.metadata["train_steps"], stored.metadata["program"]) == (4, None)
+    bench.end()
+    final = bench.thread.checkpoint("end")
+    assert (final.parameters.version, final.tags) == (Version(1, 7), ("end",))
+
+
+def test_what_a_former_attempt_acted_is_dropped_and_granted_anew(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(version=Version(2, 5), max_policy_lag=1, stop={"train_steps": 2})
+    slots = [bench.acquire(), bench.acquire()]
+    bench.post(slots[0], Version(1, 9))
+    bench.post(slots[1])
+    bench.train(1)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    bench.thread.check()
+    counters = bench.ledger.snapshot()["counters"]
+    assert (counters["dropped.old_attempt"], counters["trained"]) == (SLOT, 2 * SLOT)
+    assert bench.thread.version == Version(2, 7)
+    bench.end()
+
+
+def test_a_life_that_resumes_at_the_goal_trains_nothing(make_bench: Callable[..., Bench]) -> None:
+    """The one before was killed between its last checkpoint and its terminal record."""
+    done = Progress(episodes=2)
+    done.load_state_dict({"env_steps": 40, "train_steps": 5, "num_episodes": 0, "train_seconds": 1.0, "returns": []})
+    bench = make_bench(version=Version(2, 5), progress=done, stop={"train_steps": 5})
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    assert (bench.thread.stop_reason, bench.thread.version) == ("trainSteps", Version(2, 5))
+    assert bench.learner.steps == 5
+    bench.end()
+
+
+def test_stop_ends_it_though_no_batch_comes(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    bench.acquire()
+    bench.thread.stop()
+    bench.thread.join(DEADLINE_SECONDS)
+    assert bench.ended.is_set()
+    assert bench.thread.stop_reason is None
+    bench.end()
+
+
+def test_a_failed_step_is_raised_with_its_cause(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    bench.thread.check()
+    bench.learner.failure = FloatingPointError("no gradient")
+    bench.post(bench.acquire())
+    assert bench.ended.wait(DEADLINE_SECONDS), "whoever waits for the thread is told"
+    with pytest.raises(RuntimeError, match="training thread failed") as raised:
+        bench.thread.check()
+    assert raised.value.__cause__ is bench.learner.failure
+    assert bench.ledger.snapshot()["counters"]["trained"] == 0
+
+
+def test_join_says_when_a_step_takes_too_long(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    bench.learner.may_step.clear()
+    bench.post(bench.acquire())
+    assert bench.learner.stepping.wait(DEADLINE_SECONDS)
+    bench.thread.stop()
+    with pytest.raises(TimeoutError, match="still in a step"):
+        bench.thread.join(0.05)
+
+
+def test_rows_come_at_their_time_and_the_last_step_has_one(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(max_policy_lag=0, stop={"train_steps": 4})
+    bench.train(1)
+    slot = bench.acquire()
+    bench.clock.advance(1.5)
+    bench.post(slot)
+    bench.train(2)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    bench.thread.check()
+    assert [step for step, _ in bench.membership.rows] == [2, 4]
+    _, scalars = bench.membership.rows[0]
+    assert (scalars["env_steps"], scalars["train_steps"], scalars["policy_lag"]) == (2 * SLOT, 2, 0)
+    assert (scalars["train_seconds"], scalars["env_steps_per_second"]) == (1.5, 2 * SLOT / 1.5)
+    assert scalars["train/loss"] == 0.5
+    assert bench.membership.reported("version") == [Version(1, 2), Version(1, 4)]
+    bench.end()
