@@ -1,4 +1,4 @@
-"""The parameter DB of a run folder, wherever the run keeps it: for the controller and every command that reads a run."""
+"""The parameter DB of a run folder, wherever it is: for the controller and for every command that reads a run."""
 
 from __future__ import annotations
 
