@@ -9,16 +9,20 @@ import pytest
 from rlsrl.testing.kills import KILLED_ROLES, MOMENTS, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT
 
+EXPERIMENT = GATED_EXPERIMENT + "  evaluators: {{environments: 2, episodesPerEnvironment: 1}}\n"
+
 
 def test_a_kill_of_each_role(tmp_path: Path) -> None:
-    with KillCampaign(tmp_path, GATED_EXPERIMENT, seed=1) as campaign:
+    with KillCampaign(tmp_path, EXPERIMENT, seed=1) as campaign:
         campaign.kill("coordinator", "start-up")
         campaign.kill("actor", "training")
+        campaign.kill("evaluator", "training")
         campaign.kill("trainer", "checkpoint")
         campaign.kill("controller", "shutdown")
         summary = campaign.finish()
     assert {kill.role for kill in campaign.kills} == set(KILLED_ROLES), "each role of the table is killed"
-    assert summary["restarts"] == {"coordinator": 1, "actor": 1, "trainer": 1}
+    assert summary["restarts"] == {"coordinator": 1, "actor": 1, "evaluator": 1, "trainer": 1}
+    assert summary["evaluation"]["version"] == summary["versions"]["last"]
     assert (summary["attempts"], summary["lives"]) == (3, 2)
 
 
@@ -26,7 +30,7 @@ def test_a_kill_of_each_role(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("role", KILLED_ROLES)
 def test_a_role_is_killed_again_and_again(tmp_path: Path, role: str) -> None:
-    with KillCampaign(tmp_path, GATED_EXPERIMENT, seed=2) as campaign:
+    with KillCampaign(tmp_path, EXPERIMENT, seed=2) as campaign:
         for _ in range(3):
             for moment in MOMENTS:
                 campaign.kill(role, moment)

@@ -62,6 +62,7 @@ KILLED_ROLES = {
     for role in (
         KilledRole(name="actor", holds_samples=True),
         KilledRole(name="trainer", gang=True, holds_samples=True, rolls_back=True),
+        KilledRole(name="evaluator"),
         KilledRole(name="coordinator"),
         KilledRole(name=CONTROLLER, gang=True, holds_samples=True, rolls_back=True),
     )
@@ -213,7 +214,7 @@ class KillCampaign:
 
     def _await_moment(self, run: LiveRun, moment: Moment) -> None:
         if moment == "start-up":
-            run.until(lambda: {"actor", "trainer", "coordinator"} <= {each.role for each in run.workers()}, "processes")
+            run.until(lambda: self._has_processes_of_all_roles(run), "processes of all roles")
             self._pass_time(run, START_UP_SECONDS)
             return
         run.until(run.is_complete, "all processes at work")
@@ -227,6 +228,11 @@ class KillCampaign:
         else:
             run.send(signal.SIGINT)
             self._pass_time(run, SHUTDOWN_SECONDS)
+
+    def _has_processes_of_all_roles(self, run: LiveRun) -> bool:
+        """All configs are written before the first process starts."""
+        there = {each.role for each in run.workers()}
+        return bool(there) and there == {path.stem for path in (self._facts.folder / "config").glob("*.json")}
 
     def _pass_time(self, run: LiveRun, at_most: float) -> None:
         """A moment of the seed's choice, unless the run ends first."""

@@ -114,11 +114,13 @@ class RunFolderFacts:
     def replicas(self) -> dict[str, int]:
         """How many processes of each role there should be."""
         resolved = self.json("resolved.json")
-        return {
+        replicas = {
             "actor": resolved["num_actors"],
             "coordinator": 1,
+            "evaluator": resolved["coordinator"]["num_evaluators"],
             "trainer": resolved["coordinator"]["num_trainers"],
         }
+        return {role: count for role, count in replicas.items() if count}
 
     def versions(self) -> list[VersionInfo]:
         """The stored versions, oldest first."""
