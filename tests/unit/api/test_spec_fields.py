@@ -79,7 +79,8 @@ LEAVES = tuple(case for case in CASES if not (isinstance(case.kind.type, type) a
 MODELS = {(): RLExperiment} | {case.path: case.kind.type for case in CASES if case not in LEAVES}
 EXAMPLES = {
     "apiVersion": "rlsrl.dev/v1alpha1", "kind": "RLExperiment", "metadata.name": "a", "metadata.namespace": "n",
-    "spec.environment.id": "CartPole-v1", "spec.parameters.store.objectStore.url": "s3://bucket/prefix",
+    "spec.environment.id": "CartPole-v1", "spec.environment.actionMask": "action_mask",
+    "spec.parameters.store.objectStore.url": "s3://bucket/prefix",
     "spec.parameters.store.objectStore.endpoint": "https://s3.example.com",
     "spec.parameters.store.objectStore.region": "eu-central-1",
 }  # fmt: skip

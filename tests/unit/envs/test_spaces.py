@@ -27,6 +27,15 @@ BOX = spaces.Box(-1, 1, (3,), np.float32)
                 "observation/joints": ArraySpec(shape=(3,), dtype="float32"),
             },
         ),
+        (spaces.MultiBinary(3), {"observation": ArraySpec(shape=(3,), dtype="int8")}),
+        (
+            spaces.Dict({"arm": spaces.Dict({"joints": BOX, "touches": spaces.MultiBinary([2, 2])}), "goal": BOX}),
+            {
+                "observation/arm/joints": ArraySpec(shape=(3,), dtype="float32"),
+                "observation/arm/touches": ArraySpec(shape=(2, 2), dtype="int8"),
+                "observation/goal": ArraySpec(shape=(3,), dtype="float32"),
+            },
+        ),
     ],
 )
 def test_observations_become_specs_by_path(space: spaces.Space, specs: dict[str, ArraySpec]) -> None:
@@ -36,12 +45,13 @@ def test_observations_become_specs_by_path(space: spaces.Space, specs: dict[str,
 @pytest.mark.parametrize(
     ("space", "says"),
     [
-        (spaces.Discrete(5), r"Discrete\(5\) is a Discrete; allowed are Box and Dict of Box .*FlattenObservation"),
-        (spaces.MultiBinary(3), "is a MultiBinary"),
+        (spaces.Discrete(5), r"observation is a Discrete, Discrete\(5\); allowed are Box, .*FlattenObservation"),
         (spaces.Tuple((BOX,)), "is a Tuple"),
         (spaces.Dict({}), r"Dict\(\) is empty"),
-        (spaces.Dict({"inner": spaces.Dict({"a": BOX})}), "Dict.* at 'inner'; a Dict may hold only Boxes"),
-        (spaces.Dict({"n": spaces.Discrete(2)}), r"Discrete\(2\) at 'n'"),
+        (spaces.Dict({"inner": spaces.Dict({})}), r"at 'inner': Dict\(\) is empty"),
+        (spaces.Dict({"n": spaces.Discrete(2)}), r"observation/n is a Discrete, Discrete\(2\)"),
+        (spaces.Dict({"inner": spaces.Dict({"n": spaces.Text(3)})}), "observation/inner/n is a Text"),
+        (spaces.Dict({"a": spaces.Dict({"b": BOX}), "a/b": BOX}), "two arrays whose keys come to 'observation/a/b'"),
     ],
 )
 def test_other_observations_are_refused_by_name(space: spaces.Space, says: str) -> None:

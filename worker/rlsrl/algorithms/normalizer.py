@@ -168,4 +168,4 @@ def normalizable(env_spec: EnvSpec) -> dict[str, ArraySpec]:
     Integers and booleans stay as they are: images have a scale of their own, and flags and codes no mean that says
     anything.
     """
-    return {path: spec for path, spec in env_spec.observation.items() if np.dtype(spec.dtype).kind == "f"}
+    return {path: spec for path, spec in env_spec.unmasked.observation.items() if np.dtype(spec.dtype).kind == "f"}

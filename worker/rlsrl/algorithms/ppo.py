@@ -18,6 +18,9 @@ from rlsrl.data.specs import Arrays
 from rlsrl.policies.distributions import log_prob_and_entropy_for
 from rlsrl.policies.torch_policy import TorchPolicy
 
+VALUE_INPUTS = 1 << 24
+"""Numbers of observations that values are computed of at a time: 64 MiB as float32."""
+
 
 class Ppo(Algorithm):
     """Several epochs of minibatches over each batch, with the probability ratio clipped around 1.
@@ -39,6 +42,7 @@ class Ppo(Algorithm):
         epochs: int,
         minibatch_size: int,
         normalize_advantages: bool,
+        reward_clip: float | None = None,
     ) -> None:
         """``policy`` gives the network and what it acts on; its own weights are not used. The rest: see ``api``."""
         self._network = policy.pure
@@ -53,6 +57,7 @@ class Ppo(Algorithm):
         self._epochs = epochs
         self._minibatch_size = minibatch_size
         self._normalize_advantages = normalize_advantages
+        self._reward_clip = math.inf if reward_clip is None else reward_clip
 
     def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce) -> Batch:
         """Values of all T+1 frames in one pass, advantages, returns; rows are the T * B steps, time first.
@@ -68,7 +73,7 @@ class Ppo(Algorithm):
             )
         value = self._values(params, slots)
         advantage, returns = generalized_advantages(
-            reward=slots["reward"],
+            reward=np.clip(slots["reward"], -self._reward_clip, self._reward_clip),
             value=value,
             terminated=slots["terminated"],
             truncated=slots["truncated"],
@@ -91,11 +96,13 @@ class Ppo(Algorithm):
         )
 
     def _values(self, params: Tensor, slots: Arrays) -> NDArray[np.float32]:
-        """[T+1, B]."""
+        """[T+1, B]; in parts where observations are large, since networks make several times as much of them."""
         frames = {path: torch.from_numpy(_rows(slots[path])) for path in self._observation}
+        num_rows = max(1, VALUE_INPUTS // sum(tensor[0].numel() for tensor in frames.values()))
+        parts = zip(*(torch.split(tensor, num_rows) for tensor in frames.values()), strict=True)
         with torch.inference_mode():
-            value: NDArray[np.float32] = self._network(params, frames)[1].numpy()
-        return value.reshape(slots["mask"].shape[0] + 1, -1)
+            values = [self._network(params, dict(zip(frames, part, strict=True)))[1] for part in parts]
+        return torch.cat(values).numpy().reshape(slots["mask"].shape[0] + 1, -1)
 
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
         """Each epoch a new permutation of all rows, cut into minibatches.

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlsrl.api.model import INTEGRAL, Arguments, Ignored, Model, Violation, refuse
+from rlsrl.api.model import INTEGRAL, Arguments, Ignored, Model, Name, Violation, refuse
 from rlsrl.api.spread import EnvironmentSpread, EvaluationSpread, spread_environments, spread_evaluation
 
 API_VERSION = "rlsrl.dev/v1alpha1"
@@ -71,6 +71,22 @@ class Metadata(Model):
     """Written by Kubernetes; ignored."""
 
 
+class Atari(Model):
+    """The usual preprocessing of Atari games (Mnih et al. 2015, Machado et al. 2018): observations are single frames,
+    grey and small. Needs the extra ``atari``."""
+
+    frame_skip: Annotated[int, Field(ge=1, le=64), INTEGRAL] = 4
+    """Frames that each action is repeated for; the observation is the brighter of the last two, pixel by pixel. The
+    game must not skip frames by itself: ALE's v5 games need ``kwargs: {frameskip: 1}``."""
+    screen_size: Annotated[int, Field(ge=8, le=256), INTEGRAL] = 84
+    """Height and width of an observation."""
+    noop_max: Annotated[int, Field(ge=0, le=1000), INTEGRAL] = 30
+    """Nothing is done for a random number of frames, up to this one, at the start of each game."""
+    terminal_on_life_loss: bool = False
+    """Whether training sees an episode end with each life. The game goes on, and the returns that are reported are
+    those of whole games."""
+
+
 class Environment(Model):
     """What the actors step: a Gymnasium environment by its id, or one made by your own function."""
 
@@ -85,6 +101,19 @@ class Environment(Model):
     """A callable that returns an environment with Gymnasium's interface; called once for each environment."""
     kwargs: Arguments = Field(default_factory=dict)
     """Arguments for the environment, any JSON."""
+    atari: Atari | None = None
+    """Preprocessing of Atari games; none unless given, ``{}`` for the defaults."""
+    max_episode_steps: Count | None = None
+    """Steps after which an episode is truncated, beside whatever else ends it. In an Atari game: actions, not frames.
+    """
+    frame_stack: Annotated[int, Field(ge=1, le=64), INTEGRAL] | None = None
+    """How many of the last observations make one, along a new first axis: ``[84, 84]`` becomes ``[4, 84, 84]``. Stacks
+    are stored and sent as they are, so a frame is there that many times."""
+    action_mask: Name | None = None
+    """The key under which the environment says which of its discrete actions are legal: an array with an entry for
+    each, 0 where it is not. The key is looked for in a Dict observation, else in the ``info`` of each reset and step.
+    Illegal actions then have probability 0 wherever the policy acts, is trained and is evaluated; networks do not get
+    the mask for input."""
 
 
 class Mlp(Model):
@@ -96,6 +125,14 @@ class Mlp(Model):
     """Units of each hidden layer."""
     activation: Literal["tanh", "relu"] = "tanh"
     """What stands between the layers."""
+
+
+class Cnn(Model):
+    """The convolutional network of Mnih et al. (2015): policy and value share three convolutions and a dense layer. For
+    one image, ``[channels, height, width]`` of uint8, of at least 36 x 36 pixels."""
+
+    hidden_size: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 512
+    """Units of the dense layer."""
 
 
 class CustomNetwork(Model):
@@ -110,10 +147,12 @@ class CustomNetwork(Model):
 class Network(Model):
     """The policy's network: one of the built-in kinds, or your own."""
 
-    exactly_one: ClassVar[tuple[str, ...]] = ("mlp", "custom")
+    exactly_one: ClassVar[tuple[str, ...]] = ("mlp", "cnn", "custom")
 
     mlp: Mlp | None = None
     """A multi-layer perceptron."""
+    cnn: Cnn | None = None
+    """A convolutional network for images."""
     custom: CustomNetwork | None = None
     """A network of your own, by its factory."""
 
@@ -183,6 +222,9 @@ class Ppo(Model):
     """Transitions of one optimizer step. Divides the batch: rolloutLength x trainers.batchEnvironments."""
     normalize_advantages: bool = True
     """Whether advantages get mean 0 and deviation 1 in each minibatch."""
+    reward_clip: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Rewards are kept within this range around 0 for training, after they are normalised if they are; Atari games
+    usually have 1. Returns are reported as the environment gave them."""
     normalize_rewards: bool = False
     """Whether rewards are divided by the standard deviation of the discounted return, and kept within 10 of 0."""
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5

@@ -141,9 +141,10 @@ def rollout_layout(
 
     Fields: ``observation...`` (frames), ``action``, ``behavior_log_prob`` (the acting policy's), ``reward``,
     ``terminated``, ``truncated``, ``mask`` (False where the step is no transition: autoreset, absent agent),
-    ``episode_return`` and ``episode_length`` (undiscounted, unscaled; read only where an episode ended),
-    ``version_attempt`` and ``version_step`` (of the weights that chose the step's actions) and ``state/...``, the
-    recurrent state each lane began with. ``discounted_return`` (of the lane's episode so far) only if asked for.
+    ``episode_return`` and ``episode_length`` (undiscounted, as the environment gave it; 0 but where an episode is
+    reported: where it ended, and not for training only), ``version_attempt`` and ``version_step`` (of the weights that
+    chose the step's actions) and ``state/...``, the recurrent state each lane began with. ``discounted_return`` (of the
+    lane's episode so far) only if asked for.
     """
     fields = {name: FieldSpec(axes="frames", array=spec) for name, spec in env.observation.items()}
     per_step = {

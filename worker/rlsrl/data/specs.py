@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -64,6 +64,9 @@ class ActionSpec:
     """Least value of each entry; -inf where there is none. Empty unless continuous."""
     high: tuple[float, ...] = ()
     """Greatest value of each entry; inf where there is none. Empty unless continuous."""
+    mask: str | None = None
+    """Path of the observation array, [num_actions], whose entries are 0 for the choices that are illegal now; None:
+    all are always legal. None unless discrete."""
 
     @property
     def distribution_size(self) -> int:
@@ -82,6 +85,7 @@ class ActionSpec:
             "num_actions": self.num_actions,
             "low": [None if math.isinf(bound) else bound for bound in self.low],
             "high": [None if math.isinf(bound) else bound for bound in self.high],
+            "mask": self.mask,
         }
 
     @classmethod
@@ -93,6 +97,7 @@ class ActionSpec:
             num_actions=int(value["num_actions"]),
             low=tuple(-math.inf if bound is None else float(bound) for bound in value["low"]),
             high=tuple(math.inf if bound is None else float(bound) for bound in value["high"]),
+            mask=None if value["mask"] is None else str(value["mask"]),
         )
 
 
@@ -103,6 +108,12 @@ class EnvSpec:
     observation: Mapping[str, ArraySpec]
     """Array specs by path: ``{"observation": ...}``, or ``{"observation/<key>": ...}`` for a Dict space."""
     action: ActionSpec
+
+    @property
+    def unmasked(self) -> EnvSpec:
+        """The same without the action mask: what a network is made for. Whoever runs it applies the mask."""
+        observation = {path: spec for path, spec in self.observation.items() if path != self.action.mask}
+        return EnvSpec(observation=observation, action=replace(self.action, mask=None))
 
 
 def digest(value: Any) -> str:

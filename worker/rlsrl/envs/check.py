@@ -72,19 +72,20 @@ def _reset(env: gymnasium.Env[Any, Any], seed: int | None) -> Generator[str, Non
 
 
 def _observation_problems(space: gymnasium.Space[Any], observation: Any, source: str) -> Iterator[str]:
-    keys = observation_keys(space)
-    boxes = getattr(space, "spaces", {None: space})
-    if None not in boxes and (not isinstance(observation, dict) or set(observation) != set(boxes)):
-        found = sorted(observation) if isinstance(observation, dict) else _described(observation)
-        yield f"{source} observed {found}, its space has the keys {sorted(boxes)}"
-        return
-    for path, key in keys.items():
-        value, box = (observation if key is None else observation[key]), boxes[key]
+    for path, keys in observation_keys(space).items():
+        value, leaf = observation, cast("Any", space)
+        for key in keys:
+            if not isinstance(value, dict) or set(value) != set(leaf.spaces):
+                found = sorted(value) if isinstance(value, dict) else _described(value)
+                yield f"{source} observed {found}, its space has the keys {sorted(leaf.spaces)}"
+                return
+            value, leaf = value[key], leaf[key]
         if not isinstance(value, np.ndarray):
-            yield f"{source} gave {_described(value)} as {path}, not a numpy array of {box.dtype}{list(box.shape)}"
-        elif value.shape != box.shape or value.dtype != box.dtype:
+            yield f"{source} gave {_described(value)} as {path}, not a numpy array of {leaf.dtype}{list(leaf.shape)}"
+        elif value.shape != leaf.shape or value.dtype != leaf.dtype:
             yield (
-                f"{source} gave {value.dtype}{list(value.shape)} as {path}, its space says {box.dtype}{list(box.shape)}"
+                f"{source} gave {value.dtype}{list(value.shape)} as {path}, its space says "
+                f"{leaf.dtype}{list(leaf.shape)}"
             )
         elif value.dtype.kind == "f" and not np.isfinite(value).all():
             yield f"{source} gave values of {path} that are not finite"

@@ -1,11 +1,13 @@
 """Gymnasium's spaces in our words: what an environment gives and takes, as array specs.
 
-Observations: a Box, or a Dict of Boxes. Actions: a Discrete, or a Box of floats. Everything else is refused by name.
+Observations: a Box, a MultiBinary, or a Dict of those, nested or not. Actions: a Discrete, or a Box of floats.
+Everything else is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,59 +20,74 @@ if TYPE_CHECKING:
     import gymnasium
 
 OBSERVATION = "observation"
-"""The path of a Box observation; those of a Dict are ``observation/<key>``."""
+"""The path of an observation that is one array; those of a Dict are ``observation/<key>``, or longer where nested."""
 
 
 def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
-    """What ``env`` gives and takes, read from its spaces.
+    """What ``env`` gives and takes, read from its spaces, and from the wrapper if it says which actions are legal.
 
     Raises:
         ConfigurationError: a space that is not supported; the text names it, and what would be.
     """
+    from rlsrl.envs.wrappers import ActionMask
+
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             raise ConfigurationError(f"{type(env).__name__} sets no {name}, which says what it gives or takes")
-    return EnvSpec(observation=observation_specs(env.observation_space), action=action_spec(env.action_space))
+    action = action_spec(env.action_space)
+    if isinstance(env, ActionMask):
+        action = replace(action, mask=f"{OBSERVATION}/{env.key}")
+    return EnvSpec(observation=observation_specs(env.observation_space), action=action)
 
 
-def observation_keys(space: gymnasium.Space[Any]) -> Mapping[str, str | None]:
-    """For each path the key under which an observation holds that array; None: the observation is the array."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict):
-        return {f"{OBSERVATION}/{key}": key for key in space.spaces}
-    return {OBSERVATION: None}
+def observation_keys(space: gymnasium.Space[Any]) -> dict[str, tuple[str, ...]]:
+    """For each path the keys that lead to its array in an observation; none: the observation is the array."""
+    return {path: keys for path, keys, _ in _leaves(space)}
 
 
 def observation_specs(space: gymnasium.Space[Any]) -> dict[str, ArraySpec]:
     """Array specs by path. 64-bit floats become 32-bit ones: policies compute in no more, and slots halve.
 
     Raises:
-        ConfigurationError: neither a Box nor a Dict of Boxes.
+        ConfigurationError: neither a Box, nor a MultiBinary, nor a Dict of them.
     """
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Box):
-        return {OBSERVATION: _box_spec(space, OBSERVATION)}
-    if not isinstance(space, spaces.Dict):
-        raise ConfigurationError(
-            f"observation space {space} is a {type(space).__name__}; allowed are Box and Dict of Box "
-            "(gymnasium.wrappers.FlattenObservation turns most others into a Box)"
-        )
-    if not space.spaces:
-        raise ConfigurationError("observation space Dict() is empty; it needs at least one Box")
     specs: dict[str, ArraySpec] = {}
-    for key, part in space.spaces.items():
-        path = f"{OBSERVATION}/{key}"
-        if not isinstance(key, str) or not isinstance(part, spaces.Box):
-            raise ConfigurationError(
-                f"observation space has {part} at {key!r}; a Dict may hold only Boxes, under keys that are text"
-            )
-        specs[path] = _box_spec(part, path)
+    for path, _, leaf in _leaves(space):
+        if path in specs:
+            raise ConfigurationError(f"observation space {space} has two arrays whose keys come to {path!r}")
+        specs[path] = _leaf_spec(leaf, path)
     return specs
 
 
-def _box_spec(space: gymnasium.spaces.Box, path: str) -> ArraySpec:
+def _leaves(
+    space: gymnasium.Space[Any], keys: tuple[str, ...] = ()
+) -> Iterator[tuple[str, tuple[str, ...], gymnasium.Space[Any]]]:
+    """(path, keys that lead there, space) of each array of an observation."""
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Dict):
+        yield "/".join((OBSERVATION, *keys)), keys, space
+        return
+    if not space.spaces:
+        raise ConfigurationError(f"observation space {_place(keys)}Dict() is empty; it needs at least one Box")
+    for key, part in space.spaces.items():
+        if not isinstance(key, str):
+            raise ConfigurationError(f"observation space {_place(keys)}Dict has the key {key!r}; keys are text")
+        yield from _leaves(part, (*keys, key))
+
+
+def _place(keys: tuple[str, ...]) -> str:
+    return f"at {'/'.join(keys)!r}: " if keys else ""
+
+
+def _leaf_spec(space: gymnasium.Space[Any], path: str) -> ArraySpec:
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Box | spaces.MultiBinary):
+        raise ConfigurationError(
+            f"{path} is a {type(space).__name__}, {space}; allowed are Box, MultiBinary and Dict of those "
+            "(gymnasium.wrappers.FlattenObservation turns most others into a Box)"
+        )
     dtype = np.dtype("float32") if space.dtype == np.float64 else np.dtype(space.dtype)
     if dtype.kind not in "biuf":
         raise ConfigurationError(f"{path} has dtype {dtype}; allowed are booleans, integers and floats")

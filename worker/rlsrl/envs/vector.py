@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     import gymnasium
 
 
+EPISODE_CONTINUES = "rlsrl/episode_continues"
+"""A key of ``info``, there where an episode ends for training only, such as with a life. Nothing is reported of it
+then, and return and length go on to count until the one that does end, after a ``reset`` that changes nothing."""
+
+
 class EnvironmentFailed(RuntimeError):  # noqa: N818 - named for what the environment did
     """An environment raised; the text names its rank, the cause is what it raised."""
 
@@ -133,7 +138,7 @@ class LoopVectorEnv:
                     arrays["mask"][step, lane] = False
                     observations[lane], _ = self._envs[lane].reset()
                     continue
-                observations[lane], reward, terminated, truncated, _ = env_step(action)
+                observations[lane], reward, terminated, truncated, info = env_step(action)
                 rewards[lane] = reward
                 returns[lane] += float(reward)
                 lengths[lane] += 1
@@ -141,6 +146,8 @@ class LoopVectorEnv:
                     ended[lane] = True
                     arrays["terminated"][step, lane] = terminated
                     arrays["truncated"][step, lane] = truncated
+                    if EPISODE_CONTINUES in info:
+                        continue
                     arrays["episode_return"][step, lane] = returns[lane]
                     arrays["episode_length"][step, lane] = lengths[lane]
                     returns[lane] = 0.0
@@ -152,14 +159,12 @@ class LoopVectorEnv:
     def _write_frame(self, arrays: Arrays, frame: int) -> None:
         lane = 0
         try:
-            for name, key in self._keys:
+            for name, keys in self._keys:
                 row = arrays[name][frame]
-                if key is None:
-                    for lane, observation in enumerate(self._observations):
-                        row[lane] = observation
-                else:
-                    for lane, observation in enumerate(self._observations):
-                        row[lane] = observation[key]
+                for lane, observation in enumerate(self._observations):
+                    for key in keys:
+                        observation = observation[key]  # noqa: PLW2901 - down a nested Dict
+                    row[lane] = observation
         except (ValueError, TypeError, KeyError) as error:
             raise self._failure(lane, error) from error
 

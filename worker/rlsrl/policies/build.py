@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsrl.data.specs import EnvSpec
+from rlsrl.policies.masked import MaskedActorCritic
 from rlsrl.runtime.errors import ConfigurationError
 
 PROBE_LANES = 3
@@ -19,7 +20,8 @@ def build_network(factory: Callable[..., Any], env_spec: EnvSpec, kwargs: Mappin
     """``factory(env_spec, **kwargs)``, for example ``networks.MlpActorCritic``, made with torch's generator seeded.
 
     It is tried once on an observation of zeros. Equal seeds give equal weights; the process's own generator is left
-    as it was.
+    as it was. Where the environment has an action mask, the factory and its network know nothing of it: the mask is
+    applied to the network's logits.
 
     Raises:
         ConfigurationError: the factory raised or did not return an ``nn.Module``, or the network's outputs are not
@@ -28,8 +30,9 @@ def build_network(factory: Callable[..., Any], env_spec: EnvSpec, kwargs: Mappin
     name = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', factory)}"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        unmasked, mask = env_spec.unmasked, env_spec.action.mask
         try:
-            network = factory(env_spec, **kwargs)
+            network = factory(unmasked, **kwargs)
         except ConfigurationError:
             raise
         except Exception as error:
@@ -38,8 +41,8 @@ def build_network(factory: Callable[..., Any], env_spec: EnvSpec, kwargs: Mappin
             ) from error
         if not isinstance(network, nn.Module):
             raise ConfigurationError(f"network factory {name} returned a {type(network).__name__}, not an nn.Module")
-        _try_out(network, env_spec, name)
-    return network
+        _try_out(network, unmasked, name)
+    return network if mask is None else MaskedActorCritic(network, mask)
 
 
 def _try_out(network: nn.Module, env_spec: EnvSpec, name: str) -> None:

@@ -14,6 +14,7 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.base import Policy
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.program import (
+    MASKED_LOGIT,
     Activation,
     ActorProgram,
     CategoricalHead,
@@ -106,14 +107,20 @@ def check_export(policy: Policy, program: ActorProgram, parameters: Parameters) 
         ExportMismatch: some output differs by more than 1e-5 of the largest.
     """
     policy.load(parameters)
-    observation = _random_observation(program.observation)
-    (result,) = policy.rollout([RolloutRequest(observation=observation, state=policy.initial_state(CHECK_LANES))])
+    observation, mask = _random_observation(program.observation), _random_mask(program)
+    (result,) = policy.rollout(
+        [RolloutRequest(observation={**observation, **mask}, state=policy.initial_state(CHECK_LANES))]
+    )
     stack = DenseStack(program, CHECK_LANES)
     stack.load(parameters)
     outputs = np.empty((program.head.distribution_size, CHECK_LANES), np.float32)
-    stack.forward([array.reshape(CHECK_LANES, -1).T for array in observation.values()], outputs)
-    largest = float(np.abs(result.distribution).max())
-    difference = float(np.abs(outputs.T - result.distribution).max())
+    features = [array.reshape(CHECK_LANES, -1).T for array in observation.values()]
+    stack.forward(features, outputs, *(array.T for array in mask.values()))
+    # What is illegal in both is equal, and would be the largest output by far.
+    expected = np.where(result.distribution == MASKED_LOGIT, 0.0, result.distribution)
+    found = np.where((result.distribution == MASKED_LOGIT) & (outputs.T == MASKED_LOGIT), 0.0, outputs.T)
+    largest = float(np.abs(expected).max())
+    difference = float(np.abs(found - expected).max())
     if not difference <= CHECK_TOLERANCE * largest:
         raise ExportMismatch(
             f"the exported actor's outputs differ from the network's by up to {difference:.3g} where the largest is "
@@ -124,6 +131,16 @@ def check_export(policy: Policy, program: ActorProgram, parameters: Parameters) 
 def _random_observation(specs: Mapping[str, ArraySpec]) -> Arrays:
     rng = np.random.default_rng(0)
     return {path: _random_array(rng, spec) for path, spec in specs.items()}
+
+
+def _random_mask(program: ActorProgram) -> Arrays:
+    """Under the mask's path, if there is one: at least one legal choice a lane."""
+    head = program.head
+    if head.mask is None:
+        return {}
+    mask = np.random.default_rng(1).integers(0, 2, (CHECK_LANES, head.num_outputs)).astype(np.int8)
+    mask[:, 0] |= ~mask.any(axis=1)
+    return {head.mask: mask}
 
 
 def _random_array(rng: np.random.Generator, spec: ArraySpec) -> NDArray[np.generic]:

@@ -70,6 +70,17 @@ class FlatLayout:
         """Equal for networks that read a flat vector alike (``Parameters.layout``)."""
         return digest([[name, list(shape)] for name, shape in self.shapes.items()])
 
+    def below(self, module: str) -> Self:
+        """The layout of the module of that name, where all parameters are below it: the places are the same.
+
+        Raises:
+            ValueError: some parameter is elsewhere.
+        """
+        prefix = f"{module}."
+        if other := [name for name in self.shapes if not name.startswith(prefix)]:
+            raise ValueError(f"parameters {other} are not below {module!r}")
+        return type(self)(shapes={name.removeprefix(prefix): shape for name, shape in self.shapes.items()})
+
     def split(self, vector: Tensor) -> list[Tensor]:
         """Views of the vector, one a parameter, in order; gradients flow back into the vector."""
         return [

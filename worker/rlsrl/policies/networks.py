@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.export import dense_program
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.program import ActorProgram
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 Observation = Mapping[str, Tensor]
 """Observation arrays by path (``"observation"``, or ``"observation/<key>"`` of a Dict space), each [N, *shape]."""
@@ -38,8 +40,8 @@ class ActorCritic(Protocol):
 class ExportableActor(Protocol):
     """A network whose actor is dense layers only, so that actors need no torch. Optional."""
 
-    def actor_program(self, layout: FlatLayout) -> ActorProgram:
-        """The actor over the flat vector of that layout."""
+    def actor_program(self, layout: FlatLayout) -> ActorProgram | None:
+        """The actor over the flat vector of that layout; None if it cannot be one after all."""
 
 
 ACTIVATION_MODULES = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -95,12 +97,13 @@ def flatten_observation(observation: Observation, paths: Iterable[str]) -> Tenso
 def _tower(sizes: Sequence[int], num_outputs: int, activation: str, head_gain: float) -> nn.Sequential:
     layers: list[nn.Module] = []
     for num_inputs, num_units in pairwise(sizes):
-        layers += [_dense(num_inputs, num_units, math.sqrt(2)), ACTIVATION_MODULES[activation]()]
-    return nn.Sequential(*layers, _dense(sizes[-1], num_outputs, head_gain))
+        layers += [orthogonal(nn.Linear(num_inputs, num_units), math.sqrt(2)), ACTIVATION_MODULES[activation]()]
+    return nn.Sequential(*layers, orthogonal(nn.Linear(sizes[-1], num_outputs), head_gain))
 
 
-def _dense(num_inputs: int, num_units: int, gain: float) -> nn.Linear:
-    layer = nn.Linear(num_inputs, num_units)
+def orthogonal(layer: Layer, gain: float) -> Layer:
+    """The layer with orthogonal weights of that gain and zero biases."""
     nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
     return layer

@@ -20,6 +20,9 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.normalization import Standardization
 from rlsrl.policies.sampling import make_sampler
 
+MASKED_LOGIT = -1e9
+"""The logit of a choice that is illegal: its probability is exactly 0 beside any other's, its entropy no NaN."""
+
 Activation = Literal["identity", "tanh", "relu"]
 Floats = NDArray[np.float32]
 
@@ -60,6 +63,8 @@ class CategoricalHead:
 
     kind: Literal["categorical"] = "categorical"
     num_actions: int
+    mask: str | None = None
+    """Path of the observation array [num_actions] that is 0 for choices that are illegal; None: all are legal."""
 
     @property
     def num_outputs(self) -> int:
@@ -82,6 +87,10 @@ class GaussianHead:
     kind: Literal["gaussian"] = "gaussian"
     num_dimensions: int
     log_std_offset: int
+
+    @property
+    def mask(self) -> None:
+        """A vector has no illegal choices."""
 
     @property
     def num_outputs(self) -> int:
@@ -113,8 +122,8 @@ class ActorProgram:
     num_parameters: int
     """Length of the flat vector."""
     observation: Mapping[str, ArraySpec]
-    """Observation arrays by path. Each is flattened, standardised if the version has statistics of it, and cast to
-    float32; then they are concatenated in this order."""
+    """Observation arrays by path, without a mask. Each is flattened, standardised if the version has statistics of it,
+    and cast to float32; then they are concatenated in this order."""
     layers: tuple[DenseLayer, ...]
     """From input to output; each takes what the one before gives."""
     head: Head
@@ -210,8 +219,11 @@ class DenseStack:
         found = [Standardization.of(parameters.statistics, path) for path in self._program.observation]
         self._standardizations = [each and each.as_column() for each in found]
 
-    def forward(self, observation: Sequence[NDArray[Any]], out: Floats) -> None:
-        """Write the parameters of the action distribution, [A, N], for observations [features, N] by path in order."""
+    def forward(self, observation: Sequence[NDArray[Any]], out: Floats, mask: NDArray[Any] | None = None) -> None:
+        """Write the parameters of the action distribution, [A, N], for observations [features, N] by path in order.
+
+        ``mask`` [A, N] is that of the head's path, if it has one.
+        """
         for rows, standardization, values in zip(self._observation, self._standardizations, observation, strict=True):
             if standardization is None:
                 rows[...] = values
@@ -227,6 +239,8 @@ class DenseStack:
         if activate is not None:
             activate(outputs, out=outputs)
         out[self._num_outputs :] = self._log_std
+        if mask is not None:
+            np.copyto(out, MASKED_LOGIT, where=mask == 0)
 
 
 class ProgramActor:
@@ -278,15 +292,17 @@ class ProgramActor:
             raise RuntimeError("load() comes before begin()")
         arrays = slot.arrays
         self._frames = [_feature_major(arrays[path]) for path in self._program.observation]
+        mask = self._program.head.mask
+        self._masks = [None] * len(arrays["mask"]) if mask is None else list(_feature_major(arrays[mask]))
         self._actions = arrays["action"]
         self._log_probs = arrays["behavior_log_prob"]
         self._attempts, self._steps = arrays["version_attempt"], arrays["version_step"]
         self._sampler.begin()
 
     def act(self, step: int) -> NDArray[Any]:
-        """Choose the actions of that step; allocates no array data."""
+        """Choose the actions of that step; without a mask it allocates no array data."""
         self._attempts[step], self._steps[step] = self._version  # type: ignore[misc]  # begin() has checked
-        self._stack.forward([frames[step] for frames in self._frames], self._distributions[step])
+        self._stack.forward([frames[step] for frames in self._frames], self._distributions[step], self._masks[step])
         actions: NDArray[Any] = self._actions[step]
         self._sampler.choose(step, actions)
         return actions

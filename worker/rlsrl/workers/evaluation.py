@@ -165,7 +165,7 @@ class Evaluation:
     def _collect(self) -> None:
         """Append the slot's ended episodes to their environments', in the order of their ends."""
         arrays = self._slot.arrays
-        for step, lane in np.argwhere(arrays["terminated"] | arrays["truncated"]):
+        for step, lane in np.argwhere(arrays["episode_length"]):
             episode = (float(arrays["episode_return"][step, lane]), int(arrays["episode_length"][step, lane]))
             self._episodes[lane].append(episode)
 

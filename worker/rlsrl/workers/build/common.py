@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rlsrl.api.resolved import EvaluatorConfig, TrainerConfig
 from rlsrl.api.spec import Environment, Network
 from rlsrl.data.specs import EnvSpec
-from rlsrl.envs.factory import EnvironmentSource
+from rlsrl.envs.factory import AtariOptions, EnvironmentSource
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.workers.build.parameters import open_parameter_store
 
@@ -39,7 +40,23 @@ def open_db(config: TrainerConfig | EvaluatorConfig) -> ParameterDB:
 
 def environment_source(environment: Environment) -> EnvironmentSource:
     """Where the experiment's environments come from."""
-    return EnvironmentSource(id=environment.id, factory=environment.factory, kwargs=environment.kwargs)
+    atari = environment.atari
+    return EnvironmentSource(
+        id=environment.id,
+        factory=environment.factory,
+        kwargs=environment.kwargs,
+        atari=None
+        if atari is None
+        else AtariOptions(
+            frame_skip=atari.frame_skip,
+            screen_size=atari.screen_size,
+            noop_max=atari.noop_max,
+            terminal_on_life_loss=atari.terminal_on_life_loss,
+        ),
+        max_episode_steps=environment.max_episode_steps,
+        frame_stack=environment.frame_stack,
+        action_mask=environment.action_mask,
+    )
 
 
 def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int) -> TorchPolicy:
@@ -49,14 +66,21 @@ def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int) -> TorchPoli
         ConfigurationError: the user's own network cannot be made, or is not what a policy needs.
     """
     from rlsrl.policies.build import build_network
+    from rlsrl.policies.cnn import NatureCnnActorCritic
     from rlsrl.policies.networks import MlpActorCritic
     from rlsrl.policies.torch_policy import TorchPolicy
     from rlsrl.runtime.references import load_callable
 
-    seed = derived_seed(seed, "network")
+    factory: Callable[..., Any]
+    kwargs: Mapping[str, Any]
     if network.custom is not None:
         factory = load_callable(network.custom.factory, where="network factory")
-        return TorchPolicy(build_network(factory, env_spec, network.custom.kwargs, seed=seed), env_spec)
-    assert network.mlp is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
-    kwargs = {"hidden_sizes": network.mlp.hidden_sizes, "activation": network.mlp.activation}
-    return TorchPolicy(build_network(MlpActorCritic, env_spec, kwargs, seed=seed), env_spec)
+        kwargs = network.custom.kwargs
+    elif network.cnn is not None:
+        factory, kwargs = NatureCnnActorCritic, {"hidden_size": network.cnn.hidden_size}
+    else:
+        assert network.mlp is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+        factory = MlpActorCritic
+        kwargs = {"hidden_sizes": network.mlp.hidden_sizes, "activation": network.mlp.activation}
+    made = build_network(factory, env_spec, kwargs, seed=derived_seed(seed, "network"))
+    return TorchPolicy(made, env_spec)

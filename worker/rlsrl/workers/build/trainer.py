@@ -192,6 +192,7 @@ def _learner(
         minibatch_size=ppo.minibatch_size // gang.size,
         normalize_advantages=ppo.normalize_advantages,
     )
+        reward_clip=ppo.reward_clip,
     learner = Learner(
         algorithm,
         initial,

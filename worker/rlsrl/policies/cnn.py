@@ -1,0 +1,79 @@
+"""The convolutional network of Mnih et al. (2015), "Human-level control through deep reinforcement learning"."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from rlsrl.data.specs import EnvSpec
+from rlsrl.policies.networks import Observation, orthogonal
+from rlsrl.runtime.errors import ConfigurationError
+
+SMALLEST_IMAGE = 36
+"""Height and width that leave one place to the last convolution."""
+
+
+class NatureCnnActorCritic(nn.Module):
+    """Policy and value on one body: convolutions 32 x 8 / 4, 64 x 4 / 2 and 64 x 3 / 1, then a dense layer.
+
+    Takes one image, [C, H, W] uint8 (stacked frames are its channels), and scales it to [0, 1]. Orthogonal weights
+    (gain sqrt(2); 0.01 before the logits or means, 1 before the value) and zero biases, as CleanRL's ``ppo_atari.py``.
+    The deviations of continuous actions are parameters that no observation changes, 1 at first.
+    """
+
+    def __init__(self, env_spec: EnvSpec, *, hidden_size: int = 512) -> None:
+        """Fit the image and the actions of ``env_spec``.
+
+        Raises:
+            ConfigurationError: the observation is no such image, or a smaller one than 36 x 36.
+        """
+        super().__init__()
+        self._path, channels, height, width = _image(env_spec)
+        root = math.sqrt(2)
+        self.body = nn.Sequential(
+            orthogonal(nn.Conv2d(channels, 32, 8, stride=4), root),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(32, 64, 4, stride=2), root),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(64, 64, 3), root),
+            nn.ReLU(),
+            nn.Flatten(),
+            orthogonal(nn.Linear(64 * _places(height) * _places(width), hidden_size), root),
+            nn.ReLU(),
+        )
+        is_discrete = env_spec.action.kind == "discrete"
+        num_outputs = env_spec.action.num_actions if is_discrete else math.prod(env_spec.action.array.shape)
+        self.actor = orthogonal(nn.Linear(hidden_size, num_outputs), 0.01)
+        self.log_std = None if is_discrete else nn.Parameter(torch.zeros(num_outputs))
+        self.critic = orthogonal(nn.Linear(hidden_size, 1), 1.0)
+
+    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Distribution parameters [N, A] and values [N]."""
+        # Convolutions on a CPU are about twice as fast with the channels last in memory.
+        image = observation[self._path].to(torch.float32, memory_format=torch.channels_last)
+        features = self.body(image / 255.0)
+        outputs = self.actor(features)
+        if self.log_std is not None:
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
+        return outputs, self.critic(features).squeeze(-1)
+
+
+def _image(env_spec: EnvSpec) -> tuple[str, int, int, int]:
+    """(path, channels, height, width) of the one image that the observation is."""
+    described = ", ".join(f"{path} {spec.dtype}{list(spec.shape)}" for path, spec in env_spec.observation.items())
+    if len(env_spec.observation) == 1:
+        ((path, spec),) = env_spec.observation.items()
+        if spec.dtype == "uint8" and len(spec.shape) == 3 and min(spec.shape[1:]) >= SMALLEST_IMAGE:
+            return path, *spec.shape
+    raise ConfigurationError(
+        f"the network `cnn` takes one image [channels, height, width] of uint8, of {SMALLEST_IMAGE} x {SMALLEST_IMAGE} "
+        f"pixels at least; the observation is {described}. environment.frameStack makes images [height, width] into "
+        "one, with the frames as channels"
+    )
+
+
+def _places(size: int) -> int:
+    """Places along an axis that are left of ``size`` pixels by the three convolutions."""
+    return ((size - 8) // 4 + 1 - 4) // 2 + 1 - 2
