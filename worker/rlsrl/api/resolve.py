@@ -12,6 +12,7 @@ from rlsrl.api.resolved import (
     EvaluatorConfig,
     ObjectStoreConfig,
     ParameterStoreConfig,
+    PolicyWorkerConfig,
     ResolvedExperiment,
     TrainerConfig,
 )
@@ -21,6 +22,8 @@ PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder, for experiments that keep it there."""
 POLICY_NAME = "default"
 """The one policy's name in the parameter DB."""
+SLOTS_PER_GROUP = 2
+"""Slots of an actor for each group of environments: one is filled while the one before is trained on."""
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 10.0
 """Ten missed heartbeats: a machine that is only busy does not lose its index."""
@@ -58,8 +61,10 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
     spread = spec.actors.spread
     folder = placement.run_folder
     endpoint = f"rlsrl-{placement.run_uid}"
-    samples_endpoints = (f"{endpoint}-samples-0",)
+    samples_endpoints = tuple(f"{endpoint}-samples-{rank}" for rank in range(spec.trainers.replicas))
     parameters_endpoint = f"{endpoint}-parameters"
+    num_policy_workers = 0 if spec.policy_workers is None else spec.policy_workers.replicas
+    inference_endpoints = tuple(f"unix-abstract:{endpoint}-inference-{index}" for index in range(num_policy_workers))
     parameter_store = _parameter_store(experiment, placement)
     common = _Common(
         experiment=experiment.metadata.name,
@@ -81,6 +86,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             parameter_store=parameter_store,
             num_actors=spread.num_workers,
             num_trainers=len(samples_endpoints),
+            num_policy_workers=num_policy_workers,
             num_evaluators=0 if spec.evaluators is None else spec.evaluators.replicas,
         ),
         trainer=TrainerConfig(
@@ -93,7 +99,8 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             batch_lanes=spec.batch_environments,
             max_policy_lag=spec.pacing.max_policy_lag,
             num_actors=spread.num_workers,
-            max_lanes_per_actor=max(spread.counts),
+            max_lanes_per_actor=max(spec.actors.rollout_environments),
+            slots_per_actor=SLOTS_PER_GROUP * spec.actors.ring_size,
             samples_endpoints=samples_endpoints,
             parameters_endpoint=parameters_endpoint,
             publishes_live=False,
@@ -113,8 +120,22 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             rollout_length=spec.actors.rollout_length,
             samples_endpoints=samples_endpoints,
             parameters_endpoint=parameters_endpoint,
+            inference_endpoints=inference_endpoints,
+            ring_size=spec.actors.ring_size,
             policy_name=POLICY_NAME,
             return_discount=spec.algorithm.chosen.discount if spec.algorithm.chosen.normalize_rewards else None,
+        ),
+        policy=None
+        if spec.policy_workers is None
+        else PolicyWorkerConfig(
+            **common,
+            environment=spec.environment,
+            network=spec.policy.network,
+            inference_endpoints=inference_endpoints,
+            max_batch_size=spec.policy_workers.max_batch_size,
+            parameter_pull_seconds=spec.policy_workers.parameter_pull_seconds,
+            parameters_endpoint=parameters_endpoint,
+            policy_name=POLICY_NAME,
         ),
         evaluator=_evaluator(spec, common, parameter_store),
         num_actors=spread.num_workers,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Literal, Protocol
 
 from rlsrl.local.processes import ChildProcess
@@ -22,6 +23,8 @@ from rlsrl.local.supervisor import Exit, Fail, RestartLimits, Supervisor
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
 
 WORKER_COMMAND = (sys.executable, "-m", "rlsrl.workers")
+GANG_COMMAND = (sys.executable, "-m", "rlsrl.workers.gang_launcher")
+"""Several trainer ranks, as one process that is started, ended and restarted."""
 
 TRAINER = "trainer"
 COORDINATOR = "coordinator"
@@ -42,6 +45,9 @@ KILL_GRACE_SECONDS = 10.0
 QUOTED_LINES = 15
 """How many of a failed process's last lines the message repeats."""
 
+QUOTED_CHARACTERS = 160
+"""How much of a restarted process's last line its note repeats."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolePlan:
@@ -51,6 +57,8 @@ class RolePlan:
     replicas: int
     config: Path
     """The role's resolved config, JSON."""
+    command: tuple[str, ...] | None = None
+    """Starts one of its processes, in place of the controller's ordinary command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +189,7 @@ class LocalController:
         self._children: list[ChildProcess] = []
         self._asked_to_end: set[ChildProcess] = set()
         self._waiting: dict[tuple[str, int], float] = {}
+        self._started_at: dict[tuple[str, int], float] = {}
         self._signals: list[signal.Signals] = []
         self._next_show = clock()
 
@@ -231,7 +240,11 @@ class LocalController:
         if self._journal.is_finished():
             return Finished()
         now = self._clock()
-        ended = Exit(role=child.role, number=child.number, code=code, at=now)
+        last_words = "".join(child.last_lines(1))
+        lived_seconds = now - self._started_at[child.role, child.number]
+        ended = Exit(
+            role=child.role, number=child.number, code=code, at=now, lived_seconds=lived_seconds, last_words=last_words
+        )
         decision, self._supervisor = self._supervisor.decide(ended)
         what = describe_exit(code)
         if isinstance(decision, Fail):
@@ -244,8 +257,9 @@ class LocalController:
                 lines=child.last_lines(QUOTED_LINES),
             )
         when = f"in {decision.delay_seconds:g} s" if decision.delay_seconds else "now"
-        budget = self._supervisor.limits.budget
-        self._display.note(f"{child.name} {what}; starting it again {when} (restart {decision.used} of {budget})")
+        why = f": {shorten(last_words, QUOTED_CHARACTERS, placeholder='...')}" if code > 0 and last_words else ""
+        restart = f"restart {decision.used} of {self._supervisor.limits.budget}"
+        self._display.note(f"{child.name} {what}{why}; starting it again {when} ({restart})")
         self._journal.count_restart(child.role)
         self._waiting[child.role, child.number] = now + decision.delay_seconds
         return None
@@ -313,7 +327,7 @@ class LocalController:
             self._turn(deadline)
 
     def _start(self, plan: RolePlan, number: int) -> None:
-        command = [*self._command, "--role", plan.role, "--config", str(plan.config)]
+        command = [*(plan.command or self._command), "--role", plan.role, "--config", str(plan.config)]
         if plan.role == TRAINER:
             command += ["--attempt", str(self._journal.begin_attempt())]
         child = ChildProcess(
@@ -324,6 +338,7 @@ class LocalController:
             log=self._logs / f"{plan.role}-{number}.out",
             keep_fds=self._keep_fds,
         )
+        self._started_at[plan.role, number] = self._clock()
         self._children.append(child)
         self._selector.register(child, selectors.EVENT_READ, child)
 

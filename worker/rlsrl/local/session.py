@@ -13,7 +13,7 @@ from rlsrl.api.load import Difference, SpecError, differences, dump, load_text
 from rlsrl.api.resolve import POLICY_NAME, LocalPlacement, resolve
 from rlsrl.api.resolved import ResolvedExperiment
 from rlsrl.api.spec import RLExperiment
-from rlsrl.local.controller import WORKER_COMMAND, LocalController, Outcome, RolePlan
+from rlsrl.local.controller import GANG_COMMAND, WORKER_COMMAND, LocalController, Outcome, RolePlan
 from rlsrl.local.display import Viewer, open_display
 from rlsrl.local.metrics_log import read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
@@ -157,10 +157,15 @@ def child_environment(base: Mapping[str, str], *, token: str, modules: Path) -> 
 
 
 def _plans(folder: RunFolder, resolved: ResolvedExperiment) -> list[RolePlan]:
-    replicas = {"coordinator": 1, "trainer": resolved.trainer.num_trainers, "actor": resolved.num_actors}
+    replicas = {"coordinator": 1, "trainer": 1, "actor": resolved.num_actors}
     if resolved.evaluator is not None:
         replicas["evaluator"] = resolved.evaluator.num_evaluators
-    return [RolePlan(role=role, replicas=count, config=_config(folder, role)) for role, count in replicas.items()]
+    ranks = resolved.trainer.num_trainers
+    launchers = {"trainer": (*GANG_COMMAND, "--ranks", str(ranks))} if ranks > 1 else {}
+    return [
+        RolePlan(role=role, replicas=count, config=_config(folder, role), command=launchers.get(role))
+        for role, count in replicas.items()
+    ]
 
 
 def _write_configs(folder: RunFolder, resolved: ResolvedExperiment) -> None:

@@ -10,7 +10,8 @@ memory, which nobody else is ever given, until their content has been copied int
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -43,6 +44,7 @@ class Outbox:
         ledger: ProducerLedger,
         previous: Sequence[LedgerEntry],
         on_settled: Callable[[], None],
+        sequences: Iterator[int] | None = None,
     ) -> None:
         self._producer = producer
         self._layout = layout
@@ -51,7 +53,7 @@ class Outbox:
         self._previous = _by_incarnation(previous)
         self._on_settled = on_settled
         self._link: Link | None = None
-        self._next_sequence = 0
+        self._sequences = sequences if sequences is not None else count()
         self._credits: deque[tuple[int, int, Version]] = deque()
         self._in_hand: dict[Slot, None] = {}
         self._posted: dict[int, Slot] = {}
@@ -121,8 +123,7 @@ class Outbox:
         if not 0 <= slot.num_transitions <= self._max_transitions:
             raise ValueError(f"num_transitions {slot.num_transitions} is not from 0 to {self._max_transitions}")
         del self._in_hand[slot]
-        slot.producer, slot.sequence = self._producer, self._next_sequence
-        self._next_sequence += 1
+        slot.producer, slot.sequence = self._producer, next(self._sequences)
         self._ledger.produce(slot.sequence, slot.num_transitions)
         self._posted[slot.sequence] = slot
         if self._link is not None:

@@ -67,7 +67,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rlsrl.workers", description="Run one worker process of an experiment.")
     parser.add_argument("--role", required=True, choices=list(CONFIGS))
     parser.add_argument("--config", required=True, type=Path, help="the role's resolved config, JSON")
-    parser.add_argument("--rank", type=int, default=0, help="a trainer's rank")
+    rank = int(os.environ.get("RANK", "0"))
+    parser.add_argument("--rank", type=int, default=rank, help="a trainer's rank; by default the one torchrun gave")
     parser.add_argument("--attempt", type=int, default=0, help="the trainer gang's life, counted from 1")
     return parser.parse_args()
 

@@ -20,7 +20,7 @@ from rlsrl.streams.handshake import Refusal, refusal_to_json
 from rlsrl.streams.intake import Intake, Violation
 from rlsrl.streams.protocols import ConsumerLedger
 from rlsrl.streams.shared_memory.segment import Segment
-from rlsrl.streams.shared_memory.wake import Wake
+from rlsrl.streams.wake import Wake
 from rlsrl.streams.shared_memory.wire import ACK, CREDIT, MESSAGE, POST, PeerGone, receive, send, shut
 
 MAX_PRODUCERS = 256

@@ -22,7 +22,7 @@ from rlsrl.streams.handshake import Posted, Welcome
 from rlsrl.streams.outbox import Outbox
 from rlsrl.streams.protocols import ProducerLedger, StreamClosed, StreamError, StreamTimeout
 from rlsrl.streams.shared_memory.segment import Segment
-from rlsrl.streams.shared_memory.wake import Wake
+from rlsrl.streams.wake import Wake
 from rlsrl.streams.shared_memory.wire import ACK, CREDIT, MESSAGE, POST, PeerGone, receive, send
 
 FIRST_BACKOFF_SECONDS = 0.01
@@ -60,6 +60,7 @@ class SharedMemoryProducer:
         ledger: ProducerLedger,
         previous: Sequence[LedgerEntry] = (),
         on_settled: Callable[[], None] = lambda: None,
+        sequences: Iterator[int] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Prepare to connect to the consumer that listens on the abstract socket ``name``.
@@ -74,6 +75,8 @@ class SharedMemoryProducer:
                 ``ActorLedger.begin`` returns it. The consumer counts what it never got as lost.
             on_settled: called once, in the thread of ``acquire`` or ``flush``, when the consumer has done so: the
                 entries may be forgotten.
+            sequences: where slots get their numbers: rising, from 0 unless given. Producers of one incarnation that
+                post to different consumers share one, so that a number names one slot.
             clock: the machine's unless given.
         """
         self._name = name
@@ -81,7 +84,12 @@ class SharedMemoryProducer:
         self._layout = layout
         self._now = (clock or SystemClock()).monotonic
         self._outbox = Outbox(
-            producer=producer_id, layout=layout, ledger=ledger, previous=previous, on_settled=on_settled
+            producer=producer_id,
+            layout=layout,
+            ledger=ledger,
+            previous=previous,
+            on_settled=on_settled,
+            sequences=sequences,
         )
         self._socket: socket.socket | None = None
         self._is_admitted = False
@@ -92,8 +100,8 @@ class SharedMemoryProducer:
         self._closed = False
         self._owned = threading.Lock()
         self._wake = Wake()
-        self._poll = select.poll()
-        self._poll.register(self._wake, select.POLLIN)
+        self._poll = select.epoll()
+        self._poll.register(self._wake, select.EPOLLIN)
 
     def acquire(self, timeout: float) -> Slot:
         """See ``SampleProducer.acquire``."""
@@ -137,6 +145,15 @@ class SharedMemoryProducer:
         """See ``SampleProducer.unacknowledged``."""
         return self._outbox.unacknowledged
 
+    def fileno(self) -> int:
+        """A descriptor that is readable when ``acquire`` may get further; see also ``retries_at``."""
+        return self._poll.fileno()
+
+    @property
+    def retries_at(self) -> float:
+        """When ``acquire`` may get further by itself, on the clock's monotonic scale; infinite while connected."""
+        return math.inf if self._socket else self._retries_at
+
     def close(self) -> None:
         """See ``SampleProducer.close``. The end of the connection gives its credits back. Not from a signal handler."""
         self._closed = True
@@ -151,6 +168,7 @@ class SharedMemoryProducer:
             self._disconnect()
             self._progress = _nowhere()
             self._wake.close()
+            self._poll.close()
         finally:
             self._owned.release()
 
@@ -175,7 +193,7 @@ class SharedMemoryProducer:
             state = "connected" if self._is_admitted else "waiting to be admitted" if self._socket else "not connected"
             raise StreamTimeout(f"sample stream {self._name}: {complaint} in time ({state})")
         until = deadline if self._socket else min(deadline, self._retries_at)
-        self._poll.poll(max(0, math.ceil((until - now) * 1000)))
+        self._poll.poll(max(0.0, until - now))
         self._check_open()
         self._advance()
 
@@ -196,7 +214,7 @@ class SharedMemoryProducer:
         except (ConnectionError, BlockingIOError, TimeoutError):
             return  # nobody there, or nobody accepting: tried again after the back-off
         self._socket.setblocking(False)
-        self._poll.register(self._socket, select.POLLIN)
+        self._poll.register(self._socket, select.EPOLLIN)
         try:
             local.send_json(self._socket, self._outbox.hello().to_json(self._token))
         except ConnectionError:

@@ -19,9 +19,9 @@ from rlsrl.policies.acting import RolloutActor
 from rlsrl.policies.program import ActorProgram, ProgramActor
 from rlsrl.runtime.ledger import ActorLedger
 from rlsrl.streams.protocols import SampleProducer
-from rlsrl.streams.shared_memory import SharedMemoryProducer
 from rlsrl.workers.build.common import PROGRAM_KEY, derived_seed, environment_source, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_source
+from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
 
 WAKE_SECONDS = 0.2
@@ -68,8 +68,8 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
         page = context.open_ledger_page()
         resources.callback(page.close)
         ledger = ActorLedger(page)
-        producer = SharedMemoryProducer(
-            config.samples_endpoints[0],
+        producer = open_producer(
+            config.samples_endpoints,
             token=context.token,
             layout=rollout_layout(
                 envs.spec,
@@ -79,8 +79,6 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
             ),
             producer_id=ProducerId(index=context.index, incarnation=context.incarnation),
             ledger=ledger,
-            previous=ledger.begin(context.incarnation),
-            on_settled=lambda: ledger.settle(context.incarnation),
         )
         resources.callback(producer.close)
         return ActorParts(

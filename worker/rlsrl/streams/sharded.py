@@ -1,0 +1,134 @@
+"""One producer for several consumers: the ranks of a trainer gang, each with its part of every batch.
+
+Each rank grants its own credits; whichever comes first is filled first, so no rank can hold up another's. A slot's
+number names it among all of them, and it goes back to the rank that granted it, also when it is posted again: that rank
+knows it.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from rlsrl.data.slots import Slot
+from rlsrl.runtime.clock import Clock, SystemClock
+from rlsrl.streams.protocols import SampleProducer, StreamClosed, StreamTimeout
+from rlsrl.streams.wake import Wake
+
+
+class Shard(SampleProducer, Protocol):
+    """A producer that can be waited for beside others."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when ``acquire`` may get further."""
+
+    @property
+    def retries_at(self) -> float:
+        """When ``acquire`` may get further by itself, on the clock's monotonic scale."""
+
+
+class ShardedProducer:
+    """Fills slots for whichever of several consumers grants one; implements ``SampleProducer``.
+
+    The shards share a source of sequence numbers and are given to it: it closes them. One thread uses it, except
+    ``close``.
+    """
+
+    def __init__(self, shards: Sequence[Shard], *, clock: Clock | None = None) -> None:
+        self._shards = tuple(shards)
+        self._now = (clock or SystemClock()).monotonic
+        self._next = 0
+        self._granted_by: dict[Slot, Shard] = {}
+        self._closed = False
+        self._owned = threading.Lock()
+        self._wake = Wake()
+        self._poll = select.poll()
+        for descriptor in (self._wake.fileno(), *(shard.fileno() for shard in self._shards)):
+            self._poll.register(descriptor, select.POLLIN)
+
+    def acquire(self, timeout: float) -> Slot:
+        """See ``SampleProducer.acquire``. Woken by a credit of any consumer."""
+        deadline = self._now() + timeout
+        with self._owning():
+            while (slot := self._take_credit()) is None:
+                now = self._now()
+                if now >= deadline:
+                    raise StreamTimeout(f"no credit came from any of {len(self._shards)} consumers in time")
+                until = min(deadline, *(shard.retries_at for shard in self._shards))
+                self._poll.poll(max(0, math.ceil((until - now) * 1000)))
+                self._check_open()
+            return slot
+
+    def _take_credit(self) -> Slot | None:
+        """A slot from the next consumer, in turn, that has granted one."""
+        for offset in range(len(self._shards)):
+            shard = self._shards[(self._next + offset) % len(self._shards)]
+            with suppress(StreamTimeout):
+                slot = shard.acquire(timeout=0)
+                self._granted_by[slot] = shard
+                self._next += offset + 1
+                return slot
+        return None
+
+    def post(self, slot: Slot) -> None:
+        """See ``SampleProducer.post``.
+
+        Raises:
+            ValueError: the slot is not in hand.
+        """
+        if slot not in self._granted_by:
+            raise ValueError("this slot is not in hand: it was posted before, or acquired from another producer")
+        with self._owning():
+            self._granted_by.pop(slot).post(slot)
+
+    def touch(self) -> None:
+        """See ``SampleProducer.touch``."""
+        for shard in self._shards:
+            shard.touch()
+
+    def flush(self, timeout: float) -> None:
+        """See ``SampleProducer.flush``."""
+        deadline = self._now() + timeout
+        with self._owning():
+            for shard in self._shards:
+                shard.flush(max(0.0, deadline - self._now()))
+
+    @property
+    def unacknowledged(self) -> tuple[tuple[int, int], ...]:
+        """See ``SampleProducer.unacknowledged``; of all consumers."""
+        return tuple(sorted(posted for shard in self._shards for posted in shard.unacknowledged))
+
+    def close(self) -> None:
+        """See ``SampleProducer.close``. Not from a signal handler."""
+        self._closed = True
+        self._wake.set()
+        self._dispose()
+
+    def _dispose(self) -> None:
+        """Close everything, unless somebody is in another call, who then does it on leaving."""
+        if not self._owned.acquire(blocking=False):
+            return
+        try:
+            for shard in self._shards:
+                shard.close()
+            self._wake.close()
+        finally:
+            self._owned.release()
+
+    @contextmanager
+    def _owning(self) -> Iterator[None]:
+        try:
+            with self._owned:
+                self._check_open()
+                yield
+        finally:
+            if self._closed:
+                self._dispose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StreamClosed("this producer was closed")
