@@ -131,7 +131,7 @@ class TrainerConfig(RoleConfig):
     """Lanes of the largest slot that will come."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where each rank takes samples, by rank."""
-    parameters_endpoint: str | None
+    parameters_endpoint: str | None = None
     """Where rank 0 hands out weights in shared memory; None where nobody shares its memory."""
     publishes_live: bool
     """Whether rank 0 sends every version to the coordinator, for those who share no memory with it."""
@@ -181,7 +181,7 @@ class ActorConfig(RoleConfig):
     """T: steps of a slot."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where filled slots go, by trainer rank."""
-    parameters_endpoint: str | None
+    parameters_endpoint: str | None = None
     """Where weights come from in shared memory; None: from the coordinator, over gRPC."""
     policy_name: str
     """The policy that acts."""
