@@ -104,6 +104,8 @@ class CoordinatorConfig(RoleConfig):
     """Actors that should be there."""
     num_trainers: PositiveInteger
     """Trainer ranks that should be there."""
+    num_policy_workers: Annotated[int, Field(ge=0), INTEGRAL] = 0
+    """Policy workers that should be there."""
     num_evaluators: Annotated[int, Field(ge=0), INTEGRAL] = 0
     """Evaluators that should be there."""
 
@@ -129,6 +131,8 @@ class TrainerConfig(RoleConfig):
     """Actors whose samples are expected."""
     max_lanes_per_actor: PositiveInteger
     """Lanes of the largest slot that will come."""
+    slots_per_actor: PositiveInteger
+    """Slots of each actor: so many rollouts of one actor may be filled or waiting to be trained on at a time."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where each rank takes samples, by rank."""
     parameters_endpoint: str | None = None
@@ -183,6 +187,10 @@ class ActorConfig(RoleConfig):
     """Where filled slots go, by trainer rank."""
     parameters_endpoint: str | None = None
     """Where weights come from in shared memory; None: from the coordinator, over gRPC."""
+    inference_endpoints: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """gRPC targets of the policy workers that choose actions, by index; empty when the actor does so itself."""
+    ring_size: PositiveInteger = 1
+    """Groups of environments that are stepped in turn; each fills slots of its own."""
     policy_name: str
     """The policy that acts."""
     return_discount: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -208,6 +216,30 @@ class ActorConfig(RoleConfig):
             IndexError: the total leaves nothing for that index.
         """
         return len(self.environment_ranks_of(index))
+
+
+class PolicyWorkerConfig(RoleConfig):
+    """What each policy worker is told."""
+
+    environment: Environment
+    """What is acted in; one instance is made to learn its spaces and closed."""
+    network: Network
+    """The network that is evaluated."""
+    inference_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """Where each policy worker serves actors, by index."""
+    max_batch_size: PositiveInteger
+    """Lanes that are evaluated together at most."""
+    parameter_pull_seconds: PositiveSeconds
+    """Seconds after which newer weights are looked for."""
+    parameters_endpoint: str | None = None
+    """Shared-memory name that weights come from; None: they come from the coordinator."""
+    policy_name: str
+    """The policy that acts."""
+
+    @property
+    def num_policy_workers(self) -> int:
+        """Policy workers that should be there."""
+        return len(self.inference_endpoints)
 
 
 class EvaluatorConfig(RoleConfig):
@@ -243,6 +275,8 @@ class ResolvedExperiment(Config):
     coordinator: CoordinatorConfig
     trainer: TrainerConfig
     actor: ActorConfig
+    policy: PolicyWorkerConfig | None = None
+    """None without policy workers: actors act by themselves then."""
     evaluator: EvaluatorConfig | None = None
     """None without evaluators."""
     num_actors: PositiveInteger

@@ -269,6 +269,10 @@ class Actors(Model):
     """Environments of each actor: the total grows with the replicas."""
     rollout_length: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 128
     """Steps that an actor takes in each environment before it hands them over."""
+    ring_size: Annotated[int, Field(ge=1, le=16), INTEGRAL] = 1
+    """Groups that each actor's environments are divided into. While a policy worker evaluates the policy for one group,
+    the actor steps the others; each group fills rollouts of its own. 2 hides most of the wait. More than 1 only with
+    ``policyWorkers``; divides every actor's environments."""
 
     @property
     def num_environments(self) -> int:
@@ -283,12 +287,32 @@ class Actors(Model):
         """Which actor steps how many environments."""
         return spread_environments(self.num_environments, self.replicas)
 
+    @property
+    def rollout_environments(self) -> tuple[int, ...]:
+        """Environments of one rollout of each actor: those of one group of its ring."""
+        return tuple(count // self.ring_size for count in self.spread.counts)
+
+
+class PolicyWorkers(Model):
+    """The workers that evaluate the policy for the actors, many requests at a time: for large networks. Actors then
+    need no weights; rollouts are acted with weights as new as without policy workers."""
+
+    replicas: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
+    """Number of policy workers. Actors spread over them by their index, and go on at another when theirs dies."""
+    max_batch_size: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 1024
+    """Environments that are evaluated together at most. A batch is made of all requests that wait when it begins."""
+    parameter_pull_seconds: PositiveSeconds = 0.5
+    """Seconds after which newer weights are looked for, unless a request asks for newer ones before."""
+
 
 class Trainers(Model):
     """The workers that learn."""
 
+    replicas: Annotated[int, Field(ge=1, le=1024), INTEGRAL] = 1
+    """Number of ranks that share each batch evenly and average what they learn (data parallel). Pays where a training
+    step takes far longer than a millisecond."""
     batch_environments: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
-    """Environments whose rollouts make one batch; by default all of them."""
+    """Environments whose rollouts make one batch, over all replicas; by default all environments."""
 
 
 class Evaluators(Model):
@@ -441,6 +465,9 @@ class ExperimentSpec(Model):
     """What is done with the samples."""
     actors: Actors
     """The workers that step environments."""
+    policy_workers: PolicyWorkers | None = None
+    """The workers that evaluate the policy for the actors; without them each actor does so itself, which is much faster
+    for small networks."""
     trainers: Trainers = Trainers()
     """The workers that learn."""
     evaluators: Evaluators | None = None
@@ -476,9 +503,9 @@ class ExperimentSpec(Model):
         A rollout of one actor is granted whole, once all batches that it reaches into are granted, and a batch is
         granted ``maxPolicyLag`` steps ahead of the one being trained. So a rollout that reaches ``m`` batches beyond
         the one it begins in needs a lag of at least ``m``: with less, each side would wait for the other. Rollouts
-        begin at multiples of the greatest common divisor of the actors' sizes and the batch.
+        begin at multiples of the greatest common divisor of their sizes and the batch.
         """
-        counts = self.actors.spread.counts
+        counts = self.actors.rollout_environments
         batch = self.batch_environments
         last_start = batch - math.gcd(batch, *counts)
         return (last_start + max(counts) - 1) // batch
@@ -504,14 +531,49 @@ class ExperimentSpec(Model):
                     message="missing, and there is no stop.envSteps to stand in for it",
                     allowed="integer from 1 to 1000000000000000, here or as stop.envSteps",
                 )
-        if self.pacing.max_policy_lag < self.least_policy_lag:
+        yield from self._ring_violations()
+        yield from self._replica_violations()
+        if not self.batch_environments % self.trainers.replicas and self.pacing.max_policy_lag < self.least_policy_lag:
             yield Violation(
                 at=("pacing", "maxPolicyLag"),
-                message=f"batches of {self.batch_environments} environments cannot be made of whole rollouts of "
-                f"{' and '.join(map(str, sorted(set(self.actors.spread.counts))))} environments without waiting for "
-                "later batches",
+                message=f"batches of {self.batch_environments // self.trainers.replicas} environments for each trainer cannot be made of whole rollouts of "
+                f"{' and '.join(map(str, sorted(set(self.actors.rollout_environments))))} environments without waiting "
+                "for later batches",
                 allowed=f"integer >= {self.least_policy_lag}, or a trainers.batchEnvironments that is a multiple of "
                 "every actor's environments",
+            )
+
+    def _ring_violations(self) -> Iterable[Violation]:
+        ring_size, counts = self.actors.ring_size, set(self.actors.spread.counts)
+        at = ("actors", "ringSize")
+        if ring_size > 1 and self.policy_workers is None:
+            yield Violation(
+                at=at,
+                message=f"{ring_size} groups hide the wait for policy workers, and there are none",
+                allowed="1, or an experiment with policyWorkers",
+            )
+        if any(count % ring_size for count in counts):
+            yield Violation(
+                at=at,
+                message=f"{ring_size} does not divide the {' and '.join(map(str, sorted(counts)))} environments of an "
+                "actor",
+                allowed=_near_divisors(math.gcd(*counts), ring_size),
+            )
+
+    def _replica_violations(self) -> Iterable[Violation]:
+        replicas = self.trainers.replicas
+        minibatch_size = self.algorithm.chosen.minibatch_size
+        if self.batch_environments % replicas:
+            yield Violation(
+                at=("trainers", "replicas"),
+                message=f"{replicas} trainers cannot share a batch of {self.batch_environments} environments evenly",
+                allowed=_near_divisors(self.batch_environments, replicas),
+            )
+        if minibatch_size % replicas:
+            yield Violation(
+                at=("algorithm", "ppo", "minibatchSize"),
+                message=f"{minibatch_size} transitions cannot be shared evenly by {replicas} trainers",
+                allowed=f"a multiple of {replicas}",
             )
 
 

@@ -19,9 +19,11 @@ from rlsrl.runtime.ledger import PageRecord
 NAMESPACE = "rlsrl"
 
 Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
-Role = Literal["actor", "trainer", "evaluator", "coordinator"]
+Role = Literal["actor", "trainer", "evaluator", "coordinator", "policy"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_DELAYS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_SIZES = tuple(float(1 << power) for power in range(14))
 _STEPS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
 
 
@@ -93,7 +95,7 @@ class Metrics:
     waiting_seconds = _Declared(
         Counter,
         "waiting_seconds_total",
-        "Time spent waiting, by what for (credit, parameters, batch, version).",
+        "Time spent waiting, by what for (credit, parameters, inference, batch, version).",
         unit="seconds",
         labels=("reason",),
         roles=("actor", "trainer", "evaluator"),
@@ -120,13 +122,13 @@ class Metrics:
         Gauge,
         "version_attempt",
         "Attempt of the newest version made or acted with.",
-        roles=("actor", "trainer", "evaluator"),
+        roles=("actor", "trainer", "policy", "evaluator"),
     )
     version_step = _Declared(
         Gauge,
         "version_step",
         "Step of the newest version made or acted with.",
-        roles=("actor", "trainer", "evaluator"),
+        roles=("actor", "trainer", "policy", "evaluator"),
     )
     durable_version_step = _Declared(
         Gauge, "durable_version_step", "Step of the newest version that a power loss cannot take.", roles=("trainer",)
@@ -151,6 +153,33 @@ class Metrics:
     )
     evaluation_return_mean = _Declared(
         Gauge, "evaluation_return_mean", "Mean undiscounted return of the last evaluation.", roles=("evaluator",)
+    )
+    inference_requests = _Declared(
+        Counter, "inference_requests_total", "Requests of actors that were answered.", roles=("policy",)
+    )
+    inference_batch_environments = _Declared(
+        Histogram,
+        "inference_batch_environments",
+        "Environments that were evaluated together.",
+        unit="environments",
+        buckets=_SIZES,
+        roles=("policy",),
+    )
+    inference_seconds = _Declared(
+        Histogram,
+        "inference_seconds",
+        "Time of one batch, by stage: queueing (mean of its requests), parameters, compute, response.",
+        unit="seconds",
+        labels=("stage",),
+        buckets=_DELAYS,
+        roles=("policy",),
+    )
+    inference_refused = _Declared(
+        Counter,
+        "inference_refused_total",
+        "Clients of a policy worker that were sent away, by what was wrong.",
+        labels=("kind",),
+        roles=("policy",),
     )
     workers = _Declared(Gauge, "workers", "Workers that hold a lease.", labels=("role",), roles=("coordinator",))
     heartbeat_age_seconds = _Declared(

@@ -93,6 +93,7 @@ def build_trainer(
             token=context.token,
             layout_digest=layout.step_digest,
             ledger=ledger,
+            slots_per_producer=config.slots_per_actor,
             peer_timeout=config.peer_timeout_seconds,
             expected_producers=config.num_actors,
         )
@@ -191,8 +192,8 @@ def _learner(
         epochs=ppo.epochs,
         minibatch_size=ppo.minibatch_size // gang.size,
         normalize_advantages=ppo.normalize_advantages,
-    )
         reward_clip=ppo.reward_clip,
+    )
     learner = Learner(
         algorithm,
         initial,

@@ -1,0 +1,61 @@
+"""Weights from the thread that gets them to the one that evaluates with them: only the newest count."""
+
+from __future__ import annotations
+
+import threading
+
+from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.runtime.pipe import PipeClosed
+
+
+class FreshParameters:
+    """Holds the newest weights. One thread puts, one takes; the taker says when it needs newer ones than there are."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._newest: Parameters | None = None
+        self._taken: Version | None = None
+        self._wanted: Version | None = None
+        self._closed = False
+
+    def put(self, parameters: Parameters) -> None:
+        """These are the newest; what was not taken before is forgotten."""
+        with self._changed:
+            self._newest = parameters
+            if self._wanted is not None and parameters.version >= self._wanted:
+                self._wanted = None
+            self._changed.notify_all()
+
+    def take(self, min_version: Version) -> Parameters | None:
+        """The newest weights, None if they were taken before.
+
+        Waits, without limit, while there are none of ``min_version`` or newer; woken by ``put`` and ``close``.
+
+        Raises:
+            PipeClosed: it was closed.
+        """
+        with self._changed:
+            while not self._closed and (self._newest is None or self._newest.version < min_version):
+                self._wanted = min_version
+                self._changed.notify_all()
+                self._changed.wait()
+            if self._closed:
+                raise PipeClosed("nobody gets newer weights any more")
+            assert self._newest is not None, "or it would wait"  # noqa: S101 - an invariant of our own
+            if self._newest.version == self._taken:
+                return None
+            self._taken = self._newest.version
+            return self._newest
+
+    def wanted(self, timeout: float) -> Version | None:
+        """What ``take`` waits for; None if it does not begin to wait within ``timeout`` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._wanted is not None or self._closed, timeout)
+            return self._wanted
+
+    def close(self) -> None:
+        """Wake whoever waits. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
