@@ -37,7 +37,8 @@ def _launch(ranks: int, rest: list[str]) -> int:
     options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", "--max-restarts=0"]
     options += ["--signals-to-handle=SIGTERM", f"--shutdown-timeout={SHUTDOWN_SECONDS}"]
     try:
-        torchrun.run(torchrun.parse_args([*options, "-m", "rlsrl.workers", *rest]))
+        arguments = torchrun.parse_args([*options, "-m", "rlsrl.workers", *rest])  # type: ignore[no-untyped-call]
+        torchrun.run(arguments)  # type: ignore[no-untyped-call]
     except SignalException:
         return 0
     except ChildFailedError as error:
