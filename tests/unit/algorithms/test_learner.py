@@ -15,15 +15,18 @@ from torch import Tensor
 
 from rlsrl.algorithms.base import Aux, Tensors
 from rlsrl.algorithms.learner import Learner
+from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
-from rlsrl.data.specs import Arrays
+from rlsrl.algorithms.schedules import LinearSchedule
+from rlsrl.data.slots import DISCOUNTED_RETURN, Slot, rollout_layout
 from rlsrl.data.version import Version
+from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.program import LayoutMismatch, ProgramActor
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import discrete_env_spec, empty_slot, random_slot
+from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec, empty_slot, random_slot
 
 ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)
 NUM_STEPS, NUM_LANES = 16, 8
@@ -46,14 +49,23 @@ def make_policy(hidden: int = 16) -> TorchPolicy:
     return TorchPolicy(build_network(MlpActorCritic, ENV_SPEC, {"hidden_sizes": (hidden,)}, seed=0), ENV_SPEC)
 
 
-def make_learner(*, initial: Parameters | None = None, seed: int = 3) -> Learner:
+def make_learner(*, initial: Parameters | None = None, seed: int = 3, normalized: bool = True) -> Learner:
+    """With everything that has a state: statistics of both kinds, and schedules."""
     policy = make_policy()
-    return Learner(Ppo(policy, **PPO), initial or policy.parameters(Version(1, 0)), **LEARNER | {"seed": seed})
+    schedules = {"clip_range": LinearSchedule(start=0.2, end=0.1, env_steps=1000)}
+    return Learner(
+        Ppo(policy, **PPO | schedules),
+        initial or policy.parameters(Version(1, 0)),
+        normalizer=Normalizer(ENV_SPEC.observation, rewards=True) if normalized else None,
+        **LEARNER | {"seed": seed, "learning_rate": LinearSchedule(start=1e-3, end=0.0, env_steps=1000)},
+    )
 
 
-def make_slots(seed: int) -> Arrays:
+def make_slots(seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return random_slot(ENV_SPEC, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng).arrays
+    slots = random_slot(ENV_SPEC, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng).arrays
+    slots[DISCOUNTED_RETURN] = rng.standard_normal((NUM_STEPS, NUM_LANES)).astype(np.float32)
+    return slots
 
 
 def vector_of(learner: Learner) -> np.ndarray:
@@ -63,6 +75,7 @@ def vector_of(learner: Learner) -> np.ndarray:
 def everything(learner: Learner) -> dict[str, bytes]:
     arrays, values = learner.state_dict()
     state = {path: array.tobytes() for path, array in arrays.items()}
+    state |= {path: array.tobytes() for path, array in learner.parameters(Version(1, 0)).statistics.items()}
     return state | {"params": vector_of(learner).tobytes(), "values": json.dumps(values).encode()}
 
 
@@ -159,10 +172,12 @@ def _without(state: Mapping[str, Any], key: str) -> dict[str, Any]:
     ("change_arrays", "change_values", "error"),
     [
         (lambda a: _without(a, "optimizer/num_steps"), dict, ValueError),
+        (lambda a: _without(a, "normalizer/return/count"), dict, ValueError),
         (lambda a: {**a, "state/target": np.zeros(3)}, dict, ValueError),
         (lambda a: {**a, "optimizer/first_moment": np.zeros(3, np.float32)}, dict, ValueError),
         (dict, lambda v: _without(v, "schedule_rng"), KeyError),
         (dict, lambda v: _without(v, "step"), KeyError),
+        (dict, lambda v: _without(v, "env_steps"), KeyError),
         (dict, lambda v: {**v, "schedule_rng": {"bit_generator": "MT19937"}}, ValueError),
         (dict, lambda v: {**v, "layout": "other"}, LayoutMismatch),
     ],
@@ -186,7 +201,7 @@ def test_what_stands_in_masked_entries_changes_nothing() -> None:
     hidden = ~dirty["mask"]
     assert hidden[:, :3].any(), "there are resets beside the absent lane"
     dirty["action"][hidden] = 10**9
-    for path in ("reward", "behavior_log_prob", "episode_return"):
+    for path in ("reward", "behavior_log_prob", "episode_return", DISCOUNTED_RETURN):
         dirty[path][hidden] = np.nan
     for path in ("terminated", "truncated"):
         dirty[path][hidden] = True
@@ -202,7 +217,7 @@ def test_what_stands_in_masked_entries_changes_nothing() -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("reward", [np.inf, np.nan, 3e38])
 def test_a_step_that_is_not_finite_is_skipped_and_counted(reward: float) -> None:
-    learner, slots = make_learner(), make_slots(0)
+    learner, slots = make_learner(normalized=False), make_slots(0)
     learner.step(slots)
     before = everything(learner)
     broken = {path: array.copy() for path, array in slots.items()}
@@ -217,6 +232,18 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(reward: float) -> None
     assert learner.step(slots).skipped == 0
 
 
+def test_what_is_not_finite_never_gets_into_a_version() -> None:
+    learner, slots = make_learner(), make_slots(0)
+    t, lane = np.argwhere(slots["mask"])[5]
+    slots["observation"][t, lane] = np.nan
+    slots[DISCOUNTED_RETURN][t, lane] = np.inf
+    result = learner.step(slots)
+    assert result.metrics["non_finite_transitions"] == 1
+    assert result.skipped == PPO["epochs"]
+    parameters = learner.parameters(Version(1, 1))
+    assert all(np.isfinite(array).all() for array in (parameters.vector, *parameters.statistics.values()))
+
+
 def test_one_bad_row_spoils_only_the_minibatches_it_is_in() -> None:
     learner, slots = make_learner(), make_slots(0)
     t, lane = np.argwhere(slots["mask"])[5]
@@ -226,6 +253,53 @@ def test_one_bad_row_spoils_only_the_minibatches_it_is_in() -> None:
     assert result.optimizer_steps == NUM_MINIBATCHES - PPO["epochs"]
     assert np.isfinite(vector_of(learner)).all()
     assert np.isfinite(result.metrics["loss"]), "the mean is over the minibatches taken"
+
+
+def test_schedules_go_by_the_transitions_trained_and_end_where_they_should() -> None:
+    learner, trained = make_learner(), 0
+    for k in range(12):
+        slots = make_slots(k)
+        before = vector_of(learner)
+        metrics = learner.step(slots).metrics
+        progress = min(trained / 1000, 1.0)
+        assert metrics["learning_rate"] == pytest.approx(1e-3 * (1 - progress))
+        assert metrics["clip_range"] == pytest.approx(0.2 - 0.1 * progress)
+        assert metrics["entropy_coefficient"] == PPO["entropy_coefficient"]
+        assert np.array_equal(before, vector_of(learner)) == (progress == 1.0), "at a rate of 0 nothing moves"
+        trained += int(slots["mask"].sum())
+    assert trained > 1000
+
+
+def test_within_one_version_acting_and_training_see_the_same() -> None:
+    """The log-probabilities that the actor wrote are those that training begins with: the ratio is 1 everywhere."""
+    env_spec = continuous_env_spec(num_features=4, num_dimensions=2)
+    policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {}, seed=0), env_spec)
+    settings = PPO | {"epochs": 1, "minibatch_size": NUM_STEPS * NUM_LANES}
+    learner = Learner(
+        Ppo(policy, **settings),
+        policy.parameters(Version(1, 0)),
+        normalizer=Normalizer(env_spec.observation),
+        **LEARNER | {"learning_rate": 0.05},
+    )
+    program = policy.export()
+    assert program is not None
+    actor = ProgramActor(program, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
+    for step in range(6):
+        slot = random_slot(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(step))
+        slot.arrays["observation"][...] = slot.arrays["observation"] * [0.1, 5.0, 30.0, 1.0] + [
+            3.0,
+            2.0 * step,
+            0.0,
+            -9.0,
+        ]
+        actor.load(learner.parameters(Version(1, step)))
+        actor.begin(slot)
+        for t in range(NUM_STEPS):
+            actor.act(t)
+        actor.finish()
+        metrics = learner.step(slot.arrays).metrics
+        assert metrics["approx_kl"] < 1e-7, f"version {step}"
+        assert metrics["clip_fraction"] == 0.0
 
 
 def test_one_intra_op_thread() -> None:
@@ -287,3 +361,38 @@ def test_learns_to_choose_by_the_sign_of_a_feature() -> None:
         learner.step(slot.arrays)
     assert np.mean(rewards[:2]) < 0.7
     assert np.mean(rewards[-5:]) > 0.9
+
+
+def test_learns_to_aim_where_observations_and_rewards_have_any_scale() -> None:
+    """The best action is twice what one feature says; normalisation finds the scales of features and rewards."""
+    env_spec = continuous_env_spec(num_features=2, num_dimensions=1)
+    policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {"hidden_sizes": (16,)}, seed=0), env_spec)
+    settings = PPO | {"discount": 0.0, "gae_lambda": 0.0, "entropy_coefficient": 0.0, "epochs": 4}
+    learner = Learner(
+        Ppo(policy, **settings),
+        policy.parameters(Version(1, 0)),
+        normalizer=Normalizer(env_spec.observation, rewards=True),
+        **LEARNER | {"learning_rate": LinearSchedule(start=2e-2, end=2e-3, env_steps=60 * 16 * 8)},
+    )
+    program = policy.export()
+    assert program is not None
+    actor = ProgramActor(program, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
+    layout = rollout_layout(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, discounted_return=True)
+    slot = Slot(arrays=layout.view(bytearray(layout.nbytes)))
+    arrays, returns = slot.arrays, DiscountedReturns(discount=0.0, num_lanes=NUM_LANES)
+    arrays["mask"][...] = True
+    rng, errors = np.random.default_rng(1), []
+    for step in range(60):
+        feature = rng.standard_normal(arrays["observation"].shape)
+        arrays["observation"][...] = feature * [1000.0, 0.01] + [5000.0, -3.0]
+        actor.load(learner.parameters(Version(1, step)))
+        actor.begin(slot)
+        for t in range(NUM_STEPS):
+            error = actor.act(t)[:, 0] - 2.0 * feature[t, :, 0]
+            arrays["reward"][t] = -1e4 * error**2
+            errors.append(float(np.mean(error**2)))
+        actor.finish()
+        returns.write(arrays)
+        learner.step(arrays)
+    assert np.mean(errors[: 2 * NUM_STEPS]) > 3.0
+    assert np.mean(errors[-5 * NUM_STEPS :]) < 1.0
