@@ -1,4 +1,4 @@
-"""A run in which only the coordinator reaches the stored weights, and no actor shares memory with the trainer for them."""
+"""A run in which only the coordinator reaches the stored weights, and actors get theirs from it over gRPC."""
 
 from __future__ import annotations
 

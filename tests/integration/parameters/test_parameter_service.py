@@ -30,6 +30,7 @@ from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.codec import encode
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 from rlsrl.rpc.v1 import parameters_pb2 as pb
+from rlsrl.rpc.v1.parameters_pb2_grpc import ParametersStub
 from rlsrl.testing.parameter_dbs import POLICY, got, make_parameters, make_state, push_steps, stored
 from rlsrl.testing.puppet import Puppet
 
@@ -69,6 +70,10 @@ class Served:
         channel = self.stack.enter_context(open_channel(self.address))
         call = channel.stream_unary(UPLOAD, request_serializer=None, response_deserializer=pb.Stored.FromString)
         return call.future(messages, timeout=timeout, metadata=token_metadata(TOKEN), wait_for_ready=True)
+
+    def refused(self, kind: type[Exception]) -> int:
+        """How many calls the server has counted as refused for that reason."""
+        return int(self.server.call("refused", address=self.address).get(kind.__name__, 0))
 
     def files(self) -> list[Path]:
         return [path for path in self.folder.rglob("*") if path.is_file() and path.name != "writer.lock"]
@@ -321,13 +326,14 @@ def spoil(message: bytes) -> bytes:
 def test_an_upload_that_is_none_is_refused_with_its_reason_and_the_server_lives(
     calm: Served, messages: list[bytes], error: type[Exception], reason: str
 ) -> None:
-    before = calm.files()
+    before, refused = calm.files(), calm.refused(error)
     with pytest.raises(grpc.RpcError) as raised:
         calm.upload(iter(messages)).result(LONG)
     refusal = error_of(raised.value)
     assert type(refusal) is error
     assert reason in str(refusal)
     assert calm.files() == before
+    assert calm.refused(error) == refused + 1
     calm.db().policies()
 
 
@@ -335,6 +341,15 @@ def test_what_could_be_held_for_ever_is_refused(calm: Served) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         calm.upload(iter([WHOLE]), timeout=None).result(LONG)
     assert "states a deadline" in str(error_of(raised.value))
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e9, float("inf"), float("nan")])
+def test_a_wait_without_an_end_is_refused(calm: Served, seconds: float) -> None:
+    with open_channel(calm.address) as channel, pytest.raises(grpc.RpcError) as raised:
+        ParametersStub(channel).Await(
+            pb.AwaitRequest(policy="nobody", seconds=seconds), timeout=LONG, metadata=token_metadata(TOKEN)
+        )
+    assert type(error_of(raised.value)) is ValueError
 
 
 def test_a_message_over_the_limit_is_refused_and_the_server_lives(calm: Served) -> None:

@@ -200,6 +200,13 @@ class Metrics:
         labels=("role",),
         roles=("coordinator",),
     )
+    parameter_calls_refused = _Declared(
+        Counter,
+        "parameter_calls_refused_total",
+        "Calls of the parameter service that ended with an error of the store or of the caller, by its kind.",
+        labels=("kind",),
+        roles=("coordinator",),
+    )
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ class _Serving:
     server: aio.Server
     service: ParameterService
     clock: ManualClock
+    refused: Counter[str]
 
 
 class ParameterServer:
@@ -47,6 +49,10 @@ class ParameterServer:
         """Move the clock of the database that is served there."""
         self._serving[address].clock.advance(seconds)
 
+    def refused(self, address: str) -> dict[str, int]:
+        """How many calls were refused there, by kind."""
+        return dict(self._serving[address].refused)
+
     def end(self, address: str) -> None:
         """Serve no longer."""
         serving = self._serving.pop(address)
@@ -59,18 +65,20 @@ class ParameterServer:
     async def _serve(self, address: str, token: str, folder: Path, options: dict[str, Any]) -> str:
         clock, server = ManualClock(), new_server(token)
         db = FilesystemParameterDB(folder, clock=clock)
-        service = ParameterService(db, log=structlog.stdlib.get_logger("parameters"), **options)
+        log = structlog.stdlib.get_logger("parameters")
+        refused: Counter[str] = Counter()
+        service = ParameterService(db, log=log, on_refused=lambda kind: refused.update([kind]), **options)
         service.add_to(server)
         bound = bind(server, address)
         await server.start()
-        self._serving[bound] = _Serving(server=server, service=service, clock=clock)
+        self._serving[bound] = _Serving(server=server, service=service, clock=clock, refused=refused)
         return bound
 
 
 def main() -> None:
     """Play until standard input ends."""
     server = ParameterServer()
-    perform({name: getattr(server, name) for name in ("setup", "serve", "advance", "end")})
+    perform({name: getattr(server, name) for name in ("setup", "serve", "advance", "refused", "end")})
 
 
 if __name__ == "__main__":

@@ -232,7 +232,11 @@ class MeetingServer:
             clock=self._clock,
             log=self._log,
         )
-        parameters = ParameterService(open_parameter_store(self._config.parameter_store), log=self._log)
+        parameters = ParameterService(
+            open_parameter_store(self._config.parameter_store),
+            log=self._log,
+            on_refused=lambda kind: self._metrics.parameter_calls_refused.labels(kind=kind).inc(),
+        )
         server = new_server(self._token)
         add_CoordinatorServicer_to_server(meeting, server)
         parameters.add_to(server)

@@ -68,6 +68,8 @@ _FINAL_CODES = frozenset(
 class Failure:
     """How a call ends because of an error."""
 
+    kind: str
+    """One of few names."""
     code: grpc.StatusCode
     text: str
     metadata: tuple[tuple[str, str], ...]
@@ -84,10 +86,15 @@ def failure_of(error: Exception) -> Failure:
                 metadata.append((ERRNO_KEY, str(error.errno)))
                 # The number comes first in the text of such an error, and will again.
                 text = text.removeprefix(f"[Errno {error.errno}] ")
-            return Failure(code=code, text=text[:MAX_TEXT], metadata=tuple(metadata), expected=True)
+            return Failure(kind=kind, code=code, text=text[:MAX_TEXT], metadata=tuple(metadata), expected=True)
     text = f"the parameter service failed: {error!r}"
-    metadata_of_bug = ((KIND_KEY, "ParameterError"),)
-    return Failure(code=grpc.StatusCode.INTERNAL, text=text[:MAX_TEXT], metadata=metadata_of_bug, expected=False)
+    return Failure(
+        kind="bug",
+        code=grpc.StatusCode.INTERNAL,
+        text=text[:MAX_TEXT],
+        metadata=((KIND_KEY, "ParameterError"),),
+        expected=False,
+    )
 
 
 def error_of(failed: grpc.RpcError) -> Exception | None:

@@ -58,11 +58,19 @@ class ParameterService(ParametersServicer):
     """
 
     def __init__(
-        self, db: ParameterDB, *, log: structlog.stdlib.BoundLogger, max_transfer_bytes: int = MAX_TRANSFER_BYTES
+        self,
+        db: ParameterDB,
+        *,
+        log: structlog.stdlib.BoundLogger,
+        on_refused: Callable[[str], None],
+        max_transfer_bytes: int = MAX_TRANSFER_BYTES,
     ) -> None:
-        """``max_transfer_bytes``: a larger version or state is refused."""
+        """``on_refused`` hears of each call that ends with an error, by a name for its kind; a version or state larger
+        than ``max_transfer_bytes`` is one.
+        """
         self._db = db
         self._log = log
+        self._on_refused = on_refused
         self._max_nbytes = max_transfer_bytes
         self._reading = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="parameter-reads")
         self._writing = ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="parameter-writes")
@@ -106,9 +114,10 @@ class ParameterService(ParametersServicer):
 
     async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitReply:  # noqa: N802
         """See the proto. Woken by a push through this service; other writers' pushes are looked for now and then."""
+        await self._guard(context, _check_wait(request.seconds))
         seen = version_from_proto(request.newer_than) if request.HasField("newer_than") else None
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(request.seconds, MAX_CALL_SECONDS)
+        deadline = loop.time() + request.seconds
         while True:
             pushed = self._pushed
             newest = await self._read(context, lambda: next(iter(self._db.watch(request.policy, timeout=0.0)), None))
@@ -207,9 +216,15 @@ class ParameterService(ParametersServicer):
             raise
         except Exception as error:  # noqa: BLE001 - told to the client, which judges
             failure = failure_of(error)
+            self._on_refused(failure.kind)
             if not failure.expected:
                 self._log.exception("parameter_call_failed")
             await context.abort(failure.code, failure.text, failure.metadata)
+
+
+async def _check_wait(seconds: float) -> None:
+    if not 0 <= seconds <= MAX_CALL_SECONDS:
+        raise ValueError(f"a call waits for 0 to {MAX_CALL_SECONDS:.0f} seconds, not {seconds}")
 
 
 def _require_deadline(context: Context) -> None:
