@@ -158,6 +158,8 @@ def child_environment(base: Mapping[str, str], *, token: str, modules: Path) -> 
 
 def _plans(folder: RunFolder, resolved: ResolvedExperiment) -> list[RolePlan]:
     replicas = {"coordinator": 1, "trainer": 1, "actor": resolved.num_actors}
+    if resolved.policy is not None:
+        replicas["policy"] = resolved.policy.num_policy_workers
     if resolved.evaluator is not None:
         replicas["evaluator"] = resolved.evaluator.num_evaluators
     ranks = resolved.trainer.num_trainers
@@ -173,6 +175,7 @@ def _write_configs(folder: RunFolder, resolved: ResolvedExperiment) -> None:
     for role, config in (
         ("coordinator", resolved.coordinator),
         ("trainer", resolved.trainer),
+        ("policy", resolved.policy),
         ("actor", resolved.actor),
         ("evaluator", resolved.evaluator),
     ):

@@ -18,7 +18,14 @@ import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from rlsrl.api.resolved import ActorConfig, CoordinatorConfig, EvaluatorConfig, RoleConfig, TrainerConfig
+from rlsrl.api.resolved import (
+    ActorConfig,
+    CoordinatorConfig,
+    EvaluatorConfig,
+    PolicyWorkerConfig,
+    RoleConfig,
+    TrainerConfig,
+)
 from rlsrl.rpc.auth import TokenMissing, token_from_environment
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
@@ -36,11 +43,13 @@ JOIN_SECONDS = 120.0
 """How long a worker waits for a coordinator; then it exits and is started again."""
 
 EVALUATOR = "evaluator"
+POLICY = "policy"
 CONFIGS: dict[str, type[RoleConfig]] = {
     "coordinator": CoordinatorConfig,
     TRAINER: TrainerConfig,
     "actor": ActorConfig,
     EVALUATOR: EvaluatorConfig,
+    POLICY: PolicyWorkerConfig,
 }
 
 
@@ -155,7 +164,7 @@ class _Process:
         )
 
     def _work(self, context: WorkerContext) -> None:
-        worker = _make_worker(context)
+        worker = _make_worker(context, self._config)
         signal.signal(signal.SIGTERM, lambda *_: worker.exit())
         worker.start()
         with self._lock:
@@ -185,7 +194,7 @@ class _Process:
             self._membership.report(state=states.get(command.kind, WorkerState.EXITING))
 
 
-def _make_worker(context: WorkerContext) -> Worker[Any]:
+def _make_worker(context: WorkerContext, config: RoleConfig) -> Worker[Any]:
     """The role's worker; what a role imports, only its own process imports."""
     if context.role == TRAINER:
         from rlsrl.workers.trainer import TrainerWorker
@@ -195,6 +204,14 @@ def _make_worker(context: WorkerContext) -> Worker[Any]:
         from rlsrl.workers.evaluator import EvaluatorWorker
 
         return EvaluatorWorker(context)
+    if context.role == POLICY:
+        from rlsrl.workers.policy import PolicyWorker
+
+        return PolicyWorker(context)
+    if isinstance(config, ActorConfig) and config.inference_endpoints:
+        from rlsrl.workers.ring import RingWorker
+
+        return RingWorker(context)
     from rlsrl.workers.actor import ActorWorker
 
     return ActorWorker(context)

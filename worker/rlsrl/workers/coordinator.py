@@ -263,7 +263,12 @@ def read_roster(config: CoordinatorConfig, *, now: float) -> Roster:
     Raises:
         ConfigurationError: the file holds no roster.
     """
-    wanted = {"actor": config.num_actors, "trainer": config.num_trainers, "evaluator": config.num_evaluators}
+    wanted = {
+        "actor": config.num_actors,
+        "policy": config.num_policy_workers,
+        "trainer": config.num_trainers,
+        "evaluator": config.num_evaluators,
+    }
     capacity = {role: count for role, count in wanted.items() if count}
     path = Path(config.roster_path)
     try:

@@ -47,6 +47,14 @@ class InferenceTally:
     seconds: dict[str, float] = field(default_factory=dict)
     """Sums over batches."""
 
+    def add(self, other: InferenceTally) -> None:
+        """Count what another tally counted, too."""
+        self.batches += other.batches
+        self.requests += other.requests
+        self.environments += other.environments
+        for stage, spent in other.seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
+
     def statistics(self) -> dict[str, float]:
         """Counts, and means of a batch."""
         means = {f"{stage}_seconds": total / self.batches for stage, total in self.seconds.items()}
@@ -147,13 +155,9 @@ class InferencePipeline:
         batch = answered.batch
         batch.respond(answered.results)
         seconds = {**answered.seconds, "response": self._now() - answered.finished_at}
+        done = InferenceTally(batches=1, requests=len(batch.requests), environments=batch.num_lanes, seconds=seconds)
         with self._lock:
-            tally = self._tally
-            tally.batches += 1
-            tally.requests += len(batch.requests)
-            tally.environments += batch.num_lanes
-            for stage, spent in seconds.items():
-                tally.seconds[stage] = tally.seconds.get(stage, 0.0) + spent
+            self._tally.add(done)
         metrics = self._metrics
         metrics.inference_requests.inc(len(batch.requests))
         metrics.inference_batch_environments.observe(batch.num_lanes)

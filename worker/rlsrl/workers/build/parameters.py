@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlsrl.api.resolved import ActorConfig, ParameterStoreConfig, TrainerConfig
+from rlsrl.api.resolved import ActorConfig, ParameterStoreConfig, PolicyWorkerConfig, TrainerConfig
 from rlsrl.parameters.broadcast import BroadcastPublisher, BroadcastReader
 from rlsrl.parameters.fan_out import FanOutPublisher
 from rlsrl.parameters.filesystem import FilesystemParameterDB
@@ -42,7 +42,7 @@ def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
     return ObjectStoreParameterDB(objects)
 
 
-def open_parameter_source(config: ActorConfig, token: str) -> ParameterSource:
+def open_parameter_source(config: ActorConfig | PolicyWorkerConfig, token: str) -> ParameterSource:
     """Where a worker that acts gets the newest weights from."""
     if config.parameters_endpoint is not None:
         return BroadcastReader(config.parameters_endpoint, token)

@@ -1,0 +1,189 @@
+"""The actor whose policy is evaluated elsewhere: while one group's answer is on its way it steps another group.
+
+Its environments are divided into groups, the ring. Each group fills a slot of its own under a credit of its own, and
+asks a policy worker once a step. One thread: it waits for credits when no group has a slot, else for the first answer.
+Answers are put into a queue by the inference client's thread.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+from rlsrl.api.resolved import ActorConfig
+from rlsrl.data.inference import RolloutResult
+from rlsrl.data.slots import Slot
+from rlsrl.data.version import INITIAL
+from rlsrl.runtime.worker import PollResult, Worker
+from rlsrl.streams.inference import InferenceFailed
+from rlsrl.streams.protocols import StreamTimeout
+from rlsrl.workers.build.ring import GroupParts, RingParts, build_ring
+from rlsrl.workers.context import WorkerContext
+
+WAKE_SECONDS = 0.2
+"""How long the actor waits for its trainer or a policy worker before it looks whether it should exit."""
+MAX_FAILURES = 3
+"""How often one request may fail before the actor fails. A policy worker whose policy raised ends and is started anew:
+that is its own failure first, and only what fails again and again may be the actor's."""
+
+NOTHING = PollResult()
+
+
+class RingWorker(Worker[ActorConfig]):
+    """Rolls out the policy for as long as there are credits."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
+        self._context = context
+        self._parts: RingParts | None = None
+        self._groups: list[_Group] = []
+        self._turn = 0
+        """The group that is first to get a credit."""
+        self._answered: queue.SimpleQueue[_Group] = queue.SimpleQueue()
+        self._version = INITIAL
+        self._env_steps = 0
+
+    def _configure(self, config: ActorConfig) -> None:
+        parts = self._parts = build_ring(config, self._context)
+        self._groups = [_Group(group) for group in parts.groups]
+
+    def _poll(self) -> PollResult:
+        parts = self._parts
+        assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        self._context.membership.check()
+        self._hand_out_credits(parts)
+        group = self._next_answered(parts)
+        if group is None or not self._advance(parts, group):
+            return NOTHING
+        return self._post(parts, group)
+
+    def _hand_out_credits(self, parts: RingParts) -> None:
+        """Start idle groups on the credits that are there, in turn; waits for one only if all groups are idle."""
+        while idle := [group for group in self._groups[self._turn :] + self._groups[: self._turn] if not group.slot]:
+            slot = self._acquire(parts, waits=len(idle) == len(self._groups))
+            if slot is None:
+                return
+            group = idle[0]
+            self._turn = (self._groups.index(group) + 1) % len(self._groups)
+            group.begin(slot)
+            self._ask(parts, group)
+
+    def _acquire(self, parts: RingParts, *, waits: bool) -> Slot | None:
+        try:
+            if not waits:
+                return parts.producer.acquire(timeout=0)
+            with self._context.waiting("credit"):
+                return parts.producer.acquire(timeout=WAKE_SECONDS)
+        except StreamTimeout:
+            return None
+
+    def _ask(self, parts: RingParts, group: _Group) -> None:
+        group.answer = parts.client.submit(group.parts.actor.ask(group.step))
+        group.answer.add_done_callback(lambda _: self._answered.put(group))
+        parts.client.flush()
+
+    def _next_answered(self, parts: RingParts) -> _Group | None:
+        """The group whose answer came first; None if none comes in time, or none was asked for."""
+        try:
+            return self._answered.get_nowait()
+        except queue.Empty:
+            pass
+        if not any(group.slot for group in self._groups):
+            return None
+        with self._context.waiting("inference"):
+            try:
+                return self._answered.get(timeout=WAKE_SECONDS)
+            except queue.Empty:
+                parts.producer.touch()
+                return None
+
+    def _advance(self, parts: RingParts, group: _Group) -> bool:
+        """Take the group's next step with the answer that came; whether its slot is full."""
+        answer = self._read(group)
+        if answer is not None:
+            group.take_step(answer)
+            parts.producer.touch()
+        if group.step == parts.num_steps:
+            return True
+        self._ask(parts, group)
+        return False
+
+    def _read(self, group: _Group) -> RolloutResult | None:
+        """The answer; None if it has to be asked for again.
+
+        Raises:
+            InferenceFailed: it was asked for too often.
+        """
+        assert group.answer is not None, "it was asked for"  # noqa: S101 - an invariant of our own
+        try:
+            answer = group.answer.result(timeout=0)
+        except InferenceFailed as error:
+            group.failures += 1
+            self._context.log.warning("inference_failed", failures=group.failures, error=str(error))
+            if group.failures >= MAX_FAILURES:
+                raise
+            return None
+        group.failures = 0
+        if answer.version > self._version:
+            self._version = answer.version
+            self._context.report_version(answer.version)
+        return answer
+
+    def _post(self, parts: RingParts, group: _Group) -> PollResult:
+        slot = group.finish()
+        parts.producer.post(slot)
+        self._env_steps += slot.num_transitions
+        self._context.metrics.env_steps.inc(slot.num_transitions)
+        self._context.metrics.rollouts.inc()
+        return PollResult(num_samples=slot.num_transitions, num_batches=1)
+
+    def _shutdown(self) -> None:
+        if self._parts is not None:
+            with self._parts.resources:
+                self._parts.ledger.end()
+
+    def _stats(self) -> Mapping[str, float]:
+        return {"env_steps": float(self._env_steps)}
+
+
+class _Group:
+    """How far a group of environments is with its slot."""
+
+    def __init__(self, parts: GroupParts) -> None:
+        self.parts = parts
+        self.slot: Slot | None = None
+        self.step = 0
+        """The step whose actions are being asked for."""
+        self.answer: Future[RolloutResult] | None = None
+        self.failures = 0
+        """How often in a row the present request failed."""
+
+    def begin(self, slot: Slot) -> None:
+        """Start on a slot."""
+        self.slot, self.step = slot, 0
+        self.parts.envs.begin(slot.arrays)
+        self.parts.actor.begin(slot)
+
+    def take_step(self, answer: RolloutResult) -> None:
+        """Act by the answer.
+
+        Raises:
+            RuntimeError: it was given by weights that are older than the slot allows.
+        """
+        slot, step = self.slot, self.step
+        assert slot is not None, "a group that was answered has one"  # noqa: S101 - an invariant of our own
+        if answer.version < slot.min_version:
+            raise RuntimeError(f"a policy worker answered with {answer.version} where {slot.min_version} was asked for")
+        self.parts.envs.step(slot.arrays, step, self.parts.actor.act(step, answer))
+        self.step += 1
+
+    def finish(self) -> Slot:
+        """The slot, complete; the group is idle again."""
+        slot, self.slot = self.slot, None
+        assert slot is not None, "a group that is full has one"  # noqa: S101 - an invariant of our own
+        self.parts.actor.finish()
+        if self.parts.returns is not None:
+            self.parts.returns.write(slot.arrays)
+        slot.num_transitions = int(slot.arrays["mask"].sum())
+        return slot
