@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 
@@ -85,7 +86,7 @@ def main() -> None:
                 works: dict[str, Callable[[], object]] = {
                     "socket": bare,
                     "live": live,
-                    "push": lambda parameters=parameters: db.push(POLICY, parameters),
+                    "push": partial(db.push, POLICY, parameters),
                     "get": lambda: db.get(POLICY),
                 }
                 for name, work in works.items():
