@@ -128,12 +128,12 @@ class BlobParameterDB:
         for tag in tags:
             check_tag(tag)
         checked = check_json(metadata or {}, "metadata")
-        version, created_at = parameters.version, self._clock.time()
+        version = parameters.version
+        data = encode_parameters(parameters, created_at=self._clock.time(), metadata=checked)
 
         def push(change: Change) -> None:
             self._pass_fence(change, policy, version)
             if not self._holds_already(change, policy, parameters):
-                data = encode_parameters(parameters, created_at=created_at, metadata=checked)
                 change.write(version_path(policy, version), data)
             _write_tags(change, policy, version, tags)
 

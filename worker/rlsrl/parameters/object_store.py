@@ -17,6 +17,7 @@ import random
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,8 @@ RECHECK_SECONDS = 1.0
 _CHANGE_SECONDS = 60.0
 """How long a change is tried again because others came first."""
 _MAX_BACK_OFF_SECONDS = 0.5
+_KEPT_HEADS = 128
+"""Objects whose first bytes are remembered, so that listing versions again and again costs next to nothing."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -68,6 +71,7 @@ class ObjectBlobs:
 
     def __init__(self, objects: Objects, *, change_seconds: float) -> None:
         self._objects = objects
+        self._heads = _Heads(_KEPT_HEADS)
         self._change_seconds = change_seconds
         self._last_seen: dict[str, _Snapshot] = {}
         self._reported: set[str] = set()
@@ -83,7 +87,7 @@ class ObjectBlobs:
         """See ``Blobs``: everything is as it was at one moment, and a moment that has passed ends in
         FileNotFoundError where something was removed since.
         """
-        return _IndexView(self, self._objects, policy, self.snapshot(policy).index)
+        return _IndexView(self, policy, self.snapshot(policy).index)
 
     def change(self, policy: str, body: Callable[[Change], T]) -> T:
         """See ``Blobs``. Happens at one moment, as a whole.
@@ -97,7 +101,7 @@ class ObjectBlobs:
         back_off = 0.01
         while True:
             snapshot = self.snapshot(policy)
-            change = _IndexChange(self, self._objects, policy, snapshot.index, uploads)
+            change = _IndexChange(self, policy, snapshot.index, uploads)
             result = body(change)
             if self._commit(policy, snapshot, change):
                 return result
@@ -132,6 +136,32 @@ class ObjectBlobs:
             snapshot = _Snapshot(index=index, etag=found.etag)
             self._last_seen[policy] = snapshot
             return snapshot
+
+    def read(self, policy: str, entry: Entry, limit: int | None) -> bytes:
+        """The bytes of an entry's object, at most the first ``limit``.
+
+        Raises:
+            FileNotFoundError: it is gone.
+        """
+        key = f"{policy}/{entry.key}"
+        if limit is None:
+            return self._objects.read(key)
+        wanted = min(limit, entry.size)
+        head = self._heads.get(key)
+        if head is None or len(head) < wanted:
+            head = self._objects.read(key, wanted)
+            self._heads.put(key, head)
+        return head[:wanted]
+
+    def gone(self, path: str) -> Corrupt:
+        """The error for an object that an index refers to and that is not there."""
+        return Corrupt(f"{path}: its object is gone from {self._objects.name}")
+
+    def upload(self, policy: str, path: str, data: bytes) -> Entry:
+        """Put the bytes of the blob at ``path`` into an object of their own, which no index refers to yet."""
+        entry = Entry(key=new_key(path), size=len(data))
+        self._objects.write(f"{policy}/{entry.key}", data)
+        return entry
 
     def _rebuilt(self, policy: str, etag: str, error: Corrupt) -> _Snapshot:
         if etag not in self._reported:
@@ -193,12 +223,35 @@ class _Upload:
     """The index's, at the upload."""
 
 
+class _Heads:
+    """First bytes of the objects that were read last. An object never changes, so a listing asks for each only once."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._heads: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> bytes | None:
+        """What is known of the object; None if nothing is."""
+        with self._lock:
+            if key in self._heads:
+                self._heads.move_to_end(key)
+            return self._heads.get(key)
+
+    def put(self, key: str, head: bytes) -> None:
+        """Remember it, and forget what was not asked for the longest."""
+        with self._lock:
+            self._heads[key] = head
+            self._heads.move_to_end(key)
+            if len(self._heads) > self._capacity:
+                self._heads.popitem(last=False)
+
+
 class _IndexView:
     """``View`` of what an index refers to."""
 
-    def __init__(self, blobs: ObjectBlobs, objects: Objects, policy: str, index: Index) -> None:
+    def __init__(self, blobs: ObjectBlobs, policy: str, index: Index) -> None:
         self._blobs = blobs
-        self._objects = objects
         self._policy = policy
         self._index = index
         self.entries: dict[str, Entry] = dict(index.entries)
@@ -218,10 +271,10 @@ class _IndexView:
         if entry.key is None:
             return entry.text.encode()[:limit]
         try:
-            return self._objects.read(f"{self._policy}/{entry.key}", None if limit is None else min(limit, entry.size))
+            return self._blobs.read(self._policy, entry, limit)
         except FileNotFoundError:
             if self._blobs.snapshot(self._policy).index.entries.get(self._inner(path)) == entry:
-                raise Corrupt(f"{path}: its object is gone from {self._objects.name}") from None
+                raise self._blobs.gone(path) from None
             raise
 
     def _entry(self, path: str) -> Entry:
@@ -237,11 +290,9 @@ class _IndexView:
 class _IndexChange(_IndexView):
     """``Change`` of what an index refers to; happens when the index is replaced."""
 
-    def __init__(
-        self, blobs: ObjectBlobs, objects: Objects, policy: str, index: Index, uploads: dict[str, _Upload]
-    ) -> None:
+    def __init__(self, blobs: ObjectBlobs, policy: str, index: Index, uploads: dict[str, _Upload]) -> None:
         """``uploads`` are those of earlier runs of the same change."""
-        super().__init__(blobs, objects, policy, index)
+        super().__init__(blobs, policy, index)
         self._uploads = uploads
 
     def write(self, path: str, data: bytes) -> None:
@@ -262,7 +313,6 @@ class _IndexChange(_IndexView):
         earlier = self._uploads.get(inner)
         if earlier is not None and earlier.collection == collection and earlier.data == data:
             return earlier.entry
-        entry = Entry(key=new_key(inner), size=len(data))
-        self._objects.write(f"{self._policy}/{entry.key}", data)
+        entry = self._blobs.upload(self._policy, inner, data)
         self._uploads[inner] = _Upload(data=data, entry=entry, collection=collection)
         return entry

@@ -49,9 +49,13 @@ class S3Server:
 
     def create_bucket(self, name: str) -> Path:
         """Make a bucket and return its folder."""
-        folder = self._root / name
+        folder = self.folder(name)
         folder.mkdir()
         return folder
+
+    def folder(self, bucket: str) -> Path:
+        """Where a bucket's objects are."""
+        return self._root / bucket
 
     def kill(self) -> None:
         """End the process at once, whatever it is doing."""
