@@ -22,7 +22,7 @@ from rlsrl.local.controller import (
     RolePlan,
 )
 from rlsrl.local.run_folder import RunFolder
-from rlsrl.local.supervisor import RestartLimits
+from rlsrl.local.supervisor import FUTILE_STARTS, RestartLimits
 from rlsrl.runtime.process import worker_environment
 
 STANDIN = (sys.executable, str(Path(__file__).with_name("standin_worker.py")))
@@ -156,6 +156,70 @@ def test_the_coordinator_ends_last_and_the_trainer_first(stage: Stage) -> None:
     assert [path.name for path in order] == ["t-ended", "actor-ended", "coordinator-ended"]
 
 
+def ready_after(stage: Stage, count: int) -> dict:
+    """The trainer's first step: wait until so many others have taken the step ``READY``."""
+    os.mkfifo(stage.folder / "ready")
+    return {"read_fifo": "ready", "bytes": count}
+
+
+READY = {"write_fifo": "ready"}
+
+
+def test_the_evaluators_of_a_finished_run_end_by_themselves(stage: Stage) -> None:
+    """The actor lets the evaluator end once it is told to end itself; the evaluator is never told."""
+    os.mkfifo(stage.folder / "actor-ends")
+    stage.script("coordinator", [READY, {"until": "SIGTERM"}, {"touch": "coordinator-ended"}, {"exit": 0}])
+    stage.script("actor", [READY, {"until": "SIGTERM"}, {"write_fifo": "actor-ends"}, {"exit": 0}])
+    stage.script("evaluator", [READY, {"read_fifo": "actor-ends", "bytes": 1}, {"touch": "evaluated"}, {"exit": 0}])
+    stage.script("trainer", [ready_after(stage, 3), *FINISH])
+
+    assert stage.controller().run() == Finished()
+
+    evaluated, last = stage.folder / "evaluated", stage.folder / "coordinator-ended"
+    assert evaluated.stat().st_mtime_ns <= last.stat().st_mtime_ns
+    assert stage.journal.restarts == []
+    assert_gone(stage.pids(), timeout=0)
+
+
+def test_an_evaluation_that_takes_too_long_is_cut_short(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlsrl.local.controller.EVALUATION_SECONDS", 0.1)
+    stage.script("evaluator", [READY, {"until": "SIGTERM"}, {"touch": "told"}, {"exit": 0}])
+    stage.script("trainer", [ready_after(stage, 1), *FINISH])
+
+    assert stage.controller().run() == Finished()
+
+    assert stage.display.notes == [
+        "Evaluating the last version; Ctrl-C to end without.",
+        "the last version is not evaluated: that takes longer than 0.1 s",
+    ]
+    assert (stage.folder / "told").exists(), "it is asked before it is killed"
+
+
+def test_a_signal_during_the_last_evaluation_ends_it_cleanly(stage: Stage) -> None:
+    """The evaluator sends it once the run is being ended, which it hears of through the actor."""
+    os.mkfifo(stage.folder / "actor-ends")
+    stage.script("actor", [READY, {"until": "SIGTERM"}, {"write_fifo": "actor-ends"}, {"exit": 0}])
+    waits = {"read_fifo": "actor-ends", "bytes": 1}
+    told = [{"until": "SIGTERM"}, {"touch": "told"}, {"exit": 0}]
+    stage.script("evaluator", [READY, waits, {"signal_parent": "SIGINT"}, *told])
+    stage.script("trainer", [ready_after(stage, 2), *FINISH])
+
+    assert stage.controller().run() == Finished()
+
+    assert (stage.folder / "told").exists()
+    assert_gone(stage.pids(), timeout=0)
+
+
+def test_the_evaluators_of_an_interrupted_run_are_told_to_end(stage: Stage) -> None:
+    stage.script("evaluator", [READY, {"until": "SIGTERM"}, {"touch": "told"}, {"exit": 0}])
+    stage.script("trainer", [ready_after(stage, 1), {"signal_parent": "SIGINT"}, {"until": "SIGTERM"}, {"exit": 0}])
+
+    assert stage.controller().run() == Interrupted(signum=signal.SIGINT, killed=False)
+
+    assert (stage.folder / "told").exists()
+    assert stage.display.notes == ["Ending cleanly with a last checkpoint; once more to kill everything at once."]
+
+
 @pytest.mark.parametrize(
     ("role", "end", "what"),
     [
@@ -200,6 +264,33 @@ def test_a_role_that_keeps_failing_ends_the_run_with_its_last_words(stage: Stage
     assert "\n  no such device" in outcome.message
     assert str(outcome.log) in outcome.message
     assert_gone(stage.pids(), timeout=0)
+
+
+def test_a_restart_is_told_with_the_last_words_of_the_failure(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script(
+        "trainer", [{"print": "Traceback"}, {"print": "MemoryError: " + "no room " * 100}, {"exit": 1}], FINISH
+    )
+
+    assert stage.controller().run() == Finished()
+
+    (note, *_) = stage.display.notes
+    assert note.startswith("trainer-0 exited with code 1: MemoryError: no room no room")
+    assert note.endswith("...; starting it again now (restart 1 of 5)")
+    assert len(note) < 250
+
+
+def test_what_never_gets_to_work_is_given_up_long_before_its_budget_is_spent(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("trainer", UNTIL_TOLD)
+    stage.script("actor", [{"print": "ImportError: no module named robot"}, {"exit": 1}])
+
+    outcome = stage.controller(budget=1000).run()
+
+    assert isinstance(outcome, Failed)
+    assert len(stage.lives("actor")) == FUTILE_STARTS
+    assert "failed in the same way" in outcome.message
+    assert "\n  ImportError: no module named robot" in outcome.message
 
 
 def test_a_configuration_error_is_not_tried_again(stage: Stage) -> None:

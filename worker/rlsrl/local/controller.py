@@ -257,7 +257,8 @@ class LocalController:
                 lines=child.last_lines(QUOTED_LINES),
             )
         when = f"in {decision.delay_seconds:g} s" if decision.delay_seconds else "now"
-        why = f": {shorten(last_words, QUOTED_CHARACTERS, placeholder='...')}" if code > 0 and last_words else ""
+        said = shorten(last_words, QUOTED_CHARACTERS, placeholder="...") if code > 0 else ""
+        why = f": {said}" if said else ""
         restart = f"restart {decision.used} of {self._supervisor.limits.budget}"
         self._display.note(f"{child.name} {what}{why}; starting it again {when} ({restart})")
         self._journal.count_restart(child.role)
@@ -279,13 +280,12 @@ class LocalController:
         self._end_those(lambda _: True, WORKER_GRACE_SECONDS)
 
     def _await_evaluators(self) -> None:
-        """Wait until the evaluators have ended by themselves; ended early by any signal."""
+        """Wait until the evaluators have ended by themselves; ended early by any signal since the run finished."""
         evaluators = [child for child in self._children if child.role == EVALUATOR]
-        if evaluators:
+        if evaluators and not self._signals:
             self._display.note("Evaluating the last version; Ctrl-C to end without.")
-        num_signals = len(self._signals)
         deadline = self._clock() + EVALUATION_SECONDS
-        while any(child in self._children for child in evaluators) and len(self._signals) == num_signals:
+        while any(child in self._children for child in evaluators) and not self._signals:
             if self._clock() >= deadline:
                 self._display.note(
                     f"the last version is not evaluated: that takes longer than {EVALUATION_SECONDS:g} s"
