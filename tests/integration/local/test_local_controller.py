@@ -293,6 +293,33 @@ def test_what_never_gets_to_work_is_given_up_long_before_its_budget_is_spent(sta
     assert "\n  ImportError: no module named robot" in outcome.message
 
 
+def test_a_restart_is_told_with_the_last_words_of_the_failure(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script(
+        "trainer", [{"print": "Traceback"}, {"print": "MemoryError: " + "no room " * 100}, {"exit": 1}], FINISH
+    )
+
+    assert stage.controller().run() == Finished()
+
+    (note, *_) = stage.display.notes
+    assert note.startswith("trainer-0 exited with code 1: MemoryError: no room no room")
+    assert note.endswith("...; starting it again now (restart 1 of 5)")
+    assert len(note) < 250
+
+
+def test_what_never_gets_to_work_is_given_up_long_before_its_budget_is_spent(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("trainer", UNTIL_TOLD)
+    stage.script("actor", [{"print": "ImportError: no module named robot"}, {"exit": 1}])
+
+    outcome = stage.controller(budget=1000).run()
+
+    assert isinstance(outcome, Failed)
+    assert len(stage.lives("actor")) == FUTILE_STARTS
+    assert "failed in the same way" in outcome.message
+    assert "\n  ImportError: no module named robot" in outcome.message
+
+
 def test_a_configuration_error_is_not_tried_again(stage: Stage) -> None:
     stage.script("coordinator", UNTIL_TOLD)
     stage.script("trainer", [{"print": "spec.environment.id: no such environment"}, {"exit": 2}])

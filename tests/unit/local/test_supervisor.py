@@ -2,13 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from rlsrl.local.supervisor import Exit, Fail, Restart, RestartLimits, Supervisor, back_off
+from rlsrl.local.supervisor import (
+    FUTILE_STARTS,
+    START_UP_SECONDS,
+    Exit,
+    Fail,
+    Restart,
+    RestartLimits,
+    Supervisor,
+    back_off,
+)
 
 
 def decisions(limits: RestartLimits, *exits: tuple[str, int, float]) -> list[Restart | Fail]:
     supervisor, made = Supervisor(limits=limits), []
     for role, code, at in exits:
-        decision, supervisor = supervisor.decide(Exit(role=role, number=0, code=code, at=at))
+        decision, supervisor = supervisor.decide(Exit(role=role, number=0, code=code, at=at, lived_seconds=1.0))
         made.append(decision)
     return made
 
@@ -69,3 +78,57 @@ def test_rare_faults_never_add_up() -> None:
 )
 def test_back_off(spent: float, seconds: float) -> None:
     assert back_off(spent) == seconds
+
+
+def early(words: str = "KeyError: 'x'", *, code: int = 1, lived: float = 1.0, number: int = 0) -> Exit:
+    return Exit(role="actor", number=number, code=code, at=0.0, lived_seconds=lived, last_words=words)
+
+
+def outcome(*exits: Exit) -> list[bool]:
+    """Whether each of the ends was forgiven; the budget is no matter."""
+    supervisor, forgiven = Supervisor(limits=RestartLimits(budget=1000, decay_seconds=1.0)), []
+    for ended in exits:
+        decision, supervisor = supervisor.decide(ended)
+        forgiven.append(isinstance(decision, Restart))
+    return forgiven
+
+
+FEW = FUTILE_STARTS - 1
+
+
+def test_a_process_that_never_gets_to_work_is_given_up_soon() -> None:
+    assert outcome(*[early()] * FUTILE_STARTS) == [True] * FEW + [False]
+
+
+def test_the_reason_says_so() -> None:
+    supervisor = Supervisor(limits=RestartLimits(budget=1000, decay_seconds=1.0))
+    for _ in range(FEW):
+        _, supervisor = supervisor.decide(early())
+    made, _ = supervisor.decide(early())
+    assert made == Fail(reason=f"it has failed in the same way {FUTILE_STARTS} times, soon after each start")
+
+
+def test_the_same_failure_may_name_other_numbers() -> None:
+    exits = [early(f"TypeError: <Env object at 0x7f{n}> on port {n}") for n in range(FUTILE_STARTS)]
+    assert outcome(*exits)[-1] is False
+
+
+@pytest.mark.parametrize(
+    "exits",
+    [
+        [early(), early("ValueError: y")] * FUTILE_STARTS,
+        [early(), early(code=3)] * FUTILE_STARTS,
+        [early(number=0), early(number=1)] * FEW,
+        [early(code=-9)] * 20,
+        [early("")] * 20,
+        [early(lived=START_UP_SECONDS), *[early()] * 20],
+        [*[early()] * FEW, early(lived=START_UP_SECONDS), *[early()] * 20],
+    ],
+    ids=["other words", "other code", "other process", "killed", "silent", "worked at first", "worked in between"],
+)
+def test_a_process_that_fails_otherwise_has_its_budget(exits: list[Exit]) -> None:
+    assert all(outcome(*exits))
+
+
+def test_a_kill_in_between_is_no_sign_of_work() -> None:
+    assert outcome(*[early()] * FEW, early(code=-9), early())[-1] is False
