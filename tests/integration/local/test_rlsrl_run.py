@@ -249,3 +249,12 @@ def test_more_actors_than_environments_is_told(desk: Desk) -> None:
 
     assert "warning: " in result.output
     assert result.exit_code == 0
+
+
+def test_ctrl_c_before_anything_is_started_is_an_interruption_too(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlsrl.cli.run.run_life", interrupted)
+
+    assert desk.give().exit_code == 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,6 +51,8 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
         raise UserError(str(error)) from error
     except (OSError, LedgerError) as error:
         raise click.ClickException(f"the run cannot go on: {error}") from error
+    except KeyboardInterrupt:  # before the processes are there, or after they are gone
+        status = SIGNALLED + signal.SIGINT
     sys.exit(status)
 
 

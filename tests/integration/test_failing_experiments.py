@@ -1,0 +1,57 @@
+"""Experiments that cannot train: the user is told why, at once and in the failing code's own words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlsrl.testing.live_runs import Desk
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {{name: live}}
+spec:
+  environment: {environment}
+  actors: {{environments: 2, rolloutLength: 8}}
+  algorithm: {{ppo: {{minibatchSize: 16}}}}
+  stop: {{trainSteps: 10}}
+  restarts: {{budget: 1000}}
+"""
+
+BROKEN = """
+import gymnasium
+
+class Broken(gymnasium.Wrapper):
+    def step(self, action):
+        raise RuntimeError("the robot arm does not answer")
+
+def make():
+    return Broken(gymnasium.make("CartPole-v1"))
+"""
+
+
+def test_an_environment_that_does_not_exist_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, EXPERIMENT.format(environment="{id: CartPole-v9}"))
+    with desk.begin() as run:
+        assert run.wait() == 2, run.output
+    assert "CartPole-v9" in run.output
+    assert "Traceback" not in run.output
+    assert desk.facts().leftovers() == []
+    assert desk.facts().json("summary.json")["restarts"] == {}
+
+
+def test_an_environment_that_never_works_is_told_at_each_restart_and_given_up(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    desk = Desk(tmp_path, EXPERIMENT.format(environment='{factory: "broken:make"}'))
+    with desk.begin() as run:
+        assert run.wait() == 1, run.output
+    lines = run.output.splitlines()
+    restarts = [line for line in lines if "starting it again" in line]
+    assert restarts
+    assert all(line.startswith("actor-0 exited with code 1: ") for line in restarts)
+    assert all("the robot arm does not answer" in line for line in restarts)
+    assert "error: actor-0 exited with code 1: it has failed in the same way" in run.output
+    assert desk.facts().leftovers() == []
+    summary = desk.facts().json("summary.json")
+    assert summary["restarts"] == {"actor": len(restarts)}
+    assert summary["ledger"]["balanced"]
