@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from rlsrl.data.version import Version
+from rlsrl.parameters.evaluations import NUMBER_KEY
 from rlsrl.parameters.memory import MemoryParameterDB
 from rlsrl.parameters.protocols import Parameters, StaleAttempt, TrainerState
 from rlsrl.runtime.mapping_thread import StageFailed
@@ -90,6 +91,26 @@ def test_checkpoints_are_stored_in_order_with_tags_metadata_and_state() -> None:
     state = desk.db.load_state("default")
     assert state is not None
     assert state.values == {"step": 3}
+
+
+def test_versions_are_numbered_over_all_lives_of_the_run() -> None:
+    desk = Desk()
+    desk.db.refused = {2}
+    for step in (1, 2, 3):
+        desk.writer.store(checkpoint(step))
+    desk.writer.close(DEADLINE_SECONDS)
+    successor = CheckpointWriter(
+        db=desk.db,
+        policy_name="default",
+        keep_last=2,
+        log=structlog.stdlib.get_logger(),
+        on_stored=desk.stored.append,
+        on_failed=lambda: None,
+    )
+    for step in (4, 5):
+        successor.store_now(checkpoint(step, attempt=2))
+    numbers = [(str(info.version), info.metadata[NUMBER_KEY]) for info in desk.db.versions("default")]
+    assert numbers == [("2.4", 2), ("2.5", 3)], "1.1 was 0, 1.3 was 1, and 1.2 was never stored"
 
 
 def test_only_the_newest_and_the_tagged_are_kept() -> None:
