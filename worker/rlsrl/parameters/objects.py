@@ -270,7 +270,7 @@ def explain(error: Exception, name: str) -> Exception:
     if status is None:
         return StoreUnreachable(f"object store {name} cannot be reached: {_transport_problem(text)}")
     answer = f"{status} {code}" if code is not None else status
-    if status[0] == "5" or status in ("408", "429"):
+    if (status[0] == "5" and status != "501") or status in ("408", "429"):
         return StoreUnreachable(f"object store {name} fails: it answers {answer}")
     cure = _CURES.get(code or "")
     if cure is None:
