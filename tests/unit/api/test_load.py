@@ -170,6 +170,12 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             "integer >= 3",
         ),
         (
+            ["stop={returnMean: 1}", "algorithm.ppo.learningRateSchedule.linear.to=0"],
+            "spec.algorithm.ppo.learningRateSchedule.linear.envSteps",
+            "there is no stop.envSteps to stand in for it",
+            "here or as stop.envSteps",
+        ),
+        (
             ["evaluators={environments: 3, replicas: 4, maxSteps: 3}"],
             "spec.evaluators.maxSteps",
             "3 steps leave some of 4 environments without any",

@@ -136,6 +136,16 @@ def test_every_run_has_a_place_of_its_own_in_an_object_store() -> None:
     assert ResolvedExperiment.from_json(told.to_json()) == told
 
 
+def test_normalisation_is_told_to_those_who_do_it() -> None:
+    plain = resolved()
+    assert (plain.trainer.normalize_observations, plain.actor.return_discount) == (False, None)
+    told = resolved(
+        "policy.normalizeObservations=true", "algorithm.ppo.normalizeRewards=true", "algorithm.ppo.discount=0.9"
+    )
+    assert (told.trainer.normalize_observations, told.trainer.algorithm.normalize_rewards) == (True, True)
+    assert told.actor.return_discount == 0.9
+
+
 def test_an_index_beyond_a_spread_total_has_no_environments() -> None:
     with pytest.raises(IndexError, match="worker 2"):
         resolved().actor.lanes_of(2)

@@ -1,0 +1,67 @@
+"""From a trainer's config to the parts that take numbers from it."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from rlsrl.algorithms.schedules import LinearSchedule
+from rlsrl.api.load import load_text
+from rlsrl.api.resolve import LocalPlacement, resolve
+from rlsrl.api.resolved import TrainerConfig
+from rlsrl.api.spec import LinearSchedule as LinearSpec
+from rlsrl.api.spec import Schedule
+from rlsrl.data.specs import ArraySpec, EnvSpec
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.rollouts import discrete_action, discrete_env_spec
+from rlsrl.workers.build.trainer import _normalizer, _scheduled
+
+TEXT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: one}
+spec:
+  environment: {id: CartPole-v1}
+  actors: {environments: 8}
+  stop: {envSteps: 5000}
+"""
+
+
+def config(*overrides: str) -> TrainerConfig:
+    placement = LocalPlacement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
+    return resolve(load_text(TEXT, overrides=overrides), placement).trainer
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (None, 0.3),
+        (Schedule(linear=LinearSpec()), LinearSchedule(start=0.3, end=0.0, env_steps=5000)),
+        (Schedule(linear=LinearSpec(to=0.1, env_steps=70)), LinearSchedule(start=0.3, end=0.1, env_steps=70)),
+    ],
+)
+def test_a_schedule_ends_where_it_says_or_with_training(
+    schedule: Schedule | None, expected: float | LinearSchedule
+) -> None:
+    assert _scheduled(0.3, schedule, config()) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "statistics", "state"),
+    [
+        ([], set(), set()),
+        (["policy.normalizeObservations=true"], {"observation/mean", "observation/variance"}, {"observation/count"}),
+        (["algorithm.ppo.normalizeRewards=true"], set(), {"return/count"}),
+    ],
+)
+def test_what_is_asked_for_is_normalised(overrides: list[str], statistics: set[str], state: set[str]) -> None:
+    normalizer = _normalizer(config(*overrides), discrete_env_spec())
+    assert set(normalizer.statistics) == statistics
+    assert {path for path in normalizer.state_dict() if path.endswith("count")} == state
+
+
+def test_observations_that_cannot_be_normalised_are_refused_by_name() -> None:
+    pixels = EnvSpec(observation={"observation": ArraySpec(shape=(8, 8), dtype="uint8")}, action=discrete_action(2))
+    with pytest.raises(ConfigurationError, match=r"policy\.normalizeObservations: .* observes observation uint8"):
+        _normalizer(config("policy.normalizeObservations=true"), pixels)
