@@ -119,7 +119,7 @@ def load_subject(run: Path, ref: Ref) -> Subject:
         OSError: that place failed.
     """
     from rlsrl.api.resolved import ResolvedExperiment
-    from rlsrl.local.run_database import RESOLVED, open_run_database
+    from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
     resolved = run / RESOLVED
     try:

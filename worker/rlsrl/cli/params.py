@@ -16,13 +16,13 @@ import structlog
 from rlsrl.api.resolve import PARAMETERS, POLICY_NAME
 from rlsrl.cli.errors import UserError
 from rlsrl.data.version import Version
-from rlsrl.local.run_database import RESOLVED, open_run_database
 from rlsrl.local.run_folder import RUNS
 from rlsrl.parameters.encoding import encode_parameters
 from rlsrl.parameters.evaluations import evaluation_of, return_mean_of
 from rlsrl.parameters.protocols import ParameterDB, ParameterError, Parameters, VersionInfo
 from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.errors import did_you_mean
+from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
 _HEADER = ("VERSION", "TAGS", "EVALUATION", "CREATED", "PARAMETERS", "SIZE", "STATE", "METADATA")
 _LONGEST_VALUE = 120

@@ -19,12 +19,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlsrl.api.resolve import POLICY_NAME
-from rlsrl.local.run_database import open_run_database
 from rlsrl.local.run_record import RunRecord
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder, write_durably
+from rlsrl.workers.build.run_database import open_run_database
 
 RUNS = Path("runs")
 """Where run folders are, unless told otherwise."""

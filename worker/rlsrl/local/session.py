@@ -17,7 +17,6 @@ from rlsrl.local.controller import GANG_COMMAND, WORKER_COMMAND, LocalController
 from rlsrl.local.display import Viewer, open_display
 from rlsrl.local.metrics_log import read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
-from rlsrl.local.run_database import RESOLVED
 from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolder, RunFolderError
 from rlsrl.local.summary import RunFacts, summarize
 from rlsrl.local.supervisor import RestartLimits
@@ -26,6 +25,7 @@ from rlsrl.runtime.coordination import CoordinatorClient
 from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.ledger import LedgerError, balance, close_books, read_pages
 from rlsrl.runtime.process import worker_environment
+from rlsrl.workers.build.run_database import RESOLVED
 
 
 def claim(folder: RunFolder, experiment: RLExperiment, *, as_given: bytes) -> None:

@@ -22,10 +22,10 @@ from typing import Any, Self, TypeVar
 import psutil
 
 from rlsrl.api.resolve import POLICY_NAME
-from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import VersionInfo
 from rlsrl.parameters.terminal import TERMINAL_KEY
 from rlsrl.testing.folder_watch import FolderWatch
+from rlsrl.workers.build.run_database import open_run_database
 
 DEADLINE_SECONDS = 120.0
 """For what takes seconds on an idle machine: never reached."""
@@ -124,7 +124,7 @@ class RunFolderFacts:
 
     def versions(self) -> list[VersionInfo]:
         """The stored versions, oldest first."""
-        db = FilesystemParameterDB(self.folder / "parameters")
+        db = open_run_database(self.folder)
         return db.versions(POLICY_NAME) if POLICY_NAME in db.policies() else []
 
     @property

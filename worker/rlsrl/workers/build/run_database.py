@@ -1,0 +1,38 @@
+"""The parameter DB of a run folder, wherever it is: for the controller and for every command that reads a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlsrl.api.resolve import PARAMETERS
+from rlsrl.api.resolved import ParameterStoreConfig
+from rlsrl.parameters.protocols import ParameterDB
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.workers.build.parameters import open_parameter_store
+
+RESOLVED = "resolved.json"
+"""What each role was told, in the run folder."""
+
+
+def open_run_database(run: Path) -> ParameterDB:
+    """What the run in that folder stored. A DB inside the folder is found where the folder is now, if it was moved.
+
+    Raises:
+        ConfigurationError: the folder does not say where, or the place cannot be used from here (no credentials).
+    """
+    return open_parameter_store(_store(run))
+
+
+def _store(run: Path) -> ParameterStoreConfig:
+    inside = ParameterStoreConfig(folder=str(run / PARAMETERS))
+    try:
+        trainer = json.loads((run / RESOLVED).read_bytes())["trainer"]
+        if "parameter_store" not in trainer:
+            return inside  # Told by an rlsrl that knew no other place.
+        store = ParameterStoreConfig.from_json(json.dumps(trainer["parameter_store"]))
+    except FileNotFoundError:
+        return inside  # Nothing of the run was started yet.
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{run / RESOLVED} is not what this version of rlsrl writes: {error!r}") from error
+    return inside if store.folder is not None else store
