@@ -32,7 +32,7 @@ spec:
   algorithm: {ppo: {epochs: 1, minibatchSize: 64}}
   actors: {replicas: 1, environments: 4, rolloutLength: 16}
   parameters: {everySteps: 20}
-  stop: {trainSteps: 400}
+  stop: {trainSteps: 160}
 """
 TOKEN = "the-token"
 DEADLINE_SECONDS = 120.0
@@ -97,7 +97,7 @@ def test_training_goes_on_over_a_kill_of_the_coordinator_and_ends_with_everythin
     record = terminal_record(store, POLICY_NAME)
     assert record is not None
     assert record["reason"] == "trainSteps"
-    assert store.versions(POLICY_NAME)[-1].version == Version(1, 400)
+    assert store.versions(POLICY_NAME)[-1].version == Version(1, 160)
     assert store.load_state(POLICY_NAME) is not None
     ledger = read_ledger(run.folder / "ledger")
     assert ledger["balanced"], ledger

@@ -375,6 +375,7 @@ def test_a_version_over_the_services_limit_is_refused_both_ways(calm: Served) ->
         limited.get("limited", "1.1")
 
 
+@pytest.mark.slow
 def test_a_hundred_megabytes_travel(served: Served) -> None:
     vector = np.arange(25_000_000, dtype=np.float32)
     assert vector.nbytes > MAX_MESSAGE_BYTES
@@ -417,7 +418,8 @@ def test_every_call_shows_the_token(calm: Served, token: str) -> None:
 
 
 def test_clients_that_come_and_go_leave_nothing_behind(calm: Served) -> None:
-    calm.db().push("churn", make_parameters(Version(1, 1), size=CHUNK_BYTES))
+    calm.db().push("churn", make_parameters(Version(1, 1)))
+    calm.db().push("large", make_parameters(Version(1, 1), size=CHUNK_BYTES))
 
     def churn(times: int) -> None:
         for number in range(times):
@@ -431,7 +433,7 @@ def test_clients_that_come_and_go_leave_nothing_behind(calm: Served) -> None:
                         request_serializer=pb.DownloadRequest.SerializeToString,
                         response_deserializer=None,
                     )(
-                        pb.DownloadRequest(content=pb.CONTENT_PARAMETERS, policy="churn", ref="latest"),
+                        pb.DownloadRequest(content=pb.CONTENT_PARAMETERS, policy="large", ref="latest"),
                         timeout=LONG,
                         metadata=token_metadata(TOKEN),
                         wait_for_ready=True,
