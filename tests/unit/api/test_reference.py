@@ -103,7 +103,7 @@ def test_what_is_allowed_is_said_in_words(path: str, words: str) -> None:
         ("clipRange", "spec.algorithm.ppo.clipRange"),
         ("spec.ppo.clipRange", "spec.algorithm.ppo.clipRange"),
         ("meta.name", "metadata.name"),
-        ("actors.replicas.more", None),
+        ("actors.replicas.quux", None),
         ("zebra", None),
     ],
 )

@@ -83,6 +83,7 @@ EXAMPLES = {
     "spec.parameters.store.objectStore.url": "s3://bucket/prefix",
     "spec.parameters.store.objectStore.endpoint": "https://s3.example.com",
     "spec.parameters.store.objectStore.region": "eu-central-1",
+    "spec.tracking.wandb.project": "my-project", "spec.tracking.wandb.entity": "my-team",
 }  # fmt: skip
 """Legal strings whose pattern no generator needs to solve; factories share one."""
 

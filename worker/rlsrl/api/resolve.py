@@ -83,6 +83,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             lease_seconds=LEASE_SECONDS,
             roster_path=str(folder / "roster.json"),
             record_folder=str(folder),
+            wandb=spec.tracking.wandb,
             parameter_store=parameter_store,
             num_actors=spread.num_workers,
             num_trainers=len(samples_endpoints),

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field
 
 from rlsrl.api.model import INTEGRAL, Model
-from rlsrl.api.spec import Environment, Network, ParameterVersions, Ppo, Stop
+from rlsrl.api.spec import Environment, Network, ParameterVersions, Ppo, Stop, Wandb
 from rlsrl.api.spread import spread_environments
 
 Role = Literal["coordinator", "trainer", "actor"]
@@ -100,6 +100,8 @@ class CoordinatorConfig(RoleConfig):
     """Where ``metrics.jsonl`` and ``tensorboard/`` are written."""
     parameter_store: ParameterStoreConfig
     """The parameter DB, which the coordinator serves to whoever does not reach it."""
+    wandb: Wandb | None = None
+    """Where the learning curve is shown at Weights & Biases."""
     num_actors: PositiveInteger
     """Actors that should be there."""
     num_trainers: PositiveInteger

@@ -452,6 +452,29 @@ class Restarts(Model):
     """Seconds without a failure after which one of them is forgotten."""
 
 
+WandbName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128, examples=["my-project"])]
+"""What Weights & Biases calls a project, a user or a team."""
+
+
+class Wandb(Model):
+    """Weights & Biases. Needs the extra ``wandb``. Its failures are logged and counted, and never end a run."""
+
+    project: WandbName
+    """The project that the run is shown in."""
+    entity: WandbName | None = None
+    """The user or team whose project it is; by default that of the API key."""
+    mode: Literal["offline", "online"] = "offline"
+    """Whether rows are sent as they come, with the API key in the coordinator's environment (``WANDB_API_KEY``), or
+    kept in the run's folder, under ``wandb/``, for ``wandb sync``."""
+
+
+class Tracking(Model):
+    """Where the learning curve is shown, beside ``metrics.jsonl`` and TensorBoard, which are always written."""
+
+    wandb: Wandb | None = None
+    """Weights & Biases; not used unless given."""
+
+
 class ExperimentSpec(Model):
     """What to train, on what, with what, until when."""
 
@@ -480,6 +503,8 @@ class ExperimentSpec(Model):
     """When training ends."""
     restarts: Restarts = Restarts()
     """How often workers that failed are started again."""
+    tracking: Tracking = Tracking()
+    """Where the learning curve is shown."""
 
     @property
     def batch_environments(self) -> int:

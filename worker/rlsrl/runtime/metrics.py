@@ -208,6 +208,14 @@ class Metrics:
         roles=("coordinator",),
     )
 
+    tracking_failures = _Declared(
+        Counter,
+        "tracking_failures_total",
+        "Failures to show the learning curve elsewhere, by where (wandb).",
+        labels=("tracker",),
+        roles=("coordinator",),
+    )
+
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         """Where the instruments are; the process's own figures (CPU, memory, descriptors) are on it as well."""

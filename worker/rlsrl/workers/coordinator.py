@@ -34,6 +34,8 @@ from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.meeting import Meeting
 from rlsrl.workers.roster import Roster
 from rlsrl.workers.status import Experiment
+from rlsrl.workers.wandb_mirror import WandbMirror
+from rlsrl.workers.wandb_process import Options
 
 START_SECONDS = 30.0
 """How long the server may take to come up."""
@@ -56,6 +58,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._server: MeetingServer | None = None
         self._http: MetricsServer | None = None
         self._curve: LearningCurve | None = None
+        self._wandb: WandbMirror | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_heartbeats = 0
         self._num_rows = 0
@@ -96,6 +99,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             on_end=lambda: self._wake.put(None),
         )
         self._server.start()
+        self._wandb = self._wandb_mirror(config)
         self._log.info("serving", grpc=config.coordinator_address, http="{}:{}".format(*self._http.address))
 
     def _poll(self) -> PollResult:
@@ -105,18 +109,36 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             self._wake.get(timeout=WAKE_SECONDS)
         server.check()
         heartbeats, rows = server.meeting.num_heartbeats, server.meeting.num_rows
+        if self._wandb is not None:
+            self._wandb.poll(new_rows=rows > self._num_rows)
         result = PollResult(num_samples=rows - self._num_rows, num_batches=heartbeats - self._num_heartbeats)
         self._num_heartbeats, self._num_rows = heartbeats, rows
         return result
 
     def _shutdown(self) -> None:
         with contextlib.ExitStack() as closing:
+            if self._wandb is not None:
+                closing.callback(self._wandb.close)  # last, when all rows are there
             if self._curve is not None:
                 closing.callback(self._curve.close)
             if self._server is not None:
                 closing.callback(self._server.stop)
             if self._http is not None:
                 closing.callback(self._http.close)
+
+    def _wandb_mirror(self, config: CoordinatorConfig) -> WandbMirror | None:
+        if config.wandb is None:
+            return None
+        options = Options(
+            project=config.wandb.project,
+            entity=config.wandb.entity,
+            mode=config.wandb.mode,
+            experiment=config.experiment,
+            run_uid=config.run_uid,
+            folder=config.record_folder,
+        )
+        failures = self._metrics.tracking_failures.labels(tracker="wandb")
+        return WandbMirror(options, log=self._log, on_failed=failures.inc)
 
     def _status_page(self) -> tuple[str, bytes]:
         return "application/json", json.dumps(self._ask_status(), indent=1).encode()

@@ -1,0 +1,327 @@
+"""The learning curve at wandb: real files in offline mode, and every way in which wandb may fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from rlsrl.api.resolved import CoordinatorConfig, ParameterStoreConfig
+from rlsrl.api.spec import Wandb
+from rlsrl.runtime.metrics import Metrics
+from rlsrl.runtime.roster import Membership
+from rlsrl.testing.folder_watch import FolderWatch
+from rlsrl.workers import wandb_mirror
+from rlsrl.workers.coordinator import CoordinatorWorker
+from rlsrl.workers.learning_curve import LearningCurve, Row
+from rlsrl.workers.wandb_mirror import WandbMirror
+from rlsrl.workers.wandb_process import MARK_FILE, Mark, Options, read_rows
+
+LOG = structlog.stdlib.get_logger()
+DEADLINE = 60.0
+
+
+@pytest.fixture
+def curve(tmp_path: Path) -> Iterator[LearningCurve]:
+    curve = LearningCurve(tmp_path, now=0.0, log=LOG)
+    yield curve
+    curve.close()
+
+
+def rows(*sequences: int, attempt: int = 1) -> list[Row]:
+    return [
+        Row(
+            step=sequence * 10,
+            wall=1000.0 + sequence,
+            scalars={"loss": sequence + 0.5, "return_mean": -float(sequence)},
+            role="trainer",
+            index=0,
+            attempt=attempt,
+            instance=f"life-{attempt}",
+            sequence=sequence,
+        )
+        for sequence in sequences
+    ]
+
+
+class Mirrored:
+    """A mirror of a folder's learning curve and how often it failed."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.failures = 0
+        defaults = {"project": "toys", "entity": None, "mode": "offline", "experiment": "cartpole", "run_uid": "0f3a"}
+        self.mirror = WandbMirror(
+            Options(**{**defaults, "folder": str(folder), **options}), log=LOG, on_failed=self._count
+        )
+
+    def _count(self) -> None:
+        self.failures += 1
+
+    def wait(self) -> None:
+        """Until the process at hand has ended."""
+        assert self.mirror._process is not None
+        self.mirror._process.wait(DEADLINE)
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_mirror, "CLOSE_SECONDS", DEADLINE)
+
+
+def records(folder: Path) -> Iterator[Any]:
+    """What wandb would send of the folder's runs, in the order of its files."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb"), key=lambda each: each.stat().st_mtime_ns):
+        store = DataStore()
+        store.open_for_scan(str(path))
+        while (data := store.scan_data()) is not None:
+            yield Record.FromString(data)
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """The rows, without what wandb adds."""
+    found = []
+    for record in records(folder):
+        if record.HasField("history"):
+            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            found.append({name: value for name, value in items.items() if not name.startswith("_")})
+    return found
+
+
+def expected(*sequences: int, attempt: int = 1) -> list[dict[str, Any]]:
+    return [{"train_step": row.step, "attempt": attempt, **row.scalars} for row in rows(*sequences, attempt=attempt)]
+
+
+def test_rows_of_several_lives_are_at_wandb_once_and_under_the_runs_own_identity(
+    curve: LearningCurve, tmp_path: Path
+) -> None:
+    curve.append(rows(0, 1))
+    first = Mirrored(tmp_path)
+    curve.append(rows(2))
+    first.mirror.poll(new_rows=True)
+    first.mirror.close()
+    curve.append(rows(3))
+    curve.append(rows(2, 4, attempt=2))
+    second = Mirrored(tmp_path)
+    second.mirror.close()
+    second.mirror.close()
+
+    assert history(tmp_path) == expected(0, 1, 2, 3) + expected(2, 4, attempt=2)
+    runs = [record.run for record in records(tmp_path) if record.HasField("run")]
+    assert {(run.run_id, run.project, run.display_name) for run in runs} == {("0f3a", "toys", "cartpole")}
+    drawn_over = {record.metric.glob_name: record.metric.step_metric for record in records(tmp_path)}
+    assert drawn_over["*"] == "train_step"
+    assert first.failures == second.failures == 0
+
+
+FAKE = """
+import json, os, pathlib, signal, threading
+here = pathlib.Path(os.environ["FAKE_WANDB"])
+class Settings:
+    def __init__(self, **settings): pass
+class Run:
+    def define_metric(self, *_, **__): pass
+    def log(self, row):
+        with (here / "logged").open("a") as file:
+            file.write(json.dumps(row["train_step"]) + "\\n")
+        if row["train_step"] == 20 and not (here / "died").exists():
+            (here / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    def finish(self): FINISH
+def init(**_):
+    with (here / "begun").open("a") as file:
+        file.write("x")
+    INIT
+    return Run()
+"""
+
+
+@pytest.fixture
+def fake(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a wandb in the real one's place that behaves as told."""
+    folder = tmp_path_factory.mktemp("fake")
+
+    def install(init: str = "", finish: str = "pass", source: str = FAKE) -> Path:
+        (folder / "wandb.py").write_text(source.replace("INIT", init).replace("FINISH", finish))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+        monkeypatch.setenv("FAKE_WANDB", str(folder))
+        return folder
+
+    return install
+
+
+def logged(folder: Path) -> list[int]:
+    return [int(line) for line in (folder / "logged").read_text().split()]
+
+
+def test_a_process_that_dies_is_started_again_and_no_row_is_lost(
+    curve: LearningCurve, tmp_path: Path, fake: Any
+) -> None:
+    folder = fake()
+    curve.append(rows(0, 1, 2, 3))
+    mirrored = Mirrored(tmp_path)
+    mirrored.wait()
+    mirrored.mirror.poll(new_rows=False)
+    assert mirrored.failures == 1
+    mirrored.mirror.close()
+    assert logged(folder) == [0, 10, 20, 0, 10, 20, 30], "what was not marked is handed over again"
+    assert mirrored.failures == 1
+
+
+def test_a_wandb_that_never_works_is_given_up(curve: LearningCurve, tmp_path: Path, fake: Any) -> None:
+    folder = fake(init="raise ConnectionError('no such server')")
+    curve.append(rows(0))
+    with capture_logs() as logs:
+        mirrored = Mirrored(tmp_path)
+        for _ in range(3):
+            mirrored.wait()
+            mirrored.mirror.poll(new_rows=True)
+        mirrored.mirror.poll(new_rows=True)
+        mirrored.mirror.close()
+    assert (folder / "begun").read_text() == "xxx"
+    assert mirrored.failures == 3
+    assert [log["given_up"] for log in logs] == [False, False, True]
+
+
+def test_a_wandb_that_is_not_installed_is_given_up_at_once(
+    curve: LearningCurve, tmp_path: Path, fake: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake(source="raise ImportError('no wandb here')")
+    mirrored = Mirrored(tmp_path)
+    mirrored.wait()
+    mirrored.mirror.poll(new_rows=True)
+    assert mirrored.failures == 1
+    assert mirrored.mirror._process is None
+    assert "pip install wandb (no wandb here)" in capfd.readouterr().err
+
+
+def test_a_wandb_that_does_not_finish_is_killed(
+    curve: LearningCurve, tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fake(finish="os.write(int(os.environ['FINISHING']), b'x'); threading.Event().wait()")
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    monkeypatch.setenv("FINISHING", str(write))
+    monkeypatch.setattr(wandb_mirror.subprocess, "Popen", keeping(write))
+    curve.append(rows(0))
+    mirrored = Mirrored(tmp_path)
+    process = mirrored.mirror._process
+    assert process is not None
+    process.stdin.close()
+    assert select.select([read], [], [], DEADLINE)[0], "it has begun to finish"
+    monkeypatch.setattr(wandb_mirror, "CLOSE_SECONDS", 0.01)
+    mirrored.mirror.close()
+    assert process.returncode == -9
+    assert mirrored.failures == 1
+    assert logged(folder) == [0]
+
+
+def keeping(descriptor: int) -> Any:
+    popen = subprocess.Popen
+    return lambda *arguments, **options: popen(*arguments, **options, pass_fds=(descriptor,))
+
+
+PARENT = """
+import sys, signal
+import structlog
+from rlsrl.workers.wandb_mirror import WandbMirror
+from rlsrl.workers.wandb_process import Options
+
+mirror = WandbMirror(Options.from_json(sys.argv[1]), log=structlog.stdlib.get_logger(), on_failed=lambda: None)
+print(mirror._process.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_nothing_outlives_the_coordinator(curve: LearningCurve, tmp_path: Path) -> None:
+    curve.append(rows(0))
+    options = Options(project="toys", entity=None, mode="offline", experiment="a", run_uid="0f3a", folder=str(tmp_path))
+    with FolderWatch(tmp_path) as watch:
+        parent = subprocess.Popen([sys.executable, "-c", PARENT, options.to_json()], stdout=subprocess.PIPE)
+        try:
+            assert parent.stdout is not None
+            child = psutil.Process(int(parent.stdout.readline()))
+            assert watch.wait_for_name(MARK_FILE, timeout=DEADLINE), "the row was handed over"
+            (server,) = child.children()
+            descriptors = [os.pidfd_open(process.pid) for process in (child, server)]
+        finally:
+            parent.kill()
+            parent.wait()
+    for descriptor in descriptors:
+        assert select.select([descriptor], [], [], DEADLINE)[0], "it ends too"
+        os.close(descriptor)
+
+
+def test_a_coordinator_hands_on_every_row_and_counts_failures(tmp_path: Path, fake: Any) -> None:
+    folder = fake()
+    config = CoordinatorConfig(
+        experiment="cartpole",
+        run_uid="0f3a",
+        seed=1,
+        coordinator_address=f"unix-abstract:rlsrl-test-{uuid.uuid4()}",
+        heartbeat_seconds=0.05,
+        metrics_address="127.0.0.1:0",
+        log_folder=str(tmp_path),
+        ledger_folder=str(tmp_path),
+        http_address="127.0.0.1:0",
+        lease_seconds=60.0,
+        roster_path=str(tmp_path / "roster.json"),
+        record_folder=str(tmp_path),
+        parameter_store=ParameterStoreConfig(folder=str(tmp_path / "parameters")),
+        wandb=Wandb(project="toys"),
+        num_actors=1,
+        num_trainers=1,
+    )
+    metrics = Metrics(CollectorRegistry())
+    worker = CoordinatorWorker(token="token", metrics=metrics, log=LOG)
+    worker.configure(config)
+    worker.start()
+    running = threading.Thread(target=worker.run)
+    running.start()
+    with FolderWatch(folder) as watch:
+        member = Membership.join(
+            config.coordinator_address, "token", role="trainer", index=0, attempt=1, on_command=print, timeout=DEADLINE
+        )
+        for step in (0, 10, 20):
+            member.record(step, {"loss": 0.5})
+        while not (folder / "died").exists():
+            watch.wait(timeout=DEADLINE)
+        member.record(30, {"loss": 0.5})
+        member.leave("over")
+        worker.exit()
+        running.join(DEADLINE)
+    assert logged(folder)[:3] == [0, 10, 20], "then it died"
+    assert metrics.registry.get_sample_value("rlsrl_tracking_failures_total", {"tracker": "wandb"}) == 1.0
+
+
+def test_a_mark_is_that_of_one_run(tmp_path: Path) -> None:
+    Mark(tmp_path / "mark.json", "one").move(7)
+    assert Mark(tmp_path / "mark.json", "one").offset == 7
+    assert Mark(tmp_path / "mark.json", "other").offset == 0
+    (tmp_path / "mark.json").write_text("torn{")
+    assert Mark(tmp_path / "mark.json", "one").offset == 0
+
+
+def test_a_line_that_is_not_whole_waits_and_one_that_is_no_row_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    (first, second) = (row.to_line() for row in rows(0, 1))
+    path.write_bytes(first + b"no row\n" + second[:-1])
+    found = list(read_rows(path, 0))
+    assert [row and row.step for row, _ in found] == [0, None]
+    assert found[-1][1] == len(first) + len(b"no row\n")
+    assert list(read_rows(tmp_path / "none", 0)) == []
