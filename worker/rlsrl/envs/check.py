@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_environment(env: gymnasium.Env[Any, Any], *, num_steps: int = 200, seed: int = 0) -> EnvSpec:
-    """Step ``env`` with random actions and compare what it gives with what its spaces say.
+    """Step ``env`` with random actions, legal ones where it has a mask, and compare what it gives with its spaces.
 
     Looked at: supported spaces, the shape, dtype and keys of observations, finite values, the five-tuple and its
     types, and that equal seeds give equal first observations.
@@ -49,8 +49,9 @@ def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int) -> Iterat
     again = yield from _reset(env, seed)
     if again is not None and not _equal(first, again):
         yield f"reset(seed={seed}) did not repeat itself: call super().reset(seed=seed), then draw from self.np_random"
+    observation = first if again is None else again
     for _ in range(num_steps):
-        result: Any = env.step(env.action_space.sample())
+        result: Any = env.step(env.action_space.sample(_legal(env, observation)))
         if not isinstance(result, tuple) or len(result) != 5:
             yield f"step() returned {_described(result)}, not (observation, reward, terminated, truncated, info)"
             return
@@ -58,7 +59,16 @@ def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int) -> Iterat
         yield from _observation_problems(env.observation_space, observation, "step()")
         yield from _scalar_problems(reward, terminated, truncated, info)
         if terminated or truncated:
-            yield from _reset(env, None)
+            observation = yield from _reset(env, None)
+            if observation is None:
+                return
+
+
+def _legal(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
+    """The mask to draw an action by; None if there is none."""
+    from rlsrl.envs.wrappers import ActionMask
+
+    return np.asarray(observation[env.key], np.int8) if isinstance(env, ActionMask) else None
 
 
 def _reset(env: gymnasium.Env[Any, Any], seed: int | None) -> Generator[str, None, Any]:
@@ -103,7 +113,7 @@ def _scalar_problems(reward: Any, terminated: Any, truncated: Any, info: Any) ->
 
 def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(np.array_equal(left[key], right[key]) for key in left)
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
     return bool(np.array_equal(left, right))
 
 

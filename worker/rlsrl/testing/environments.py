@@ -126,3 +126,58 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _observe(self) -> NDArray[np.float32]:
         return np.array([self._taken / self.LENGTH, self.np_random.standard_normal()], np.float32)
+
+
+class MaskedEnv(gymnasium.Env[Any, np.int64]):
+    """Some of ``num_actions`` are illegal at each step, at random, and an illegal action is refused with an error.
+
+    The reward is 1 for the last legal action, else 0; an episode has 8 steps, and nothing is legal at its end. An
+    observation is which actions are legal, as floats and nested, and the step. The mask is in the observation, or in
+    ``info`` where ``in_info``.
+    """
+
+    LENGTH = 8
+
+    def __init__(self, num_actions: int = 4, *, in_info: bool = False) -> None:
+        self.action_space = spaces.Discrete(num_actions)
+        parts: dict[str, spaces.Space[Any]] = {
+            "state": spaces.Dict({"legal": _unbounded(num_actions), "step": _unbounded(1)})
+        }
+        if not in_info:
+            parts["action_mask"] = spaces.Box(0, 1, (num_actions,), np.int8)
+        self.observation_space = spaces.Dict(parts)
+        self.legal: NDArray[np.int8] = np.zeros(num_actions, np.int8)
+        """The mask; a test may change it between two steps."""
+        self._in_info = in_info
+        self._taken = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed, options=options)
+        self._taken = 0
+        self._draw()
+        return self._observe(), self._info()
+
+    def step(self, action: np.int64) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Refuse the action if it is illegal."""
+        if not self.legal[action]:
+            raise RuntimeError(f"action {action} is illegal, legal are {np.flatnonzero(self.legal)}")
+        reward = float(action == np.flatnonzero(self.legal)[-1])
+        self._taken += 1
+        self._draw()
+        return self._observe(), reward, self._taken == self.LENGTH, False, self._info()
+
+    def _draw(self) -> None:
+        self.legal = self.np_random.integers(0, 2, self.legal.size, np.int8)
+        self.legal[self.np_random.integers(self.legal.size)] = 1
+        if self._taken == self.LENGTH:
+            self.legal[:] = 0
+
+    def _observe(self) -> dict[str, Any]:
+        state = {"legal": self.legal.astype(np.float32), "step": np.array([self._taken], np.float32)}
+        return {"state": state} | ({} if self._in_info else {"action_mask": self.legal.copy()})
+
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": self.legal.copy()} if self._in_info else {}
