@@ -176,6 +176,24 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             "here or as stop.envSteps",
         ),
         (
+            ["actors.ringSize=2"],
+            "spec.actors.ringSize",
+            "2 groups hide the wait for policy workers, and there are none",
+            "1, or an experiment with policyWorkers",
+        ),
+        (
+            ["actors.ringSize=3", "policyWorkers={}"],
+            "spec.actors.ringSize",
+            "3 does not divide the 8 environments of an actor",
+            "a divisor of 8, for example 2 or 4",
+        ),
+        (
+            ["actors.ringSize=2", "policyWorkers={}", "trainers.batchEnvironments=2", "pacing.maxPolicyLag=0"],
+            "spec.pacing.maxPolicyLag",
+            "cannot be made of whole rollouts of 4 environments",
+            "integer >= 1",
+        ),
+        (
             ["evaluators={environments: 3, replicas: 4, maxSteps: 3}"],
             "spec.evaluators.maxSteps",
             "3 steps leave some of 4 environments without any",

@@ -88,6 +88,30 @@ def test_environments_are_spread_over_actors(
     assert all(warning in each for each in told.warnings)
 
 
+def test_without_policy_workers_actors_act_by_themselves() -> None:
+    told = resolved()
+    assert told.policy is None
+    assert told.coordinator.num_policy_workers == 0
+    assert (told.actor.inference_endpoints, told.actor.ring_size) == ((), 1)
+    assert told.trainer.slots_per_actor == 2
+
+
+def test_policy_workers_are_asked_where_they_serve() -> None:
+    told = resolved(
+        "policyWorkers={replicas: 2, maxBatchSize: 32, parameterPullSeconds: 0.1}", "actors.ringSize=4", "seed=3"
+    )
+    policy = told.policy
+    assert policy is not None
+    assert policy.inference_endpoints == told.actor.inference_endpoints
+    assert len(set(policy.inference_endpoints)) == policy.num_policy_workers == told.coordinator.num_policy_workers == 2
+    assert (policy.max_batch_size, policy.parameter_pull_seconds, policy.seed) == (32, 0.1, 3)
+    assert policy.parameters_endpoint == told.trainer.parameters_endpoint
+    assert (policy.environment, policy.network) == (told.trainer.environment, told.trainer.network)
+    assert told.actor.ring_size == 4
+    assert told.trainer.slots_per_actor == 8
+    assert told.trainer.max_lanes_per_actor * 4 == told.actor.lanes_of(0)
+
+
 def test_without_evaluators_there_are_none() -> None:
     told = resolved()
 

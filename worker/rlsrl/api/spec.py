@@ -559,10 +559,12 @@ class ExperimentSpec(Model):
         yield from self._ring_violations()
         yield from self._replica_violations()
         if not self.batch_environments % self.trainers.replicas and self.pacing.max_policy_lag < self.least_policy_lag:
+            share = f"{self.batch_environments // self.trainers.replicas} environments"
+            share += " for each trainer" if self.trainers.replicas > 1 else ""
+            widths = " and ".join(map(str, sorted(set(self.actors.rollout_environments))))
             yield Violation(
                 at=("pacing", "maxPolicyLag"),
-                message=f"batches of {self.batch_environments // self.trainers.replicas} environments for each trainer cannot be made of whole rollouts of "
-                f"{' and '.join(map(str, sorted(set(self.actors.rollout_environments))))} environments without waiting "
+                message=f"batches of {share} cannot be made of whole rollouts of {widths} environments without waiting "
                 "for later batches",
                 allowed=f"integer >= {self.least_policy_lag}, or a trainers.batchEnvironments that is a multiple of "
                 "every actor's environments",

@@ -62,6 +62,7 @@ KILLED_ROLES = {
     for role in (
         KilledRole(name="actor", holds_samples=True),
         KilledRole(name="trainer", gang=True, holds_samples=True, rolls_back=True),
+        KilledRole(name="policy"),
         KilledRole(name="evaluator"),
         KilledRole(name="coordinator"),
         KilledRole(name=CONTROLLER, gang=True, holds_samples=True, rolls_back=True),

@@ -118,6 +118,7 @@ class RunFolderFacts:
             "actor": resolved["num_actors"],
             "coordinator": 1,
             "evaluator": resolved["coordinator"]["num_evaluators"],
+            "policy": resolved["coordinator"]["num_policy_workers"],
             "trainer": resolved["coordinator"]["num_trainers"],
         }
         return {role: count for role, count in replicas.items() if count}

@@ -8,7 +8,7 @@ Answers are put into a queue by the inference client's thread.
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from rlsrl.api.resolved import ActorConfig
@@ -33,9 +33,12 @@ NOTHING = PollResult()
 class RingWorker(Worker[ActorConfig]):
     """Rolls out the policy for as long as there are credits."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(
+        self, context: WorkerContext, *, build: Callable[[ActorConfig, WorkerContext], RingParts] = build_ring
+    ) -> None:
         super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
         self._context = context
+        self._build = build
         self._parts: RingParts | None = None
         self._groups: list[_Group] = []
         self._turn = 0
@@ -45,7 +48,7 @@ class RingWorker(Worker[ActorConfig]):
         self._env_steps = 0
 
     def _configure(self, config: ActorConfig) -> None:
-        parts = self._parts = build_ring(config, self._context)
+        parts = self._parts = self._build(config, self._context)
         self._groups = [_Group(group) for group in parts.groups]
 
     def _poll(self) -> PollResult:

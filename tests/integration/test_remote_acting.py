@@ -1,0 +1,158 @@
+"""An actor acts alike whoever evaluates its policy: the exported program, torch, or a policy worker over gRPC."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlsrl.api.load import load_text
+from rlsrl.api.resolve import LocalPlacement, resolve
+from rlsrl.api.resolved import ActorConfig, ResolvedExperiment
+from rlsrl.data.slots import rollout_layout
+from rlsrl.data.version import Version
+from rlsrl.envs.factory import environment_spec
+from rlsrl.parameters.broadcast import BroadcastPublisher
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.runtime.ledger import TrainerLedger
+from rlsrl.runtime.worker import Worker
+from rlsrl.streams.shared_memory import SharedMemoryConsumer
+from rlsrl.testing.contexts import TOKEN, make_context
+from rlsrl.workers.actor import ActorWorker
+from rlsrl.workers.build.common import PROGRAM_KEY, environment_source, torch_policy
+from rlsrl.workers.policy import PolicyWorker
+from rlsrl.workers.ring import RingWorker
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {{name: alike}}
+spec:
+  seed: 5
+  environment: {{id: {environment}}}
+  algorithm: {{ppo: {{minibatchSize: 32}}}}
+  actors: {{environments: 4, rolloutLength: 40, ringSize: {ring_size}}}
+  policyWorkers: {{replicas: 1}}
+  stop: {{trainSteps: 1}}
+"""
+VERSION = Version(1, 0)
+NUM_SLOTS = 6
+DEADLINE = 60.0
+Rollouts = list[dict[str, np.ndarray]]
+
+
+class Stage:
+    """What stands around one actor: weights that do not change, and a consumer of its slots."""
+
+    def __init__(self, folder: Path, resources: ExitStack, environment: str, ring_size: int = 1) -> None:
+        experiment = load_text(EXPERIMENT.format(environment=environment, ring_size=ring_size).encode())
+        placement = LocalPlacement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
+        self.told: ResolvedExperiment = resolve(experiment, placement)
+        self._folder = folder
+        self._resources = resources
+        actor = self.told.actor
+        env_spec = environment_spec(environment_source(actor.environment))
+        self._layout = rollout_layout(env_spec, num_steps=actor.rollout_length, num_lanes=1)
+        self._policy = torch_policy(actor.network, env_spec, seed=actor.seed)
+        vector = np.random.default_rng(3).standard_normal(self._policy.layout.num_parameters).astype(np.float32) / 4
+        self._parameters = Parameters(version=VERSION, vector=vector, layout=self._policy.layout.digest)
+
+    def publish(self, *, program: bool) -> None:
+        exported = self._policy.export()
+        assert exported is not None
+        assert self.told.actor.parameters_endpoint is not None
+        publisher = BroadcastPublisher(
+            self.told.actor.parameters_endpoint, TOKEN, {PROGRAM_KEY: exported.to_json() if program else None}
+        )
+        self._resources.callback(publisher.close)
+        publisher.publish(self._parameters)
+
+    def gather(self, worker: Worker[ActorConfig], config: ActorConfig) -> Rollouts:
+        """The first slots that the actor fills, in the order of their credits."""
+        ledger = TrainerLedger(self._resources.enter_context(make_context("trainer", self._folder).open_ledger_page()))
+        ledger.resume(None)
+        consumer = SharedMemoryConsumer(
+            self.told.trainer.samples_endpoints[0],
+            token=TOKEN,
+            layout_digest=self._layout.step_digest,
+            ledger=ledger,
+            slots_per_producer=NUM_SLOTS * config.ring_size,
+        )
+        self._resources.callback(consumer.close)
+        num_slots = NUM_SLOTS * config.ring_size
+        consumer.grant(num_slots * 4 // config.ring_size, VERSION)
+        slots: dict[int, dict[str, np.ndarray]] = {}
+        with running(worker, config):
+            while len(slots) < num_slots:
+                for slot in consumer.receive(num_slots, timeout=DEADLINE):
+                    slots[slot.credit] = {name: array.copy() for name, array in slot.arrays.items()}
+                    consumer.release(slot)
+        return [slots[order] for order in sorted(slots)]
+
+
+@contextmanager
+def running(worker: Worker[Any], config: Any) -> Iterator[None]:
+    """The worker at work in a thread of its own."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            worker.configure(config)
+            worker.run()
+        except BaseException as failure:  # noqa: BLE001 - raised below
+            failures.append(failure)
+
+    worker.start()
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.exit()
+        thread.join(DEADLINE)
+    assert failures == []
+
+
+def gather(folder: Path, kind: str, environment: str, ring_size: int = 1) -> Rollouts:
+    folder.mkdir()
+    with ExitStack() as resources:
+        stage = Stage(folder, resources, environment, ring_size)
+        stage.publish(program=kind == "program")
+        context = make_context("actor", folder)
+        if kind != "remote":
+            config = stage.told.actor.model_copy(update={"inference_endpoints": ()})
+            return stage.gather(ActorWorker(context), config)
+        assert stage.told.policy is not None
+        with running(PolicyWorker(make_context("policy", folder)), stage.told.policy):
+            return stage.gather(RingWorker(context), stage.told.actor)
+
+
+@pytest.mark.parametrize("environment", ["CartPole-v1", "Pendulum-v1"])
+def test_actions_do_not_depend_on_where_the_policy_is_evaluated(tmp_path: Path, environment: str) -> None:
+    by = {kind: gather(tmp_path / kind, kind, environment) for kind in ("program", "torch", "remote")}
+    exact = environment == "CartPole-v1"
+    for kind in ("torch", "remote"):
+        for expected, actual in zip(by["program"], by[kind], strict=True):
+            for name in ("observation", "reward", "terminated", "mask", "action"):
+                np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=0 if exact else 1e-3)
+            np.testing.assert_allclose(actual["behavior_log_prob"], expected["behavior_log_prob"], atol=1e-5)
+            assert (actual["version_step"] == VERSION.step).all()
+    for by_torch, by_worker in zip(by["torch"], by["remote"], strict=True):
+        for name, array in by_torch.items():
+            np.testing.assert_array_equal(by_worker[name], array, err_msg=name)
+
+
+def test_a_rings_groups_step_the_same_environments_and_each_its_own(tmp_path: Path) -> None:
+    alone = gather(tmp_path / "alone", "remote", "CartPole-v1")
+    ring = gather(tmp_path / "ring", "remote", "CartPole-v1", ring_size=2)
+    first, second = ring[0], ring[1]
+    assert first["mask"].shape == second["mask"].shape == (40, 2)
+    starts = np.concatenate([first["observation"][0], second["observation"][0]])
+    np.testing.assert_array_equal(starts, alone[0]["observation"][0])
+    assert not np.array_equal(first["action"], second["action"])

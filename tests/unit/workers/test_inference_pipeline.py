@@ -1,0 +1,221 @@
+"""The busy threads of a policy worker and the weights they are given; only the policy is a fake."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from rlsrl.data.inference import RolloutRequest, RolloutResult
+from rlsrl.data.specs import Arrays
+from rlsrl.data.version import INITIAL, Version
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.base import Policy
+from rlsrl.policies.program import ActorProgram
+from rlsrl.runtime.clock import SystemClock
+from rlsrl.runtime.mapping_thread import StageFailed
+from rlsrl.runtime.metrics import Metrics
+from rlsrl.runtime.pipe import PipeClosed
+from rlsrl.streams.inference import InferenceFailed
+from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
+from rlsrl.testing.inference_bench import answer_of, request, result, small_layout, until, value_of
+from rlsrl.workers.fresh import FreshParameters
+from rlsrl.workers.inference import InferencePipeline
+
+DEADLINE = 30.0
+V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
+
+
+def parameters(version: Version) -> Parameters:
+    return Parameters(version=version, vector=np.zeros(1, np.float32), layout="fake")
+
+
+class FakePolicy(Policy):
+    """Answers with the request's value and the version loaded; waits or fails when told to."""
+
+    def __init__(self) -> None:
+        self.loaded: list[Version] = []
+        self.batches: list[list[int]] = []
+        self.failure: Exception | None = None
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.evaluating = threading.Event()
+
+    def load(self, parameters: Parameters) -> None:
+        self.loaded.append(parameters.version)
+
+    def rollout(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+        self.evaluating.set()
+        assert self.may_answer.wait(DEADLINE)
+        if self.failure is not None:
+            raise self.failure
+        self.batches.append([value_of(each) for each in requests])
+        return [result(value_of(each), num_lanes=each.num_lanes, version=self.loaded[-1]) for each in requests]
+
+    def initial_state(self, num_envs: int) -> Arrays:
+        return {}
+
+    def export(self) -> ActorProgram | None:
+        return None
+
+
+class Bench:
+    def __init__(self, max_batch_size: int = 64) -> None:
+        channel = InlineInferenceChannel("pipeline")
+        self.policy = FakePolicy()
+        self.server = InlineInferenceServer(channel, layout=small_layout(), on_refused=print)
+        self.client = InlineInferenceClient(channel, layout=small_layout())
+        self.fresh = FreshParameters()
+        self.metrics = Metrics(CollectorRegistry())
+        self.pipeline = InferencePipeline(
+            self.policy,
+            self.server,
+            self.fresh,
+            max_batch_size=max_batch_size,
+            metrics=self.metrics,
+            clock=SystemClock(),
+        )
+        self.pipeline.start()
+
+    def ask(self, *values: int, min_version: Version = INITIAL) -> list[Future[RolloutResult]]:
+        futures = [self.client.submit(request(value, min_version=min_version)) for value in values]
+        self.client.flush()
+        return futures
+
+    def close(self) -> None:
+        self.policy.may_answer.set()
+        self.pipeline.close(DEADLINE)
+        self.client.close()
+        self.server.close()
+
+
+@pytest.fixture
+def make_bench() -> Iterator[Callable[..., Bench]]:
+    benches: list[Bench] = []
+
+    def make(**arguments: int) -> Bench:
+        benches.append(Bench(**arguments))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.close()
+
+
+@pytest.fixture
+def bench(make_bench: Callable[..., Bench]) -> Bench:
+    return make_bench()
+
+
+def test_answers_with_the_newest_weights(bench: Bench) -> None:
+    bench.fresh.put(parameters(V1))
+    assert bench.ask(1)[0].result(DEADLINE).version == V1
+    bench.fresh.put(parameters(V2))
+    bench.fresh.put(parameters(V3))
+    assert bench.ask(2)[0].result(DEADLINE).version == V3
+    assert bench.ask(3)[0].result(DEADLINE).version == V3
+    assert bench.policy.loaded == [V1, V3], "each version is loaded once, and only the newest"
+    assert bench.pipeline.version == V3
+
+
+def test_never_answers_with_weights_older_than_asked_for(bench: Bench) -> None:
+    bench.fresh.put(parameters(V1))
+    (future,) = bench.ask(1, min_version=V3)
+    assert bench.fresh.wanted(DEADLINE) == V3
+    bench.fresh.put(parameters(V2))
+    assert bench.fresh.wanted(0.0) == V3
+    assert bench.policy.batches == []
+    bench.fresh.put(parameters(V3))
+    assert future.result(DEADLINE).version == V3
+    assert bench.fresh.wanted(0.0) is None
+
+
+def test_before_the_first_weights_any_are_wanted(bench: Bench) -> None:
+    (future,) = bench.ask(1)
+    assert bench.fresh.wanted(DEADLINE) == INITIAL
+    bench.fresh.put(parameters(V1))
+    assert answer_of(future.result(DEADLINE)) == 1
+
+
+def test_what_came_during_an_evaluation_is_the_next_batch_up_to_the_maximum(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(max_batch_size=6)
+    bench.fresh.put(parameters(V1))
+    bench.policy.may_answer.clear()
+    futures = bench.ask(0)
+    assert bench.policy.evaluating.wait(DEADLINE)
+    for value in range(1, 6):
+        futures += bench.ask(value)
+    bench.policy.may_answer.set()
+    assert [answer_of(future.result(DEADLINE)) for future in futures] == [*range(6)]
+    assert bench.policy.batches == [[0], [1, 2, 3], [4, 5]]
+
+
+def test_counts_what_was_done(bench: Bench) -> None:
+    bench.fresh.put(parameters(V1))
+    for value in range(3):
+        bench.ask(value)[0].result(DEADLINE)
+    counted = bench.pipeline.take_tally()
+    until(lambda: counted.batches == 3 or counted.add(bench.pipeline.take_tally()) is not None)
+    assert (counted.batches, counted.requests, counted.environments) == (3, 3, 6)
+    statistics = counted.statistics()
+    assert statistics["batch_environments"] == 2.0
+    assert {name for name in statistics if name.endswith("_seconds")} == {
+        "queueing_seconds",
+        "parameters_seconds",
+        "compute_seconds",
+        "response_seconds",
+    }
+    assert all(value >= 0 for value in statistics.values())
+    assert bench.pipeline.take_tally().statistics() == {"batches": 0, "requests": 0, "environments": 0}
+    shown = generate_latest(bench.metrics.registry)
+    assert b"rlsrl_inference_requests_total 3.0" in shown
+    assert b'rlsrl_inference_seconds_count{stage="compute"} 3.0' in shown
+    assert b"rlsrl_inference_batch_environments_sum 6.0" in shown
+
+
+def test_a_policy_that_raises_is_told_to_its_clients_and_ends_the_worker(bench: Bench) -> None:
+    bench.fresh.put(parameters(V1))
+    bench.policy.failure = ArithmeticError("not a number")
+    with pytest.raises(InferenceFailed, match="ArithmeticError: not a number"):
+        bench.ask(1)[0].result(DEADLINE)
+
+    bench.pipeline._rollout.join(DEADLINE)
+    with pytest.raises(StageFailed) as failure:
+        bench.pipeline.check()
+    assert isinstance(failure.value.__cause__, ArithmeticError)
+
+
+def test_closing_sends_what_was_evaluated_and_leaves_the_rest(bench: Bench) -> None:
+    bench.fresh.put(parameters(V1))
+    bench.policy.may_answer.clear()
+    (evaluated,) = bench.ask(1)
+    assert bench.policy.evaluating.wait(DEADLINE)
+    (left,) = bench.ask(2)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        closing = pool.submit(bench.pipeline.close, DEADLINE)
+        until(lambda: _is_closed(bench.fresh))
+        bench.policy.may_answer.set()
+        closing.result(DEADLINE)
+    assert answer_of(evaluated.result(DEADLINE)) == 1
+    assert not left.done()
+    assert bench.server.num_waiting == 1
+    bench.pipeline.check()
+
+
+def test_closing_wakes_who_waits_for_weights(bench: Bench) -> None:
+    bench.ask(1)
+    assert bench.fresh.wanted(DEADLINE) == INITIAL
+    bench.pipeline.close(DEADLINE)
+    bench.pipeline.check()
+
+
+def _is_closed(fresh: FreshParameters) -> bool:
+    try:
+        fresh.take(INITIAL)
+    except PipeClosed:
+        return True
+    return False

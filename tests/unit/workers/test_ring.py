@@ -1,0 +1,209 @@
+"""The actor that asks: its streams are those within one process, and the test answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from prometheus_client import generate_latest
+
+from rlsrl.api.resolved import ActorConfig
+from rlsrl.data.inference import InferenceLayout, RolloutResult
+from rlsrl.data.slots import ProducerId, Slot, rollout_layout
+from rlsrl.data.version import Version
+from rlsrl.envs.factory import EnvironmentSource, make_environment
+from rlsrl.envs.vector import LoopVectorEnv
+from rlsrl.policies.asking import AskingActor
+from rlsrl.runtime.ledger import ActorLedger, TrainerLedger
+from rlsrl.runtime.worker import PollResult
+from rlsrl.streams.inference import InferenceBatch, InferenceFailed
+from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
+from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
+from rlsrl.testing.contexts import TOKEN, RecordingMembership, make_context
+from rlsrl.workers.build.ring import GroupParts, RingParts
+from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.ring import MAX_FAILURES, RingWorker
+
+STEPS, LANES = 3, 2
+V1, V2 = Version(1, 1), Version(1, 2)
+CARTPOLE = EnvironmentSource(id="CartPole-v1", factory=None, kwargs={})
+
+
+class Bench:
+    """A ring of two groups, and the test in the places of its trainer and its policy worker."""
+
+    def __init__(self, folder: Path, resources: ExitStack) -> None:
+        self.membership = RecordingMembership()
+        self.context = make_context("actor", folder, membership=self.membership)
+        groups = tuple(self._group(seed, resources) for seed in (0, 1))
+        env_spec = groups[0].envs.spec
+        layout = rollout_layout(env_spec, num_steps=STEPS, num_lanes=LANES)
+        samples, inference = InlineChannel("samples"), InlineInferenceChannel("inference")
+        trainer = TrainerLedger(resources.enter_context(make_context("trainer", folder).open_ledger_page()))
+        trainer.resume(None)
+        self.consumer = InlineConsumer(
+            samples, token=TOKEN, layout_digest=layout.step_digest, ledger=trainer, slots_per_producer=4
+        )
+        resources.callback(self.consumer.close)
+        answers = InferenceLayout.of(env_spec)
+        self.server = InlineInferenceServer(inference, layout=answers, on_refused=print)
+        resources.callback(self.server.close)
+        client = InlineInferenceClient(inference, layout=answers)
+        ledger = ActorLedger(self.context.open_ledger_page())
+        previous = ledger.begin(0)
+        producer = InlineProducer(
+            samples, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger, previous=previous
+        )
+        closing = resources.enter_context(ExitStack())
+        closing.callback(producer.close)
+        closing.callback(client.close)
+        self.parts = RingParts(
+            groups=groups, client=client, producer=producer, ledger=ledger, num_steps=STEPS, resources=closing
+        )
+        self.worker = RingWorker(self.context, build=self._parts)
+        self.worker.configure(cast("ActorConfig", None))
+        self.worker.start()
+
+    def _group(self, seed: int, resources: ExitStack) -> GroupParts:
+        envs = LoopVectorEnv(lambda: make_environment(CARTPOLE), seeds=[10 * seed, 10 * seed + 1])
+        resources.callback(envs.close)
+        actor = AskingActor(envs.spec, num_steps=STEPS, num_lanes=LANES, rng=np.random.default_rng(seed))
+        return GroupParts(envs=envs, actor=actor, returns=None)
+
+    def _parts(self, config: ActorConfig, context: WorkerContext) -> RingParts:
+        return self.parts
+
+    def poll(self) -> PollResult:
+        """One poll of the worker, and what its consumer has to do."""
+        self.consumer.receive(0, 0.0)
+        result = self.worker._poll()
+        self.consumer.receive(0, 0.0)
+        return result
+
+    def asked(self) -> InferenceBatch:
+        """What the worker asks now."""
+        batch = self.server.next_batch(1000, 0.0)
+        assert batch is not None
+        return batch
+
+    def posted(self) -> list[Slot]:
+        return list(self.consumer.receive(10, 0.0))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with ExitStack() as resources:
+        yield Bench(tmp_path, resources)
+
+
+def answer(batch: InferenceBatch, version: Version = V1) -> None:
+    """Go right, for certain."""
+    logits = np.tile(np.array([-100.0, 100.0], np.float32), (LANES, 1))
+    batch.respond([RolloutResult(distribution=logits, version=version) for _ in batch.requests])
+
+
+def start(bench: Bench, num_slots: int, min_version: Version = V1) -> None:
+    """Grant, and let the worker begin on as many slots as it can."""
+    bench.consumer.grant(num_slots * LANES, min_version)
+    while not bench.server.num_waiting:
+        bench.poll()
+
+
+def test_all_groups_with_a_credit_ask_before_any_is_answered(bench: Bench) -> None:
+    start(bench, 2)
+    batch = bench.asked()
+    assert len(batch.requests) == 2
+    assert [request.num_lanes for request in batch.requests] == [LANES, LANES]
+    assert batch.min_version == V1
+    frames = [request.observation["observation"] for request in batch.requests]
+    assert not np.array_equal(frames[0], frames[1]), "each group has environments of its own"
+
+
+def test_a_group_goes_on_while_the_other_waits(bench: Bench) -> None:
+    start(bench, 2)
+    slow = bench.server.next_batch(1, 0.0)
+    assert slow is not None
+    for _ in range(STEPS):
+        answer(bench.asked())
+        bench.poll()
+    (slot,) = bench.posted()
+    assert (slot.sequence, slot.num_transitions) == (0, STEPS * LANES)
+    assert (slot.arrays["action"] == 1).all()
+    assert (slot.arrays["version_step"] == 1).all()
+    np.testing.assert_allclose(slot.arrays["behavior_log_prob"], 0.0, atol=1e-6)
+    for _ in range(STEPS):
+        answer(slow)
+        bench.poll()
+        slow = bench.server.next_batch(1, 0.0) or slow
+    assert [slot.sequence for slot in bench.posted()] == [1]
+    assert b"rlsrl_rollouts_total 2.0" in generate_latest(bench.context.metrics.registry)
+
+
+def test_scarce_credits_go_round(bench: Bench) -> None:
+    turns = []
+    for _ in range(4):
+        start(bench, 1)
+        turns.append([group.slot is not None for group in bench.worker._groups].index(True))
+        for _ in range(STEPS):
+            answer(bench.asked())
+            bench.poll()
+        for slot in bench.posted():
+            bench.consumer.release(slot)
+    assert turns == [0, 1, 0, 1]
+
+
+def test_each_step_has_the_version_that_answered_it(bench: Bench) -> None:
+    start(bench, 1)
+    for version in (V1, V2, V2):
+        answer(bench.asked(), version)
+        bench.poll()
+    (slot,) = bench.posted()
+    assert slot.arrays["version_step"].tolist() == [1, 2, 2]
+    assert bench.membership.reported("version") == [V1, V2]
+
+
+def test_an_answer_by_older_weights_than_the_credit_allows_is_not_acted_on(bench: Bench) -> None:
+    start(bench, 1, min_version=V2)
+    answer(bench.asked(), V1)
+    with pytest.raises(RuntimeError, match=r"answered with 1\.1 where 1\.2 was asked for"):
+        bench.poll()
+
+
+def test_a_failed_request_is_asked_again_but_not_for_ever(bench: Bench) -> None:
+    start(bench, 1)
+    bench.asked().fail(ArithmeticError("once"))
+    bench.poll()
+    answer(bench.asked())
+    bench.poll()
+    for _ in range(MAX_FAILURES - 1):
+        bench.asked().fail(ArithmeticError("again"))
+        bench.poll()
+    bench.asked().fail(ArithmeticError("too often"))
+    with pytest.raises(InferenceFailed, match="too often"):
+        bench.poll()
+
+
+def test_shows_life_and_what_it_waits_for(bench: Bench) -> None:
+    start(bench, 1)
+    touched = bench.parts.producer.touch
+    calls: list[Any] = []
+    bench.parts.producer.touch = lambda: calls.append(touched())  # type: ignore[method-assign]
+    bench.poll()
+    assert bench.membership.reported("waiting_for")[-2:] == ["inference", "working"]
+    assert len(calls) == 1
+
+
+def test_ends_between_two_steps_and_gives_the_slots_back(bench: Bench) -> None:
+    start(bench, 2)
+    bench.worker.exit()
+    bench.worker.run()
+    future: Future[Any] | None = bench.worker._groups[0].answer
+    assert future is not None
+    assert future.exception(0) is not None
+    assert bench.posted() == []
+    assert bench.consumer.outstanding == ()
