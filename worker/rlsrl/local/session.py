@@ -74,10 +74,12 @@ def run_life(
         output: Where the run is shown.
 
     Raises:
-        OSError: a process or file cannot be made.
+        ConfigurationError: the parameter DB refuses us.
+        OSError: a process or file cannot be made, or the parameter DB cannot be reached.
     """
     resolved = resolve(experiment, LocalPlacement(run_uid=folder.record.run_uid, run_folder=folder.path))
     _write_configs(folder, resolved)
+    folder.database.policies()  # A store that refuses us does so before anything is started.
     close_books(folder.ledger)
     token = new_token()
     client = CoordinatorClient(resolved.coordinator.coordinator_address, token)
