@@ -89,6 +89,13 @@ def test_rows_join_what_the_controller_and_the_coordinator_know() -> None:
     ]
 
 
+def test_rank_0_speaks_for_a_gang() -> None:
+    launcher = replace(process("trainer", 0, 99), is_gang=True)
+    assert rows(replace(VIEW, processes=(launcher,)))[0].state == "running"
+    gone = {**STATUS, "roles": {"trainer": []}}
+    assert rows(replace(VIEW, processes=(launcher,), status=gone))[0].state == "starting"
+
+
 def test_before_the_first_status_everything_is_starting() -> None:
     assert [row.state for row in rows(replace(VIEW, status=None))] == ["starting"] * 3 + ["restarting"]
     assert "starting" in drawn(replace(VIEW, status=None))

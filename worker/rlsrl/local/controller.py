@@ -71,6 +71,8 @@ class ProcessState:
     """``ending``: asked to, and still there. ``restarting``: gone, and waits to be started again."""
     pid: int | None
     """None while it is not there."""
+    is_gang: bool = False
+    """Whether it only launches the workers of its role, which report under pids of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,17 +373,24 @@ class LocalController:
     def _states(self) -> list[ProcessState]:
         children = {(child.role, child.number): child for child in self._children}
         return [
-            self._state(plan.role, number, children.get((plan.role, number)))
+            self._state(plan, number, children.get((plan.role, number)))
             for plan in self._plans.values()
             for number in range(plan.replicas)
         ]
 
-    def _state(self, role: str, number: int, child: ChildProcess | None) -> ProcessState:
+    def _state(self, plan: RolePlan, number: int, child: ChildProcess | None) -> ProcessState:
+        state: Literal["running", "ending", "ended", "restarting"]
         if child is not None:
-            asked = child in self._asked_to_end
-            return ProcessState(role=role, number=number, state="ending" if asked else "running", pid=child.pid)
-        waits = (role, number) in self._waiting
-        return ProcessState(role=role, number=number, state="restarting" if waits else "ended", pid=None)
+            state = "ending" if child in self._asked_to_end else "running"
+        else:
+            state = "restarting" if (plan.role, number) in self._waiting else "ended"
+        return ProcessState(
+            role=plan.role,
+            number=number,
+            state=state,
+            pid=None if child is None else child.pid,
+            is_gang=plan.command is not None,
+        )
 
 
 def describe_exit(code: int) -> str:

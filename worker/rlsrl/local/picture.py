@@ -216,7 +216,17 @@ def _reports(view: View) -> dict[int, Mapping[str, Any]]:
         for report in workers if isinstance(workers, list) else ():
             if isinstance(report, Mapping) and isinstance(pid := report.get("pid"), int):
                 reports[pid] = report
+    for process in view.processes:
+        if process.is_gang and process.pid is not None and (first := _first_of(process.role, view)) is not None:
+            reports[process.pid] = first
     return reports
+
+
+def _first_of(role: str, view: View) -> Mapping[str, Any] | None:
+    """What the role's first worker said of itself: it speaks for the gang."""
+    workers = _mapping(view.status, "roles").get(role)
+    first = workers[0] if isinstance(workers, list) and workers else None
+    return first if isinstance(first, Mapping) else None
 
 
 def _goal_text(goal: Goal) -> str:
