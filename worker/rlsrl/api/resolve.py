@@ -55,14 +55,15 @@ class _Common(TypedDict):
 def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExperiment:
     """What each role is told of ``experiment`` when it runs at ``placement``.
 
-    Endpoints are Linux abstract sockets named from the run's uid, so two runs never meet and nothing is left on disk.
+    Endpoints are Linux abstract sockets named from the run's uid, so two runs never meet and nothing is left on disk;
+    with ``transport: grpc`` those of gRPC, where weights go by way of the coordinator.
     """
     spec = experiment.spec
     spread = spec.actors.spread
     folder = placement.run_folder
     endpoint = f"rlsrl-{placement.run_uid}"
     samples_endpoints = tuple(f"{endpoint}-samples-{rank}" for rank in range(spec.trainers.replicas))
-    parameters_endpoint = f"{endpoint}-parameters"
+    parameters_endpoint = f"{endpoint}-parameters" if spec.transport == "auto" else None
     num_policy_workers = 0 if spec.policy_workers is None else spec.policy_workers.replicas
     inference_endpoints = tuple(f"unix-abstract:{endpoint}-inference-{index}" for index in range(num_policy_workers))
     parameter_store = _parameter_store(experiment, placement)
@@ -104,7 +105,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             slots_per_actor=SLOTS_PER_GROUP * spec.actors.ring_size,
             samples_endpoints=samples_endpoints,
             parameters_endpoint=parameters_endpoint,
-            publishes_live=False,
+            publishes_live=parameters_endpoint is None,
             peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
             policy_name=POLICY_NAME,
             parameter_store=parameter_store,

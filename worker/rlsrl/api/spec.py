@@ -499,6 +499,9 @@ class ExperimentSpec(Model):
     """How gathering and training keep step."""
     parameters: ParameterVersions = ParameterVersions()
     """Which versions of the weights are kept, and where."""
+    transport: Literal["auto", "grpc"] = "auto"
+    """How samples and weights travel between workers. ``auto``: through shared memory between workers of one machine or
+    one pod, over gRPC between others. ``grpc``: over gRPC everywhere. Requests to policy workers always do."""
     stop: Stop
     """When training ends."""
     restarts: Restarts = Restarts()
