@@ -8,6 +8,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
+from rlsrl.algorithms import ppo as ppo_module
 from rlsrl.algorithms.base import INDEX, Batch, one_rank
 from rlsrl.algorithms.ppo import Ppo, clipped_square_error, clipped_surrogate
 from rlsrl.algorithms.schedules import LinearSchedule
@@ -140,6 +141,35 @@ def test_prepared_rows_are_values_and_advantages_of_the_parameters_given() -> No
         batch.rows["return"][mask]
     )
     assert batch.metrics["explained_variance"] == pytest.approx(float(explained), rel=1e-4)
+
+
+def test_values_of_large_observations_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_policy()
+    params, slots = make_params(policy), make_slots()
+    ppo = Ppo(policy, **SETTINGS)
+    whole = ppo.prepare(params, slots, one_rank).rows["value"]
+    sizes: list[int] = []
+    network = policy.pure
+    monkeypatch.setattr(ppo, "_network", lambda *given: sizes.append(len(given[1]["observation"])) or network(*given))
+    for inputs, rows in ((3 * 7, 7), (1, 1)):
+        monkeypatch.setattr(ppo_module, "VALUE_INPUTS", inputs)
+        sizes.clear()
+        torch.testing.assert_close(ppo.prepare(params, slots, one_rank).rows["value"], whole, rtol=1e-5, atol=1e-6)
+        assert max(sizes) == rows
+        assert sum(sizes) == (NUM_STEPS + 1) * NUM_LANES
+
+
+def test_rewards_are_kept_within_the_range_for_training_and_the_slot_keeps_them_as_they_were() -> None:
+    policy = make_policy()
+    params, slots = make_params(policy), make_slots()
+    slots["reward"][...] *= 5.0
+    raw = slots["reward"].copy()
+    clipped = {**slots, "reward": np.clip(raw, -1.5, 1.5)}
+    assert (clipped["reward"] != raw).any()
+    expected = Ppo(policy, **SETTINGS).prepare(params, clipped, one_rank)
+    found = Ppo(policy, **SETTINGS, reward_clip=1.5).prepare(params, slots, one_rank)
+    np.testing.assert_array_equal(found.rows["return"], expected.rows["return"])
+    np.testing.assert_array_equal(slots["reward"], raw)
 
 
 def test_prepare_copies_no_observation() -> None:

@@ -1,0 +1,118 @@
+"""The convolutional network: the published one, for the images it was made for, wherever a policy is evaluated."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from rlsrl.api.spec import Cnn, Network
+from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.data.version import Version
+from rlsrl.policies.build import build_network
+from rlsrl.policies.cnn import NatureCnnActorCritic
+from rlsrl.policies.torch_policy import TorchActor
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.rollouts import continuous_action, discrete_action, random_slot
+from rlsrl.workers.build.common import torch_policy
+
+
+def images(*shape: int, dtype: str = "uint8", action: ActionSpec | None = None) -> EnvSpec:
+    return EnvSpec(
+        observation={"observation": ArraySpec(shape=shape, dtype=dtype)},
+        action=discrete_action(6) if action is None else action,
+    )
+
+
+ATARI = images(4, 84, 84)
+
+
+def network_for(env_spec: EnvSpec, **kwargs: int) -> NatureCnnActorCritic:
+    network = build_network(NatureCnnActorCritic, env_spec, kwargs, seed=0)
+    assert isinstance(network, NatureCnnActorCritic)
+    return network
+
+
+def test_it_is_the_published_network() -> None:
+    network = network_for(ATARI)
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    assert list(shapes.values()) == [
+        (32, 4, 8, 8), (32,), (64, 32, 4, 4), (64,), (64, 64, 3, 3), (64,), (512, 3136), (512,),
+        (6, 512), (6,), (1, 512), (1,),
+    ]  # fmt: skip
+    assert sum(math.prod(shape) for shape in shapes.values()) == 1_687_719
+
+
+def test_it_computes_what_its_layers_say_of_pixels_between_0_and_1() -> None:
+    network = network_for(ATARI)
+    pixels = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    weights = list(network.parameters())
+    hidden = pixels.double() / 255.0
+    for layer, stride in enumerate((4, 2, 1)):
+        weight, bias = (each.double() for each in weights[2 * layer : 2 * layer + 2])
+        hidden = functional.conv2d(hidden, weight, bias, stride=stride).relu()
+    hidden = functional.linear(hidden.reshape(3, -1), weights[6].double(), weights[7].double()).relu()
+    logits, value = network({"observation": pixels})
+    torch.testing.assert_close(logits.double(), functional.linear(hidden, weights[8].double()), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        value.double(), functional.linear(hidden, weights[10].double())[:, 0], rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "gain"),
+    [("body.0", math.sqrt(2)), ("body.4", math.sqrt(2)), ("body.7", math.sqrt(2)), ("actor", 0.01), ("critic", 1.0)],
+)
+def test_weights_are_orthogonal_with_the_usual_gains_and_biases_zero(name: str, gain: float) -> None:
+    layer = network_for(ATARI).get_submodule(name)
+    rows = layer.weight.detach().flatten(1)
+    torch.testing.assert_close(rows @ rows.T, gain**2 * torch.eye(len(rows)), rtol=1e-4, atol=1e-4)
+    assert not layer.bias.any()
+
+
+def test_the_smallest_image_and_the_vector_action() -> None:
+    network = network_for(images(1, 36, 50, action=continuous_action(2)), hidden_size=8)
+    distribution, value = network({"observation": torch.zeros(5, 1, 36, 50, dtype=torch.uint8)})
+    assert distribution.shape == (5, 4)
+    assert value.shape == (5,)
+
+
+@pytest.mark.parametrize(
+    "env_spec",
+    [
+        images(84, 84),
+        images(4, 35, 84),
+        images(84, 84, 4),
+        images(4, 84, 84, dtype="float32"),
+        EnvSpec(
+            observation={**ATARI.observation, "observation/more": ArraySpec(shape=(3,), dtype="float32")},
+            action=discrete_action(2),
+        ),
+    ],
+    ids=["no channels", "too small", "channels last", "floats", "not alone"],
+)
+def test_other_observations_are_refused_with_the_cure(env_spec: EnvSpec) -> None:
+    with pytest.raises(ConfigurationError, match=r"takes one image \[channels, height, width\] of uint8, of 36 x 36"):
+        network_for(env_spec)
+
+
+def test_a_policy_acts_with_it_and_has_no_program() -> None:
+    env_spec = images(2, 40, 40)
+    policy = torch_policy(Network(cnn=Cnn(hidden_size=16)), env_spec, seed=0)
+    assert policy.export() is None
+    actor = TorchActor(policy, num_steps=3, num_lanes=2, rng=np.random.default_rng(0))
+    actor.load(policy.parameters(Version(1, 0)))
+    slot = random_slot(env_spec, num_steps=3, num_lanes=2, rng=np.random.default_rng(1))
+    slot.arrays["observation"][...] = np.random.default_rng(2).integers(0, 256, slot.arrays["observation"].shape)
+    actor.begin(slot)
+    for step in range(3):
+        actor.act(step)
+    actor.finish()
+    frames = torch.from_numpy(slot.arrays["observation"][:-1].reshape(6, 2, 40, 40))
+    params = torch.from_numpy(policy.parameters(Version(1, 0)).vector.copy())
+    logits = policy.pure(params, {"observation": frames})[0].log_softmax(-1).numpy()
+    chosen = np.take_along_axis(logits, slot.arrays["action"].reshape(6, 1), axis=1).reshape(3, 2)
+    np.testing.assert_allclose(slot.arrays["behavior_log_prob"], chosen, rtol=1e-5, atol=1e-6)
