@@ -17,9 +17,16 @@ class AddressTaken(OSError):  # noqa: N818 - named for the fact
     """Another process serves that address."""
 
 
-def new_server(token: str) -> aio.Server:
-    """A server in the running event loop that answers UNAUTHENTICATED to every call without the token."""
-    return aio.server(interceptors=[TokenInterceptor(token)], options=_options())
+def new_server(
+    token: str, *, max_calls: int | None = None, on_stranger: Callable[[], None] = lambda: None
+) -> aio.Server:
+    """A server in the running event loop that answers UNAUTHENTICATED to every call without the token.
+
+    ``on_stranger`` is called for each of those; calls beyond ``max_calls`` at once get RESOURCE_EXHAUSTED.
+    """
+    return aio.server(
+        interceptors=[TokenInterceptor(token, on_stranger)], options=_options(), maximum_concurrent_rpcs=max_calls
+    )
 
 
 def bind(server: aio.Server, address: str) -> str:
@@ -40,8 +47,9 @@ def bind(server: aio.Server, address: str) -> str:
 class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Refuses calls that do not show the token, before their method is looked up or a message is read."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, on_stranger: Callable[[], None]) -> None:
         self._token = token
+        self._on_stranger = on_stranger
 
     async def intercept_service(
         self,
@@ -54,6 +62,7 @@ class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
             scheme, _, token = shown[0].partition(" ")
             if scheme == "Bearer" and token_matches(token, self._token):
                 return await continuation(handler_call_details)
+        self._on_stranger()
         return _REFUSAL
 
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from numpy.typing import NDArray
 
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout
-from rlsrl.data.version import Version
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.ledger import Posted as LedgerEntry
 from rlsrl.streams.credits import Credit
-from rlsrl.streams.handshake import Posted, Refusal, Welcome, refusal_to_json
-from rlsrl.streams.intake import Intake, Violation
+from rlsrl.streams.handshake import Posted, Welcome, refusal_to_json
+from rlsrl.streams.inbox import Answer, InboxConsumer, Post, Wire
 from rlsrl.streams.outbox import Outbox
 from rlsrl.streams.protocols import ConsumerLedger, ProducerLedger, StreamClosed, StreamTimeout
 
@@ -35,38 +34,45 @@ class InlineChannel:
         """Whoever serves now."""
 
 
-class _Memory:
-    """One connection's slots, and its producer's word of progress."""
-
-    def __init__(self, layout: SlotLayout, num_slots: int) -> None:
-        self.slots: list[dict[str, NDArray[Any]]] = [layout.view(bytearray(layout.nbytes)) for _ in range(num_slots)]
-        self.progress = 0
-
-
-class _Wire:
-    """A connection: what is on its way to the producer, and whether it has ended. The channel's lock guards it."""
+class _InlineWire(Wire):
+    """A connection: its slots, and what is on its way to the producer. The channel's lock guards it."""
 
     def __init__(self, consumer: InlineConsumer) -> None:
+        super().__init__()
         self.consumer = consumer
-        self.number: int | None = None
-        self.memory: _Memory | None = None
-        self.to_producer: deque[Mapping[str, Any] | Credit | int] = deque()
-        """An answer to the handshake, a credit, or a sequence that is acknowledged."""
-        self.ended = False
+        self.to_producer: deque[Answer] = deque()
+        self.touches = 0
+
+    def allocate(self, layout: SlotLayout, num_slots: int) -> Self:
+        self.slots = [layout.view(bytearray(layout.nbytes)) for _ in range(num_slots)]
+        return self
+
+    def fill(self, post: Post) -> None:
+        del post  # it was filled in place
+
+    def emptied(self, place: int) -> None:
+        del place  # its arrays stay where they are
+
+    @property
+    def progress(self) -> int:
+        return self.touches
+
+    def tell(self, answer: Answer) -> None:
+        self.to_producer.append(answer)
+        self.consumer.notify()
+
+    def hang_up(self, reason: str) -> None:
+        del reason  # the producer sees that the wire has ended
+        self.consumer.notify()
 
     def arrays(self, place: int) -> dict[str, NDArray[Any]]:
-        assert self.memory is not None, "admitted before it is posted over"  # noqa: S101 - an invariant of our own
-        return self.memory.slots[place]
+        return self.slots[place]
 
     def post(self, place: int, credit: int, sequence: int, num_transitions: int) -> None:
-        self.consumer.deliver(self, (place, credit, sequence, num_transitions))
+        self.consumer.deliver(self, Post(place, credit, sequence, num_transitions))
 
 
-_Message = Mapping[str, Any] | tuple[int, int, int, int] | None
-"""To the consumer: a hello, a post (place, credit, sequence, num_transitions), or None for the end."""
-
-
-class InlineConsumer:
+class InlineConsumer(InboxConsumer):
     """Implements ``SampleConsumer``; see ``SharedMemoryConsumer``, whose arguments it shares."""
 
     def __init__(
@@ -87,10 +93,7 @@ class InlineConsumer:
         Raises:
             OSError: another consumer serves it.
         """
-        self._channel = channel
-        self._changed = channel.changed
-        self._now = (clock or SystemClock()).monotonic
-        self._intake: Intake[_Memory] = Intake(
+        super().__init__(
             token=token,
             layout_digest=layout_digest,
             ledger=ledger,
@@ -98,131 +101,26 @@ class InlineConsumer:
             peer_timeout=peer_timeout,
             expected_producers=expected_producers,
             startup_timeout=startup_timeout,
-            now=self._now(),
+            clock=clock,
+            changed=channel.changed,
         )
-        self._wires: dict[int, _Wire] = {}
-        self._inbox: deque[tuple[_Wire, _Message]] = deque()
-        self._closed = False
+        self._channel = channel
         with self._changed:
             if channel.consumer is not None:
                 raise OSError(f"channel {channel.name} is served already")
             channel.consumer = self
             self._changed.notify_all()
 
-    def grant(self, num_lanes: int, min_version: Version) -> None:
-        """See ``SampleConsumer.grant``. Any thread; never waits."""
-        with self._changed:
-            self._intake.grant(num_lanes, min_version)
-            self._issue()
-
-    def receive(self, max_items: int, timeout: float) -> Sequence[Slot]:
-        """See ``SampleConsumer.receive``."""
-        deadline = self._now() + timeout
-        with self._changed:
-            while not self._closed:
-                self._serve()
-                if self._intake.has_arrivals or (now := self._now()) >= deadline:
-                    break
-                self._changed.wait(max(0.0, min(deadline, self._intake.next_duty) - now))
-            return self._intake.hand_out(max_items)
-
-    def release(self, slot: Slot) -> None:
-        """See ``SampleConsumer.release``."""
-        with self._changed:
-            self._intake.release(slot)
-            self._issue()
-
-    @property
-    def outstanding(self) -> tuple[int, ...]:
-        """See ``SampleConsumer.outstanding``."""
-        with self._changed:
-            return self._intake.outstanding
-
-    @property
-    def producers(self) -> tuple[ProducerId, ...]:
-        """See ``SampleConsumer.producers``."""
-        with self._changed:
-            return self._intake.producers
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        """See ``SharedMemoryConsumer.counters``."""
-        with self._changed:
-            return dict(self._intake.counters)
+    def notify(self) -> None:
+        """Let whoever waits at this channel look again. Its lock is held."""
+        self._changed.notify_all()
 
     def close(self) -> None:
         """See ``SampleConsumer.close``."""
         with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._channel.consumer = None
-            for wire, _ in self._inbox:
-                wire.ended = True
-            for number in [*self._wires]:
-                self._drop(number, "closed")
-            self._changed.notify_all()
-
-    def deliver(self, wire: _Wire, message: _Message) -> None:
-        """Put a producer's message into the inbox; what comes over a wire that has ended goes nowhere."""
-        with self._changed:
-            if not wire.ended:
-                self._inbox.append((wire, message))
-                wire.ended = message is None
-                self._changed.notify_all()
-
-    # What follows runs under the channel's lock.
-
-    def _serve(self) -> None:
-        self._read_inbox()
-        for number in self._intake.attend(self._now(), lambda memory: memory.progress):
-            self._drop(number, "silent")
-        self._issue()
-
-    def _read_inbox(self) -> None:
-        while self._inbox:
-            wire, message = self._inbox.popleft()
-            if isinstance(message, Mapping):
-                self._greet(wire, message)
-            elif wire.number in self._wires:
-                self._read(wire.number, message)
-
-    def _greet(self, wire: _Wire, message: Mapping[str, Any]) -> None:
-        try:
-            hello, rival = self._intake.read_hello(message)
-            if rival is not None:
-                self._drop(rival, "replaced")
-            wire.memory, wire.number, welcome = self._intake.admit(hello, _Memory)
-            self._wires[wire.number] = wire
-            self._tell(wire, welcome.to_json())
-        except Refusal as refusal:
-            self._intake.refused(refusal)
-            self._tell(wire, refusal_to_json(refusal))
-
-    def _read(self, number: int, message: tuple[int, int, int, int] | None) -> None:
-        if message is None:
-            self._drop(number, "gone")
-            return
-        place, order, sequence, num_transitions = message
-        try:
-            self._intake.take(number, place=place, order=order, sequence=sequence, num_transitions=num_transitions)
-        except Violation:
-            self._drop(number, "violation")
-        else:
-            self._tell(self._wires[number], sequence)
-
-    def _issue(self) -> None:
-        for credit in self._intake.issue():
-            self._tell(self._wires[credit.connection], credit)
-
-    def _tell(self, wire: _Wire, message: Mapping[str, Any] | Credit | int) -> None:
-        wire.to_producer.append(message)
-        self._changed.notify_all()
-
-    def _drop(self, number: int, reason: str) -> None:
-        self._wires.pop(number).ended = True
-        self._intake.drop(number, reason)
-        self._changed.notify_all()
+            if self._channel.consumer is self:
+                self._channel.consumer = None
+            super().close()
 
 
 class InlineProducer:
@@ -248,7 +146,7 @@ class InlineProducer:
         self._outbox = Outbox(
             producer=producer_id, layout=layout, ledger=ledger, previous=previous, on_settled=on_settled
         )
-        self._wire: _Wire | None = None
+        self._wire: _InlineWire | None = None
         self._touches = 0
         self._closed = False
 
@@ -270,8 +168,8 @@ class InlineProducer:
     def touch(self) -> None:
         """See ``SampleProducer.touch``."""
         self._touches += 1
-        if self._wire is not None and self._wire.memory is not None:
-            self._wire.memory.progress = self._touches
+        if self._wire is not None:
+            self._wire.touches = self._touches
 
     def flush(self, timeout: float) -> None:
         """See ``SampleProducer.flush``."""
@@ -316,15 +214,16 @@ class InlineProducer:
         if self._wire is not None and self._wire.ended:
             self._disconnect()
         if self._wire is None and self._channel.consumer is not None:
-            self._wire = _Wire(self._channel.consumer)
+            self._wire = _InlineWire(self._channel.consumer)
             self._wire.consumer.deliver(self._wire, self._outbox.hello().to_json(self._token))
 
-    def _read(self, wire: _Wire, message: Mapping[str, Any] | Credit | int) -> None:
-        if isinstance(message, Credit):
-            self._outbox.credited(message.slot, message.order, message.min_version)
-        elif isinstance(message, int):
-            self._outbox.acknowledged(message)
+    def _read(self, wire: _InlineWire, answer: Answer) -> None:
+        if isinstance(answer, Credit):
+            self._outbox.credited(answer.slot, answer.order, answer.min_version)
+        elif isinstance(answer, int):
+            self._outbox.acknowledged(answer)
         else:
+            message = answer.to_json() if isinstance(answer, Welcome) else refusal_to_json(answer)
             try:
                 self._outbox.connected(Welcome.from_json(message, stream=self._channel.name), wire)
             except BaseException:

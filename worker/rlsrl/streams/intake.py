@@ -110,6 +110,10 @@ class Intake(Generic[MemoryT]):
 
     # Connections.
 
+    def producer_of(self, connection: int) -> ProducerId:
+        """Whose connection it is."""
+        return self._sessions[connection].producer
+
     def read_hello(self, message: Mapping[str, Any]) -> tuple[Hello, int | None]:
         """Judge an introduction; returns it with the connection that its sender replaces, if any.
 

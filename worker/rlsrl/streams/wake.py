@@ -1,13 +1,14 @@
-"""A descriptor to wait on beside sockets, that another thread can make ready, once and for good."""
+"""A descriptor to wait on beside sockets, that another thread can make ready."""
 
 from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 
 
 class Wake:
-    """Stays ready from ``set`` on. Safe from any thread, also when ``set`` and ``close`` meet."""
+    """Stays ready from ``set`` on, until ``clear``. Safe from any thread, also when ``set`` and ``close`` meet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,6 +23,12 @@ class Wake:
         with self._lock:
             if self._fd >= 0:
                 os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        """Nobody is to be woken any more, until the next ``set``."""
+        with self._lock, suppress(BlockingIOError):
+            if self._fd >= 0:
+                os.eventfd_read(self._fd)
 
     def close(self) -> None:
         """Nobody waits on it any more. Idempotent."""

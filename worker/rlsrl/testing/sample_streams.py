@@ -454,7 +454,7 @@ class SampleStreamConformance:
         bench.acquire(consumer, lively)
         for _ in range(12):
             clock.advance(1.0)
-            lively.touch()
+            bench.touch(consumer, lively)
             bench.serve(consumer)
         assert consumer.counters["revoked"] == 1
         assert consumer.producers == (ProducerId(1, 0),)
@@ -479,7 +479,7 @@ class SampleStreamConformance:
         bench.acquire(consumer, producer)
         for _ in range(100):
             clock.advance(2.0)
-            producer.touch()
+            bench.touch(consumer, producer)
             bench.serve(consumer)
         assert [*consumer.outstanding] == [0]
 
@@ -568,17 +568,16 @@ class SampleStreamConformance:
             consumer.grant(NUM_LANES, V1)
 
         come_and_go(0)
-        gc.collect()  # what earlier tests left
-        before = open_descriptors(), mapped_segments()
+        before = held_resources()
         for incarnation in range(1, 200):
             come_and_go(incarnation)
-        assert (open_descriptors(), mapped_segments()) == before
+        bench.until(consumer, lambda: held_resources() <= before)
 
     def test_a_succession_of_consumers_leaks_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
         bench, clock = still
         producer = bench.producer()
 
-        def serve_and_go() -> None:
+        def serve_and_go() -> SampleConsumer:
             consumer = bench.consumer()
             clock.advance(1.0)  # over any back-off
             consumer.grant(2 * NUM_LANES, V1)
@@ -586,13 +585,13 @@ class SampleStreamConformance:
             bench.take(consumer, 1)
             bench.flush(consumer, producer)
             consumer.close()
+            return consumer
 
         serve_and_go()
-        gc.collect()  # what earlier tests left
-        before = open_descriptors(), mapped_segments()
-        for _ in range(50):
+        before = held_resources()
+        for _ in range(49):
             serve_and_go()
-        assert (open_descriptors(), mapped_segments()) == before
+        bench.until(serve_and_go(), lambda: held_resources() <= before)
 
     def test_steady_state_allocates_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
         bench, _ = still
@@ -681,8 +680,8 @@ class SampleStreamProcessConformance:
         survivor.post(fill(slot, 2))
         assert [value_of(slot) for slot in bench.take(consumer, 1)] == [2]
 
-    def test_a_slot_arrives_though_its_producer_was_killed_right_after_posting(
-        self, bench: StreamBench, spawn: Callable[..., Puppet]
+    def test_a_slot_arrives_or_is_counted_as_lost_though_its_producer_was_killed_right_after_posting(
+        self, bench: StreamBench, spawn: Callable[..., Puppet], transport: Transport
     ) -> None:
         consumer = bench.consumer()
         victim = spawn("producer")
@@ -691,17 +690,18 @@ class SampleStreamProcessConformance:
         victim.call("fill", value=5)
         victim.send("post_and_die")
         victim.wait_dead()
-        (slot,) = bench.take(consumer, 1)
-        assert value_of(slot) == 5
         bench.until(consumer, lambda: not consumer.producers)
-        assert value_of(slot) == 5
-        consumer.release(slot)
-        # Its successor reports the slot as unacknowledged; the mark says that it came.
+        arrived = bench.take(consumer, 1 if transport.posts_outlive_producers else len(bench.received))
+        assert [value_of(slot) for slot in arrived] in ([5], [])
+        for slot in arrived:
+            consumer.release(slot)
+        # Its successor reports the slot as unacknowledged; the mark says whether it came.
         reborn = bench.producer(0, 1)
         bench.acquire(consumer, reborn)
         bench.until_settled(consumer, reborn)
         books = bench.balance()
-        assert (books.in_buffer, books.lost["producer_died"]) == (TRANSITIONS, 0)
+        assert books.in_buffer == len(arrived) * TRANSITIONS
+        assert books.lost["producer_died"] == (1 - len(arrived)) * TRANSITIONS
 
     def test_a_stopped_holder_is_given_up_and_spoils_nothing_when_it_goes_on(
         self, bench: StreamBench, spawn: Callable[..., Puppet]
@@ -833,6 +833,12 @@ def acquire(bench: StreamBench, consumer: SampleConsumer, puppet: Puppet) -> int
     puppet.send("acquire", timeout=DEADLINE)
     bench.until(consumer, puppet.has_reply)
     return int(puppet.reply())
+
+
+def held_resources() -> tuple[int, int]:
+    """Descriptors and mapped segments of this process, without what only a collection would free."""
+    gc.collect()
+    return open_descriptors(), mapped_segments()
 
 
 def open_descriptors() -> int:

@@ -8,6 +8,7 @@ so that those start fast.
 
 from __future__ import annotations
 
+import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.runtime.ledger import ActorLedger, Balance, LedgerPage, TrainerLedger, balance, read_pages
+from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer
 from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
 from rlsrl.streams.protocols import SampleConsumer, SampleProducer, StreamTimeout
 from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
@@ -42,14 +44,36 @@ class ObservableConsumer(SampleConsumer, Protocol):
 class Transport(Protocol):
     """How to make both ends of a stream. The constructor takes no arguments: other processes make their own."""
 
+    posts_outlive_producers: bool
+    """Whether a posted slot has left its producer when ``post`` returns, so that no kill can take it."""
+
+    def new_address(self) -> str:
+        """An address that nobody serves."""
+
     def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
         """A consumer that serves ``address``; the arguments are those of ``SharedMemoryConsumer``."""
 
     def producer(self, address: str, **arguments: Any) -> SampleProducer:
         """A producer for the consumer that serves ``address``; the arguments are those of ``SharedMemoryProducer``."""
 
+    def has_heard(self, consumer: ObservableConsumer, producer: SampleProducer, name: ProducerId) -> bool:
+        """Whether the producer's last touch has reached the consumer."""
 
-class InlineTransport:
+
+class _ByName:
+    """What transports share whose addresses are any names, and whose ends share memory."""
+
+    posts_outlive_producers = True
+
+    def new_address(self) -> str:
+        return f"rlsrl-test-{uuid.uuid4().hex}"
+
+    def has_heard(self, consumer: ObservableConsumer, producer: SampleProducer, name: ProducerId) -> bool:
+        del consumer, producer, name
+        return True
+
+
+class InlineTransport(_ByName):
     """Within one process."""
 
     def __init__(self) -> None:
@@ -65,7 +89,7 @@ class InlineTransport:
         return InlineProducer(self._channel(address), **arguments)
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(_ByName):
     """Between processes of one machine."""
 
     def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
@@ -73,6 +97,35 @@ class SharedMemoryTransport:
 
     def producer(self, address: str, **arguments: Any) -> SampleProducer:
         return SharedMemoryProducer(address, **arguments)
+
+
+class UnixTransport:
+    """gRPC over abstract unix sockets."""
+
+    posts_outlive_producers = False
+
+    def new_address(self) -> str:
+        return f"unix-abstract:rlsrl-test-{uuid.uuid4().hex}"
+
+    def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
+        return GrpcSampleConsumer(address, **arguments)
+
+    def producer(self, address: str, **arguments: Any) -> SampleProducer:
+        return GrpcSampleProducer(address, **arguments)
+
+    def has_heard(self, consumer: ObservableConsumer, producer: SampleProducer, name: ProducerId) -> bool:
+        assert isinstance(consumer, GrpcSampleConsumer)
+        assert isinstance(producer, GrpcSampleProducer)
+        return consumer.touches.get(name) == producer.touches
+
+
+class TcpTransport(UnixTransport):
+    """gRPC over TCP."""
+
+    def new_address(self) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def small_layout(*, num_lanes: int = NUM_LANES, num_steps: int = NUM_STEPS, observation: int = 4) -> SlotLayout:
@@ -107,13 +160,14 @@ class StreamBench:
     def __init__(
         self, transport: Transport, folder: Path, *, address: str | None = None, clock: ManualClock | None = None
     ) -> None:
-        self.address = address or f"rlsrl-test-{uuid.uuid4().hex}"
+        self.address = address or transport.new_address()
         self.clock = clock
         self.received: list[Slot] = []
         self._transport = transport
         self._folder = folder
         self._pages: dict[str, LedgerPage] = {}
         self._ends: list[SampleConsumer | SampleProducer] = []
+        self._names: dict[SampleProducer, ProducerId] = {}
         self._kept_alive: list[SampleProducer] = []
         # With a clock that stands still only calls that do not wait ever return.
         self._tick = 0.002 if clock is None else 0.0
@@ -165,8 +219,14 @@ class StreamBench:
                 "on_settled": lambda: ledger.settle(incarnation),
             }
         producer = self._transport.producer(self.address, **(defaults | arguments))
+        self._names[producer] = ProducerId(index, incarnation)
         self._ends.append(producer)
         return producer
+
+    def touch(self, consumer: ObservableConsumer, producer: SampleProducer) -> None:
+        """Touch it and serve until the consumer has heard of that."""
+        producer.touch()
+        self.until(consumer, lambda: self._transport.has_heard(consumer, producer, self._names[producer]))
 
     def keep_alive(self, producer: SampleProducer) -> None:
         """Touch it whenever the consumer is served, so that no delay of the machine makes it look silent."""

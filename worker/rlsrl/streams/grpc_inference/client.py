@@ -6,22 +6,19 @@ third, the keeper, sleeps until a connection begins, ends, is silent for too lon
 
 from __future__ import annotations
 
-import contextlib
 import math
-import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import structlog
 
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
-from rlsrl.rpc.channels import Metadata, open_channel, token_metadata
+from rlsrl.rpc.channels import Metadata, token_metadata
 from rlsrl.rpc.codec import Malformed
+from rlsrl.rpc.conversations import FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS, Conversation, is_final
 from rlsrl.rpc.settings import validate_address
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.coordination import describe
@@ -30,17 +27,8 @@ from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages, Message
 from rlsrl.streams.inference import InferenceFailed
 from rlsrl.streams.protocols import HandshakeRefused, StreamClosed, StreamError
 
-FIRST_BACK_OFF_SECONDS = 0.1
-LAST_BACK_OFF_SECONDS = 1.0
-"""A client that no server answers tries the next after the first, then after twice as long each time up to the last."""
 RETURN_SECONDS = 5.0
 """How often a client that found refuge at another server tries its own again."""
-END_SECONDS = 5.0
-"""How long a cancelled call may take to end: it only has to come back from gRPC's core."""
-
-_FINAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
-"""Answers that trying again cannot change."""
-
 _log = structlog.get_logger(__name__)
 
 
@@ -313,7 +301,7 @@ class GrpcInferenceClient:
 
 
 class _Connection:
-    """One call to one server over a channel of its own, from its hello until it is over."""
+    """A conversation with one server, and what is known of it."""
 
     def __init__(
         self,
@@ -334,57 +322,33 @@ class _Connection:
         """When the server last gave a sign of life."""
         self.has_answered = False
         self.has_ended = False
-        self._on_message = on_message
         self._on_end = on_end
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = open_channel(address)
-        begin = self._channel.stream_stream(wire.METHOD, request_serializer=None, response_deserializer=None)
-        self._outgoing.put(hello)
-        self._call: Any = begin(iter(self._outgoing.get, None), metadata=metadata)
-        self._thread = threading.Thread(target=self._receive, name=f"inference-{address}", daemon=True)
-        self._thread.start()
+        self._conversation = Conversation(
+            address,
+            wire.METHOD,
+            metadata=metadata,
+            first=hello,
+            on_message=lambda message: on_message(self, wire.read(message)),
+            on_end=self._ended,
+        )
+        self.send = self._conversation.send
+        self.end = self._conversation.end
+        self.cancel = self._conversation.cancel
+        self.join = self._conversation.join
+        self._conversation.start()
 
-    def send(self, message: bytes) -> None:
-        """Send a message after those before it; on a connection that is over it goes nowhere."""
-        self._outgoing.put(message)
-
-    def end(self) -> None:
-        """Send nothing more: the server ends the call. Idempotent."""
-        self._outgoing.put(None)
-
-    def cancel(self) -> None:
-        """End the call now."""
-        self._call.cancel()
-
-    def join(self) -> None:
-        """Wait for the end of a call that was cancelled."""
-        self._thread.join(END_SECONDS)
-
-    def _receive(self) -> None:
+    def _ended(self, error: Exception | None) -> None:
         final: StreamError | None = None
-        try:
-            for message in self._call:
-                self._on_message(self, wire.read(message))
-        except Malformed as error:
+        if isinstance(error, Malformed):
             _log.warning("inference_answer_malformed", address=self.address, reason=str(error))
-        except grpc.RpcError as error:
-            if self._call.code() in _FINAL:
+        elif isinstance(error, grpc.RpcError):
+            if is_final(error):
                 final = HandshakeRefused(f"inference server {self.address}: {describe(error)}")
-        except StreamError as error:
+        elif isinstance(error, StreamError):
             final = error
-        except Exception as error:  # noqa: BLE001 - raised in the threads that wait for what this one should do
+        elif error is not None:
             final = _caused(StreamError(f"an inference client failed: {error!r}"), error)
-        finally:
-            self._close()
-            self._on_end(self, final)
-
-    def _close(self) -> None:
-        """End the call and read it to its end, for one that is dropped half-read leaks; release grpc's threads."""
-        self._call.cancel()
-        with contextlib.suppress(grpc.RpcError):
-            deque(self._call, maxlen=0)
-        self._outgoing.put(None)
-        self._channel.close()
+        self._on_end(self, final)
 
 
 def _caused(error: StreamError, cause: Exception) -> StreamError:

@@ -20,8 +20,8 @@ from rlsrl.streams.handshake import Refusal, refusal_to_json
 from rlsrl.streams.intake import Intake, Violation
 from rlsrl.streams.protocols import ConsumerLedger
 from rlsrl.streams.shared_memory.segment import Segment
-from rlsrl.streams.wake import Wake
 from rlsrl.streams.shared_memory.wire import ACK, CREDIT, MESSAGE, POST, PeerGone, receive, send, shut
+from rlsrl.streams.wake import Wake
 
 MAX_PRODUCERS = 256
 """Producers of one consumer; each costs it two descriptors."""

@@ -22,8 +22,8 @@ from rlsrl.streams.handshake import Posted, Welcome
 from rlsrl.streams.outbox import Outbox
 from rlsrl.streams.protocols import ProducerLedger, StreamClosed, StreamError, StreamTimeout
 from rlsrl.streams.shared_memory.segment import Segment
-from rlsrl.streams.wake import Wake
 from rlsrl.streams.shared_memory.wire import ACK, CREDIT, MESSAGE, POST, PeerGone, receive, send
+from rlsrl.streams.wake import Wake
 
 FIRST_BACKOFF_SECONDS = 0.01
 LAST_BACKOFF_SECONDS = 1.0

@@ -1,0 +1,320 @@
+"""The end that fills slots: one connection at a time, made and mended in the calls that wait."""
+
+from __future__ import annotations
+
+import math
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import grpc
+import structlog
+from numpy.typing import NDArray
+
+from rlsrl.data.slots import ProducerId, Slot, SlotLayout
+from rlsrl.data.version import Version
+from rlsrl.rpc.channels import token_metadata
+from rlsrl.rpc.codec import Malformed
+from rlsrl.rpc.conversations import FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS, Conversation, is_final
+from rlsrl.rpc.settings import validate_address
+from rlsrl.runtime.clock import Clock, SystemClock
+from rlsrl.runtime.coordination import describe
+from rlsrl.runtime.ledger import Posted as LedgerEntry
+from rlsrl.streams.grpc_samples import wire
+from rlsrl.streams.grpc_samples.wire import Kind, Message
+from rlsrl.streams.handshake import Posted, Welcome
+from rlsrl.streams.outbox import Outbox
+from rlsrl.streams.protocols import HandshakeRefused, ProducerLedger, StreamClosed, StreamError, StreamTimeout
+from rlsrl.streams.wake import Wake
+
+LEAVE_SECONDS = 1.0
+"""How long what was posted may take to reach the consumer when the producer closes; then the connection is cut."""
+
+_log = structlog.get_logger(__name__)
+
+
+class _Ended(NamedTuple):
+    """Instead of a message: the conversation is over."""
+
+    error: Exception | None
+
+
+class _Connection:
+    """A conversation with a consumer, and the slots that are filled for it."""
+
+    def __init__(self, address: str, *, token: str, hello: bytes, layout: SlotLayout, wake: Callable[[], None]) -> None:
+        self.incoming: deque[Message | _Ended] = deque()
+        """What has come, for the owner's thread."""
+        self.show_life_within = 0.0
+        self._layout = layout
+        self._memory: list[bytearray] = []
+        self._slots: list[dict[str, NDArray[Any]]] = []
+
+        def bring(message: Message | _Ended) -> None:
+            self.incoming.append(message)
+            wake()
+
+        self._conversation = Conversation(
+            address,
+            wire.METHOD,
+            metadata=token_metadata(token),
+            first=hello,
+            on_message=lambda raw: bring(wire.read(raw)),
+            on_end=lambda error: bring(_Ended(error)),
+        )
+        self._conversation.start()
+
+    def begin(self, num_slots: int, show_life_within: float) -> None:
+        """The consumer has admitted us."""
+        self.show_life_within = show_life_within
+        self._memory = [bytearray(self._layout.nbytes) for _ in range(num_slots)]
+        self._slots = [self._layout.view(memory) for memory in self._memory]
+
+    def arrays(self, place: int) -> dict[str, NDArray[Any]]:
+        return self._slots[place]
+
+    def post(self, place: int, credit: int, sequence: int, num_transitions: int) -> None:
+        self._conversation.send(wire.post(self._memory[place], place, credit, sequence, num_transitions))
+
+    def show_life(self, touches: int) -> None:
+        self._conversation.send(wire.note(Kind.ALIVE, touches))
+
+    def leave(self) -> None:
+        """Part after what was posted has arrived; from a consumer that does not answer, without that."""
+        self._conversation.end()
+        if not self._conversation.join(LEAVE_SECONDS):
+            self.cut()
+
+    def cut(self) -> None:
+        """Part now."""
+        self._conversation.cancel()
+        self._conversation.join()
+
+
+class GrpcSampleProducer:
+    """Fills slots for a consumer anywhere; implements ``SampleProducer``.
+
+    Connects in ``acquire`` and ``flush``, never in the constructor. One thread uses it, except ``close``.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str,
+        layout: SlotLayout,
+        producer_id: ProducerId,
+        ledger: ProducerLedger,
+        previous: Sequence[LedgerEntry] = (),
+        on_settled: Callable[[], None] = lambda: None,
+        sequences: Iterator[int] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare to connect to the consumer at ``unix-abstract:NAME`` or ``HOST:PORT``.
+
+        The other arguments are those of ``SharedMemoryProducer``.
+
+        Raises:
+            ValueError: the address has neither form, or a slot does not fit into a message of 64 MiB.
+        """
+        wire.check_fits(layout)
+        self._address = validate_address(address)
+        self._token = token
+        self._layout = layout
+        self._now = (clock or SystemClock()).monotonic
+        self._outbox = Outbox(
+            producer=producer_id,
+            layout=layout,
+            ledger=ledger,
+            previous=previous,
+            on_settled=on_settled,
+            sequences=sequences,
+        )
+        self._connection: _Connection | None = None
+        self._is_admitted = False
+        self._back_off = FIRST_BACK_OFF_SECONDS
+        self._retries_at = -math.inf
+        self._touches = 0
+        self._touches_sent = 0
+        self._shows_life_at = -math.inf
+        self._closed = False
+        self._owned = threading.Lock()
+        self._wake = Wake()
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+
+    def acquire(self, timeout: float) -> Slot:
+        """See ``SampleProducer.acquire``."""
+        deadline = self._now() + timeout
+        with self._owning():
+            self._advance()
+            while (slot := self._outbox.take_credit()) is None:
+                self._wait(deadline, "no credit came")
+            return slot
+
+    def post(self, slot: Slot) -> None:
+        """See ``SampleProducer.post``; the content is copied.
+
+        Raises:
+            ValueError: the slot is not in hand, or has no possible ``num_transitions``.
+            StreamClosed: ``close`` was called.
+        """
+        with self._owning():
+            self._outbox.post(slot)
+
+    def touch(self) -> None:
+        """See ``SampleProducer.touch``: a look at the clock, and a small message a few times in the peer time-out."""
+        self._touches += 1
+        connection = self._connection
+        if connection is not None and self._is_admitted and (now := self._now()) >= self._shows_life_at:
+            self._shows_life_at = now + connection.show_life_within
+            self._touches_sent = self._touches
+            connection.show_life(self._touches)
+
+    @property
+    def touches(self) -> int:
+        """The number of the touch that the consumer was last told of."""
+        return self._touches_sent
+
+    def flush(self, timeout: float) -> None:
+        """See ``SampleProducer.flush``. Woken by acknowledgements, by ``close``, or by the timeout.
+
+        Raises:
+            StreamTimeout: some slots were still unacknowledged.
+            StreamClosed, HandshakeRefused: as ``acquire``.
+        """
+        deadline = self._now() + timeout
+        with self._owning():
+            self._advance()
+            while self._outbox.unacknowledged:
+                self._wait(deadline, f"{len(self._outbox.unacknowledged)} slots were not acknowledged")
+
+    @property
+    def unacknowledged(self) -> tuple[Posted, ...]:
+        """See ``SampleProducer.unacknowledged``."""
+        return self._outbox.unacknowledged
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when ``acquire`` may get further; see also ``retries_at``."""
+        return self._wake.fileno()
+
+    @property
+    def retries_at(self) -> float:
+        """When ``acquire`` may get further by itself, on the clock's monotonic scale; infinite while connected."""
+        return math.inf if self._connection else self._retries_at
+
+    def close(self) -> None:
+        """See ``SampleProducer.close``. The end of the connection gives its credits back. Not from a signal handler.
+
+        What was posted is sent first; takes up to ``LEAVE_SECONDS`` where the consumer does not answer.
+        """
+        self._closed = True
+        self._wake.set()
+        self._dispose()
+
+    def _dispose(self) -> None:
+        """Close everything, unless somebody is in another call, who then does it on leaving."""
+        if not self._owned.acquire(blocking=False):
+            return
+        try:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.leave()
+            self._outbox.disconnected()
+            self._wake.close()
+        finally:
+            self._owned.release()
+
+    @contextmanager
+    def _owning(self) -> Iterator[None]:
+        try:
+            with self._owned:
+                self._check_open()
+                yield
+        finally:
+            if self._closed:
+                self._dispose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StreamClosed(f"this producer of {self._address} was closed")
+
+    def _wait(self, deadline: float, complaint: str) -> None:
+        """Wait for the next event until the deadline, and deal with it."""
+        now = self._now()
+        if now >= deadline:
+            state = (
+                "connected" if self._is_admitted else "waiting to be admitted" if self._connection else "not connected"
+            )
+            raise StreamTimeout(f"sample stream {self._address}: {complaint} in time ({state})")
+        until = min(deadline, self.retries_at)
+        self._poll.poll(max(0, math.ceil((until - now) * 1000)))
+        self._check_open()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Do what can be done without waiting: connect, be admitted, read."""
+        if self._connection is None and self._now() >= self._retries_at:
+            self._connect()
+        self._wake.clear()
+        if self._closed:
+            self._wake.set()
+        while (connection := self._connection) is not None and connection.incoming:
+            self._read(connection, connection.incoming.popleft())
+
+    def _connect(self) -> None:
+        self._retries_at = self._now() + self._back_off
+        self._back_off = min(2 * self._back_off, LAST_BACK_OFF_SECONDS)
+        hello = wire.handshake(Kind.HELLO, self._outbox.hello().to_json(self._token))
+        self._connection = _Connection(
+            self._address, token=self._token, hello=hello, layout=self._layout, wake=self._wake.set
+        )
+
+    def _read(self, connection: _Connection, message: Message | _Ended) -> None:
+        if isinstance(message, _Ended):
+            self._disconnect()
+            self._judge_end(message.error)
+            return
+        try:
+            self._act_on(connection, message)
+        except BaseException:
+            self._disconnect()
+            connection.cut()
+            raise
+
+    def _act_on(self, connection: _Connection, message: Message) -> None:
+        first, second, attempt, step = message.words
+        if message.kind is Kind.CREDIT:
+            self._outbox.credited(first, second, Version(attempt, step))
+        elif message.kind is Kind.ACK:
+            self._outbox.acknowledged(first)
+        elif message.kind in (Kind.WELCOME, Kind.REFUSED) and not self._is_admitted:
+            welcome = Welcome.from_json(wire.read_handshake(message), stream=self._address)
+            self._back_off = FIRST_BACK_OFF_SECONDS
+            self._is_admitted = True
+            self._shows_life_at = -math.inf
+            connection.begin(welcome.num_slots, first / 1000)
+            self._outbox.connected(welcome, connection)
+        else:
+            raise StreamError(f"sample stream {self._address}: the consumer sent a {message.kind.name}")
+
+    def _judge_end(self, error: Exception | None) -> None:
+        """Raise what trying again cannot change; say what it can."""
+        if isinstance(error, grpc.RpcError):
+            if is_final(error):
+                raise HandshakeRefused(
+                    f"sample stream {self._address}: the consumer refused this producer: {describe(error)}"
+                ) from error
+            _log.info("consumer_gone", address=self._address, reason=describe(error))
+        elif isinstance(error, Malformed):
+            raise StreamError(f"sample stream {self._address}: {error}") from error
+        elif error is not None:
+            raise StreamError(f"sample stream {self._address} failed: {error!r}") from error
+
+    def _disconnect(self) -> None:
+        self._connection = None
+        self._is_admitted = False
+        self._outbox.disconnected()
