@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,rpc,env,mujoco,atari,wandb,torch,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-.PHONY: help setup run s3-server test test-slow lint format protos clean
+.PHONY: help setup run s3-server system-tools test test-slow lint format protos clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,10 +29,13 @@ run: setup  ## Train CartPole to 475 with the real system on this machine
 s3-server:  ## Build the real S3 server of the tests, once (needs Go)
 	@hack/s3-server >/dev/null
 
-test: setup s3-server  ## All tests that need no cluster
+system-tools:
+	@hack/system-tools
+
+test: setup s3-server system-tools  ## All tests that need no cluster
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-slow: setup s3-server  ## The fault tests and training runs that `make test` has no time for
+test-slow: setup s3-server system-tools  ## The fault tests and training runs that `make test` has no time for
 	$(BIN)/python -m pytest -m slow
 
 lint: setup  ## ruff, mypy, layers, drift of generated files

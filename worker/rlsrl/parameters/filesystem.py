@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import threading
 import time
@@ -88,14 +89,10 @@ class FolderBlobs:
         sync_folder((self._root / path).parent)
 
     def remove(self, paths: Sequence[str]) -> None:
-        """See ``Change``."""
-        folders = set()
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError):
-                (self._root / path).unlink()
-                folders.add((self._root / path).parent)
-        for folder in folders:
-            sync_folder(folder)
+        """See ``Change``. What goes from one folder is gone for good before anything goes from the next."""
+        for folder, names in itertools.groupby((self._root / path for path in paths), lambda path: path.parent):
+            if [name for name in names if _unlink(name)]:
+                sync_folder(folder)
 
     @contextlib.contextmanager
     def _exclusive(self, policy: str) -> Iterator[None]:
@@ -129,3 +126,12 @@ class FolderBlobs:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"another writer has held {folder} for {self._lock_seconds} seconds")
             self._never.wait(_LOCK_RECHECK_SECONDS)
+
+
+def _unlink(path: Path) -> bool:
+    """Remove the file; whether there was one."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
