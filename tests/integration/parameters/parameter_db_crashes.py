@@ -39,8 +39,9 @@ def state(version: Version) -> TrainerState:
     return TrainerState(version=version, arrays={"m": moments}, values={"step": version.step})
 
 
-def push(db: FilesystemParameterDB, version: Version, *tags: str) -> None:
-    db.push(POLICY, parameters(version), tags=tags, metadata={"env_steps": version.step})
+def push(db: FilesystemParameterDB, version: Version, *tags: str, with_state: bool = False) -> None:
+    metadata = {"env_steps": version.step}
+    db.push(POLICY, parameters(version), tags=tags, metadata=metadata, state=state(version) if with_state else None)
 
 
 def in_child(body: Callable[[], None]) -> int:
@@ -109,7 +110,10 @@ def prepare(root: Path) -> None:
 
 
 STEPS: list[tuple[Callable[[FilesystemParameterDB], object], Callable[[FilesystemParameterDB], bool]]] = [
-    (lambda db: push(db, NEW, "best", "milestone"), lambda db: db.get(POLICY).version == NEW and is_tagged(db)),
+    (
+        lambda db: push(db, NEW, "best", "milestone", with_state=True),
+        lambda db: db.get(POLICY).version == db.load_state(POLICY).version == NEW and is_tagged(db),
+    ),
     (lambda db: db.save_state(POLICY, state(NEW)), lambda db: db.load_state(POLICY).version == NEW),
     (
         lambda db: db.annotate(POLICY, NEW, {"a": 1, "b": 2}),
@@ -157,7 +161,7 @@ def kill_everywhere(folder: Path) -> None:
         os.close(reading)
         db = check_whole(root)
         assert db.get(POLICY).version in (OLD, NEW)
-        assert db.load_state(POLICY).version in (OLD, NEW)
+        assert db.load_state(POLICY).version == db.get(POLICY).version, "what is there can be gone on from"
         assert all(was_done(db) for _, was_done in STEPS[:num_done]), (number, num_done)
         for info in db.versions(POLICY):
             assert notes(info) in ([{}, {"a": 1, "b": 2}] if info.version == NEW else [{"note": "old"}])
@@ -184,7 +188,7 @@ def work(root: Path, attempt: int, progress: int) -> None:
     while True:
         step += 1
         version = Version(attempt, step)
-        push(db, version, *(["milestone"] if step % 3 == 0 else []))
+        push(db, version, *(["milestone"] if step % 3 == 0 else []), with_state=True)
         db.save_state(POLICY, state(version))
         db.annotate(POLICY, version, {"return_mean": step})
         db.tag(POLICY, version, f"attempt-{attempt}")
@@ -210,7 +214,7 @@ def kill_at_random(folder: Path, seed: int, num_kills: int) -> None:
         db = check_whole(root)
         there = db.get(POLICY).version
         assert there >= newest, (there, newest)
-        assert db.load_state(POLICY) is not None or there.step == 1
+        assert db.load_state(POLICY).version == there
         newest = there
     print(f"{num_kills} kills, newest {newest}")
 

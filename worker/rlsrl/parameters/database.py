@@ -4,8 +4,8 @@ Under ``<policy>/``: ``versions/<attempt>-<step>.safetensors`` (weights, never c
 something was annotated, ``states/<attempt>-<step>.safetensors``, ``tags/<tag>.json`` and ``fence.json`` (the
 highest attempt that pushed). Each change is one blob that appears, is replaced or goes, and the order of several is
 such that a kill between any two leaves a consistent store: the fence rises before the version that raised it; the
-metadata of a push travel inside the version; a version goes before what belongs to it, and whatever is left of it is
-removed before a version of that name can come again. Readers take no lock.
+metadata of a push travel inside the version, and its state is there before it; a version goes before what belongs to
+it, and whatever is left of it is removed before a version of that name can come again. Readers take no lock.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from rlsrl.parameters.contents import (
 from rlsrl.parameters.encoding import (
     check_json,
     check_parameters,
+    check_state_of,
     content_digest,
     encode_note,
     encode_parameters,
@@ -121,8 +122,9 @@ class BlobParameterDB:
         *,
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
+        state: TrainerState | None = None,
     ) -> None:
-        """See ``ParameterDB.push``. Of a repeated push only the tags count; the first one's metadata stay."""
+        """See ``ParameterDB.push``. Of a repeated push only tags and state count; the first one's metadata stay."""
         check_policy(policy)
         check_parameters(parameters)
         for tag in tags:
@@ -130,11 +132,17 @@ class BlobParameterDB:
         checked = check_json(metadata or {}, "metadata")
         version = parameters.version
         data = encode_parameters(parameters, created_at=self._clock.time(), metadata=checked)
+        saved = None if state is None else encode_state(check_state_of(state, version))
 
         def push(change: Change) -> None:
             self._pass_fence(change, policy, version)
-            if not self._holds_already(change, policy, parameters):
+            held = self._holds_already(change, policy, parameters)
+            if saved is not None:
+                change.write(state_path(policy, version), saved)
+            if not held:
                 change.write(version_path(policy, version), data)
+            if saved is not None:
+                self._remove_old_states(change, policy)
             _write_tags(change, policy, version, tags)
 
         self._blobs.change(policy, push)
@@ -155,8 +163,7 @@ class BlobParameterDB:
             self._contents(change, policy).require(state.version)
             self._pass_fence(change, policy, state.version)
             change.write(state_path(policy, state.version), data)
-            older = self._contents(change, policy).states()[: -self._keep_states]
-            change.remove([state_path(policy, version) for version in older])
+            self._remove_old_states(change, policy)
 
         self._change(policy, save)
 
@@ -259,6 +266,10 @@ class BlobParameterDB:
             raise StaleAttempt(f"version {version} of policy {policy!r} comes too late: attempt {seen} has pushed")
         if version.attempt > seen:
             change.write(fence_path(policy), encode_note(version.attempt))
+
+    def _remove_old_states(self, change: Change, policy: str) -> None:
+        older = self._contents(change, policy).states()[: -self._keep_states]
+        change.remove([state_path(policy, version) for version in older])
 
     def _holds_already(self, change: Change, policy: str, parameters: Parameters) -> bool:
         """Whether these very weights are stored whole; makes room for them if not."""

@@ -160,6 +160,17 @@ def encode_state(state: TrainerState) -> bytes:
     return _pack({**identity, "sha256": _sha256(identity, arrays)}, arrays)
 
 
+def check_state_of(state: TrainerState, version: Version) -> TrainerState:
+    """The state, which is of that version.
+
+    Raises:
+        ValueError: it is of another.
+    """
+    if state.version != version:
+        raise ValueError(f"the state of version {state.version} cannot be pushed with version {version}")
+    return state
+
+
 def decode_state(data: bytes, source: str) -> TrainerState:
     """Read a state file, whole and verified; the arrays are read-only.
 

@@ -173,10 +173,15 @@ class ParameterDB(ParameterReader, Protocol):
         *,
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
+        state: TrainerState | None = None,
     ) -> None:
         """Store a version durably; returns when a power loss could no longer take it. Repeating the same push is fine.
 
+        With its ``state``, as ``save_state`` stores it, there is no moment at which the version is there and training
+        could not go on from it.
+
         Raises:
+            ValueError: the state is of another version.
             NonFinite, VersionExists, StaleAttempt: see each.
             OSError: the store failed (disk full, I/O error); what was there before is untouched.
         """

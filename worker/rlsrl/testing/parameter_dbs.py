@@ -207,6 +207,53 @@ class ParameterDBConformance:
         assert state is not None
         assert state.values == {}
 
+    def test_a_version_comes_with_its_state(self, store: ParameterStore) -> None:
+        db = store.open()
+        version = Version(1, 4)
+        db.push(
+            POLICY, make_parameters(version), tags=["best"], metadata={"env_steps": 9}, state=make_state(version, a=1)
+        )
+        reader = store.open()
+        (info,) = reader.versions(POLICY)
+        assert (info.version, info.has_state, info.tags, info.metadata) == (version, True, ("best",), {"env_steps": 9})
+        np.testing.assert_array_equal(got(reader).vector, make_parameters(version).vector)
+        loaded = reader.load_state(POLICY)
+        assert loaded is not None
+        assert (loaded.version, loaded.values) == (version, {"a": 1})
+        np.testing.assert_array_equal(loaded.arrays["adam/m"], state.arrays["adam/m"])
+
+    def test_a_repeated_push_replaces_the_state(self, store: ParameterStore) -> None:
+        db = store.open()
+        for number in (1, 2):
+            db.push(POLICY, make_parameters(Version(1, 1)), state=make_state(Version(1, 1), number=number))
+        state = db.load_state(POLICY)
+        assert state is not None
+        assert state.values == {"number": 2}
+
+    def test_states_that_come_with_versions_are_kept_like_others(self, store: ParameterStore) -> None:
+        db = store.open()
+        for step in range(1, 6):
+            db.push(POLICY, make_parameters(Version(1, step)), state=make_state(Version(1, step)))
+        assert [info.version.step for info in db.versions(POLICY) if info.has_state] == [3, 4, 5]
+
+    def test_a_state_of_another_version_is_refused_and_nothing_is_stored(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1)
+        with pytest.raises(ValueError, match=r"state of version 1\.3 cannot be pushed with version 1\.2"):
+            db.push(POLICY, make_parameters(Version(1, 2)), state=make_state(Version(1, 3)))
+        assert stored(db) == ["1.1"]
+        assert db.load_state(POLICY) is None
+
+    def test_a_push_that_is_refused_leaves_no_state(self, store: ParameterStore) -> None:
+        db = store.open()
+        push_steps(db, 1, attempt=1)
+        push_steps(db, 1, attempt=2)
+        with pytest.raises(StaleAttempt):
+            db.push(POLICY, make_parameters(Version(1, 2)), state=make_state(Version(1, 2)))
+        with pytest.raises(VersionExists):
+            db.push(POLICY, make_parameters(Version(2, 1), fill=9), state=make_state(Version(2, 1)))
+        assert db.load_state(POLICY) is None
+
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
     def test_what_is_not_finite_is_never_stored(self, store: ParameterStore, bad: float) -> None:
         db = store.open()

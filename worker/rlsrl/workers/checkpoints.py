@@ -66,9 +66,14 @@ class CheckpointWriter:
             ParameterError: the version may not be stored: this attempt was succeeded, for example.
         """
         metadata = {**checkpoint.metadata, NUMBER_KEY: self._number}
-        self._db.push(self._policy_name, checkpoint.parameters, tags=checkpoint.tags, metadata=metadata)
+        self._db.push(
+            self._policy_name,
+            checkpoint.parameters,
+            tags=checkpoint.tags,
+            metadata=metadata,
+            state=checkpoint.state,
+        )
         self._number += 1
-        self._db.save_state(self._policy_name, checkpoint.state)
         self._on_stored(checkpoint.parameters.version)
         self._db.prune(self._policy_name, keep_last=self._keep_last)
 

@@ -14,6 +14,7 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.encoding import (
     check_json,
     check_parameters,
+    check_state_of,
     decode_parameters,
     decode_state,
     encode_parameters,
@@ -125,12 +126,21 @@ class ServiceParameterDB:
         *,
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
+        state: TrainerState | None = None,
     ) -> None:
         """See ``ParameterDB.push``. What may not be stored is refused here, before it travels."""
         check_policy(policy)
         check_parameters(parameters)
         data = encode_parameters(parameters, created_at=0.0, metadata=check_json(metadata or {}, "metadata"))
-        self._send(pb.Upload(nbytes=len(data), content=pb.CONTENT_PARAMETERS, policy=policy, tags=tags), data)
+        saved = b"" if state is None else encode_state(check_state_of(state, parameters.version))
+        header = pb.Upload(
+            nbytes=len(data) + len(saved),
+            content=pb.CONTENT_PARAMETERS,
+            policy=policy,
+            tags=tags,
+            state_nbytes=len(saved),
+        )
+        self._send(header, data + saved)
 
     def save_state(self, policy: str, state: TrainerState) -> None:
         """See ``ParameterDB.save_state``."""

@@ -171,8 +171,16 @@ class ParameterService(ParametersServicer):
     def _store(self, header: pb.Upload, data: bytes) -> None:
         source = f"upload to {header.policy!r}"
         if header.content == pb.CONTENT_PARAMETERS:
-            parameters, metadata = decode_parameters(data, source), decode_header(data, source).metadata
-            self._db.push(header.policy, parameters, tags=header.tags, metadata=metadata)
+            if not 0 <= header.state_nbytes < max(len(data), 1):
+                raise TransferRefused(f"an upload of {len(data)} bytes, {header.state_nbytes} of them a state")
+            data, saved = data[: len(data) - header.state_nbytes], data[len(data) - header.state_nbytes :]
+            self._db.push(
+                header.policy,
+                decode_parameters(data, source),
+                tags=header.tags,
+                metadata=decode_header(data, source).metadata,
+                state=decode_state(saved, source) if saved else None,
+            )
         elif header.content == pb.CONTENT_STATE:
             self._db.save_state(header.policy, decode_state(data, source))
         else:

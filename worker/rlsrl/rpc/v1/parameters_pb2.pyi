@@ -327,9 +327,12 @@ class Upload(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    STATE_NBYTES_FIELD_NUMBER: _builtins.int
     nbytes: _builtins.int
     content: Global___Content.ValueType
     policy: _builtins.str
+    state_nbytes: _builtins.int
+    """Of a push: how many of the bytes, the last ones, are the state file that is stored with it; 0 for none."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tags of a push."""
@@ -341,10 +344,11 @@ class Upload(_message.Message):
         content: Global___Content.ValueType = ...,
         policy: _builtins.str = ...,
         tags: _abc.Iterable[_builtins.str] | None = ...,
+        state_nbytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "nbytes", b"nbytes", "policy", b"policy", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "nbytes", b"nbytes", "policy", b"policy", "state_nbytes", b"state_nbytes", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
