@@ -105,4 +105,4 @@ def test_two_resumes_of_one_interrupted_run_give_the_same_parameters(tmp_path: P
     for name, array in mine.arrays.items():
         np.testing.assert_array_equal(array, theirs.arrays[name])
     assert mine.values["learner"] == theirs.values["learner"]
-    assert mine.values["ledger"]["counters"]["trained"] == theirs.values["ledger"]["counters"]["trained"]
+    assert mine.values["progress"]["returns"] == theirs.values["progress"]["returns"]

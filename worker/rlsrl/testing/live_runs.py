@@ -134,8 +134,8 @@ class RunFolderFacts:
         return any(TERMINAL_KEY in info.metadata for info in self.versions())
 
     def newest(self) -> VersionInfo | None:
-        """The newest version that training can go on from; None before the first."""
-        return next((info for info in reversed(self.versions()) if info.has_state), None)
+        """The newest durable version; None before the first."""
+        return next(reversed(self.versions()), None)
 
     def logged(self, worker: str, event: str) -> list[dict[str, Any]]:
         """The events of that name in a worker's log, ``trainer-0`` for example, in order."""

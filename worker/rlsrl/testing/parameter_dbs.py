@@ -210,9 +210,8 @@ class ParameterDBConformance:
     def test_a_version_comes_with_its_state(self, store: ParameterStore) -> None:
         db = store.open()
         version = Version(1, 4)
-        db.push(
-            POLICY, make_parameters(version), tags=["best"], metadata={"env_steps": 9}, state=make_state(version, a=1)
-        )
+        state = make_state(version, a=1)
+        db.push(POLICY, make_parameters(version), tags=["best"], metadata={"env_steps": 9}, state=state)
         reader = store.open()
         (info,) = reader.versions(POLICY)
         assert (info.version, info.has_state, info.tags, info.metadata) == (version, True, ("best",), {"env_steps": 9})
