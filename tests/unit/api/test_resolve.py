@@ -88,11 +88,13 @@ def test_environments_are_spread_over_actors(
     assert all(warning in each for each in told.warnings)
 
 
-def test_over_grpc_weights_go_by_way_of_the_coordinator() -> None:
+def test_over_grpc_samples_go_directly_and_weights_by_way_of_the_coordinator() -> None:
     told = resolved("transport=grpc", "policyWorkers={}")
     assert told.policy is not None
     endpoints = [config.parameters_endpoint for config in (told.trainer, told.actor, told.policy)]
     assert (endpoints, told.trainer.publishes_live) == ([None] * 3, True)
+    samples = ("unix-abstract:rlsrl-0f3a-samples-0",)
+    assert told.actor.samples_endpoints == told.trainer.samples_endpoints == samples
     told = resolved("policyWorkers={}")
     assert told.trainer.parameters_endpoint is not None
     assert not told.trainer.publishes_live

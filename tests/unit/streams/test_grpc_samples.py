@@ -242,7 +242,8 @@ def test_a_message_goes_out_only_a_few_times_in_the_peer_time_out(tmp_path: Path
     clock = ManualClock()
     bench = StreamBench(UnixTransport(), tmp_path, clock=clock)
     consumer, producer = bench.consumer(peer_timeout=8.0), bench.producer()
-    bench.connect(consumer, producer)
+    consumer.grant(NUM_LANES, V1)
+    bench.acquire(consumer, producer)
     assert isinstance(producer, GrpcSampleProducer)
     told = set()
     for _ in range(80):

@@ -62,7 +62,8 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
     spread = spec.actors.spread
     folder = placement.run_folder
     endpoint = f"rlsrl-{placement.run_uid}"
-    samples_endpoints = tuple(f"{endpoint}-samples-{rank}" for rank in range(spec.trainers.replicas))
+    samples = f"{'' if spec.transport == 'auto' else 'unix-abstract:'}{endpoint}-samples"
+    samples_endpoints = tuple(f"{samples}-{rank}" for rank in range(spec.trainers.replicas))
     parameters_endpoint = f"{endpoint}-parameters" if spec.transport == "auto" else None
     num_policy_workers = 0 if spec.policy_workers is None else spec.policy_workers.replicas
     inference_endpoints = tuple(f"unix-abstract:{endpoint}-inference-{index}" for index in range(num_policy_workers))

@@ -11,6 +11,7 @@ from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import ConversationServer, Converser
 from rlsrl.runtime.clock import Clock
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.streams.credits import Credit
 from rlsrl.streams.grpc_samples import wire
 from rlsrl.streams.grpc_samples.wire import Kind
@@ -149,7 +150,7 @@ class _GrpcWire(Wire):
         """Messages bring their own memory."""
         try:
             wire.check_fits(layout)
-        except ValueError as error:
+        except ConfigurationError as error:
             raise Refusal("capacity", str(error)) from error
         self._layout = layout
         self.slots = [{} for _ in range(num_slots)]

@@ -118,7 +118,8 @@ class GrpcSampleProducer:
         The other arguments are those of ``SharedMemoryProducer``.
 
         Raises:
-            ValueError: the address has neither form, or a slot does not fit into a message of 64 MiB.
+            ConfigurationError: a slot does not fit into a message of 64 MiB.
+            ValueError: the address has neither form.
         """
         wire.check_fits(layout)
         self._address = validate_address(address)

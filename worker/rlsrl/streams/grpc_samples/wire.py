@@ -16,6 +16,7 @@ import numpy as np
 from rlsrl.data.slots import SlotLayout
 from rlsrl.rpc.codec import ALIGNMENT, Malformed, encode, split
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
+from rlsrl.runtime.errors import ConfigurationError
 
 METHOD = "/rlsrl.samples/Deliver"
 """The one call, a stream both ways."""
@@ -112,11 +113,11 @@ def check_fits(layout: SlotLayout) -> None:
     """See to it that slots of this layout can be sent.
 
     Raises:
-        ValueError: they are too large; the text says by how much and what to change.
+        ConfigurationError: they are too large; the text says by how much and what to change.
     """
     if layout.nbytes > MAX_SLOT_BYTES:
         mib = 1 << 20
-        raise ValueError(
+        raise ConfigurationError(
             f"a slot of {layout.num_steps} steps x {layout.num_lanes} lanes has {layout.nbytes / mib:.1f} MiB, and a "
             f"gRPC message at most {MAX_MESSAGE_BYTES // mib} MiB: shorten actors.rolloutLength, or spread the "
             "environments over more actors (actors.replicas)"

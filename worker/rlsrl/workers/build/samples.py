@@ -7,9 +7,9 @@ from itertools import count
 
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.runtime.ledger import ActorLedger, Posted
+from rlsrl.streams.connect import producer_for
 from rlsrl.streams.protocols import SampleProducer
-from rlsrl.streams.sharded import ShardedProducer
-from rlsrl.streams.shared_memory import SharedMemoryProducer
+from rlsrl.streams.sharded import Shard, ShardedProducer
 
 
 class RankLedger:
@@ -34,14 +34,17 @@ def open_producer(
     """A producer to the consumers at ``endpoints``, by rank; begins the ledger's new life.
 
     What former lives left unacknowledged is forgotten once every rank that it was posted to has accounted for its part.
+
+    Raises:
+        ConfigurationError: slots are too large for the transport.
     """
     previous = ledger.begin(producer_id.incarnation)
     asked = {entry.consumer for entry in previous}
     settled = _all_of(len(asked), lambda: ledger.settle(producer_id.incarnation))
     sequences = count()
 
-    def shard(rank: int) -> SharedMemoryProducer:
-        return SharedMemoryProducer(
+    def shard(rank: int) -> Shard:
+        return producer_for(endpoints[rank])(
             endpoints[rank],
             token=token,
             layout=layout,

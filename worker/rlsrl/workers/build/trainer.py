@@ -26,8 +26,8 @@ from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import TrainerLedger
+from rlsrl.streams.connect import consumer_for
 from rlsrl.streams.protocols import SampleConsumer
-from rlsrl.streams.shared_memory import SharedMemoryConsumer
 from rlsrl.workers.build.common import PROGRAM_KEY, derived_seed, environment_source, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_publisher
 from rlsrl.workers.checkpoints import CheckpointWriter
@@ -88,8 +88,9 @@ def build_trainer(
         resources.callback(page.close)
         ledger = TrainerLedger(page)
         ledger.resume(state.values["ledgers"][gang.rank] if state is not None else None)
-        consumer = SharedMemoryConsumer(
-            config.samples_endpoints[context.index],
+        endpoint = config.samples_endpoints[context.index]
+        consumer = consumer_for(endpoint)(
+            endpoint,
             token=context.token,
             layout_digest=layout.step_digest,
             ledger=ledger,

@@ -1,0 +1,16 @@
+"""Which transport an endpoint is of, by its form: an address of gRPC has a colon, a name in shared memory has none."""
+
+from __future__ import annotations
+
+from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer
+from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
+
+
+def producer_for(endpoint: str) -> type[SharedMemoryProducer] | type[GrpcSampleProducer]:
+    """Makes the end that fills slots: ``unix-abstract:NAME`` and ``HOST:PORT`` are reached by gRPC."""
+    return GrpcSampleProducer if ":" in endpoint else SharedMemoryProducer
+
+
+def consumer_for(endpoint: str) -> type[SharedMemoryConsumer] | type[GrpcSampleConsumer]:
+    """Makes the end that grants; see ``producer_for``."""
+    return GrpcSampleConsumer if ":" in endpoint else SharedMemoryConsumer
