@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -29,7 +30,6 @@ from rlsrl.testing.http_proxy import FaultyProxy, Request
 from rlsrl.testing.parameter_dbs import POLICY, got, make_parameters, make_state, push_steps, stored
 from rlsrl.testing.s3_server import ACCESS_KEY, CREDENTIALS, REGION, SECRET_KEY, S3Server
 
-BUCKET = "weights"
 LONG = 60.0
 """Seconds that something may take that will happen."""
 IMPATIENT = 0.05
@@ -50,9 +50,9 @@ def server(s3_server_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def bucket(server: S3Server, request: pytest.FixtureRequest) -> str:
+def bucket(server: S3Server) -> str:
     """An empty bucket."""
-    name = f"bucket-{abs(hash(request.node.nodeid)) % 10**12}"
+    name = f"bucket-{secrets.token_hex(8)}"
     server.create_bucket(name)
     return name
 
@@ -109,8 +109,8 @@ def all_that_is_told(call: Callable[[], object], kind: type[OSError]) -> str:
     with capture_logs() as logs, pytest.raises(kind) as caught:
         call()
     told = "".join(traceback.format_exception(caught.value)) + repr(logs)
-    for secret in (ACCESS_KEY, SECRET_KEY, "another-key", "AWS4-HMAC"):
-        assert secret not in told
+    for hidden in (ACCESS_KEY, SECRET_KEY, "another-key", "AWS4-HMAC"):
+        assert hidden not in told
     text = str(caught.value)
     assert len(text.splitlines()) == 1
     return text
@@ -127,8 +127,9 @@ def test_a_store_that_is_not_there_is_named(server: S3Server, bucket: str) -> No
             )
     finally:
         server.restart()
-    push_steps(db, 1)
-    assert stored(db) == ["1.1"]
+    patient = open_db(server.endpoint, bucket)
+    push_steps(patient, 1)
+    assert stored(patient) == ["1.1"]
 
 
 def test_a_frozen_store_is_given_up_in_time_and_goes_on_when_it_thaws(server: S3Server, bucket: str) -> None:
