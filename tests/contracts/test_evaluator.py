@@ -21,9 +21,11 @@ from rlsrl.parameters.evaluations import BEST_TAG, EVALUATION_KEY, NUMBER_KEY, e
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.memory import MemoryBlobs, MemoryParameterDB
 from rlsrl.parameters.names import file_stem
-from rlsrl.parameters.protocols import ParameterDB, Parameters, VersionInfo
+from rlsrl.parameters.objects import StoreRefused
+from rlsrl.parameters.protocols import ParameterDB, Parameters, Ref, VersionInfo
 from rlsrl.parameters.terminal import TERMINAL_KEY
 from rlsrl.policies.program import ActorProgram, CategoricalHead, DenseLayer
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
 from rlsrl.workers.build.common import PROGRAM_KEY
@@ -473,6 +475,55 @@ def test_a_full_disk_costs_the_result_and_nothing_else(bench: Bench) -> None:
 
     assert bench.means() == {"1.20": 3.0}
     assert (bench.count("failed"), bench.count("stored")) == (1, 1)
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(bench: Bench) -> None:
+    bench.push(10, grade=7)
+    num_looks = 0
+
+    def open_db() -> ParameterDB:
+        db = bench.open_db()
+        versions, get = db.versions, db.get
+
+        def away_at_first(policy: str) -> list[VersionInfo]:
+            nonlocal num_looks
+            num_looks += 1
+            if num_looks <= 3:
+                raise OSError("the store cannot be reached")
+            return versions(policy)
+
+        def refuse_one(policy: str, ref: Ref = "latest", newer_than: Version | None = None) -> Parameters | None:
+            if ref == Version(1, 10):
+                raise OSError("the store cannot be reached")
+            return get(policy, ref, newer_than)
+
+        db.versions, db.get = away_at_first, refuse_one  # type: ignore[method-assign]
+        return db
+
+    def on_wait() -> None:
+        if num_looks > 3:
+            bench.push(20, grade=1, terminal=True)
+
+    bench.members.on_wait = on_wait
+
+    bench.evaluator(open_db=open_db).run()
+
+    assert bench.means() == {"1.20": 3.0}
+    assert (bench.count("failed"), bench.count("stored")) == (1, 1)
+
+
+def test_a_store_that_refuses_ends_the_evaluator(bench: Bench) -> None:
+    def open_db() -> ParameterDB:
+        db = bench.open_db()
+
+        def refuse(policy: str) -> list[VersionInfo]:
+            raise StoreRefused("no such bucket")
+
+        db.versions = refuse  # type: ignore[method-assign]
+        return db
+
+    with pytest.raises(ConfigurationError, match="no such bucket"):
+        bench.evaluator(open_db=open_db).run()
 
 
 def test_one_of_so_many_versions_and_the_last_one(bench: Bench) -> None:

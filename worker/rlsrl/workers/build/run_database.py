@@ -27,10 +27,11 @@ def open_run_database(run: Path) -> ParameterDB:
 def _store(run: Path) -> ParameterStoreConfig:
     inside = ParameterStoreConfig(folder=str(run / PARAMETERS))
     try:
-        trainer = json.loads((run / RESOLVED).read_bytes())["trainer"]
-        if "parameter_store" not in trainer:
+        # The coordinator is told of the place itself, others perhaps of the coordinator.
+        told = json.loads((run / RESOLVED).read_bytes())["coordinator"]
+        if "parameter_store" not in told:
             return inside  # Told by an rlsrl that knew no other place.
-        store = ParameterStoreConfig.from_json(json.dumps(trainer["parameter_store"]))
+        store = ParameterStoreConfig.from_json(json.dumps(told["parameter_store"]))
     except FileNotFoundError:
         return inside  # Nothing of the run was started yet.
     except (KeyError, TypeError, ValueError) as error:

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlsrl.api.load import load_text
+from rlsrl.api.resolve import POLICY_NAME, LocalPlacement, resolve
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.object_store import ObjectStoreParameterDB
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.parameter_dbs import push_steps
+from rlsrl.testing.s3_server import CREDENTIALS
+from rlsrl.workers.build.run_database import RESOLVED, open_run_database
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: one}
+spec:
+  environment: {id: CartPole-v1}
+  actors: {environments: 8}
+  stop: {returnMean: 475}
+"""
+IN_A_BUCKET = "parameters.store={objectStore: {url: 's3://bucket/team', endpoint: 'http://127.0.0.1:1'}}"
+
+
+def make_run(folder: Path, *overrides: str) -> Path:
+    placement = LocalPlacement(run_uid="0f3a", run_folder=folder.absolute())
+    told = resolve(load_text(EXPERIMENT, overrides=overrides), placement)
+    folder.mkdir()
+    (folder / RESOLVED).write_text(told.to_json())
+    return folder
+
+
+def test_a_folder_that_was_moved_keeps_its_versions(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    push_steps(FilesystemParameterDB(run / "parameters"), 1, 2)
+    moved = run.rename(tmp_path / "elsewhere")
+    assert [info.version.step for info in open_run_database(moved).versions(POLICY_NAME)] == [1, 2]
+
+
+def test_a_folder_of_which_nothing_was_started_has_no_versions(tmp_path: Path) -> None:
+    assert open_run_database(tmp_path).policies() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_an_rlsrl_that_knew_no_stores_keeps_its_versions(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    told = json.loads((run / RESOLVED).read_text())
+    del told["coordinator"]["parameter_store"]
+    (run / RESOLVED).write_text(json.dumps(told))
+    push_steps(FilesystemParameterDB(run / "parameters"), 7)
+    assert [info.version.step for info in open_run_database(run).versions(POLICY_NAME)] == [7]
+
+
+def test_a_run_in_a_bucket_is_found_there_with_credentials_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", IN_A_BUCKET)
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigurationError, match="no credentials for s3://bucket/team/one-0f3a"):
+        open_run_database(run)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    assert isinstance(open_run_database(run), ObjectStoreParameterDB)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"coordinator": {"parameter_store": {}}}'])
+def test_what_rlsrl_did_not_write_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / RESOLVED).write_text(content)
+    with pytest.raises(ConfigurationError, match=r"resolved\.json is not what this version of rlsrl writes"):
+        open_run_database(tmp_path)
