@@ -15,7 +15,7 @@ from rlsrl.workers.wandb_process import NOT_INSTALLED, Options
 
 MAX_FAILURES = 3
 """Failures after which the rest of the coordinator's life goes without wandb."""
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 8.0
 """How long wandb may take at the end; within what a coordinator that is asked to exit has."""
 
 

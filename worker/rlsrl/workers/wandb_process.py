@@ -4,18 +4,19 @@ A process of its own, since wandb is not to be trusted with the coordinator: its
 second, it starts a server and handlers that run at exit, and what it raises or waits for depends on a service far away.
 Here it may fail; the coordinator starts it again (``rlsrl.workers.wandb_mirror``).
 
-``metrics.jsonl`` is read from where the former life left off. A byte on standard input says that there may be more, its
-end that there will be none. Rows are written at least once: what was handed to wandb right before a kill may be there
-twice.
+``metrics.jsonl`` is read from where wandb's own files end. A byte on standard input says that there may be more, its
+end that there will be none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -26,7 +27,6 @@ NOT_INSTALLED = 2
 """Exit code where starting again does not help."""
 STEP = "train_step"
 """What wandb draws everything over: a row's own step, since a run that resumes goes back, which wandb's cannot."""
-MARK_FILE = "rlsrl.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,46 +53,54 @@ class Options:
         return cls(**json.loads(text))
 
 
-class Mark:
-    """How many bytes of the learning curve are at wandb; kept in a file beside wandb's."""
+class Follower:
+    """Reads a learning curve that grows."""
 
-    def __init__(self, path: Path, run_uid: str) -> None:
-        """Read what a former life of that run left."""
+    def __init__(self, path: Path) -> None:
+        """Begin at its beginning; it need not be there yet."""
         self._path = path
-        self._run_uid = run_uid
-        self.offset = self._read()
+        self._offset = 0
 
-    def _read(self) -> int:
+    def new_rows(self) -> Iterator[Row]:
+        """The rows that are new since the last call, so far as they were taken; none but whole lines."""
         try:
-            value = json.loads(self._path.read_bytes())
-            return int(value["offset"]) if value["run_uid"] == self._run_uid else 0
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                # What is no row the learning curve itself has told of.
+                with contextlib.suppress(TypeError, ValueError, KeyError):
+                    yield Row.from_line(line)
 
-    def move(self, offset: int) -> None:
-        """Keep it over a kill of the process."""
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps({"run_uid": self._run_uid, "offset": offset}))
-        new.replace(self._path)
-        self.offset = offset
+
+def num_rows_written(folder: Path, run_uid: str) -> int:
+    """How many rows former lives have put into wandb's files.
+
+    wandb collects what it is given in blocks and loses the last one if it is killed, so only its files can tell.
+    """
+    files = sorted(folder.glob(f"wandb/*run-*-{run_uid}/run-{run_uid}.wandb"))
+    if not files:
+        return 0
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made by protoc
+
+    return sum(Record.FromString(data).HasField("history") for path in files for data in _records(path))
 
 
-def read_rows(path: Path, offset: int) -> Iterator[tuple[Row | None, int]]:
-    """The whole lines from ``offset`` on, with the offset behind each; None for one that is no row."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            try:
-                yield Row.from_line(line), offset
-            except (TypeError, ValueError, KeyError):
-                yield None, offset
+def _records(path: Path) -> Iterator[bytes]:
+    """The whole records of a file of wandb's, as far as a kill left them."""
+    from wandb.sdk.internal.datastore import DataStore
+
+    store = DataStore()
+    # Its way of saying that a record is not whole.
+    with contextlib.suppress(AssertionError):
+        store.open_for_scan(str(path))  # type: ignore[no-untyped-call]
+        while (data := store.scan_data()) is not None:  # type: ignore[no-untyped-call]
+            yield data
 
 
 def begin_run(wandb: Any, options: Options) -> Any:
@@ -121,14 +129,10 @@ def begin_run(wandb: Any, options: Options) -> Any:
     return run
 
 
-def write_rows(run: Any, path: Path, mark: Mark) -> None:
-    """Hand over what is new."""
-    offset = mark.offset
-    for row, offset in read_rows(path, mark.offset):  # noqa: B007 - the last one is the new mark
-        if row is not None:
-            run.log({STEP: row.step, "attempt": row.attempt, **row.scalars})
-    if offset != mark.offset:
-        mark.move(offset)
+def write_rows(run: Any, rows: Iterable[Row]) -> None:
+    """Hand the rows over."""
+    for row in rows:
+        run.log({STEP: row.step, "attempt": row.attempt, **row.scalars})
 
 
 def main(arguments: list[str]) -> int:
@@ -143,13 +147,14 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"rlsrl: tracking.wandb needs the package 'wandb': pip install wandb ({error})\n")
         return NOT_INSTALLED
     folder = Path(options.folder)
-    (folder / "wandb").mkdir(exist_ok=True)
-    mark, rows = Mark(folder / "wandb" / MARK_FILE, options.run_uid), folder / METRICS_FILE
+    curve = Follower(folder / METRICS_FILE)
+    for _ in islice(curve.new_rows(), num_rows_written(folder, options.run_uid)):
+        pass
     run = begin_run(wandb, options)
-    write_rows(run, rows, mark)
+    write_rows(run, curve.new_rows())
     while os.read(sys.stdin.fileno(), 4096):
-        write_rows(run, rows, mark)
-    write_rows(run, rows, mark)
+        write_rows(run, curve.new_rows())
+    write_rows(run, curve.new_rows())
     run.finish()
     return 0
 
