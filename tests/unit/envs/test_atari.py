@@ -125,7 +125,11 @@ def test_a_missing_package_is_named_with_its_cure(missing: str, cure: str) -> No
 
 def test_an_environment_that_its_wrappers_do_not_fit_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
-    monkeypatch.setattr(gymnasium.Wrapper, "close", closed.append)
+
+    def close(env: gymnasium.Env[Any, Any]) -> None:
+        closed.append(env)
+
+    monkeypatch.setattr(gymnasium.Wrapper, "close", close)
     with pytest.raises(ConfigurationError):
         make_environment(EnvironmentSource(id="Pendulum-v1", action_mask="mask"))
     assert closed
