@@ -6,8 +6,8 @@ and asks which credits to send. Lanes are the unit of account::
     granted + returned by the gone = issued + allowance
 
 A credit is issued only if the whole slot fits into the allowance: lanes beyond what is granted would be older than the
-policy lag allows by the time they are trained. What is left over waits for the next grant. So whoever grants has to grant
-enough ahead for whole slots to fit (``ExperimentSpec.least_policy_lag``).
+policy lag allows by the time they are trained. What is left over waits for the next grant. So whoever grants has to
+grant enough ahead for whole slots to fit (``ExperimentSpec.least_policy_lag``).
 
 Among producers with a free slot the one that was issued a credit longest ago comes first, then the lowest index:
 neither the order nor the moment in which memory came back matters as long as there is some. So a batch is spread over

@@ -1,6 +1,6 @@
-"""Starts the ranks of a trainer gang on one machine by torchrun: ``python -m rlsrl.workers.gang_launcher --ranks K ...``.
+"""Starts the ranks of a trainer gang on one machine by torchrun: ``python -m rlsrl.workers.gang_launcher --ranks K``.
 
-What follows goes to each rank's ``rlsrl.workers``. The gang is one process to whoever started it: it ends when its
+What follows that goes to each rank's ``rlsrl.workers``. The gang is one process to whoever started it: it ends when its
 ranks have ended, dies when one dies, and takes all of them along. Exit codes are those of ``rlsrl.workers``.
 """
 
