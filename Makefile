@@ -43,6 +43,9 @@ lint: setup  ## ruff, mypy, layers, drift of generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@drift=$$(mktemp -d); trap 'rm -rf "$$drift"' EXIT; hack/protos "$$drift"; \
+	  diff -r -x __init__.py -x __pycache__ "$$drift/rlsrl/rpc/v1" worker/rlsrl/rpc/v1 \
+	  || { echo "lint: the stubs are not those of protos/: run \`make protos\` and commit"; exit 1; }
 
 format: setup  ## Format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
