@@ -9,8 +9,9 @@ import pytest
 from rlsrl.testing.kills import KILLED_ROLES, MOMENTS, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT
 
-ROLES = [role for role in KILLED_ROLES if role != "policy"]
-"""Those of an experiment whose actors act by themselves; policy workers are killed in ``test_policy_worker_run``."""
+ELSEWHERE = {"policy", "buffer"}
+"""Roles that this experiment does without; see ``test_policy_worker_run`` and ``test_buffer_worker_run``."""
+ROLES = [role for role in KILLED_ROLES if role not in ELSEWHERE]
 EXPERIMENT = GATED_EXPERIMENT + "  evaluators: {{environments: 2, episodesPerEnvironment: 1}}\n"
 
 

@@ -194,6 +194,18 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             "integer >= 1",
         ),
         (
+            ["actors.replicas=4", "bufferWorkers.replicas=3"],
+            "spec.bufferWorkers.replicas",
+            "3 buffer workers cannot serve equal parts of 4 actors",
+            "a divisor of 4, for example 2 or 4",
+        ),
+        (
+            ["actors.replicas=3", "bufferWorkers={}"],
+            "spec.actors.environments",
+            "8 environments do not divide evenly over 3 actors",
+            "a multiple of 3",
+        ),
+        (
             ["evaluators={environments: 3, replicas: 4, maxSteps: 3}"],
             "spec.evaluators.maxSteps",
             "3 steps leave some of 4 environments without any",

@@ -15,6 +15,7 @@ from rlsrl.api.resolved import (
     TrainerConfig,
 )
 from rlsrl.api.spec import Environment, Mlp, Network, ParameterVersions, Ppo, Stop
+from rlsrl.streams.handshake import MAX_SLOTS
 
 PLACEMENT = LocalPlacement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
 
@@ -51,7 +52,7 @@ def test_each_role_is_told_what_it_needs() -> None:
     trainer = told.trainer
     assert (trainer.environment, trainer.network, trainer.algorithm) == (environment, network, Ppo(epochs=2))
     assert (trainer.rollout_length, trainer.batch_lanes, trainer.num_minibatches) == (128, 8, 4)
-    assert (trainer.max_policy_lag, trainer.num_actors, trainer.max_lanes_per_actor) == (2, 2, 4)
+    assert (trainer.max_policy_lag, trainer.num_producers, trainer.max_lanes_per_actor) == (2, 2, 4)
     assert (trainer.policy_name, trainer.parameter_store.folder) == ("default", "/runs/one/parameters")
     assert (trainer.versions, trainer.stop) == (ParameterVersions(keep_last=7), Stop(return_mean=475.0))
     assert trainer.num_trainers == 1
@@ -79,7 +80,7 @@ def test_environments_are_spread_over_actors(
 ) -> None:
     told = resolved(*overrides)
 
-    assert told.num_actors == told.actor.num_actors == told.trainer.num_actors == num_actors
+    assert told.num_actors == told.actor.num_actors == told.trainer.num_producers == num_actors
     assert [told.actor.lanes_of(index) for index in range(num_actors)] == lanes
     ranks = [rank for index in range(num_actors) for rank in told.actor.environment_ranks_of(index)]
     assert ranks == list(range(sum(lanes)))
@@ -105,7 +106,7 @@ def test_without_policy_workers_actors_act_by_themselves() -> None:
     assert told.policy is None
     assert told.coordinator.num_policy_workers == 0
     assert (told.actor.inference_endpoints, told.actor.ring_size) == ((), 1)
-    assert told.trainer.slots_per_actor == 2
+    assert told.trainer.slots_per_producer == 2
 
 
 def test_policy_workers_are_asked_where_they_serve() -> None:
@@ -120,8 +121,40 @@ def test_policy_workers_are_asked_where_they_serve() -> None:
     assert policy.parameters_endpoint == told.trainer.parameters_endpoint
     assert (policy.environment, policy.network) == (told.trainer.environment, told.trainer.network)
     assert told.actor.ring_size == 4
-    assert told.trainer.slots_per_actor == 8
+    assert told.trainer.slots_per_producer == 8
     assert told.trainer.max_lanes_per_actor * 4 == told.actor.lanes_of(0)
+
+
+def test_without_buffer_workers_actors_post_to_every_trainer() -> None:
+    told = resolved("trainers.replicas=2", "actors.replicas=2")
+    assert told.buffer is None
+    assert told.coordinator.num_buffer_workers == 0
+    assert told.actor.consumers_of(1) == dict(enumerate(told.trainer.samples_endpoints))
+    assert told.trainer.num_producers == 2
+
+
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_buffer_workers_stand_between_actors_and_trainers(transport: str) -> None:
+    told = resolved("bufferWorkers.replicas=2", "actors.replicas=4", "trainers.replicas=2", f"transport={transport}")
+    buffer = told.buffer
+    assert buffer is not None
+    assert told.coordinator.num_buffer_workers == buffer.num_buffer_workers == len(set(buffer.buffer_endpoints)) == 2
+    assert [told.actor.consumers_of(index) for index in range(4)] == [
+        {index % 2: buffer.buffer_endpoints[index % 2]} for index in range(4)
+    ]
+    assert buffer.samples_endpoints == told.trainer.samples_endpoints
+    assert len({*buffer.buffer_endpoints, *buffer.samples_endpoints}) == 4
+    assert all(("unix-abstract:" in each) == (transport == "grpc") for each in buffer.buffer_endpoints)
+    assert (buffer.num_actors, buffer.slots_per_actor, buffer.lanes_per_slot) == (2, 2, 2)
+    assert (told.trainer.num_producers, told.trainer.slots_per_producer) == (2, 4)
+    assert buffer.has_discounted_return == (told.actor.return_discount is not None)
+
+
+def test_a_buffer_worker_of_many_actors_asks_for_no_more_slots_than_a_stream_takes() -> None:
+    told = resolved(
+        "bufferWorkers={}", "actors={replicas: 100, environmentsPerActor: 1}", "trainers.batchEnvironments=8"
+    )
+    assert told.trainer.slots_per_producer == MAX_SLOTS == 64
 
 
 def test_without_evaluators_there_are_none() -> None:

@@ -365,6 +365,12 @@ def variation(rng: random.Random) -> Document:
     transitions = batch * actors["rolloutLength"]
     divisors = [number for number in range(2, min(transitions, 5000) + 1) if transitions % number == 0]
     spec.setdefault("algorithm", {}).setdefault("ppo", {})["minibatchSize"] = rng.choice(divisors)
+    num_actors = min(actors["replicas"], total)
+    if total % num_actors:
+        spec.pop("bufferWorkers", None)
+    elif "bufferWorkers" in spec:
+        divisors = [number for number in range(1, num_actors + 1) if num_actors % number == 0]
+        spec["bufferWorkers"] = {"replicas": rng.choice(divisors)}
     if "maxSteps" in spec.get("evaluators", {}):
         spec["evaluators"]["maxSteps"] = rng.randint(65_536, 10**9)
     return document

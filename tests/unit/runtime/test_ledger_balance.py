@@ -176,3 +176,41 @@ def test_the_books_of_a_live_run_are_not_closed(tmp_path: Path) -> None:
     assert replace(read_pages(tmp_path)[0], unacknowledged=()) != read_pages(tmp_path)[0]
     close_books(tmp_path)
     assert read_pages(tmp_path)[0].unacknowledged == ()
+
+
+def buffer(*left: Posted, ended: bool = True, marks: dict[int, Mark] | None = None, **counters: int) -> PageRecord:
+    record = PageRecord(
+        role="buffer", index=0, incarnation=0, ended=ended, lives=1, unacknowledged=left, marks=marks or {}
+    )
+    return record.count(**counters)
+
+
+@pytest.mark.parametrize(
+    ("held", "dropped", "expected"),
+    [
+        pytest.param(10, 0, {"in_buffer": 10, "unsettled": 28}, id="live"),
+        pytest.param(0, 10, {"dropped.end_of_run": 38}, id="ended"),
+    ],
+)
+def test_in_a_chain_each_is_judged_by_its_own_consumer(held: int, dropped: int, expected: dict[str, int]) -> None:
+    """The buffer worker took actor 0's slot 5, and the trainer the buffer worker's slot 3."""
+    marks = {0: Mark(0, 5)}
+    pages = [
+        actor(0, Posted(0, 5, 10, 0), Posted(0, 6, 20, 0), produced=100),
+        buffer(Posted(0, 3, 40, 0), Posted(0, 4, 8, 0), marks=marks, passed_on=70, in_buffer=held),
+        trainer(marks={0: Mark(0, 3)}, trained=62, **{"dropped.end_of_run": dropped}),
+    ]
+    found = balance(pages, ended=not held)
+    found.check()
+    assert terms(found) == {"produced": 100, "trained": 62} | expected
+
+
+def test_what_a_dead_buffer_worker_held_and_posted_is_lost() -> None:
+    pages = [
+        actor(0, produced=30),
+        buffer(Posted(0, 3, 8, 0), ended=False, marks={0: Mark(0, 5)}, in_buffer=22),
+        trainer(marks={0: Mark(0, 2)}),
+    ]
+    found = balance(pages, ended=True)
+    found.check()
+    assert terms(found) == {"produced": 30, "lost.receiver_died": 22, "lost.producer_died": 8}

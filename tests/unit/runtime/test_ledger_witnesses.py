@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from rlsrl.data.slots import ProducerId
-from rlsrl.runtime.ledger import ACCOUNT_CLOSED, ActorLedger, LedgerError, LedgerPage, Posted, TrainerLedger
+from rlsrl.runtime.ledger import (
+    ACCOUNT_CLOSED,
+    ActorLedger,
+    BufferLedger,
+    LedgerError,
+    LedgerPage,
+    Posted,
+    TrainerLedger,
+)
 from rlsrl.runtime.ledger.records import Mark, PageRecord
 from rlsrl.runtime.ledger.witnesses import resumed
 from rlsrl.streams.protocols import ConsumerLedger, ProducerLedger
@@ -213,3 +221,37 @@ def test_a_snapshot_goes_through_json(tmp_path: Path, trainer_page: LedgerPage) 
         assert elsewhere.mark(ProducerId(3, 1)) == 6
     ledger.resume(saved)
     assert figures(trainer_page) == {"trained": 40, "lost.rolled_back": 60}
+
+
+@pytest.fixture
+def buffer_page(tmp_path: Path) -> Iterator[LedgerPage]:
+    with LedgerPage.open(tmp_path / "buffer-0.page", "buffer", 0) as page:
+        yield page
+
+
+def test_a_buffer_worker_posts_what_it_took(buffer_page: LedgerPage) -> None:
+    ledger = BufferLedger(buffer_page)
+    assert ledger.begin(0) == ()
+    for sequence in range(3):
+        ledger.take(ProducerId(4, 1), sequence, 10)
+    assert figures(buffer_page) == {"in_buffer": 30}
+    ledger.produce(0, 10, consumer=1)
+    assert figures(buffer_page) == {"in_buffer": 20, "passed_on": 10}
+    assert buffer_page.record.unacknowledged == (Posted(0, 0, 10, 1),)
+    ledger.dropped("end_of_run", 10)
+    assert figures(buffer_page) == {"in_buffer": 10, "passed_on": 10, "dropped.end_of_run": 10}
+    ledger.acknowledge(0)
+    assert buffer_page.record.unacknowledged == ()
+
+
+def test_what_a_dead_buffer_worker_held_is_lost_with_the_next_life(buffer_page: LedgerPage) -> None:
+    ledger = BufferLedger(buffer_page)
+    ledger.begin(0)
+    ledger.take(ProducerId(4, 1), 0, 10)
+    ledger.take(ProducerId(4, 1), 1, 7)
+    ledger.produce(0, 10)
+    assert ledger.begin(1) == (Posted(0, 0, 10, 0),)
+    assert figures(buffer_page) == {"passed_on": 10, "lost.receiver_died": 7}
+    assert ledger.mark(ProducerId(4, 1)) == 1, "what was taken is not taken again"
+    ledger.settle(1)
+    assert buffer_page.record.unacknowledged == ()

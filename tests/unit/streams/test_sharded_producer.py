@@ -13,10 +13,10 @@ from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, TrainerLedger, balance, read_pages
 from rlsrl.streams.protocols import StreamClosed, StreamTimeout
-from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
 from rlsrl.streams.sharded import ShardedProducer
+from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
 from rlsrl.testing.rollouts import discrete_env_spec
-from rlsrl.workers.build.samples import RankLedger
+from rlsrl.workers.build.samples import AddressedLedger
 
 LAYOUT = rollout_layout(discrete_env_spec(), num_steps=3, num_lanes=2)
 TOKEN = "token-of-the-tests"
@@ -44,7 +44,7 @@ class Fleet:
                     token=TOKEN,
                     layout=LAYOUT,
                     producer_id=ProducerId(0, 0),
-                    ledger=RankLedger(ledger, rank),
+                    ledger=AddressedLedger(ledger, rank),
                     sequences=sequences,
                 )
                 for rank in range(2)

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from rlsrl.api.resolved import (
     ActorConfig,
+    BufferConfig,
     CoordinatorConfig,
     EvaluatorConfig,
     ObjectStoreConfig,
@@ -24,6 +25,8 @@ POLICY_NAME = "default"
 """The one policy's name in the parameter DB."""
 SLOTS_PER_GROUP = 2
 """Slots of an actor for each group of environments: one is filled while the one before is trained on."""
+MAX_SLOTS_PER_PRODUCER = 64
+"""What a stream takes of one producer; more rollouts of a buffer worker's actors wait in their own slots."""
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 10.0
 """Ten missed heartbeats: a machine that is only busy does not lose its index."""
@@ -64,6 +67,10 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
     endpoint = f"rlsrl-{placement.run_uid}"
     samples = f"{'' if spec.transport == 'auto' else 'unix-abstract:'}{endpoint}-samples"
     samples_endpoints = tuple(f"{samples}-{rank}" for rank in range(spec.trainers.replicas))
+    num_buffer_workers = 0 if spec.buffer_workers is None else spec.buffer_workers.replicas
+    buffer_endpoints = tuple(f"{samples}-buffer-{index}" for index in range(num_buffer_workers))
+    slots_per_actor = SLOTS_PER_GROUP * spec.actors.ring_size
+    actors_per_producer = spread.num_workers // num_buffer_workers if num_buffer_workers else 1
     parameters_endpoint = f"{endpoint}-parameters" if spec.transport == "auto" else None
     num_policy_workers = 0 if spec.policy_workers is None else spec.policy_workers.replicas
     inference_endpoints = tuple(f"unix-abstract:{endpoint}-inference-{index}" for index in range(num_policy_workers))
@@ -90,6 +97,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             num_actors=spread.num_workers,
             num_trainers=len(samples_endpoints),
             num_policy_workers=num_policy_workers,
+            num_buffer_workers=num_buffer_workers,
             num_evaluators=0 if spec.evaluators is None else spec.evaluators.replicas,
         ),
         trainer=TrainerConfig(
@@ -101,9 +109,9 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             rollout_length=spec.actors.rollout_length,
             batch_lanes=spec.batch_environments,
             max_policy_lag=spec.pacing.max_policy_lag,
-            num_actors=spread.num_workers,
+            num_producers=num_buffer_workers or spread.num_workers,
             max_lanes_per_actor=max(spec.actors.rollout_environments),
-            slots_per_actor=SLOTS_PER_GROUP * spec.actors.ring_size,
+            slots_per_producer=min(slots_per_actor * actors_per_producer, MAX_SLOTS_PER_PRODUCER),
             samples_endpoints=samples_endpoints,
             parameters_endpoint=parameters_endpoint,
             publishes_live=parameters_endpoint is None,
@@ -122,6 +130,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             environments_per_actor=spec.actors.environments_per_actor,
             rollout_length=spec.actors.rollout_length,
             samples_endpoints=samples_endpoints,
+            buffer_endpoints=buffer_endpoints,
             parameters_endpoint=parameters_endpoint,
             inference_endpoints=inference_endpoints,
             ring_size=spec.actors.ring_size,
@@ -139,6 +148,20 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             parameter_pull_seconds=spec.policy_workers.parameter_pull_seconds,
             parameters_endpoint=parameters_endpoint,
             policy_name=POLICY_NAME,
+        ),
+        buffer=None
+        if not buffer_endpoints
+        else BufferConfig(
+            **common,
+            environment=spec.environment,
+            rollout_length=spec.actors.rollout_length,
+            lanes_per_slot=max(spec.actors.rollout_environments),
+            has_discounted_return=spec.algorithm.chosen.normalize_rewards,
+            num_actors=actors_per_producer,
+            slots_per_actor=slots_per_actor,
+            buffer_endpoints=buffer_endpoints,
+            samples_endpoints=samples_endpoints,
+            peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
         ),
         evaluator=_evaluator(spec, common, parameter_store),
         num_actors=spread.num_workers,

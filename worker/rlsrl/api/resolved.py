@@ -108,6 +108,8 @@ class CoordinatorConfig(RoleConfig):
     """Trainer ranks that should be there."""
     num_policy_workers: Annotated[int, Field(ge=0), INTEGRAL] = 0
     """Policy workers that should be there."""
+    num_buffer_workers: Annotated[int, Field(ge=0), INTEGRAL] = 0
+    """Buffer workers that should be there."""
     num_evaluators: Annotated[int, Field(ge=0), INTEGRAL] = 0
     """Evaluators that should be there."""
 
@@ -129,12 +131,12 @@ class TrainerConfig(RoleConfig):
     """B: lanes of one batch, over all ranks."""
     max_policy_lag: Annotated[int, Field(ge=0), INTEGRAL]
     """Training steps that acting weights may be behind."""
-    num_actors: PositiveInteger
-    """Actors whose samples are expected."""
+    num_producers: PositiveInteger
+    """Actors whose samples are expected, or buffer workers where they stand between."""
     max_lanes_per_actor: PositiveInteger
     """Lanes of the largest slot that will come."""
-    slots_per_actor: PositiveInteger
-    """Slots of each actor: so many rollouts of one actor may be filled or waiting to be trained on at a time."""
+    slots_per_producer: PositiveInteger
+    """Slots of each of them: so many rollouts may be filled or waiting to be trained on at a time."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where each rank takes samples, by rank."""
     parameters_endpoint: str | None = None
@@ -186,7 +188,9 @@ class ActorConfig(RoleConfig):
     rollout_length: PositiveInteger
     """T: steps of a slot."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
-    """Where filled slots go, by trainer rank."""
+    """Where trainers take samples, by rank."""
+    buffer_endpoints: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Where buffer workers take samples, by index; filled slots go to one of them, if there are any."""
     parameters_endpoint: str | None = None
     """Where weights come from in shared memory; None: from the coordinator, over gRPC."""
     inference_endpoints: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -218,6 +222,44 @@ class ActorConfig(RoleConfig):
             IndexError: the total leaves nothing for that index.
         """
         return len(self.environment_ranks_of(index))
+
+    def consumers_of(self, index: int) -> dict[int, str]:
+        """Where the actor with that index posts: each consumer's endpoint, by the consumer's own index.
+
+        To its buffer worker, if there are any: actors are spread over them by their index. Otherwise to every trainer.
+        """
+        if not self.buffer_endpoints:
+            return dict(enumerate(self.samples_endpoints))
+        buffer = index % len(self.buffer_endpoints)
+        return {buffer: self.buffer_endpoints[buffer]}
+
+
+class BufferConfig(RoleConfig):
+    """What each buffer worker is told."""
+
+    environment: Environment
+    """What the samples are of; one instance is made to learn its spaces and closed."""
+    rollout_length: PositiveInteger
+    """T: steps of a slot."""
+    lanes_per_slot: PositiveInteger
+    """N: lanes of every slot."""
+    has_discounted_return: bool
+    """Whether slots carry discounted returns, for rewards to be scaled by."""
+    num_actors: PositiveInteger
+    """Actors that post to each buffer worker."""
+    slots_per_actor: PositiveInteger
+    """Slots of each of them."""
+    buffer_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """Where each buffer worker takes samples, by index."""
+    samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """Where trainers take samples, by rank."""
+    peer_timeout_seconds: PositiveSeconds
+    """Seconds of silence after which an actor's credits go to others."""
+
+    @property
+    def num_buffer_workers(self) -> int:
+        """Buffer workers that should be there."""
+        return len(self.buffer_endpoints)
 
 
 class PolicyWorkerConfig(RoleConfig):
@@ -279,6 +321,8 @@ class ResolvedExperiment(Config):
     actor: ActorConfig
     policy: PolicyWorkerConfig | None = None
     """None without policy workers: actors act by themselves then."""
+    buffer: BufferConfig | None = None
+    """None without buffer workers: actors post to the trainers then."""
     evaluator: EvaluatorConfig | None = None
     """None without evaluators."""
     num_actors: PositiveInteger

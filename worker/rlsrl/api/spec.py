@@ -305,6 +305,15 @@ class PolicyWorkers(Model):
     """Seconds after which newer weights are looked for, unless a request asks for newer ones before."""
 
 
+class BufferWorkers(Model):
+    """The workers that take samples from actors and pass them on to trainers, first in, first out. They hold what was
+    granted and nothing more, so that policy lag is the same with them as without. Each serves as many actors as any
+    other: a trainer hears from a few buffer workers instead of many actors."""
+
+    replicas: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
+    """Number of buffer workers. Divides the number of actors, which spread over them by their index."""
+
+
 class Trainers(Model):
     """The workers that learn."""
 
@@ -491,6 +500,8 @@ class ExperimentSpec(Model):
     policy_workers: PolicyWorkers | None = None
     """The workers that evaluate the policy for the actors; without them each actor does so itself, which is much faster
     for small networks."""
+    buffer_workers: BufferWorkers | None = None
+    """The workers between actors and trainers; none unless given: actors then post to the trainers directly."""
     trainers: Trainers = Trainers()
     """The workers that learn."""
     evaluators: Evaluators | None = None
@@ -561,6 +572,7 @@ class ExperimentSpec(Model):
                 )
         yield from self._ring_violations()
         yield from self._replica_violations()
+        yield from self._buffer_violations()
         if not self.batch_environments % self.trainers.replicas and self.pacing.max_policy_lag < self.least_policy_lag:
             share = f"{self.batch_environments // self.trainers.replicas} environments"
             share += " for each trainer" if self.trainers.replicas > 1 else ""
@@ -588,6 +600,24 @@ class ExperimentSpec(Model):
                 message=f"{ring_size} does not divide the {' and '.join(map(str, sorted(counts)))} environments of an "
                 "actor",
                 allowed=_near_divisors(math.gcd(*counts), ring_size),
+            )
+
+    def _buffer_violations(self) -> Iterable[Violation]:
+        if self.buffer_workers is None:
+            return
+        num_actors, replicas = self.actors.spread.num_workers, self.buffer_workers.replicas
+        if num_actors % replicas:
+            yield Violation(
+                at=("bufferWorkers", "replicas"),
+                message=f"{replicas} buffer workers cannot serve equal parts of {num_actors} actors",
+                allowed=_near_divisors(num_actors, replicas),
+            )
+        if len(set(self.actors.rollout_environments)) > 1:
+            yield Violation(
+                at=("actors", "environments"),
+                message=f"{self.actors.num_environments} environments do not divide evenly over {num_actors} actors, "
+                "and buffer workers pass on rollouts of one width alone",
+                allowed=f"a multiple of {num_actors}",
             )
 
     def _replica_violations(self) -> Iterable[Violation]:

@@ -162,6 +162,8 @@ def _plans(folder: RunFolder, resolved: ResolvedExperiment) -> list[RolePlan]:
     replicas = {"coordinator": 1, "trainer": 1, "actor": resolved.num_actors}
     if resolved.policy is not None:
         replicas["policy"] = resolved.policy.num_policy_workers
+    if resolved.buffer is not None:
+        replicas["buffer"] = resolved.buffer.num_buffer_workers
     if resolved.evaluator is not None:
         replicas["evaluator"] = resolved.evaluator.num_evaluators
     ranks = resolved.trainer.num_trainers
@@ -178,6 +180,7 @@ def _write_configs(folder: RunFolder, resolved: ResolvedExperiment) -> None:
         ("coordinator", resolved.coordinator),
         ("trainer", resolved.trainer),
         ("policy", resolved.policy),
+        ("buffer", resolved.buffer),
         ("actor", resolved.actor),
         ("evaluator", resolved.evaluator),
     ):

@@ -19,7 +19,7 @@ from rlsrl.runtime.ledger import PageRecord
 NAMESPACE = "rlsrl"
 
 Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
-Role = Literal["actor", "trainer", "evaluator", "coordinator", "policy"]
+Role = Literal["actor", "trainer", "evaluator", "coordinator", "policy", "buffer"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _DELAYS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -91,14 +91,16 @@ class Metrics:
     """The instruments of one process, on the registry it was given. Any thread may use them."""
 
     env_steps = _Declared(Counter, "env_steps_total", "Environment steps that made a transition.", roles=("actor",))
-    rollouts = _Declared(Counter, "rollouts_total", "Slots filled and posted.", roles=("actor",))
+    rollouts = _Declared(
+        Counter, "rollouts_total", "Slots filled, or passed on, and posted.", roles=("actor", "buffer")
+    )
     waiting_seconds = _Declared(
         Counter,
         "waiting_seconds_total",
-        "Time spent waiting, by what for (credit, parameters, inference, batch, version).",
+        "Time spent waiting, by what for (credit, parameters, inference, samples, batch, version).",
         unit="seconds",
         labels=("reason",),
-        roles=("actor", "trainer", "evaluator"),
+        roles=("actor", "buffer", "trainer", "evaluator"),
     )
     train_steps = _Declared(Counter, "train_steps_total", "Calls of Learner.step.", roles=("trainer",))
     transitions_trained = _Declared(
@@ -248,10 +250,10 @@ class Metrics:
 LEDGER_TRANSITIONS = Declaration(
     name=f"{NAMESPACE}_ledger_transitions",
     kind="gauge",
-    help="Transitions on this process's ledger page, by term; duplicates are beside the sum.",
+    help="Transitions on this process's ledger page, by term; duplicates and passed_on are beside the sum.",
     unit="transitions",
     labels=("term",),
-    roles=("actor", "trainer"),
+    roles=("actor", "buffer", "trainer"),
 )
 
 

@@ -7,7 +7,6 @@ knows it.
 
 from __future__ import annotations
 
-import math
 import select
 import threading
 from collections.abc import Iterator, Sequence
@@ -46,9 +45,9 @@ class ShardedProducer:
         self._closed = False
         self._owned = threading.Lock()
         self._wake = Wake()
-        self._poll = select.poll()
+        self._poll = select.epoll()
         for descriptor in (self._wake.fileno(), *(shard.fileno() for shard in self._shards)):
-            self._poll.register(descriptor, select.POLLIN)
+            self._poll.register(descriptor, select.EPOLLIN)
 
     def acquire(self, timeout: float) -> Slot:
         """See ``SampleProducer.acquire``. Woken by a credit of any consumer."""
@@ -58,8 +57,7 @@ class ShardedProducer:
                 now = self._now()
                 if now >= deadline:
                     raise StreamTimeout(f"no credit came from any of {len(self._shards)} consumers in time")
-                until = min(deadline, *(shard.retries_at for shard in self._shards))
-                self._poll.poll(max(0, math.ceil((until - now) * 1000)))
+                self._poll.poll(max(0.0, min(deadline, self.retries_at) - now))
                 self._check_open()
             return slot
 
@@ -102,6 +100,15 @@ class ShardedProducer:
         """See ``SampleProducer.unacknowledged``; of all consumers."""
         return tuple(sorted(posted for shard in self._shards for posted in shard.unacknowledged))
 
+    def fileno(self) -> int:
+        """A descriptor that is readable when ``acquire`` may get further; see also ``retries_at``."""
+        return self._poll.fileno()
+
+    @property
+    def retries_at(self) -> float:
+        """When ``acquire`` may get further by itself, on the clock's monotonic scale."""
+        return min(shard.retries_at for shard in self._shards)
+
     def close(self) -> None:
         """See ``SampleProducer.close``. Not from a signal handler."""
         self._closed = True
@@ -116,6 +123,7 @@ class ShardedProducer:
             for shard in self._shards:
                 shard.close()
             self._wake.close()
+            self._poll.close()
         finally:
             self._owned.release()
 

@@ -63,6 +63,7 @@ KILLED_ROLES = {
         KilledRole(name="actor", holds_samples=True),
         KilledRole(name="trainer", gang=True, holds_samples=True, rolls_back=True),
         KilledRole(name="policy"),
+        KilledRole(name="buffer", holds_samples=True),
         KilledRole(name="evaluator"),
         KilledRole(name="coordinator"),
         KilledRole(name=CONTROLLER, gang=True, holds_samples=True, rolls_back=True),

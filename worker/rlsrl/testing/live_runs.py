@@ -116,6 +116,7 @@ class RunFolderFacts:
         resolved = self.json("resolved.json")
         replicas = {
             "actor": resolved["num_actors"],
+            "buffer": resolved["coordinator"]["num_buffer_workers"],
             "coordinator": 1,
             "evaluator": resolved["coordinator"]["num_evaluators"],
             "policy": resolved["coordinator"]["num_policy_workers"],

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from rlsrl.api.resolved import (
     ActorConfig,
+    BufferConfig,
     CoordinatorConfig,
     EvaluatorConfig,
     PolicyWorkerConfig,
@@ -44,10 +45,12 @@ JOIN_SECONDS = 120.0
 
 EVALUATOR = "evaluator"
 POLICY = "policy"
+BUFFER = "buffer"
 CONFIGS: dict[str, type[RoleConfig]] = {
     "coordinator": CoordinatorConfig,
     TRAINER: TrainerConfig,
     "actor": ActorConfig,
+    BUFFER: BufferConfig,
     EVALUATOR: EvaluatorConfig,
     POLICY: PolicyWorkerConfig,
 }
@@ -208,6 +211,10 @@ def _make_worker(context: WorkerContext, config: RoleConfig) -> Worker[Any]:
         from rlsrl.workers.policy import PolicyWorker
 
         return PolicyWorker(context)
+    if context.role == BUFFER:
+        from rlsrl.workers.buffer import BufferWorker
+
+        return BufferWorker(context)
     if isinstance(config, ActorConfig) and config.inference_endpoints:
         from rlsrl.workers.ring import RingWorker
 

@@ -288,6 +288,7 @@ def read_roster(config: CoordinatorConfig, *, now: float) -> Roster:
     wanted = {
         "actor": config.num_actors,
         "policy": config.num_policy_workers,
+        "buffer": config.num_buffer_workers,
         "trainer": config.num_trainers,
         "evaluator": config.num_evaluators,
     }

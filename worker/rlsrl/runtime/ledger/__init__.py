@@ -8,7 +8,7 @@ Each process writes its own page, a small file that survives its SIGKILL; ``bala
 from rlsrl.runtime.ledger.balance import Balance, balance, close_books
 from rlsrl.runtime.ledger.page import LedgerPage, read_page, read_pages
 from rlsrl.runtime.ledger.records import DROP_REASONS, LOSS_CAUSES, LedgerError, Mark, PageRecord, Posted
-from rlsrl.runtime.ledger.witnesses import ACCOUNT_CLOSED, ActorLedger, TrainerLedger
+from rlsrl.runtime.ledger.witnesses import ACCOUNT_CLOSED, ActorLedger, BufferLedger, PosterLedger, TrainerLedger
 
 __all__ = [
     "ACCOUNT_CLOSED",
@@ -16,11 +16,13 @@ __all__ = [
     "LOSS_CAUSES",
     "ActorLedger",
     "Balance",
+    "BufferLedger",
     "LedgerError",
     "LedgerPage",
     "Mark",
     "PageRecord",
     "Posted",
+    "PosterLedger",
     "TrainerLedger",
     "balance",
     "close_books",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 from rlsrl.runtime.ledger.page import SUFFIX, LedgerPage, read_page
 from rlsrl.runtime.ledger.records import DROP_REASONS, LOSS_CAUSES, LedgerError, Mark, PageRecord, Posted
 
-CONSUMER_OF = {"actor": "trainer"}
-"""Which role takes what a role produces."""
+CHAIN = ("actor", "buffer", "trainer")
+"""The roles that samples pass through, in order; a role of which a run has no page is not in its chain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +142,19 @@ def _left_by_consumer(record: PageRecord) -> dict[str, int]:
 
 def _not_taken(record: PageRecord, records: Sequence[PageRecord]) -> list[Posted]:
     """The producer's unacknowledged slots that no consumer has accounted for."""
-    consumer_role = CONSUMER_OF.get(record.role)
+    consumer_role = _consumer_of(record.role, {each.role for each in records})
     marks = {each.index: each.marks.get(record.index) for each in records if each.role == consumer_role}
     return [
         posted
         for posted in record.unacknowledged
         if (marks.get(posted.consumer) or _NOTHING) < Mark(posted.incarnation, posted.sequence)
     ]
+
+
+def _consumer_of(role: str, present: AbstractSet[str]) -> str | None:
+    """Which role takes what a role posts."""
+    after = CHAIN[CHAIN.index(role) + 1 :] if role in CHAIN else ()
+    return next((each for each in after if each in present), None)
 
 
 _NOTHING = Mark(-1, -1)

@@ -20,8 +20,10 @@ TERMS = (
     *(f"dropped.{reason}" for reason in DROP_REASONS),
     *(f"lost.{cause}" for cause in LOSS_CAUSES),
     "duplicates",
+    "passed_on",
 )
-"""The counters, in transitions. ``duplicates`` are resends that were recognised: beside the sum, not in it."""
+"""The counters, in transitions. Beside the sum, not in it: ``duplicates`` are resends that were recognised, ``passed_on``
+what a buffer worker took and posted again."""
 
 
 class LedgerError(Exception):

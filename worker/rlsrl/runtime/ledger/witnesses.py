@@ -1,4 +1,4 @@
-"""Who writes what on a page: the trainer that takes and trains, the actor that produces.
+"""Who writes what on a page: the trainer that takes and trains, the actor that produces, the buffer worker between.
 
 Each method is one update of the page, so a SIGKILL at any point leaves it before or behind, never between. They
 satisfy ``ConsumerLedger`` and ``ProducerLedger`` of the sample streams.
@@ -6,6 +6,7 @@ satisfy ``ConsumerLedger`` and ``ProducerLedger`` of the sample streams.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,8 +19,8 @@ ACCOUNT_CLOSED = 2**63 - 1
 """The mark of an incarnation of which nothing is left to account for: no sequence is above it."""
 
 
-class TrainerLedger:
-    """The consumer's side: what it took, trained, dropped and lost. Any thread may call any method."""
+class TakerLedger:
+    """A consumer's side: what it took, dropped and lost. Any thread may call any method."""
 
     def __init__(self, page: LedgerPage) -> None:
         self._page = page
@@ -69,10 +70,6 @@ class TrainerLedger:
 
         self._page.apply(closed)
 
-    def trained(self, num_transitions: int) -> None:
-        """Transitions left the buffer and were trained."""
-        self._page.update(trained=num_transitions, in_buffer=-num_transitions)
-
     def dropped(self, reason: str, num_transitions: int) -> None:
         """Transitions left the buffer untrained, for one of ``DROP_REASONS``.
 
@@ -80,6 +77,18 @@ class TrainerLedger:
             KeyError: no such reason.
         """
         self._page.update(**{f"dropped.{reason}": num_transitions, "in_buffer": -num_transitions})
+
+    def end(self) -> None:
+        """Say that this life ends cleanly: all that was in the buffer has been counted as dropped."""
+        self._page.apply(_ended)
+
+
+class TrainerLedger(TakerLedger):
+    """The trainer's page: also what it trained, and what its checkpoints know of it."""
+
+    def trained(self, num_transitions: int) -> None:
+        """Transitions left the buffer and were trained."""
+        self._page.update(trained=num_transitions, in_buffer=-num_transitions)
 
     def snapshot(self) -> dict[str, Any]:
         """JSON values for a checkpoint; ``resume`` reads them."""
@@ -97,16 +106,20 @@ class TrainerLedger:
         """
         self._page.apply(lambda record: resumed(record, saved))
 
-    def end(self) -> None:
-        """Say that this life ends cleanly: all that was in the buffer has been counted as dropped."""
-        self._page.apply(_ended)
 
-
-class ActorLedger:
-    """The producer's side: what it made and what it cannot know to have arrived. Any thread may call any method."""
+class PosterLedger(ABC):
+    """A producer's side: what it posted and what it cannot know to have arrived. Any thread may call any method."""
 
     def __init__(self, page: LedgerPage) -> None:
         self._page = page
+
+    @abstractmethod
+    def _posting(self, record: PageRecord, num_transitions: int) -> PageRecord:
+        """The record, changed by where what is posted came from."""
+
+    def _succeeding(self, record: PageRecord) -> PageRecord:
+        """The record, without what died with the life before."""
+        return record
 
     def begin(self, incarnation: int) -> tuple[Posted, ...]:
         """Begin a new life; what earlier ones left unacknowledged is for the handshakes, and then for ``settle``.
@@ -120,7 +133,9 @@ class ActorLedger:
                 raise LedgerError(
                     f"incarnation {incarnation} of {record.role} {record.index} is not newer than {record.incarnation}"
                 )
-            return replace(record, incarnation=incarnation, sequence=-1, lives=record.lives + 1, ended=False)
+            return replace(
+                self._succeeding(record), incarnation=incarnation, sequence=-1, lives=record.lives + 1, ended=False
+            )
 
         return self._page.apply(begun).unacknowledged
 
@@ -133,7 +148,7 @@ class ActorLedger:
         )
 
     def produce(self, sequence: int, num_transitions: int, consumer: int = 0) -> None:
-        """Count a slot as produced and not yet acknowledged, before it is posted to the consumer of that index.
+        """Count a slot as posted and not yet acknowledged, before it is posted to the consumer of that index.
 
         Raises:
             LedgerError: ``begin`` was not called, or the sequence does not rise.
@@ -143,7 +158,7 @@ class ActorLedger:
             if record.incarnation < 0 or sequence <= record.sequence:
                 raise LedgerError(f"slot {sequence} does not follow {record.sequence} of life {record.incarnation}")
             posted = Posted(record.incarnation, sequence, num_transitions, consumer)
-            counted = record.count(produced=num_transitions)
+            counted = self._posting(record, num_transitions)
             return replace(counted, sequence=sequence, unacknowledged=(*record.unacknowledged, posted))
 
         self._page.apply(produced)
@@ -162,6 +177,24 @@ class ActorLedger:
     def end(self) -> None:
         """Say that this life ends cleanly. What is unacknowledged stays: only the consumers' marks tell its fate."""
         self._page.apply(_ended)
+
+
+class ActorLedger(PosterLedger):
+    """The actor's page: it posts what it made."""
+
+    def _posting(self, record: PageRecord, num_transitions: int) -> PageRecord:
+        return record.count(produced=num_transitions)
+
+
+class BufferLedger(TakerLedger, PosterLedger):
+    """The buffer worker's page: it posts what it took. A transition goes from held to posted in one update."""
+
+    def _posting(self, record: PageRecord, num_transitions: int) -> PageRecord:
+        return record.count(in_buffer=-num_transitions, passed_on=num_transitions)
+
+    def _succeeding(self, record: PageRecord) -> PageRecord:
+        held = record.counters["in_buffer"]
+        return record.count(**{"in_buffer": -held, "lost.receiver_died": held})
 
 
 def resumed(record: PageRecord, saved: Mapping[str, Any] | None) -> PageRecord:

@@ -69,7 +69,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
         resources.callback(page.close)
         ledger = ActorLedger(page)
         producer = open_producer(
-            config.samples_endpoints,
+            config.consumers_of(context.index),
             token=context.token,
             layout=rollout_layout(
                 envs.spec,

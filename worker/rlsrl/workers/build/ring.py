@@ -75,7 +75,7 @@ def build_ring(config: ActorConfig, context: WorkerContext) -> RingParts:
         resources.callback(page.close)
         ledger = ActorLedger(page)
         producer = open_producer(
-            config.samples_endpoints,
+            config.consumers_of(context.index),
             token=context.token,
             layout=rollout_layout(
                 env_spec,

@@ -1,27 +1,26 @@
-"""Producers of samples: one for each rank of the trainer gang, used as one."""
+"""Producers of samples: one for each consumer that takes a part of them, used as one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from rlsrl.data.slots import ProducerId, SlotLayout
-from rlsrl.runtime.ledger import ActorLedger, Posted
+from rlsrl.runtime.ledger import Posted, PosterLedger
 from rlsrl.streams.connect import producer_for
-from rlsrl.streams.protocols import SampleProducer
 from rlsrl.streams.sharded import Shard, ShardedProducer
 
 
-class RankLedger:
-    """What a producer writes down of the slots it makes for one rank."""
+class AddressedLedger:
+    """What a producer writes down of the slots it posts to one consumer."""
 
-    def __init__(self, ledger: ActorLedger, rank: int) -> None:
+    def __init__(self, ledger: PosterLedger, consumer: int) -> None:
         self._ledger = ledger
-        self._rank = rank
+        self._consumer = consumer
 
     def produce(self, sequence: int, num_transitions: int) -> None:
         """See ``streams.protocols.ProducerLedger``."""
-        self._ledger.produce(sequence, num_transitions, consumer=self._rank)
+        self._ledger.produce(sequence, num_transitions, consumer=self._consumer)
 
     def acknowledge(self, sequence: int) -> None:
         """See ``streams.protocols.ProducerLedger``."""
@@ -29,11 +28,12 @@ class RankLedger:
 
 
 def open_producer(
-    endpoints: Sequence[str], *, token: str, layout: SlotLayout, producer_id: ProducerId, ledger: ActorLedger
-) -> SampleProducer:
-    """A producer to the consumers at ``endpoints``, by rank; begins the ledger's new life.
+    endpoints: Mapping[int, str], *, token: str, layout: SlotLayout, producer_id: ProducerId, ledger: PosterLedger
+) -> Shard:
+    """A producer to the consumers at ``endpoints``, by their index; begins the ledger's new life.
 
-    What former lives left unacknowledged is forgotten once every rank that it was posted to has accounted for its part.
+    What former lives left unacknowledged is forgotten once every consumer that it was posted to has accounted for its
+    part.
 
     Raises:
         ConfigurationError: slots are too large for the transport.
@@ -43,24 +43,24 @@ def open_producer(
     settled = _all_of(len(asked), lambda: ledger.settle(producer_id.incarnation))
     sequences = count()
 
-    def shard(rank: int) -> Shard:
-        return producer_for(endpoints[rank])(
-            endpoints[rank],
+    def shard(consumer: int, endpoint: str) -> Shard:
+        return producer_for(endpoint)(
+            endpoint,
             token=token,
             layout=layout,
             producer_id=producer_id,
-            ledger=RankLedger(ledger, rank),
-            previous=_posted_to(rank, previous),
+            ledger=AddressedLedger(ledger, consumer),
+            previous=_posted_to(consumer, previous),
             on_settled=settled,
             sequences=sequences,
         )
 
-    shards = [shard(rank) for rank in range(len(endpoints))]
+    shards = [shard(consumer, endpoint) for consumer, endpoint in endpoints.items()]
     return shards[0] if len(shards) == 1 else ShardedProducer(shards)
 
 
-def _posted_to(rank: int, entries: Sequence[Posted]) -> tuple[Posted, ...]:
-    return tuple(entry for entry in entries if entry.consumer == rank)
+def _posted_to(consumer: int, entries: Sequence[Posted]) -> tuple[Posted, ...]:
+    return tuple(entry for entry in entries if entry.consumer == consumer)
 
 
 def _all_of(number: int, action: Callable[[], None]) -> Callable[[], None]:

@@ -94,9 +94,9 @@ def build_trainer(
             token=context.token,
             layout_digest=layout.step_digest,
             ledger=ledger,
-            slots_per_producer=config.slots_per_actor,
+            slots_per_producer=config.slots_per_producer,
             peer_timeout=config.peer_timeout_seconds,
-            expected_producers=config.num_actors,
+            expected_producers=config.num_producers,
         )
         resources.callback(consumer.close)
         publish: Callable[[Parameters], None] = _publish_nothing

@@ -1,0 +1,52 @@
+"""Real runs with a buffer worker between actors and trainer: to the goal, and over kills on the samples' way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlsrl.testing.kills import MOMENTS, KillCampaign
+from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
+
+EXPERIMENT = GATED_EXPERIMENT + "  bufferWorkers: {{replicas: 1}}\n"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "cartpole-buffer-worker.yaml"
+
+
+def test_a_kill_of_the_buffer_worker_and_of_its_neighbours(tmp_path: Path) -> None:
+    with KillCampaign(tmp_path, EXPERIMENT, seed=1) as campaign:
+        campaign.kill("buffer", "training")
+        campaign.kill("trainer", "training")
+        campaign.kill("actor", "training")
+        summary = campaign.finish()
+    assert summary["restarts"] == {"buffer": 1, "trainer": 1, "actor": 1}
+    assert summary["max_policy_lag"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_buffer_worker_is_killed_again_and_again(tmp_path: Path) -> None:
+    with KillCampaign(tmp_path, EXPERIMENT + "  transport: grpc\n", seed=2) as campaign:
+        for _ in range(3):
+            for moment in MOMENTS:
+                campaign.kill("buffer", moment)
+        campaign.finish()
+    assert len(campaign.kills) >= 10
+
+
+def test_the_example_trains_to_its_goal_without_torch_in_the_buffer_worker(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, EXAMPLE.read_text().replace("name: cartpole-buffer-worker", "name: live"))
+    with desk.begin() as run:
+        run.until(run.is_complete, "all processes at work")
+        (buffer,) = run.workers("buffer")
+        maps = Path(f"/proc/{buffer.pid}/maps").read_text()
+        code = run.wait(timeout=250.0)
+    assert code == 0, run.output
+    assert "libtorch" not in maps
+    assert desk.facts().leftovers() == []
+    summary = desk.facts().json("summary.json")
+    assert (summary["reason"], summary["restarts"]) == ("returnMean", {})
+    assert summary["return_mean"] >= 475
+    assert summary["max_policy_lag"] <= 1
+    assert summary["ledger"]["balanced"], summary["ledger"]
+    assert not any(summary["ledger"]["lost"].values()), summary["ledger"]

@@ -1,0 +1,437 @@
+"""Samples on their way from actors through a buffer worker to a trainer, over real streams."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsrl.data.slots import ProducerId, Slot
+from rlsrl.data.version import INITIAL, Version
+from rlsrl.runtime.clock import SystemClock
+from rlsrl.runtime.ledger import (
+    ActorLedger,
+    Balance,
+    BufferLedger,
+    LedgerPage,
+    TrainerLedger,
+    balance,
+    close_books,
+    read_pages,
+)
+from rlsrl.streams.connect import consumer_for
+from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
+from rlsrl.streams.wake import Wake
+from rlsrl.testing.stream_bench import DEADLINE, NUM_LANES, TOKEN, TRANSITIONS, fill, small_layout, value_of
+from rlsrl.workers.build.samples import open_producer
+from rlsrl.workers.relay import Orders, Relay
+
+LAYOUT = small_layout()
+V1, V2, V3, LATER = Version(1, 1), Version(1, 2), Version(1, 3), Version(2, 0)
+TICK = 0.002
+
+
+class Chain:
+    """Actors, a buffer worker and a trainer, all in this process, worked from one thread."""
+
+    def __init__(self, folder: Path, resources: ExitStack, prefix: str) -> None:
+        self._folder = folder
+        self._resources = resources
+        self._name = f"{prefix}rlsrl-test-{uuid.uuid4().hex}"
+        self.arrived: list[Slot] = []
+        self._actors: list[SampleProducer] = []
+        trainer = TrainerLedger(self._page("trainer", 0))
+        trainer.resume(None)
+        self.trainer = self._consumer("trainer", trainer, slots=4)
+        self._lives = 0
+        self.start_buffer()
+
+    def _page(self, role: str, index: int) -> LedgerPage:
+        return self._resources.enter_context(LedgerPage.open(self._folder / f"{role}-{index}.page", role, index))
+
+    def _consumer(self, role: str, ledger: TrainerLedger | BufferLedger, *, slots: int) -> SampleConsumer:
+        endpoint = f"{self._name}-{role}"
+        consumer = consumer_for(endpoint)(
+            endpoint, token=TOKEN, layout_digest=LAYOUT.step_digest, ledger=ledger, slots_per_producer=slots
+        )
+        self._resources.callback(consumer.close)
+        return consumer
+
+    def start_buffer(self, *, token: str = TOKEN) -> None:
+        """A life of the buffer worker."""
+        self.page = LedgerPage.open(self._folder / "buffer-0.page", "buffer", 0)
+        self._resources.callback(self.page.close)
+        self.ledger = BufferLedger(self.page)
+        self.downstream = open_producer(
+            {0: f"{self._name}-trainer"},
+            token=token,
+            layout=LAYOUT,
+            producer_id=ProducerId(0, self._lives),
+            ledger=self.ledger,
+        )
+        self._resources.callback(self.downstream.close)
+        self._lives += 1
+        self.upstream = self._consumer("buffer", self.ledger, slots=2)
+        self.relay = Relay(
+            upstream=self.upstream,
+            downstream=self.downstream,
+            num_lanes=NUM_LANES,
+            ledger=self.ledger,
+            clock=SystemClock(),
+        )
+        self._resources.callback(self.relay.close)
+        self.relay.start()
+
+    def kill_buffer(self) -> None:
+        """It is gone from one moment to the next: nothing more is written, said or counted."""
+        self.page.close()
+        self.downstream.close()
+        self.upstream.close()
+
+    def actor(self, index: int = 0) -> SampleProducer:
+        """An actor of the buffer worker."""
+        producer = open_producer(
+            {0: f"{self._name}-buffer"},
+            token=TOKEN,
+            layout=LAYOUT,
+            producer_id=ProducerId(index, 0),
+            ledger=ActorLedger(self._page("actor", index)),
+        )
+        self._resources.callback(producer.close)
+        self._actors.append(producer)
+        return producer
+
+    def serve(self) -> None:
+        """Let all of them do what is to be done now."""
+        for actor in self._actors:
+            with suppress(StreamTimeout, StreamClosed):
+                actor.flush(0)
+        self.relay.check()
+        self.relay.poll(TICK)
+        slots = self.trainer.receive(64, TICK)
+        assert all(slot.oldest_version >= slot.min_version for slot in slots), "the policy lag is kept"
+        self.arrived += slots
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Serve until ``happened``."""
+        deadline = time.monotonic() + DEADLINE
+        while not happened():
+            assert time.monotonic() < deadline, "it never happened"
+            self.serve()
+
+    def acquire(self, actor: SampleProducer) -> Slot:
+        """A slot: serve until the credit is there."""
+        deadline = time.monotonic() + DEADLINE
+        while (slot := self.try_acquire(actor)) is None:
+            assert time.monotonic() < deadline, "no credit came"
+        return slot
+
+    def try_acquire(self, actor: SampleProducer) -> Slot | None:
+        """A slot, or None if there is no credit in a while."""
+        for _ in range(20):
+            self.serve()
+            try:
+                return actor.acquire(TICK)
+            except StreamTimeout:
+                continue
+        return None
+
+    def flush(self, actor: SampleProducer) -> None:
+        """Serve until everybody knows of all acknowledgements."""
+        self.until(lambda: not (actor.unacknowledged or self.downstream.unacknowledged))
+
+    def take(self, count: int) -> list[Slot]:
+        """What has arrived at the trainer, once there are so many."""
+        self.until(lambda: len(self.arrived) >= count)
+        taken, self.arrived = self.arrived[:count], self.arrived[count:]
+        return taken
+
+    def balance(self, *, ended: bool = False) -> Balance:
+        """The run's books; fails if they are wrong."""
+        books = balance(read_pages(self._folder), ended=ended)
+        books.check()
+        return books
+
+
+@pytest.fixture(params=["", "unix-abstract:"], ids=["shared memory", "grpc"])
+def chain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Chain]:
+    with ExitStack() as resources:
+        yield Chain(tmp_path, resources, request.param)
+
+
+def rollout(slot: Slot, value: int, version: Version) -> Slot:
+    """A rollout of that value, acted with those weights."""
+    fill(slot, value)
+    slot.arrays["version_attempt"][:], slot.arrays["version_step"][:] = version
+    return slot
+
+
+def reward_of(slot: Slot) -> int:
+    """Its value."""
+    return int(slot.arrays["reward"][0, 0])
+
+
+def test_what_actors_fill_reaches_the_trainer_in_order(chain: Chain) -> None:
+    actor = chain.actor(3)
+    chain.trainer.grant(6 * NUM_LANES, INITIAL)
+    for value in range(6):
+        actor.post(fill(chain.acquire(actor), value))
+        (slot,) = chain.take(1)
+        assert value_of(slot) == value
+        assert (slot.producer, slot.sequence, slot.num_transitions) == (ProducerId(0, 0), value, TRANSITIONS)
+        chain.trainer.release(slot)
+    chain.flush(actor)
+    books = chain.balance()
+    assert (books.produced, books.in_buffer, books.unsettled) == (6 * TRANSITIONS, 6 * TRANSITIONS, 0)
+    assert chain.page.record.counters["passed_on"] == 6 * TRANSITIONS
+
+
+def test_nobody_fills_more_than_the_trainer_granted(chain: Chain) -> None:
+    actor = chain.actor()
+    assert chain.try_acquire(actor) is None
+    chain.trainer.grant(NUM_LANES, INITIAL)
+    actor.post(fill(chain.acquire(actor), 1))
+    assert chain.try_acquire(actor) is None
+    (slot,) = chain.take(1)
+    chain.trainer.release(slot)
+    assert chain.try_acquire(actor) is None
+    chain.trainer.grant(NUM_LANES, INITIAL)
+    assert chain.acquire(actor).num_lanes == NUM_LANES
+
+
+def test_actors_hear_which_weights_the_trainer_asks_for(chain: Chain) -> None:
+    actor = chain.actor()
+    chain.trainer.grant(NUM_LANES, V1)
+    first = chain.acquire(actor)
+    chain.trainer.grant(NUM_LANES, V3)
+    second = chain.acquire(actor)
+    assert [first.min_version, second.min_version] == [V1, V3]
+
+
+def test_lag_is_kept_in_whichever_order_rollouts_come(chain: Chain) -> None:
+    slow, fast = chain.actor(0), chain.actor(1)
+    assert chain.try_acquire(fast) is chain.try_acquire(slow) is None  # both are connected
+    chain.trainer.grant(NUM_LANES, V1)
+    old = chain.acquire(slow)
+    chain.trainer.grant(NUM_LANES, V3)
+    new = chain.acquire(fast)
+    fast.post(rollout(new, 3, V3))
+    (slot,) = chain.take(1)
+    assert (slot.min_version, reward_of(slot)) == (V3, 3)
+    slow.post(rollout(old, 1, V1))
+    (slot,) = chain.take(1)
+    assert (slot.min_version, reward_of(slot)) == (V1, 1)
+
+
+def test_what_a_killed_buffer_worker_held_is_lost_and_nothing_else(chain: Chain) -> None:
+    actor = chain.actor()
+    chain.trainer.grant(2 * NUM_LANES, INITIAL)
+    held, later = chain.acquire(actor), chain.acquire(actor)
+    actor.post(fill(held, 1))
+    taken: list[Slot] = []
+    while not taken:  # it is taken and acknowledged, and the worker dies before it passes it on
+        taken += chain.upstream.receive(1, TICK)
+        with pytest.raises(StreamTimeout):
+            actor.acquire(TICK)
+    chain.kill_buffer()
+    actor.post(fill(later, 2))
+    chain.start_buffer()
+    (slot,) = chain.take(1)
+    assert (value_of(slot), slot.producer) == (2, ProducerId(0, 1))
+    actor.post(fill(chain.acquire(actor), 3))
+    assert [value_of(slot) for slot in chain.take(1)] == [3], "the lost one is made up for"
+    chain.flush(actor)
+    books = chain.balance()
+    assert (books.produced, books.in_buffer) == (3 * TRANSITIONS, 2 * TRANSITIONS)
+    assert (books.lost["receiver_died"], books.lost["producer_died"]) == (TRANSITIONS, 0)
+
+
+def test_what_it_posted_and_the_trainer_never_got_is_settled_by_its_next_life(chain: Chain) -> None:
+    actor = chain.actor()
+    chain.trainer.grant(NUM_LANES, INITIAL)
+    actor.post(fill(chain.acquire(actor), 1))
+    while chain.page.record.counters["passed_on"] == 0:
+        chain.relay.poll(TICK)
+        with pytest.raises(StreamTimeout):
+            actor.acquire(TICK)
+    chain.kill_buffer()
+    chain.start_buffer()
+    chain.until(lambda: chain.balance().unsettled == 0)
+    books = chain.balance()
+    assert books.in_buffer + books.lost["producer_died"] == books.produced == TRANSITIONS
+    assert books.lost["receiver_died"] == 0
+
+
+def test_a_rollout_from_before_is_dropped_if_it_breaks_the_lag_and_asked_for_anew(chain: Chain) -> None:
+    actor = chain.actor()
+    chain.trainer.grant(NUM_LANES, V1)
+    in_hand = chain.acquire(actor)
+    chain.kill_buffer()
+    chain.trainer.grant(0, LATER)  # what is given to the next life asks for new weights
+    chain.start_buffer()
+    chain.until(lambda: chain.relay.num_orders == 1)
+    actor.post(rollout(in_hand, 1, V1))
+    chain.until(lambda: chain.page.record.counters["dropped.old_attempt"] == TRANSITIONS)
+    slot = chain.acquire(actor)
+    assert slot.min_version == LATER
+    actor.post(rollout(slot, 2, LATER))
+    assert [reward_of(slot) for slot in chain.take(1)] == [2]
+    assert chain.balance().dropped["old_attempt"] == TRANSITIONS
+
+
+def test_a_clean_end_counts_what_is_left(chain: Chain) -> None:
+    actor = chain.actor()
+    chain.trainer.grant(2 * NUM_LANES, INITIAL)
+    for value in range(2):
+        actor.post(fill(chain.acquire(actor), value))
+    chain.flush(actor)
+    chain.relay.close()
+    chain.ledger.end()
+    actor.close()
+    chain.trainer.close()
+    books = chain.balance(ended=True)
+    chain.page.close()
+    assert books.produced == 2 * TRANSITIONS
+    assert books.to_json() == {**chain.balance(ended=True).to_json()}
+
+
+def test_books_of_a_chain_can_be_closed(tmp_path: Path) -> None:
+    """Neither a slot that the buffer worker holds nor one it posted is taken for the actor's to lose."""
+    with ExitStack() as resources:
+        chain = Chain(tmp_path, resources, "")
+        actor = chain.actor()
+        chain.trainer.grant(2 * NUM_LANES, INITIAL)
+        for value in range(2):
+            actor.post(fill(chain.acquire(actor), value))
+        chain.take(1)
+        chain.kill_buffer()
+    before = balance(read_pages(tmp_path), ended=True)
+    close_books(tmp_path)
+    after = balance(read_pages(tmp_path), ended=True)
+    after.check()
+    assert before.to_json() == after.to_json()
+    assert after.produced == sum(after.lost.values()) + sum(after.dropped.values()) == 2 * TRANSITIONS
+
+
+def test_a_refusal_by_the_trainer_ends_the_worker(tmp_path: Path) -> None:
+    with ExitStack() as resources:
+        chain = Chain(tmp_path, resources, "")
+        chain.kill_buffer()
+        chain.start_buffer(token="another")
+        with pytest.raises(HandshakeRefused, match="token"):
+            chain.until(lambda: False)
+
+
+class IdleShard:
+    """A producer without credits, that counts."""
+
+    def __init__(self) -> None:
+        self.wake = Wake()
+        self.looks = threading.Semaphore(0)
+        self.touches = 0
+        self.retries_at = float("inf")
+        self.unacknowledged = ()
+
+    def fileno(self) -> int:
+        return self.wake.fileno()
+
+    def acquire(self, timeout: float) -> Slot:
+        self.looks.release()
+        raise StreamTimeout(f"none within {timeout} s")
+
+    def touch(self) -> None:
+        self.touches += 1
+
+    def post(self, slot: Slot) -> None:
+        raise AssertionError(slot)
+
+    def flush(self, timeout: float) -> None:
+        raise AssertionError(timeout)
+
+    def close(self) -> None:
+        self.wake.close()
+
+
+def test_a_worker_that_hangs_shows_no_life(tmp_path: Path) -> None:
+    with ExitStack() as resources:
+        chain = Chain(tmp_path, resources, "")
+        shard = IdleShard()
+        shard.wake.set()  # its thread looks all the time
+        relay = Relay(
+            upstream=chain.upstream,
+            downstream=shard,
+            num_lanes=NUM_LANES,
+            ledger=chain.ledger,
+            clock=SystemClock(),
+        )
+        resources.callback(relay.close)
+        relay.start()
+
+        def look_around() -> int:
+            for _ in range(20):
+                assert shard.looks.acquire(timeout=DEADLINE)
+            return shard.touches
+
+        assert look_around() == look_around() == 1
+        relay.poll(0.0)
+        while look_around() == 1:
+            pass
+        assert look_around() == look_around() == 2
+
+
+# Which order a rollout fills.
+
+
+def order(version: Version) -> Slot:
+    return Slot(arrays={}, min_version=version)
+
+
+def test_a_rollout_fills_the_order_that_asks_for_the_newest_weights_it_has() -> None:
+    orders = Orders()
+    for version in (V1, V2, V2, V3):
+        orders.add(order(version))
+    assert orders.newest_version == V3
+    filled = [orders.take_for(version) for version in (V2, V3, V2, V1)]
+    assert [slot.min_version for slot in filled if isinstance(slot, Slot)] == [V2, V3, V2, V1]
+    assert len(orders) == 0
+
+
+def test_one_that_no_order_wants_is_named_stale_or_of_an_old_attempt() -> None:
+    orders = Orders()
+    orders.add(order(V3))
+    assert orders.take_for(V2) == "stale"
+    orders.add(order(LATER))
+    assert orders.take_for(V2) == "old_attempt"
+    assert len(orders) == 2
+
+
+@given(st.data())
+def test_whatever_was_granted_finds_its_order(data: st.DataObject) -> None:
+    """Orders of rising versions come and are granted on; rollouts come in any order, acted with any later weights."""
+    orders = Orders()
+    granted = 0
+    rolling: list[Version] = []
+    step = 0
+    for _ in range(data.draw(st.integers(1, 30))):
+        match data.draw(st.sampled_from(["order", "issue", "come"])):
+            case "order":
+                step += data.draw(st.integers(0, 2))
+                orders.add(order(Version(1, step)))
+                granted += 1
+            case "issue" if granted:
+                granted -= 1
+                acted = orders.newest_version.step + data.draw(st.integers(0, 2))
+                rolling.append(Version(1, acted))
+            case "come" if rolling:
+                version = rolling.pop(data.draw(st.integers(0, len(rolling) - 1)))
+                found = orders.take_for(version)
+                assert isinstance(found, Slot)
+                assert found.min_version <= version
+    assert len(orders) == granted + len(rolling)

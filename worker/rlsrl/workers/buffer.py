@@ -1,0 +1,52 @@
+"""The buffer worker: a bounded, acknowledged FIFO between actors and trainers.
+
+Actors post to it as to a trainer, and it posts to every trainer rank as an actor does; see ``rlsrl.workers.relay``. It
+keeps nothing of its own: what dies with it is what it had acknowledged and not passed on, and its ledger page says how
+much that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlsrl.api.resolved import BufferConfig
+from rlsrl.runtime.worker import PollResult, Worker
+from rlsrl.workers.build.buffer import BufferParts, build_buffer
+from rlsrl.workers.context import WorkerContext
+
+WAKE_SECONDS = 0.2
+"""How long it waits for slots before it looks around."""
+
+
+class BufferWorker(Worker[BufferConfig]):
+    """Passes slots on until it is told to exit. One poll is all that has come."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
+        self._context = context
+        self._parts: BufferParts | None = None
+        self._slots_passed_on = 0
+
+    def _configure(self, config: BufferConfig) -> None:
+        self._parts = build_buffer(config, self._context)
+        self._parts.relay.start()
+
+    def _poll(self) -> PollResult:
+        parts = self._parts
+        assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        self._context.membership.check()
+        parts.relay.check()
+        with self._context.waiting("samples" if parts.relay.num_orders else "credit"):
+            passed = parts.relay.poll(WAKE_SECONDS)
+        self._slots_passed_on += passed.num_slots
+        self._context.metrics.rollouts.inc(passed.num_slots)
+        return PollResult(num_samples=passed.num_transitions, num_batches=passed.num_slots)
+
+    def _shutdown(self) -> None:
+        if self._parts is not None:
+            with self._parts.resources:
+                self._parts.relay.close()
+                self._parts.ledger.end()
+
+    def _stats(self) -> Mapping[str, float]:
+        return {"slots_passed_on": float(self._slots_passed_on)}

@@ -1,0 +1,72 @@
+"""What a buffer worker is made of."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from rlsrl.api.resolved import BufferConfig
+from rlsrl.data.slots import ProducerId, rollout_layout
+from rlsrl.envs.factory import environment_spec
+from rlsrl.runtime.ledger import BufferLedger
+from rlsrl.streams.connect import consumer_for
+from rlsrl.workers.build.common import environment_source
+from rlsrl.workers.build.samples import open_producer
+from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.relay import Relay
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferParts:
+    """What a buffer worker is made of."""
+
+    relay: Relay
+    ledger: BufferLedger
+    resources: ExitStack
+    """Closes the streams, those that the relay has not closed, and the ledger's page."""
+
+
+def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
+    """The parts: first the ledger, then the way to the trainers, then what actors find.
+
+    Raises:
+        ConfigurationError: the environment cannot be made, or slots are too large for the transport.
+        OSError: another buffer worker serves this one's endpoint.
+    """
+    layout = rollout_layout(
+        environment_spec(environment_source(config.environment)),
+        num_steps=config.rollout_length,
+        num_lanes=config.lanes_per_slot,
+        discounted_return=config.has_discounted_return,
+    )
+    endpoint = config.buffer_endpoints[context.index]
+    with ExitStack() as resources:
+        page = context.open_ledger_page()
+        resources.callback(page.close)
+        ledger = BufferLedger(page)
+        downstream = open_producer(
+            dict(enumerate(config.samples_endpoints)),
+            token=context.token,
+            layout=layout,
+            producer_id=ProducerId(index=context.index, incarnation=context.incarnation),
+            ledger=ledger,
+        )
+        resources.callback(downstream.close)
+        upstream = consumer_for(endpoint)(
+            endpoint,
+            token=context.token,
+            layout_digest=layout.step_digest,
+            ledger=ledger,
+            slots_per_producer=config.slots_per_actor,
+            peer_timeout=config.peer_timeout_seconds,
+            expected_producers=config.num_actors,
+        )
+        resources.callback(upstream.close)
+        relay = Relay(
+            upstream=upstream,
+            downstream=downstream,
+            num_lanes=config.lanes_per_slot,
+            ledger=ledger,
+            clock=context.clock,
+        )
+        return BufferParts(relay=relay, ledger=ledger, resources=resources.pop_all())
