@@ -22,8 +22,8 @@ TERMS = (
     "duplicates",
     "passed_on",
 )
-"""The counters, in transitions. Beside the sum, not in it: ``duplicates`` are resends that were recognised, ``passed_on``
-what a buffer worker took and posted again."""
+"""The counters, in transitions. ``duplicates`` (resends that were recognised) and ``passed_on`` (what a buffer worker
+took and posted again) are beside the sum, not in it."""
 
 
 class LedgerError(Exception):
