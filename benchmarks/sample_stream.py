@@ -1,4 +1,4 @@
-"""Slots a second between two processes: the shared-memory stream beside a bare socket.
+"""Slots a second between two processes: the shared-memory and gRPC streams beside a bare socket.
 
     python benchmarks/sample_stream.py [ROUNDS]
 
@@ -24,7 +24,7 @@ from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, TrainerLedger
-from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
+from rlsrl.streams.connect import consumer_for, producer_for
 
 TOKEN_BYTES, TOKEN = b"x" * 40, "benchmark"
 SECONDS_A_TURN, TIMEOUT = 0.3, 30.0
@@ -62,7 +62,7 @@ def serve_stream(name: str, layout_name: str, folder: str) -> None:
     if folder:
         ledger = ActorLedger(LedgerPage.open(Path(folder) / "actor-0.page", "actor", 0))
         ledger.begin(0)
-    producer = SharedMemoryProducer(name, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger)
+    producer = producer_for(name)(name, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger)
     source = layout.view(bytearray(layout.nbytes))
     while True:
         slot = producer.acquire(3600)
@@ -87,15 +87,15 @@ def copy(source: dict[str, np.ndarray], slot: Slot) -> None:
 class Stream:
     """One exchange: a slot received, copied out and released."""
 
-    def __init__(self, layout_name: str, *, num_slots: int, with_ledger: bool) -> None:
+    def __init__(self, layout_name: str, *, num_slots: int, with_ledger: bool = False, prefix: str = "") -> None:
         layout = layout_of(layout_name)
         self.nbytes = layout.nbytes
-        name = f"rlsrl-benchmark-{id(self)}-{time.time_ns()}"
+        name = f"{prefix}rlsrl-benchmark-{id(self)}-{time.time_ns()}"
         self._folder = tempfile.TemporaryDirectory()
         ledger: NoLedger | TrainerLedger = NoLedger()
         if with_ledger:
             ledger = TrainerLedger(LedgerPage.open(Path(self._folder.name) / "trainer-0.page", "trainer", 0))
-        self._consumer = SharedMemoryConsumer(
+        self._consumer = consumer_for(name)(
             name, token=TOKEN, layout_digest=layout.step_digest, ledger=ledger, slots_per_producer=num_slots
         )
         folder = self._folder.name if with_ledger else ""
@@ -155,9 +155,10 @@ def compare(layout_name: str, rounds: int) -> None:
     contenders: dict[str, Socket | Stream] = {
         "bare socket, ping-pong of 40 bytes": Socket(len(TOKEN_BYTES)),
         "bare socket, the slot's bytes": Socket(nbytes),
-        "stream, 1 slot": Stream(layout_name, num_slots=1, with_ledger=False),
-        "stream, 2 slots": Stream(layout_name, num_slots=2, with_ledger=False),
-        "stream, 2 slots, with ledger": Stream(layout_name, num_slots=2, with_ledger=True),
+        "shared memory, 1 slot": Stream(layout_name, num_slots=1),
+        "shared memory, 2 slots": Stream(layout_name, num_slots=2),
+        "shared memory, 2 slots, with ledger": Stream(layout_name, num_slots=2, with_ledger=True),
+        "gRPC, unix socket, 2 slots": Stream(layout_name, num_slots=2, prefix="unix-abstract:"),
     }
     best = dict.fromkeys(contenders, (math.inf, math.inf))
     for exchange in contenders.values():
