@@ -7,8 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.sample_streams import SampleStreamConformance, SampleStreamProcessConformance
-from rlsrl.testing.stream_bench import InlineTransport, SharedMemoryTransport, TcpTransport, Transport, UnixTransport
+from rlsrl.testing.stream_bench import (
+    InlineTransport,
+    SharedMemoryTransport,
+    StreamBench,
+    TcpTransport,
+    Transport,
+    UnixTransport,
+)
 
 
 class TestInline(SampleStreamConformance):
@@ -38,15 +46,27 @@ def quick_turns() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+class GrpcConformance(SampleStreamConformance):
+    """Connections churn in ``make test-slow``: gRPC takes half a minute for what the others do in seconds."""
+
+    @pytest.mark.slow
+    def test_reconnecting_leaks_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
+        super().test_reconnecting_leaks_nothing(still)
+
+    @pytest.mark.slow
+    def test_a_succession_of_consumers_leaks_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
+        super().test_a_succession_of_consumers_leaks_nothing(still)
+
+
 @pytest.mark.usefixtures("quick_turns")
-class TestGrpcUnix(SampleStreamConformance):
+class TestGrpcUnix(GrpcConformance):
     @pytest.fixture
     def transport(self) -> Transport:
         return UnixTransport()
 
 
 @pytest.mark.usefixtures("quick_turns")
-class TestGrpcTcp(SampleStreamConformance):
+class TestGrpcTcp(GrpcConformance):
     @pytest.fixture
     def transport(self) -> Transport:
         return TcpTransport()

@@ -1,6 +1,7 @@
 """One rank of a gang under torchrun: trains on its half of the batch and writes what it ended with."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def main(out: Path, poison: int | None) -> None:
     report = {"metrics": metrics, "skipped": skipped, "said": [[each["rank"], len(each["text"])] for each in said]}
     (out / f"report-{gang.size}-{gang.rank}.json").write_text(json.dumps(report))
     gang.close()
+    os._exit(0)  # as a worker does: gloo's threads may abort an interpreter that takes its time to end
 
 
 if __name__ == "__main__":
