@@ -9,6 +9,7 @@ so that those start fast.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -46,6 +47,8 @@ class Transport(Protocol):
 
     posts_outlive_producers: bool
     """Whether a posted slot has left its producer when ``post`` returns, so that no kill can take it."""
+    delay: float
+    """Seconds between two looks at what is on its way, where a clock that stands still lets nobody wait for it."""
 
     def new_address(self) -> str:
         """An address that nobody serves."""
@@ -64,6 +67,7 @@ class _ByName:
     """What transports share whose addresses are any names, and whose ends share memory."""
 
     posts_outlive_producers = True
+    delay = 0.0
 
     def new_address(self) -> str:
         return f"rlsrl-test-{uuid.uuid4().hex}"
@@ -103,6 +107,7 @@ class UnixTransport:
     """gRPC over abstract unix sockets."""
 
     posts_outlive_producers = False
+    delay = 0.001
 
     def new_address(self) -> str:
         return f"unix-abstract:rlsrl-test-{uuid.uuid4().hex}"
@@ -169,6 +174,7 @@ class StreamBench:
         self._ends: list[SampleConsumer | SampleProducer] = []
         self._names: dict[SampleProducer, ProducerId] = {}
         self._kept_alive: list[SampleProducer] = []
+        self._pause = threading.Event()
         # With a clock that stands still only calls that do not wait ever return.
         self._tick = 0.002 if clock is None else 0.0
 
@@ -237,6 +243,8 @@ class StreamBench:
         for producer in self._kept_alive:
             producer.touch()
         self.received += consumer.receive(64, self._tick)
+        if self.clock is not None and self._transport.delay:
+            self._pause.wait(self._transport.delay)
 
     def until(self, consumer: SampleConsumer, happened: Callable[[], bool]) -> None:
         """Serve until ``happened``."""
