@@ -30,7 +30,7 @@ def images(*shape: int, dtype: str = "uint8", action: ActionSpec | None = None) 
 ATARI = images(4, 84, 84)
 
 
-def network_for(env_spec: EnvSpec, **kwargs: int) -> NatureCnnActorCritic:
+def network_for(env_spec: EnvSpec, **kwargs: int | str) -> NatureCnnActorCritic:
     network = build_network(NatureCnnActorCritic, env_spec, kwargs, seed=0)
     assert isinstance(network, NatureCnnActorCritic)
     return network
@@ -44,6 +44,24 @@ def test_it_is_the_published_network() -> None:
         (6, 512), (6,), (1, 512), (1,),
     ]  # fmt: skip
     assert sum(math.prod(shape) for shape in shapes.values()) == 1_687_719
+
+
+def test_in_bfloat16_it_computes_the_same_to_bfloat16s_precision() -> None:
+    exact, fast = network_for(ATARI), network_for(ATARI, precision="bfloat16")
+    pixels = torch.randint(0, 256, (32, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for network in (exact, fast):
+        logits, value = network({"observation": pixels})
+        assert (logits.dtype, value.dtype) == (torch.float32, torch.float32)
+        (logits.square().mean() + value.square().mean()).backward()
+        weights = list(network.parameters())
+        assert {weight.dtype for weight in weights} == {torch.float32}
+        gradients.append(torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None]))
+    expected, got = (network({"observation": pixels})[1] for network in (exact, fast))
+    assert not torch.equal(got, expected), "it does compute in another precision"
+    # bfloat16 keeps 8 bits: 2^-8 for each of the four layers.
+    assert float(((got - expected).norm() / expected.norm()).detach()) < 4 * 2**-8
+    assert float(functional.cosine_similarity(gradients[0], gradients[1], dim=0)) > 0.999
 
 
 def test_it_computes_what_its_layers_say_of_pixels_between_0_and_1() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,14 @@ class NatureCnnActorCritic(nn.Module):
     Takes one image, [C, H, W] uint8 (stacked frames are its channels), and scales it to [0, 1]. Orthogonal weights
     (gain sqrt(2); 0.01 before the logits or means, 1 before the value) and zero biases, as CleanRL's ``ppo_atari.py``.
     The deviations of continuous actions are parameters that no observation changes, 1 at first.
+
+    With ``precision="bfloat16"`` the body computes in bfloat16 (autocast: its weights stay float32); logits and values
+    are made in float32 from its features.
     """
 
-    def __init__(self, env_spec: EnvSpec, *, hidden_size: int = 512) -> None:
+    def __init__(
+        self, env_spec: EnvSpec, *, hidden_size: int = 512, precision: Literal["float32", "bfloat16"] = "float32"
+    ) -> None:
         """Fit the image and the actions of ``env_spec``.
 
         Raises:
@@ -31,6 +37,7 @@ class NatureCnnActorCritic(nn.Module):
         """
         super().__init__()
         self._path, channels, height, width = _image(env_spec)
+        self._in_bfloat16 = precision == "bfloat16"
         root = math.sqrt(2)
         self.body = nn.Sequential(
             orthogonal(nn.Conv2d(channels, 32, 8, stride=4), root),
@@ -53,7 +60,9 @@ class NatureCnnActorCritic(nn.Module):
         """Distribution parameters [N, A] and values [N]."""
         # Convolutions on a CPU are about twice as fast with the channels last in memory.
         image = observation[self._path].to(torch.float32, memory_format=torch.channels_last)
-        features = self.body(image / 255.0)
+        with torch.autocast(image.device.type, torch.bfloat16, enabled=self._in_bfloat16):
+            features = self.body(image / 255.0)
+        features = features.float()
         outputs = self.actor(features)
         if self.log_std is not None:
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)

@@ -77,7 +77,7 @@ def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int) -> TorchPoli
         factory = load_callable(network.custom.factory, where="network factory")
         kwargs = network.custom.kwargs
     elif network.cnn is not None:
-        factory, kwargs = NatureCnnActorCritic, {"hidden_size": network.cnn.hidden_size}
+        factory, kwargs = NatureCnnActorCritic, network.cnn.model_dump()
     else:
         assert network.mlp is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
         factory = MlpActorCritic
