@@ -50,6 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clip-range", type=float, default=0.2)
     parser.add_argument("--entropy-coefficient", type=float, default=0.0)
     parser.add_argument("--value-coefficient", type=float, default=0.5)
+    parser.add_argument("--clip-value-loss", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--max-gradient-norm", type=float, default=0.5)
     parser.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=True, help="inputs and rewards")
     return parser.parse_args()
@@ -203,8 +204,11 @@ class Trainer:
         advantage = (rows["advantage"] - rows["advantage"].mean()) / (rows["advantage"].std() + 1e-8)
         clipped_ratio = ratio.clamp(1.0 - args.clip_range, 1.0 + args.clip_range)
         policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
-        kept_value = rows["value"] + (value - rows["value"]).clamp(-args.clip_range, args.clip_range)
-        value_loss = 0.5 * torch.max((value - rows["return"]) ** 2, (kept_value - rows["return"]) ** 2).mean()
+        value_error = (value - rows["return"]) ** 2
+        if args.clip_value_loss:
+            kept_value = rows["value"] + (value - rows["value"]).clamp(-args.clip_range, args.clip_range)
+            value_error = torch.max(value_error, (kept_value - rows["return"]) ** 2)
+        value_loss = 0.5 * value_error.mean()
         loss = policy_loss + args.value_coefficient * value_loss
         loss = loss - args.entropy_coefficient * distribution.entropy().mean()
         self.optimizer.zero_grad()
