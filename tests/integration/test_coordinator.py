@@ -25,7 +25,7 @@ from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, CoordinatorUnavailable, WorkerState
-from rlsrl.runtime.roster import JoinRefused, JoinTimeout, Membership, MembershipError
+from rlsrl.runtime.roster import STREAMS, JoinRefused, JoinTimeout, Membership, MembershipError
 
 TOKEN = "the-token"
 DEADLINE = 30.0
@@ -379,6 +379,29 @@ def test_commands_reach_the_workers_they_are_meant_for(calm: CoordinatorProcess,
     assert calm.client.send("actor", pause, index=63, timeout=DEADLINE) == 0
     assert calm.client.send("trainer", pause, timeout=DEADLINE) == 0
     assert received.empty()
+
+
+def test_whoever_follows_a_role_is_told_where_its_members_are(start: Start, join: Join) -> None:
+    coordinator = start(num_actors=3)
+    before = join(coordinator, role="trainer", index=0, endpoints={STREAMS: "10.0.0.1:7", "metrics": "10.0.0.1:8"})
+    follower = join(coordinator, follows={"trainer"})
+    stranger = join(coordinator, follows={"actor"})
+    until(lambda: follower.address_of("trainer", 0) == "10.0.0.1:7", "what was there before")
+    join(coordinator, role="trainer", index=1, endpoints={STREAMS: "10.0.0.2:7"})
+    until(lambda: follower.address_of("trainer", 1) == "10.0.0.2:7", "who came later")
+    before.leave("moves")
+    until(lambda: follower.address_of("trainer", 0) is None, "one that left is forgotten")
+    join(coordinator, role="trainer", index=0, endpoints={STREAMS: "10.0.0.3:7"})
+    until(lambda: follower.address_of("trainer", 0) == "10.0.0.3:7", "its successor, elsewhere")
+
+    coordinator.kill()
+    assert follower.address_of("trainer", 1) == "10.0.0.2:7", "known while nobody can be asked"
+    coordinator.restart()
+    late = join(coordinator, follows={"trainer"})
+    for member in (follower, late):
+        until(lambda each=member: each.address_of("trainer", 0) == "10.0.0.3:7", "as before the restart")
+        until(lambda each=member: each.address_of("trainer", 1) == "10.0.0.2:7", "as before the restart")
+    assert stranger.address_of("trainer", 0) is None
 
 
 def test_a_command_of_no_known_kind_is_refused(calm: CoordinatorProcess) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Self
 
 import grpc
@@ -28,6 +28,9 @@ from rlsrl.runtime.outbox import Outbox, Stream
 
 FIRST_BACK_OFF_SECONDS = 0.1
 MAX_BACK_OFF_SECONDS = 1.0
+
+STREAMS = "streams"
+"""The endpoint that other workers are told of: where a member serves samples or inference."""
 
 LEAVE_TIMEOUT_SECONDS = 5.0
 """Default patience of ``Membership.leave`` with a coordinator that is away."""
@@ -74,6 +77,7 @@ class Membership:
         self._last_problem = "nobody answered"
         self._abandoned = False
         self._delivered = False
+        self._addresses: dict[str, Mapping[int, str]] = {}
         self._call: grpc.CallIterator[pb.CoordinatorMessage] | None = None
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
@@ -89,6 +93,7 @@ class Membership:
         index: int | None = None,
         attempt: int = 0,
         endpoints: Mapping[str, str] | None = None,
+        follows: Collection[str] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> Self:
         """Get a place in the roster; waits until the coordinator gives it, also for a coordinator that is not up yet.
@@ -101,7 +106,9 @@ class Membership:
             timeout: seconds to wait at most.
             index: the index this worker must have (a trainer's rank); None takes the lowest free one.
             attempt: the trainer gang's attempt; 0 for other roles.
-            endpoints: where this worker serves what, for example ``{"metrics": "127.0.0.1:4711"}``.
+            endpoints: where this worker serves what, for example ``{"metrics": "127.0.0.1:4711"}``; others are told
+                the one named ``STREAMS``.
+            follows: roles whose members' addresses ``address_of`` is to know.
             wall_clock: Unix seconds, for the records' time.
 
         Raises:
@@ -118,6 +125,7 @@ class Membership:
             host=socket.gethostname(),
             process=own_process(),
             endpoints=endpoints,
+            follows=sorted(follows),
         )
         membership = cls(
             channel=open_channel(address),
@@ -150,6 +158,14 @@ class Membership:
     def unacknowledged(self) -> int:
         """Records that the coordinator has not confirmed yet."""
         return self._outbox.unacknowledged
+
+    def address_of(self, role: str, index: int) -> str | None:
+        """Where the member of a followed role serves its streams; None while nobody holds that index.
+
+        While the coordinator is away it is what was known last.
+        """
+        with self._changed:
+            return self._addresses.get(role, {}).get(index)
 
     def report(
         self,
@@ -276,6 +292,9 @@ class Membership:
             self._be_welcomed(message.welcome, stream)
         elif kind == "records_ack":
             self._outbox.acknowledge(message.records_ack.sequence)
+        elif kind == "peers":
+            with self._changed:
+                self._addresses[message.peers.role] = dict(message.peers.addresses)
         elif kind == "refused":
             raise JoinRefused(message.refused.reason)
         elif kind == "command" and (command := Command.from_proto(message.command)) is not None:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from rlsrl.runtime.coordination import Command, WorkerState
 from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.identity import is_dead
 from rlsrl.runtime.metrics import Metrics
+from rlsrl.runtime.roster import STREAMS
 from rlsrl.workers.learning_curve import LearningCurve, Row
 from rlsrl.workers.roster import Claim, Lease, Refusal, Roster, Wait
 from rlsrl.workers.status import TRAINER, Experiment, Member, Report, build_status
@@ -115,7 +116,8 @@ class Meeting(CoordinatorServicer):
         if isinstance(admitted, Refusal):
             await self._refuse(context, admitted.reason, role=claim.role)
             return
-        connection = _Connection(context, self._greet(hello, claim, admitted), self._log)
+        seen = self._greet(hello, claim, admitted)
+        connection = _Connection(context, seen, tuple(hello.follows), self._peers, self._log)
         try:
             await self._serve(connection)
         finally:
@@ -176,8 +178,9 @@ class Meeting(CoordinatorServicer):
             self._metrics.heartbeat_age_seconds.labels(role=role).set(max(ages, default=0.0))
 
     def _free(self, lease: Lease, event: str, **details: object) -> None:
-        """Tell whoever waits for an index, and note on disk that nobody holds this one."""
+        """Tell whoever waits for an index or goes by its address, and note on disk that nobody holds this one."""
         self._log.info(event, worker=f"{lease.role}-{lease.index}", incarnation=lease.incarnation, **details)
+        self._announce(lease.role)
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
         self._begin(self._write_roster())
@@ -240,6 +243,8 @@ class Meeting(CoordinatorServicer):
                 )
             )
         )
+        connection.tell_peers(*connection.follows)
+        self._announce(claim.role)
         try:
             while (message := await _read(connection.context)) is not None:
                 kind = message.WhichOneof("kind")
@@ -264,6 +269,7 @@ class Meeting(CoordinatorServicer):
             if isinstance(admitted, Refusal):
                 return admitted
             self._log.info("lease_renewed", worker=connection.worker, incarnation=claim.incarnation)
+            self._announce(claim.role)
         assert claim.index is not None, "claims of seen workers are whole"  # noqa: S101 - an invariant of our own
         seen = self._seen[claim.role, claim.index]
         self._seen[claim.role, claim.index] = replace(seen, report=report_of(heartbeat), heard_at=now)
@@ -309,6 +315,20 @@ class Meeting(CoordinatorServicer):
             present=lease is not None,
         )
 
+    def _announce(self, role: str) -> None:
+        """Somebody of that role came or went: tell those who go by its addresses."""
+        for connection in self._connections.values():
+            if role in connection.follows:
+                connection.tell_peers(role)
+
+    def _peers(self, role: str) -> pb.CoordinatorMessage:
+        addresses = {
+            index: seen.endpoints[STREAMS]
+            for (of_role, index), seen in self._seen.items()
+            if of_role == role and STREAMS in seen.endpoints and self._roster.holder(seen.claim.instance) is not None
+        }
+        return pb.CoordinatorMessage(peers=pb.Peers(role=role, addresses=addresses))
+
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something to its end even if whoever asked for it is gone by then."""
         task = asyncio.ensure_future(work)
@@ -333,13 +353,26 @@ class Meeting(CoordinatorServicer):
 class _Connection:
     """One Join stream's outgoing half: a queue, and the task that sends from it."""
 
-    def __init__(self, context: Context, seen: Seen, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(
+        self,
+        context: Context,
+        seen: Seen,
+        follows: tuple[str, ...],
+        peers: Callable[[str], pb.CoordinatorMessage],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
         self.context = context
         self.claim = seen.claim
+        self.follows = follows
+        """Roles whose addresses the worker is told."""
+        self._peers = peers
+        self._stale: set[str] = set()
+        """Those of which the worker does not know the newest: however often one changes, it waits here once."""
         self.worker = f"{seen.claim.role}-{seen.claim.index}"
         self._log = log
         self._closed = False
         self._queue: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue(MAX_QUEUED)
+        """Messages to be sent; None only wakes the writer."""
         self._writer = asyncio.create_task(self._write())
 
     async def put(self, message: pb.CoordinatorMessage) -> None:
@@ -355,17 +388,28 @@ class _Connection:
             return False
         return True
 
+    def tell_peers(self, *roles: str) -> None:
+        """Send where the members of these roles are by then, after what is queued."""
+        self._stale.update(roles)
+        self._wake()
+
     async def close(self) -> None:
         """Send what is queued and end the writer. On a broken stream the writer ends by itself."""
         self._closed = True
+        self._wake()
+        await self._writer
+
+    def _wake(self) -> None:
         if self._queue.empty():
             self._queue.put_nowait(None)
-        await self._writer
 
     async def _write(self) -> None:
         try:
-            while not (self._closed and self._queue.empty()) and (message := await self._queue.get()) is not None:
-                await self.context.write(message)
+            while not (self._closed and self._queue.empty()):
+                if (message := await self._queue.get()) is not None:
+                    await self.context.write(message)
+                while self._stale and self._queue.empty():
+                    await self.context.write(self._peers(self._stale.pop()))
         except aio.BaseError as error:
             self._log.info("stream_broke", worker=self.worker, error=repr(error))
 

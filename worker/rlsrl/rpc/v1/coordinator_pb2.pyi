@@ -135,6 +135,7 @@ class Hello(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     instance: _builtins.str
     """A UUID of this process's life, the same through all its reconnections."""
@@ -153,6 +154,10 @@ class Hello(_message.Message):
     def endpoints(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Where the worker serves what, for example metrics -> 127.0.0.1:4711."""
 
+    @_builtins.property
+    def follows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Roles whose members' addresses this worker is to be told: at first, and whenever one changes."""
+
     def __init__(
         self,
         *,
@@ -165,10 +170,11 @@ class Hello(_message.Message):
         host: _builtins.str = ...,
         process: _builtins.str = ...,
         endpoints: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        follows: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_incarnation", b"_incarnation", "_index", b"_index", "incarnation", b"incarnation", "index", b"index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_incarnation", b"_incarnation", "_index", b"_index", "attempt", b"attempt", "endpoints", b"endpoints", "host", b"host", "incarnation", b"incarnation", "index", b"index", "instance", b"instance", "pid", b"pid", "process", b"process", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_incarnation", b"_incarnation", "_index", b"_index", "attempt", b"attempt", "endpoints", b"endpoints", "follows", b"follows", "host", b"host", "incarnation", b"incarnation", "index", b"index", "instance", b"instance", "pid", b"pid", "process", b"process", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__incarnation: _TypeAlias = _typing.Literal["incarnation"]  # noqa: Y015
     _WhichOneofArgType__incarnation: _TypeAlias = _typing.Literal["_incarnation", b"_incarnation"]  # noqa: Y015
@@ -352,6 +358,7 @@ class CoordinatorMessage(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     RECORDS_ACK_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -360,6 +367,8 @@ class CoordinatorMessage(_message.Message):
     def records_ack(self) -> Global___RecordsAck: ...
     @_builtins.property
     def refused(self) -> Global___Refused: ...
+    @_builtins.property
+    def peers(self) -> Global___Peers: ...
     def __init__(
         self,
         *,
@@ -367,12 +376,13 @@ class CoordinatorMessage(_message.Message):
         command: Global___Command | None = ...,
         records_ack: Global___RecordsAck | None = ...,
         refused: Global___Refused | None = ...,
+        peers: Global___Peers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "records_ack", b"records_ack", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "records_ack", b"records_ack", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "command", "records_ack", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "command", "records_ack", "refused", "peers"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -466,6 +476,51 @@ class Command(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Command: _TypeAlias = Command  # noqa: Y015
+
+@_typing.final
+class Peers(_message.Message):
+    """Where the present members of a role serve their streams, by index. Takes the place of what was told of it before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AddressesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    @_builtins.property
+    def addresses(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        addresses: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Peers: _TypeAlias = Peers  # noqa: Y015
 
 @_typing.final
 class RecordsAck(_message.Message):
