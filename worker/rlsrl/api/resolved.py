@@ -6,6 +6,7 @@ index, rank and attempt elsewhere (the roster, its command line). Secrets never 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
@@ -79,19 +80,32 @@ class RoleConfig(Config):
     """gRPC target of the coordinator's Join stream."""
     heartbeat_seconds: PositiveSeconds
     """Seconds between a worker's heartbeats to the coordinator."""
+    serves_at: str | None = None
+    """``:port`` of the worker's own host where it serves its streams, for others to find by the roster; None where the
+    endpoints below are local sockets."""
     metrics_address: str
-    """``host:port`` where the worker serves its metrics over HTTP; port 0 takes any free one."""
-    log_folder: str
-    """Where the worker writes ``<role>-<index>.jsonl``."""
+    """``host:port`` where the worker serves its metrics over HTTP, or ``:port`` of its own host; port 0 takes any free
+    one."""
+    log_folder: str | None
+    """Where the worker writes ``<role>-<index>.jsonl``; None: its standard output."""
     ledger_folder: str
     """Where the worker keeps ``<role>-<index>.page``."""
+
+    @property
+    def connects_to(self) -> tuple[str, ...]:
+        """Endpoints of other workers that the role's workers connect to, the coordinator's apart."""
+        return ()
+
+    def serving(self, endpoints: Sequence[str], index: int) -> str:
+        """Where the worker with that index serves: one of its role's endpoints, or a port of its own host."""
+        return self.serves_at or endpoints[index]
 
 
 class CoordinatorConfig(RoleConfig):
     """What the coordinator is told."""
 
     http_address: str
-    """``host:port`` of ``/status`` and ``/metrics``; port 0 takes any free one."""
+    """``host:port`` of ``/status`` and ``/metrics``, or ``:port`` of its own host; port 0 takes any free one."""
     lease_seconds: PositiveSeconds
     """Seconds without a heartbeat after which a worker's index is free for another."""
     roster_path: str
@@ -202,6 +216,11 @@ class ActorConfig(RoleConfig):
     return_discount: Annotated[float, Field(ge=0, le=1)] | None = None
     """Discount of the returns that slots carry for rewards to be scaled by; None where they are not scaled."""
 
+    @property
+    def connects_to(self) -> tuple[str, ...]:
+        """See ``RoleConfig``."""
+        return (*(self.buffer_endpoints or self.samples_endpoints), *self.inference_endpoints)
+
     def environment_ranks_of(self, index: int) -> range:
         """Ranks, over the whole fleet, of the environments of the actor with that index.
 
@@ -255,6 +274,11 @@ class BufferConfig(RoleConfig):
     """Where trainers take samples, by rank."""
     peer_timeout_seconds: PositiveSeconds
     """Seconds of silence after which an actor's credits go to others."""
+
+    @property
+    def connects_to(self) -> tuple[str, ...]:
+        """See ``RoleConfig``."""
+        return self.samples_endpoints
 
     @property
     def num_buffer_workers(self) -> int:

@@ -29,6 +29,7 @@ from rlsrl.api.resolved import (
     TrainerConfig,
 )
 from rlsrl.rpc.auth import TokenMissing, token_from_environment
+from rlsrl.runtime.addresses import followed_roles, own_address
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
 from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
@@ -36,7 +37,7 @@ from rlsrl.runtime.exposition import MetricsServer
 from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
-from rlsrl.runtime.roster import Membership
+from rlsrl.runtime.roster import STREAMS, Membership
 from rlsrl.runtime.worker import Worker
 from rlsrl.workers.context import WorkerContext
 
@@ -104,7 +105,7 @@ def _read_config(role: str, path: Path) -> RoleConfig:
 def _coordinate(config: CoordinatorConfig) -> None:
     from rlsrl.workers.coordinator import CoordinatorWorker
 
-    _log_to_file(config, "coordinator", 0)
+    _log(config, "coordinator", 0)
     worker = CoordinatorWorker(
         token=token_from_environment(),
         metrics=Metrics(CollectorRegistry()),
@@ -131,16 +132,19 @@ class _Process:
     def run(self) -> None:
         """Join, work, leave."""
         metrics = Metrics(CollectorRegistry())
-        host, _, port = self._config.metrics_address.rpartition(":")
+        host, _, port = own_address(self._config.metrics_address).rpartition(":")
         with MetricsServer(metrics.registry, host=host, port=int(port)) as server:
-            address, bound_port = server.address
+            endpoints = {"metrics": "{}:{}".format(*server.address)}
+            if self._config.serves_at is not None:
+                endpoints[STREAMS] = own_address(self._config.serves_at)
             membership = self._membership = Membership.join(
                 self._config.coordinator_address,
                 token_from_environment(),
                 role=self._arguments.role,
                 index=self._arguments.rank if self._arguments.role == TRAINER else None,
                 attempt=self._arguments.attempt,
-                endpoints={"metrics": f"{address}:{bound_port}"},
+                endpoints=endpoints,
+                follows=followed_roles(self._config.connects_to),
                 on_command=self._on_command,
                 timeout=JOIN_SECONDS,
             )
@@ -153,7 +157,7 @@ class _Process:
 
     def _context(self, membership: Membership, metrics: Metrics) -> WorkerContext:
         role, index = self._arguments.role, membership.index
-        _log_to_file(self._config, role, index)
+        _log(self._config, role, index)
         return WorkerContext(
             role=role,
             index=index,
@@ -225,10 +229,12 @@ def _make_worker(context: WorkerContext, config: RoleConfig) -> Worker[Any]:
     return ActorWorker(context)
 
 
-def _log_to_file(config: RoleConfig, role: str, index: int) -> None:
-    folder = Path(config.log_folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    configure_logging(experiment=config.experiment, role=role, index=index, path=folder / f"{role}-{index}.jsonl")
+def _log(config: RoleConfig, role: str, index: int) -> None:
+    path: Path | None = None
+    if config.log_folder is not None:
+        path = Path(config.log_folder, f"{role}-{index}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    configure_logging(experiment=config.experiment, role=role, index=index, path=path)
 
 
 def _leave(code: int) -> NoReturn:

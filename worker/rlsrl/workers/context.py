@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from rlsrl.data.version import Version
+from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.ledger import LedgerPage
 from rlsrl.runtime.metrics import LedgerCollector, Metrics
@@ -36,6 +37,11 @@ class WorkerContext:
     clock: Clock
     membership: Membership
     ledger_folder: Path
+
+    @property
+    def directory(self) -> Directory:
+        """Finds the workers that this one talks to."""
+        return Directory(self.membership.address_of)
 
     def open_ledger_page(self) -> LedgerPage:
         """This worker's ledger page, shown among its metrics.

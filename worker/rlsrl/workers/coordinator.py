@@ -23,6 +23,7 @@ from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.parameters.service import ParameterService
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+from rlsrl.runtime.addresses import own_address
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder
 from rlsrl.runtime.errors import ConfigurationError
@@ -85,7 +86,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         folder = Path(config.record_folder)
         make_folder(folder)
         self._curve = LearningCurve(folder, now=self._clock.time(), log=self._log)
-        host, _, port = config.http_address.rpartition(":")
+        host, _, port = own_address(config.http_address).rpartition(":")
         pages = {"/status": self._status_page, "/healthz": self._health_page}
         self._http = MetricsServer(self._metrics.registry, host=host, port=int(port), pages=pages)
         self._server = MeetingServer(
@@ -262,7 +263,7 @@ class MeetingServer:
         server = new_server(self._token)
         add_CoordinatorServicer_to_server(meeting, server)
         parameters.add_to(server)
-        bind(server, self._config.coordinator_address)
+        bind(server, own_address(self._config.serving([self._config.coordinator_address], 0)))
         await server.start()
         stopping = asyncio.Event()
         self._serving.set_result((meeting, asyncio.get_running_loop(), stopping))

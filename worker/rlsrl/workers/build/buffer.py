@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlsrl.api.resolved import BufferConfig
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.envs.factory import environment_spec
+from rlsrl.runtime.addresses import own_address
 from rlsrl.runtime.ledger import BufferLedger
 from rlsrl.streams.connect import consumer_for
 from rlsrl.workers.build.common import environment_source
@@ -39,7 +40,7 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
         num_lanes=config.lanes_per_slot,
         discounted_return=config.has_discounted_return,
     )
-    endpoint = config.buffer_endpoints[context.index]
+    endpoint = own_address(config.serving(config.buffer_endpoints, context.index))
     with ExitStack() as resources:
         page = context.open_ledger_page()
         resources.callback(page.close)

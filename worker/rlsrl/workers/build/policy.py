@@ -9,6 +9,7 @@ from rlsrl.api.resolved import PolicyWorkerConfig
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterSource
+from rlsrl.runtime.addresses import own_address
 from rlsrl.streams.grpc_inference import GrpcInferenceServer
 from rlsrl.workers.build.common import environment_source, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_source
@@ -39,7 +40,7 @@ def build_policy_worker(config: PolicyWorkerConfig, context: WorkerContext) -> P
     policy = torch_policy(config.network, env_spec, seed=config.seed)
     with ExitStack() as resources:
         server = GrpcInferenceServer(
-            config.inference_endpoints[context.index],
+            own_address(config.serving(config.inference_endpoints, context.index)),
             token=context.token,
             layout=InferenceLayout.of(env_spec),
             on_refused=lambda kind: context.metrics.inference_refused.labels(kind=kind).inc(),

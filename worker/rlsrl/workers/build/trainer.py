@@ -23,6 +23,7 @@ from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.addresses import own_address
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import TrainerLedger
@@ -88,7 +89,7 @@ def build_trainer(
         resources.callback(page.close)
         ledger = TrainerLedger(page)
         ledger.resume(state.values["ledgers"][gang.rank] if state is not None else None)
-        endpoint = config.samples_endpoints[context.index]
+        endpoint = own_address(config.serving(config.samples_endpoints, context.index))
         consumer = consumer_for(endpoint)(
             endpoint,
             token=context.token,

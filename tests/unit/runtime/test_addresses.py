@@ -1,0 +1,54 @@
+"""Where a worker serves and where it finds others."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlsrl.runtime.addresses import HOST_VARIABLE, Directory, followed_roles, own_address, roster_address
+from rlsrl.runtime.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "expected"),
+    [
+        ("10.1.2.3", ":7000", "10.1.2.3:7000"),
+        ("fd00::7", ":7000", "[fd00::7]:7000"),
+        ("pod-1.pods", ":0", "pod-1.pods:0"),
+        ("10.1.2.3", "127.0.0.1:7000", "127.0.0.1:7000"),
+        ("10.1.2.3", "unix-abstract:name", "unix-abstract:name"),
+    ],
+)
+def test_a_port_alone_is_of_the_workers_own_host(
+    monkeypatch: pytest.MonkeyPatch, host: str, address: str, expected: str
+) -> None:
+    monkeypatch.setenv(HOST_VARIABLE, host)
+    assert own_address(address) == expected
+
+
+@pytest.mark.parametrize("host", [None, ""])
+def test_a_worker_that_is_not_told_its_host_says_so(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
+    if host is None:
+        monkeypatch.delenv(HOST_VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(HOST_VARIABLE, host)
+    with pytest.raises(ConfigurationError, match=f"address :7000 .* {HOST_VARIABLE} does not name it"):
+        own_address(":7000")
+    assert own_address("127.0.0.1:1") == "127.0.0.1:1"
+
+
+def test_an_address_of_the_roster_is_looked_up_each_time() -> None:
+    places: dict[tuple[str, int], str] = {}
+    directory = Directory(lambda role, index: places.get((role, index)))
+    address = roster_address("policy", 12)
+    assert directory.find(address) is None
+    places["policy", 12] = "10.0.0.1:7"
+    assert directory.find(address) == "10.0.0.1:7"
+    places["policy", 12] = "10.0.0.2:7"
+    assert directory.find(address) == "10.0.0.2:7"
+    assert directory.find("127.0.0.1:7") == "127.0.0.1:7"
+    assert directory.find("unix-abstract:roster") == "unix-abstract:roster"
+
+
+def test_the_roles_that_have_to_be_known() -> None:
+    addresses = (roster_address("policy", 0), roster_address("policy", 1), roster_address("trainer", 0), "127.0.0.1:7")
+    assert followed_roles(addresses) == {"policy", "trainer"}
