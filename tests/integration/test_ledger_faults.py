@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.resolve import LocalPlacement, resolve
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import resolve
 from rlsrl.buffers.fifo import FifoBuffer, LaneBatch
 from rlsrl.data.slots import Slot
 from rlsrl.local.session import read_ledger

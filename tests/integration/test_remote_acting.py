@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.resolve import LocalPlacement, resolve
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import ActorConfig, ResolvedExperiment
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.version import Version

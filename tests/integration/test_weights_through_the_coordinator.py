@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.resolve import POLICY_NAME, LocalPlacement, resolve
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import POLICY_NAME, resolve
 from rlsrl.api.resolved import ParameterStoreConfig, RoleConfig
 from rlsrl.data.version import Version
 from rlsrl.local.session import read_ledger

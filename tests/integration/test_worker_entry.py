@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.resolve import LocalPlacement, resolve
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import resolve
 from rlsrl.rpc.auth import TOKEN_VARIABLE
 
 EXPERIMENT = """

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from rlsrl.api.load import load_text
-from rlsrl.api.resolve import LocalPlacement, resolve
+from rlsrl.api.placement import ClusterPlacement, LocalPlacement, Placement
+from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import (
     ActorConfig,
     ObjectStoreConfig,
@@ -20,7 +21,7 @@ from rlsrl.streams.handshake import MAX_SLOTS
 PLACEMENT = LocalPlacement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
 
 
-def resolved(*overrides: str, placement: LocalPlacement = PLACEMENT) -> ResolvedExperiment:
+def resolved(*overrides: str, placement: Placement = PLACEMENT) -> ResolvedExperiment:
     text = """
 apiVersion: rlsrl.dev/v1alpha1
 kind: RLExperiment
@@ -58,7 +59,7 @@ def test_each_role_is_told_what_it_needs() -> None:
     assert trainer.num_trainers == 1
     actor = told.actor
     assert (actor.environment, actor.network, actor.rollout_length) == (environment, network, 128)
-    assert actor.samples_endpoints == trainer.samples_endpoints == ("rlsrl-0f3a-samples-0",)
+    assert actor.samples_endpoints == trainer.samples_endpoints == ("rlsrl-0f3a-samples-trainer-0",)
     assert actor.parameters_endpoint == trainer.parameters_endpoint == "rlsrl-0f3a-parameters"
     assert actor.policy_name == trainer.policy_name
     assert (told.num_actors, told.warnings) == (2, ())
@@ -94,7 +95,7 @@ def test_over_grpc_samples_go_directly_and_weights_by_way_of_the_coordinator() -
     assert told.policy is not None
     endpoints = [config.parameters_endpoint for config in (told.trainer, told.actor, told.policy)]
     assert (endpoints, told.trainer.publishes_live) == ([None] * 3, True)
-    samples = ("unix-abstract:rlsrl-0f3a-samples-0",)
+    samples = ("unix-abstract:rlsrl-0f3a-samples-trainer-0",)
     assert told.actor.samples_endpoints == told.trainer.samples_endpoints == samples
     told = resolved("policyWorkers={}")
     assert told.trainer.parameters_endpoint is not None
@@ -291,3 +292,37 @@ def test_an_actor_has_a_total_or_a_number_each() -> None:
 def test_nothing_changes_a_config() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         resolved().trainer.seed = 3  # type: ignore[misc]
+
+
+def test_pods_serve_at_their_own_host_and_are_found_by_the_roster() -> None:
+    """One config serves all workers of a role, wherever their pods are."""
+    placement = ClusterPlacement(run_uid="5b1e", coordinator_host="one-coordinator.lab")
+    told = resolved("trainers.replicas=2", "policyWorkers.replicas=2", "bufferWorkers.replicas=1", placement=placement)
+    workers = (told.trainer, told.actor, told.policy, told.buffer)
+    for config in workers:
+        assert config is not None
+        assert config.coordinator_address == "one-coordinator.lab:7000"
+        assert (config.metrics_address, config.log_folder) == (":8080", None)
+        assert "127.0.0.1" not in config.to_json()
+        assert "unix-abstract" not in config.to_json()
+    assert told.coordinator.serves_at == ":7000"
+    assert [config.serves_at for config in workers if config is not None] == [":7001", None, ":7001", ":7001"]
+    assert told.trainer.samples_endpoints == ("roster:trainer/0", "roster:trainer/1")
+    assert told.trainer.parameters_endpoint is None
+    assert told.trainer.publishes_live
+    assert told.actor.connects_to == ("roster:buffer/0", "roster:policy/0", "roster:policy/1")
+    assert told.buffer is not None
+    assert told.buffer.connects_to == ("roster:trainer/0", "roster:trainer/1")
+
+
+def test_of_pods_only_the_coordinator_reaches_the_volume_and_all_reach_a_bucket() -> None:
+    placement = ClusterPlacement(run_uid="5b1e", coordinator_host="one-coordinator.lab")
+    told = resolved("evaluators.replicas=1", "evaluators.episodesPerEnvironment=1", placement=placement)
+    assert told.coordinator.parameter_store == ParameterStoreConfig(folder="/data/parameters")
+    assert told.evaluator is not None
+    service = ParameterStoreConfig(service="one-coordinator.lab:7000")
+    assert told.trainer.parameter_store == told.evaluator.parameter_store == service
+    told = resolved("parameters.store.objectStore.url=s3://lab/runs", placement=placement)
+    assert told.trainer.parameter_store == told.coordinator.parameter_store
+    assert told.trainer.parameter_store.object_store is not None
+    assert told.trainer.parameter_store.object_store.url == "s3://lab/runs/one-5b1e"

@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rlsrl.api.load import load_text
-from rlsrl.api.resolve import POLICY_NAME, LocalPlacement, resolve
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import POLICY_NAME, resolve
 from rlsrl.cli import main
 from rlsrl.cli.init import write_project
 from rlsrl.data.specs import ArraySpec

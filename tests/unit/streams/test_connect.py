@@ -12,8 +12,8 @@ from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProduc
 @pytest.mark.parametrize(
     ("endpoint", "producer", "consumer"),
     [
-        ("rlsrl-0123-samples-0", SharedMemoryProducer, SharedMemoryConsumer),
-        ("unix-abstract:rlsrl-0123-samples-0", GrpcSampleProducer, GrpcSampleConsumer),
+        ("rlsrl-0123-samples-trainer-0", SharedMemoryProducer, SharedMemoryConsumer),
+        ("unix-abstract:rlsrl-0123-samples-trainer-0", GrpcSampleProducer, GrpcSampleConsumer),
         ("trainer-0.trainer:7001", GrpcSampleProducer, GrpcSampleConsumer),
     ],
 )

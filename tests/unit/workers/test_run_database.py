@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.resolve import POLICY_NAME, LocalPlacement, resolve
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import POLICY_NAME, resolve
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.object_store import ObjectStoreParameterDB
 from rlsrl.runtime.errors import ConfigurationError
@@ -44,15 +44,6 @@ def test_a_folder_that_was_moved_keeps_its_versions(tmp_path: Path) -> None:
 def test_a_folder_of_which_nothing_was_started_has_no_versions(tmp_path: Path) -> None:
     assert open_run_database(tmp_path).policies() == []
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_of_an_rlsrl_that_knew_no_stores_keeps_its_versions(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    told = json.loads((run / RESOLVED).read_text())
-    del told["coordinator"]["parameter_store"]
-    (run / RESOLVED).write_text(json.dumps(told))
-    push_steps(FilesystemParameterDB(run / "parameters"), 7)
-    assert [info.version.step for info in open_run_database(run).versions(POLICY_NAME)] == [7]
 
 
 def test_a_run_in_a_bucket_is_found_there_with_credentials_of_the_environment(

@@ -8,7 +8,8 @@ import pytest
 
 from rlsrl.algorithms.schedules import LinearSchedule
 from rlsrl.api.load import load_text
-from rlsrl.api.resolve import LocalPlacement, resolve
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.api.spec import LinearSchedule as LinearSpec
 from rlsrl.api.spec import Schedule

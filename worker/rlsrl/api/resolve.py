@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TypedDict
 
+from rlsrl.api.placement import Placement
 from rlsrl.api.resolved import (
     ActorConfig,
     BufferConfig,
     CoordinatorConfig,
     EvaluatorConfig,
-    ObjectStoreConfig,
     ParameterStoreConfig,
     PolicyWorkerConfig,
     ResolvedExperiment,
@@ -19,8 +17,6 @@ from rlsrl.api.resolved import (
 )
 from rlsrl.api.spec import ExperimentSpec, RLExperiment
 
-PARAMETERS = "parameters"
-"""The parameter DB's folder in a run folder, for experiments that keep it there."""
 POLICY_NAME = "default"
 """The one policy's name in the parameter DB."""
 SLOTS_PER_GROUP = 2
@@ -34,16 +30,6 @@ PEER_TIMEOUT_SECONDS = 60.0
 """Longer than one step of a slow environment takes, since a holder of a slot gives a sign of life once a step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalPlacement:
-    """A run on this machine: local sockets, and one folder for everything that stays."""
-
-    run_uid: str
-    """Identity of the run, unique on the machine."""
-    run_folder: PurePath
-    """The run's folder, absolute."""
-
-
 class _Common(TypedDict):
     experiment: str
     run_uid: str
@@ -51,49 +37,49 @@ class _Common(TypedDict):
     coordinator_address: str
     heartbeat_seconds: float
     metrics_address: str
-    log_folder: str
+    log_folder: str | None
     ledger_folder: str
 
 
-def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExperiment:
+def resolve(experiment: RLExperiment, placement: Placement) -> ResolvedExperiment:
     """What each role is told of ``experiment`` when it runs at ``placement``.
 
-    Endpoints are Linux abstract sockets named from the run's uid, so two runs never meet and nothing is left on disk;
-    with ``transport: grpc`` those of gRPC, where weights go by way of the coordinator.
+    Where no memory is shared, or with ``transport: grpc``, samples go by gRPC and weights by way of the coordinator.
     """
     spec = experiment.spec
     spread = spec.actors.spread
-    folder = placement.run_folder
-    endpoint = f"rlsrl-{placement.run_uid}"
-    samples = f"{'' if spec.transport == 'auto' else 'unix-abstract:'}{endpoint}-samples"
-    samples_endpoints = tuple(f"{samples}-{rank}" for rank in range(spec.trainers.replicas))
+    shared = spec.transport == "auto" and placement.parameters_endpoint is not None
+    parameters_endpoint = placement.parameters_endpoint if shared else None
     num_buffer_workers = 0 if spec.buffer_workers is None else spec.buffer_workers.replicas
-    buffer_endpoints = tuple(f"{samples}-buffer-{index}" for index in range(num_buffer_workers))
+    num_policy_workers = 0 if spec.policy_workers is None else spec.policy_workers.replicas
+    samples_endpoints, buffer_endpoints = (
+        tuple(placement.samples_endpoint(role, index, shared=shared) for index in range(number))
+        for role, number in (("trainer", spec.trainers.replicas), ("buffer", num_buffer_workers))
+    )
+    inference_endpoints = tuple(map(placement.inference_endpoint, range(num_policy_workers)))
     slots_per_actor = SLOTS_PER_GROUP * spec.actors.ring_size
     actors_per_producer = spread.num_workers // num_buffer_workers if num_buffer_workers else 1
-    parameters_endpoint = f"{endpoint}-parameters" if spec.transport == "auto" else None
-    num_policy_workers = 0 if spec.policy_workers is None else spec.policy_workers.replicas
-    inference_endpoints = tuple(f"unix-abstract:{endpoint}-inference-{index}" for index in range(num_policy_workers))
-    parameter_store = _parameter_store(experiment, placement)
+    reached_store = placement.reached_store(experiment)
     common = _Common(
         experiment=experiment.metadata.name,
         run_uid=placement.run_uid,
         seed=spec.seed,
-        coordinator_address=f"unix-abstract:{endpoint}-coordinator",
+        coordinator_address=placement.coordinator_address,
         heartbeat_seconds=HEARTBEAT_SECONDS,
-        metrics_address="127.0.0.1:0",
-        log_folder=str(folder / "logs"),
-        ledger_folder=str(folder / "ledger"),
+        metrics_address=placement.http_address,
+        log_folder=placement.log_folder,
+        ledger_folder=placement.ledger_folder,
     )
     return ResolvedExperiment(
         coordinator=CoordinatorConfig(
             **common,
-            http_address="127.0.0.1:0",
+            serves_at=placement.coordinator_serves_at,
+            http_address=placement.http_address,
             lease_seconds=LEASE_SECONDS,
-            roster_path=str(folder / "roster.json"),
-            record_folder=str(folder),
+            roster_path=f"{placement.record_folder}/roster.json",
+            record_folder=placement.record_folder,
             wandb=spec.tracking.wandb,
-            parameter_store=parameter_store,
+            parameter_store=placement.parameter_store(experiment),
             num_actors=spread.num_workers,
             num_trainers=len(samples_endpoints),
             num_policy_workers=num_policy_workers,
@@ -102,6 +88,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
         ),
         trainer=TrainerConfig(
             **common,
+            serves_at=placement.streams_serve_at,
             environment=spec.environment,
             network=spec.policy.network,
             normalize_observations=spec.policy.normalize_observations,
@@ -117,7 +104,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             publishes_live=parameters_endpoint is None,
             peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
             policy_name=POLICY_NAME,
-            parameter_store=parameter_store,
+            parameter_store=reached_store,
             versions=spec.parameters,
             stop=spec.stop,
         ),
@@ -141,6 +128,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
         if spec.policy_workers is None
         else PolicyWorkerConfig(
             **common,
+            serves_at=placement.streams_serve_at,
             environment=spec.environment,
             network=spec.policy.network,
             inference_endpoints=inference_endpoints,
@@ -153,6 +141,7 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
         if not buffer_endpoints
         else BufferConfig(
             **common,
+            serves_at=placement.streams_serve_at,
             environment=spec.environment,
             rollout_length=spec.actors.rollout_length,
             lanes_per_slot=max(spec.actors.rollout_environments),
@@ -163,24 +152,9 @@ def resolve(experiment: RLExperiment, placement: LocalPlacement) -> ResolvedExpe
             samples_endpoints=samples_endpoints,
             peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
         ),
-        evaluator=_evaluator(spec, common, parameter_store),
+        evaluator=_evaluator(spec, common, reached_store),
         num_actors=spread.num_workers,
         warnings=(*spread.warnings, *_evaluation_warnings(spec)),
-    )
-
-
-def _parameter_store(experiment: RLExperiment, placement: LocalPlacement) -> ParameterStoreConfig:
-    """A place of the run's own: what an earlier run of the same name stored must not be taken for this one's."""
-    store = experiment.spec.parameters.store.object_store
-    if store is None:
-        return ParameterStoreConfig(folder=str(placement.run_folder / PARAMETERS))
-    return ParameterStoreConfig(
-        object_store=ObjectStoreConfig(
-            url=f"{store.url.rstrip('/')}/{experiment.metadata.name}-{placement.run_uid}",
-            endpoint=store.endpoint,
-            region=store.region,
-            answer_seconds=store.answer_seconds,
-        )
     )
 
 

@@ -86,7 +86,7 @@ class RoleConfig(Config):
     metrics_address: str
     """``host:port`` where the worker serves its metrics over HTTP, or ``:port`` of its own host; port 0 takes any free
     one."""
-    log_folder: str | None
+    log_folder: str | None = None
     """Where the worker writes ``<role>-<index>.jsonl``; None: its standard output."""
     ledger_folder: str
     """Where the worker keeps ``<role>-<index>.page``."""

@@ -13,7 +13,8 @@ from typing import Any
 import click
 import structlog
 
-from rlsrl.api.resolve import PARAMETERS, POLICY_NAME
+from rlsrl.api.placement import PARAMETERS
+from rlsrl.api.resolve import POLICY_NAME
 from rlsrl.cli.errors import UserError
 from rlsrl.data.version import Version
 from rlsrl.local.run_folder import RUNS

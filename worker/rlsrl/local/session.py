@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rlsrl.api.load import Difference, SpecError, differences, dump, load_text
-from rlsrl.api.resolve import POLICY_NAME, LocalPlacement, resolve
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import POLICY_NAME, resolve
 from rlsrl.api.resolved import ResolvedExperiment
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import GANG_COMMAND, WORKER_COMMAND, LocalController, Outcome, RolePlan

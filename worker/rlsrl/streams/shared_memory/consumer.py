@@ -75,7 +75,7 @@ class SharedMemoryConsumer:
         """Listen on the abstract socket ``name``.
 
         Args:
-            name: for example ``rlsrl-<run uid>-samples-0``.
+            name: for example ``rlsrl-<run uid>-samples-trainer-0``.
             token: what producers have to show.
             layout_digest: ``SlotLayout.step_digest`` of the slots to come; the number of lanes is each producer's own.
             ledger: written before a slot is acknowledged; asked for marks when a producer connects.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlsrl.api.resolve import PARAMETERS
+from rlsrl.api.placement import PARAMETERS
 from rlsrl.api.resolved import ParameterStoreConfig
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.runtime.errors import ConfigurationError
@@ -29,8 +29,6 @@ def _store(run: Path) -> ParameterStoreConfig:
     try:
         # The coordinator is told of the place itself, others perhaps of the coordinator.
         told = json.loads((run / RESOLVED).read_bytes())["coordinator"]
-        if "parameter_store" not in told:
-            return inside  # Told by an rlsrl that knew no other place.
         store = ParameterStoreConfig.from_json(json.dumps(told["parameter_store"]))
     except FileNotFoundError:
         return inside  # Nothing of the run was started yet.
