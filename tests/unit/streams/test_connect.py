@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from rlsrl.streams.connect import consumer_for, producer_for
@@ -14,9 +16,11 @@ from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProduc
     [
         ("rlsrl-0123-samples-trainer-0", SharedMemoryProducer, SharedMemoryConsumer),
         ("unix-abstract:rlsrl-0123-samples-trainer-0", GrpcSampleProducer, GrpcSampleConsumer),
-        ("trainer-0.trainer:7001", GrpcSampleProducer, GrpcSampleConsumer),
+        ("10.0.0.1:7001", GrpcSampleProducer, GrpcSampleConsumer),
+        ("roster:trainer/0", GrpcSampleProducer, GrpcSampleConsumer),
     ],
 )
 def test_the_form_of_an_endpoint_is_its_transport(endpoint: str, producer: type, consumer: type) -> None:
-    assert producer_for(endpoint) is producer
+    made = producer_for(endpoint, find=str)
+    assert made is producer or (isinstance(made, partial) and made.func is producer)
     assert consumer_for(endpoint) is consumer

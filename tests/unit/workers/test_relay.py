@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rlsrl.data.slots import ProducerId, Slot
 from rlsrl.data.version import INITIAL, Version
+from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.ledger import (
     ActorLedger,
@@ -33,6 +34,7 @@ from rlsrl.testing.stream_bench import DEADLINE, NUM_LANES, TOKEN, TRANSITIONS, 
 from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.relay import Orders, Relay
 
+NOWHERE_ELSE = Directory(lambda role, index: None)
 LAYOUT = small_layout()
 V1, V2, V3, LATER = Version(1, 1), Version(1, 2), Version(1, 3), Version(2, 0)
 TICK = 0.002
@@ -75,6 +77,7 @@ class Chain:
             layout=LAYOUT,
             producer_id=ProducerId(0, self._lives),
             ledger=self.ledger,
+            directory=NOWHERE_ELSE,
         )
         self._resources.callback(self.downstream.close)
         self._lives += 1
@@ -103,6 +106,7 @@ class Chain:
             layout=LAYOUT,
             producer_id=ProducerId(index, 0),
             ledger=ActorLedger(self._page("actor", index)),
+            directory=NOWHERE_ELSE,
         )
         self._resources.callback(producer.close)
         self._actors.append(producer)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer
 from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
 
 
-def producer_for(endpoint: str) -> type[SharedMemoryProducer] | type[GrpcSampleProducer]:
-    """Makes the end that fills slots: ``unix-abstract:NAME`` and ``HOST:PORT`` are reached by gRPC."""
-    return GrpcSampleProducer if ":" in endpoint else SharedMemoryProducer
+def producer_for(
+    endpoint: str, *, find: Callable[[str], str | None]
+) -> Callable[..., SharedMemoryProducer | GrpcSampleProducer]:
+    """Makes the end that fills slots: ``unix-abstract:NAME``, ``HOST:PORT`` and ``roster:ROLE/INDEX`` are reached by
+    gRPC, wherever ``find`` says that they are."""
+    return partial(GrpcSampleProducer, find=find) if ":" in endpoint else SharedMemoryProducer
 
 
 def consumer_for(endpoint: str) -> type[SharedMemoryConsumer] | type[GrpcSampleConsumer]:

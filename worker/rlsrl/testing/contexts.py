@@ -28,6 +28,8 @@ class RecordingMembership:
     """What each call of ``report`` said, without what it left open."""
     rows: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """Rows of the learning curve: step and scalars."""
+    addresses: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Where members of other roles are."""
     failure: Exception | None = None
     """What ``check`` raises from now on; None for nothing."""
 
@@ -43,6 +45,10 @@ class RecordingMembership:
         """Keep it."""
         said = {"state": state, "waiting_for": waiting_for, "stats": stats, "version": version, "ledger": ledger}
         self.reports.append({name: value for name, value in said.items() if value is not None})
+
+    def address_of(self, role: str, index: int) -> str | None:
+        """Look it up."""
+        return self.addresses.get((role, index))
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
         """Keep it."""

@@ -57,6 +57,7 @@ class GrpcInferenceClient:
         home: int = 0,
         peer_timeout: float = 10.0,
         return_seconds: float = RETURN_SECONDS,
+        find: Callable[[str], str | None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Ask those servers: ``unix-abstract:NAME`` or ``HOST:PORT`` each.
@@ -68,6 +69,8 @@ class GrpcInferenceClient:
             home: this client's number, for example the actor's index.
             peer_timeout: seconds without any sign of life after which a server is given up.
             return_seconds: how often a client that is not at its own server tries that again.
+            find: with it the addresses may be any names: before each connection it is asked where one is then, None
+                while it is nowhere.
             clock: the machine's unless given.
 
         Raises:
@@ -76,7 +79,9 @@ class GrpcInferenceClient:
         if not addresses:
             raise ValueError("an inference client needs at least one server's address")
         first = home % len(addresses)
-        self._addresses = tuple(map(validate_address, (*addresses[first:], *addresses[:first])))
+        names = (*addresses[first:], *addresses[:first])
+        self._addresses = names if find is not None else tuple(map(validate_address, names))
+        self._find = find or str
         self._hello = wire.hello(f"client {home}", layout)
         self._metadata = token_metadata(token)
         self._messages = LaneMessages(layout)
@@ -290,8 +295,13 @@ class GrpcInferenceClient:
             self._next_address = 0
             self._retry_at = now + self._return_seconds
         address = self._addresses[self._next_address % len(self._addresses)]
+        if (target := self._find(address)) is None:
+            if self._connection is None:
+                self._try_after(now, self._back_off)
+            return
         self._attempt = _Connection(
             address,
+            target,
             metadata=self._metadata,
             hello=self._hello,
             now=now,
@@ -306,6 +316,7 @@ class _Connection:
     def __init__(
         self,
         address: str,
+        target: str,
         *,
         metadata: Metadata,
         hello: bytes,
@@ -313,8 +324,9 @@ class _Connection:
         on_message: Callable[[_Connection, Message], None],
         on_end: Callable[[_Connection, StreamError | None], None],
     ) -> None:
-        """Connect and say hello; both callbacks come from the connection's own thread, ``on_end`` last.
+        """Connect to ``target``, where ``address`` is now, and say hello.
 
+        Both callbacks come from the connection's own thread, ``on_end`` last.
         ``on_end`` is given an error if asking this server again is of no use.
         """
         self.address = address
@@ -324,7 +336,7 @@ class _Connection:
         self.has_ended = False
         self._on_end = on_end
         self._conversation = Conversation(
-            address,
+            target,
             wire.METHOD,
             metadata=metadata,
             first=hello,

@@ -111,18 +111,21 @@ class GrpcSampleProducer:
         previous: Sequence[LedgerEntry] = (),
         on_settled: Callable[[], None] = lambda: None,
         sequences: Iterator[int] | None = None,
+        find: Callable[[str], str | None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Prepare to connect to the consumer at ``unix-abstract:NAME`` or ``HOST:PORT``.
 
-        The other arguments are those of ``SharedMemoryProducer``.
+        With ``find`` the consumer's address may be any name: before each connection it is asked where that is then,
+        None while it is nowhere. The other arguments are those of ``SharedMemoryProducer``.
 
         Raises:
             ConfigurationError: a slot does not fit into a message of 64 MiB.
             ValueError: the address has neither form.
         """
         wire.check_fits(layout)
-        self._address = validate_address(address)
+        self._address = address if find is not None else validate_address(address)
+        self._find = find or str
         self._token = token
         self._layout = layout
         self._now = (clock or SystemClock()).monotonic
@@ -269,9 +272,11 @@ class GrpcSampleProducer:
     def _connect(self) -> None:
         self._retries_at = self._now() + self._back_off
         self._back_off = min(2 * self._back_off, LAST_BACK_OFF_SECONDS)
+        if (address := self._find(self._address)) is None:
+            return
         hello = wire.handshake(Kind.HELLO, self._outbox.hello().to_json(self._token))
         self._connection = _Connection(
-            self._address, token=self._token, hello=hello, layout=self._layout, wake=self._wake.set
+            address, token=self._token, hello=hello, layout=self._layout, wake=self._wake.set
         )
 
     def _read(self, connection: _Connection, message: Message | _Ended) -> None:

@@ -79,6 +79,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
             ),
             producer_id=ProducerId(index=context.index, incarnation=context.incarnation),
             ledger=ledger,
+            directory=context.directory,
         )
         resources.callback(producer.close)
         return ActorParts(

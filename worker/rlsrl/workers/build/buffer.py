@@ -51,6 +51,7 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
             layout=layout,
             producer_id=ProducerId(index=context.index, incarnation=context.incarnation),
             ledger=ledger,
+            directory=context.directory,
         )
         resources.callback(downstream.close)
         upstream = consumer_for(endpoint)(

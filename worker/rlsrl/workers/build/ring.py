@@ -69,6 +69,7 @@ def build_ring(config: ActorConfig, context: WorkerContext) -> RingParts:
             token=context.token,
             layout=InferenceLayout.of(env_spec),
             home=context.index,
+            find=context.directory.find,
         )
         resources.callback(client.close)
         page = context.open_ledger_page()
@@ -85,6 +86,7 @@ def build_ring(config: ActorConfig, context: WorkerContext) -> RingParts:
             ),
             producer_id=ProducerId(index=context.index, incarnation=context.incarnation),
             ledger=ledger,
+            directory=context.directory,
         )
         resources.callback(producer.close)
         return RingParts(

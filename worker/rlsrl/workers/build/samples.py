@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from rlsrl.data.slots import ProducerId, SlotLayout
+from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.ledger import Posted, PosterLedger
 from rlsrl.streams.connect import producer_for
 from rlsrl.streams.sharded import Shard, ShardedProducer
@@ -28,7 +29,13 @@ class AddressedLedger:
 
 
 def open_producer(
-    endpoints: Mapping[int, str], *, token: str, layout: SlotLayout, producer_id: ProducerId, ledger: PosterLedger
+    endpoints: Mapping[int, str],
+    *,
+    token: str,
+    layout: SlotLayout,
+    producer_id: ProducerId,
+    ledger: PosterLedger,
+    directory: Directory,
 ) -> Shard:
     """A producer to the consumers at ``endpoints``, by their index; begins the ledger's new life.
 
@@ -44,7 +51,8 @@ def open_producer(
     sequences = count()
 
     def shard(consumer: int, endpoint: str) -> Shard:
-        return producer_for(endpoint)(
+        make = producer_for(endpoint, find=directory.find)
+        return make(
             endpoint,
             token=token,
             layout=layout,
