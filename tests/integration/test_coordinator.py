@@ -26,6 +26,7 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, CoordinatorUnavailable, WorkerState
 from rlsrl.runtime.roster import STREAMS, JoinRefused, JoinTimeout, Membership, MembershipError
+from rlsrl.testing.waiting import until
 
 TOKEN = "the-token"
 DEADLINE = 30.0
@@ -132,21 +133,6 @@ class CoordinatorProcess:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Ask again, each time after the answer to the last, until it is true."""
-    deadline = threading.Event()
-    timer = threading.Timer(DEADLINE, deadline.set)
-    timer.start()
-    try:
-        while not deadline.is_set():
-            if value := condition():
-                return value
-            deadline.wait(HEARTBEAT_SECONDS)
-    finally:
-        timer.cancel()
-    raise AssertionError(f"not within {DEADLINE} s: {what}")
 
 
 Start = Callable[..., CoordinatorProcess]

@@ -1,0 +1,143 @@
+"""Workers told what pods are told, each with a host of its own: they meet over TCP, wherever a successor comes up."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsrl.api.load import load_text
+from rlsrl.api.placement import HTTP_PORT, STREAMS_PORT, ClusterPlacement
+from rlsrl.api.resolve import POLICY_NAME, resolve
+from rlsrl.api.resolved import RoleConfig
+from rlsrl.local.session import read_ledger
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.terminal import terminal_record
+from rlsrl.runtime.coordination import CoordinatorClient
+from rlsrl.testing.live_runs import fetch
+from rlsrl.testing.waiting import DEADLINE_SECONDS, until
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: pods}
+spec:
+  environment: {id: CartPole-v1}
+  policy: {network: {mlp: {hiddenSizes: [8]}}}
+  algorithm: {ppo: {epochs: 1, minibatchSize: 64}}
+  actors: {replicas: 2, environments: 4, rolloutLength: 16}
+  policyWorkers: {replicas: 2}
+  bufferWorkers: {replicas: 1}
+  parameters: {everySteps: 20}
+  stop: {trainSteps: 1000000}
+"""
+TOKEN = "the-token"
+
+
+class Pods:
+    """One run's workers, each at an address of the loopback network that no other has."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._network = f"127.{random.randint(2, 250)}.{random.randint(1, 250)}"
+        self._num_hosts = 0
+        placement = ClusterPlacement(
+            run_uid=uuid.uuid4().hex,
+            coordinator_host=f"{self._network}.1",
+            record_folder=str(folder / "data"),
+            ledger_folder=str(folder / "ledger"),
+        )
+        self.told = resolve(load_text(EXPERIMENT.encode()), placement)
+        self.client = CoordinatorClient(self.told.coordinator.coordinator_address, TOKEN)
+        stack.callback(self.client.close)
+
+    def start(self, role: str, config: RoleConfig | None, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
+        """A worker at the next free address: its process, and the address. The coordinator has to be the first."""
+        assert config is not None
+        self._num_hosts += 1
+        host = f"{self._network}.{self._num_hosts}"
+        path = self._folder / f"{role}.json"
+        path.write_text(config.to_json())
+        command = [sys.executable, "-m", "rlsrl.workers", "--role", role, "--config", str(path), *arguments]
+        environment = {**os.environ, "RLSRL_TOKEN": TOKEN, "RLSRL_HOST": host, "OMP_NUM_THREADS": "1"}
+        with (self._folder / f"{role}-{host}.log").open("wb") as log:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self._stack.callback(process.wait, DEADLINE_SECONDS)
+        self._stack.callback(process.kill)
+        return process, host
+
+    def log(self, role: str, host: str) -> str:
+        """What the worker there wrote to its standard output and error."""
+        return (self._folder / f"{role}-{host}.log").read_text()
+
+    def status(self) -> dict[str, Any]:
+        return self.client.status(DEADLINE_SECONDS)
+
+    def train_steps(self) -> int:
+        return self.status()["totals"]["train_steps"] or 0
+
+    def place(self, role: str, index: int) -> str | None:
+        """Where the present worker at that index serves its streams."""
+        for worker in self.status()["roles"].get(role, []):
+            if worker["index"] == index and worker["state"] == "running":
+                return str(worker["endpoints"]["streams"])
+        return None
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    with ExitStack() as stack:
+        yield Pods(tmp_path, stack)
+
+
+def test_successors_elsewhere_are_found_and_the_run_goes_on(pods: Pods, tmp_path: Path) -> None:
+    told = pods.told
+    coordinator, _ = pods.start("coordinator", told.coordinator)
+    policies = [pods.start("policy", told.policy) for _ in range(2)]
+    buffer, buffer_host = pods.start("buffer", told.buffer)
+    trainer, trainer_host = pods.start("trainer", told.trainer, "--attempt", "1")
+    actors = [pods.start("actor", told.actor) for _ in range(2)]
+    until(lambda: pods.train_steps() > 3, "training steps over TCP")
+    assert pods.place("buffer", 0) == f"{buffer_host}:{STREAMS_PORT}"
+    assert "rlsrl_ledger" in fetch(f"http://{trainer_host}:{HTTP_PORT}/metrics")
+
+    buffer.kill()
+    buffer.wait(DEADLINE_SECONDS)
+    buffer, successor_host = pods.start("buffer", told.buffer)
+    until(lambda: pods.place("buffer", 0) == f"{successor_host}:{STREAMS_PORT}", "a buffer worker elsewhere")
+    steps = pods.train_steps()
+    until(lambda: pods.train_steps() > steps + 3, "training steps through it")
+
+    for policy, _ in policies:
+        policy.kill()
+        policy.wait(DEADLINE_SECONDS)
+    policies = [pods.start("policy", told.policy) for _ in range(2)]
+    hosts = {f"{host}:{STREAMS_PORT}" for _, host in policies}
+    until(lambda: {pods.place("policy", index) for index in range(2)} == hosts, "policy workers elsewhere")
+    steps = pods.train_steps()
+    until(lambda: pods.train_steps() > steps + 3, "training steps with their actions")
+
+    everybody = [(coordinator, 0), (trainer, 0), (buffer, 0), *policies, *actors]
+    for process, _ in (*actors, *policies, (buffer, 0), (trainer, 0)):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_SECONDS) == 0
+    coordinator.send_signal(signal.SIGTERM)
+    assert [process.wait(DEADLINE_SECONDS) for process, _ in everybody] == [0] * len(everybody)
+    db = FilesystemParameterDB(tmp_path / "data" / "parameters")
+    assert db.versions(POLICY_NAME)[-1].version.step > steps
+    assert terminal_record(db, POLICY_NAME) is None, "ended, not finished"
+    ledger = read_ledger(tmp_path / "ledger")
+    assert ledger["balanced"], ledger
+    events = [json.loads(line)["event"] for line in pods.log("trainer", trainer_host).splitlines()]
+    assert "configuring" in events
