@@ -13,7 +13,14 @@ import pytest
 from rlsrl.runtime.process import worker_environment
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0", "--nproc-per-node=2"]
+TORCHRUN = [
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--max-restarts=0",
+    f"--log-dir={os.devnull}",
+    "--nproc-per-node=2",
+]
 
 
 def train(folder: Path, *, ranks: int, poison: int | None = None) -> None:

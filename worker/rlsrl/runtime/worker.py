@@ -90,6 +90,11 @@ class Worker(ABC, Generic[ConfigT]):
         self._configure(config)
         self._configured = True
 
+    @property
+    def is_running(self) -> bool:
+        """Whether ``run`` may poll: the last of ``start`` and ``pause`` was ``start``."""
+        return self._running
+
     def start(self) -> None:
         """Let ``run`` poll."""
         self._running = True

@@ -115,7 +115,7 @@ class KillCampaign:
         self._await_new_version_since_last_kill_of(role)
         if moment == "start-up":
             self._end_life()
-        run = self._life()
+        run = self.life()
         self._await_moment(run, moment)
         before = self._facts.newest()
         workers = run.workers()
@@ -146,9 +146,15 @@ class KillCampaign:
         self._see_progress(kill)
         return kill
 
+    def life(self) -> LiveRun:
+        """The life that goes on, or a new one."""
+        if self._run is None:
+            self._run = self._desk.begin()
+        return self._run
+
     def finish(self) -> dict[str, Any]:
         """Let the run reach its goal and judge the whole of it; returns its summary."""
-        run = self._life()
+        run = self.life()
         run.until(run.is_complete, "all processes at work")
         self._gate.touch()
         code = run.wait()
@@ -177,12 +183,6 @@ class KillCampaign:
 
     # Lives of the run.
 
-    def _life(self) -> LiveRun:
-        """The life that goes on, or a new one."""
-        if self._run is None:
-            self._run = self._desk.begin()
-        return self._run
-
     def _end_life(self) -> None:
         """End the present life cleanly, if there is one, as Ctrl-C does."""
         if self._run is not None:
@@ -207,7 +207,7 @@ class KillCampaign:
         last = next((kill for kill in reversed(self.kills) if kill.role == role), None)
         if last is None or self._is_above(last.version):
             return
-        run = self._life()
+        run = self.life()
         run.until(lambda: self._is_above(last.version), f"a durable version above {last.version}")
 
     def _is_above(self, version: str | None) -> bool:
@@ -282,7 +282,7 @@ class KillCampaign:
     def _see_progress(self, kill: Kill) -> None:
         """Versions and env_steps rise, from the last durable version on or above it."""
         reached = self._facts.newest()
-        run = self._life()
+        run = self.life()
         run.until(lambda: self._has_risen_above(reached), f"versions and env_steps above {reached}, after {kill}")
         resumed = self._facts.logged("trainer-0", "resumed")
         if KILLED_ROLES[kill.role].rolls_back and kill.version is not None:

@@ -181,7 +181,9 @@ class _Process:
                 self._obey(worker, command)
         context.log.info("configuring", incarnation=context.incarnation, attempt=context.attempt, pid=os.getpid())
         worker.configure(self._config)
-        context.membership.report(state=WorkerState.RUNNING)
+        with self._lock:
+            # A command that came meanwhile is not overruled.
+            context.membership.report(state=WorkerState.RUNNING if worker.is_running else WorkerState.PAUSED)
         worker.run()
         context.membership.report(state=WorkerState.EXITING)
 

@@ -8,6 +8,7 @@ values. A rank that dies breaks the connection, so every collective call of the 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+STORE_VARIABLE = "RLSRL_GANG_STORE"
+"""Environment variable with the path of the file by which the ranks of one machine meet."""
 CAPACITY = 4096
 """Bytes of an agreement that fit into one collective call; a longer one takes a second."""
 _LENGTH_BYTES = 8
@@ -66,7 +69,7 @@ class SoloGang:
 
 
 class ProcessGroupGang:
-    """The ranks of torch's default process group, met as torchrun's environment variables say."""
+    """The ranks of torch's default process group: met by a file of their launcher's, or as torchrun's variables say."""
 
     def __init__(self, *, timeout_seconds: float) -> None:
         """Meet the others; waits for all of them.
@@ -74,7 +77,13 @@ class ProcessGroupGang:
         Raises:
             RuntimeError: some did not come within ``timeout_seconds``.
         """
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+        timeout = timedelta(seconds=timeout_seconds)
+        if (path := os.environ.get(STORE_VARIABLE)) is None:
+            dist.init_process_group("gloo", timeout=timeout)
+        else:
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            store = dist.FileStore(path, size)  # type: ignore[attr-defined] # documented, but not exported
+            dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=size)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 

@@ -1,7 +1,11 @@
-"""Starts the ranks of a trainer gang on one machine by torchrun: ``python -m rlsrl.workers.gang_launcher --ranks K``.
+"""Starts the ranks of a trainer gang on this machine by torchrun: ``python -m rlsrl.workers.gang_launcher --ranks K``.
 
-What follows that goes to each rank's ``rlsrl.workers``. The gang is one process to whoever started it: it ends when its
-ranks have ended, dies when one dies, and takes all of them along. Exit codes are those of ``rlsrl.workers``.
+What follows that goes to each rank's ``rlsrl.workers``. The ranks are one process to whoever started them: it ends when
+they have ended, dies when one dies, and takes all of them along. Exit codes are those of ``rlsrl.workers``.
+
+A gang on one machine meets by files that have no name and go with the launcher. torchrun's own way is a server that
+listens beyond loopback and whose clients unpickle what it holds. A gang on several machines meets there, at the first
+one's address: among pods, whom a NetworkPolicy keeps strangers from.
 """
 
 from __future__ import annotations
@@ -20,21 +24,42 @@ SHUTDOWN_SECONDS = 50
 def main() -> int:
     """Run the gang to its end; returns the exit code."""
     parser = argparse.ArgumentParser(prog="rlsrl.workers.gang_launcher", description="Run the ranks of a trainer gang.")
-    parser.add_argument("--ranks", type=int, required=True, help="number of ranks")
+    parser.add_argument("--ranks", type=int, required=True, help="number of ranks on this machine")
+    parser.add_argument("--machines", type=int, default=1, help="number of machines with so many ranks each")
+    parser.add_argument("--machine", type=int, default=0, help="this machine's number, from 0")
+    parser.add_argument("--meet-at", default="", metavar="HOST:PORT", help="port of machine 0; for several machines")
     arguments, rest = parser.parse_known_args()
     if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
         die_with_parent(int(parent))
     os.environ[PARENT_VARIABLE] = str(os.getpid())
+    meeting = _by_address(arguments) if arguments.machines > 1 else _by_files()
+    return _launch([f"--nproc-per-node={arguments.ranks}", *meeting], rest)
+
+
+def _by_files() -> list[str]:
+    """How a gang on one machine meets. The files are this process's open ones: whatever ends it leaves none behind."""
+    from rlsrl.workers.gang import STORE_VARIABLE
+
+    agents, ranks = (f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}" for name in ("agents", "ranks"))
+    os.environ[STORE_VARIABLE] = ranks
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    return _launch(arguments.ranks, rest)
+    return ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={agents}", "--local-addr=127.0.0.1"]
 
 
-def _launch(ranks: int, rest: list[str]) -> int:
+def _by_address(arguments: argparse.Namespace) -> list[str]:
+    host, _, port = arguments.meet_at.rpartition(":")
+    place = [f"--nnodes={arguments.machines}", f"--node-rank={arguments.machine}"]
+    return ["--rdzv-backend=static", *place, f"--master-addr={host}", f"--master-port={port}"]
+
+
+def _launch(options: list[str], rest: list[str]) -> int:
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}", "--max-restarts=0"]
+    # The ranks log for themselves, and torchrun's folder for it would stay behind after a SIGKILL.
+    options += ["--max-restarts=0", f"--log-dir={os.devnull}"]
     options += ["--signals-to-handle=SIGTERM", f"--shutdown-timeout={SHUTDOWN_SECONDS}"]
     try:
         arguments = torchrun.parse_args([*options, "-m", "rlsrl.workers", *rest])  # type: ignore[no-untyped-call]
