@@ -184,6 +184,7 @@ class _Process:
         with self._lock:
             # A command that came meanwhile is not overruled.
             context.membership.report(state=WorkerState.RUNNING if worker.is_running else WorkerState.PAUSED)
+        context.log.info("configured")
         worker.run()
         context.membership.report(state=WorkerState.EXITING)
 

@@ -1,0 +1,117 @@
+"""What the coordinator commands a real worker, whatever that is doing at the time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsrl.api.load import load_text
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import resolve
+from rlsrl.api.resolved import RoleConfig
+from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient
+from rlsrl.testing.waiting import DEADLINE_SECONDS, until
+
+TOKEN = "the-token"
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: commands}
+spec:
+  environment: {factory: "slow_to_make:SlowToMakeEnv"}
+  actors: {environments: 2}
+  policyWorkers: {replicas: 1}
+  stop: {trainSteps: 1}
+"""
+SLOW_TO_MAKE = """
+import gymnasium
+from rlsrl.testing.environments import GatedEnv
+
+class SlowToMakeEnv(GatedEnv):
+    def __init__(self):
+        open("go-on").close()  # a FIFO: until somebody opens its other end
+        super().__init__("gate")
+"""
+
+
+class Workers:
+    """Worker processes of one run."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        placement = LocalPlacement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
+        self.told = resolve(load_text(EXPERIMENT.encode()), placement)
+        self.client = CoordinatorClient(self.told.coordinator.coordinator_address, TOKEN)
+        stack.callback(self.client.close)
+
+    def start(self, role: str, config: RoleConfig | None) -> subprocess.Popen[bytes]:
+        assert config is not None
+        path = self.folder / f"{role}.json"
+        path.write_text(config.to_json())
+        search_path = os.pathsep.join([str(self.folder), *(entry for entry in sys.path if entry)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlsrl.workers", "--role", role, "--config", str(path)],
+            env={**os.environ, "RLSRL_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path},
+            cwd=self.folder,
+        )
+        self._stack.callback(process.wait, DEADLINE_SECONDS)
+        self._stack.callback(process.kill)
+        return process
+
+    def state(self, role: str) -> str | None:
+        """What the coordinator knows of the one worker of that role; None before it has joined."""
+        workers = self._known(role)
+        return str(workers[0]["state"]) if workers else None
+
+    def await_heartbeat(self, role: str) -> None:
+        """Return after the next one of the one worker of that role."""
+        ages = [self._age(role)]
+
+        def heard() -> bool:
+            ages.append(self._age(role))
+            return ages[-1] < ages[-2]
+
+        until(heard, f"a heartbeat of the {role}")
+
+    def _age(self, role: str) -> float:
+        return float(self._known(role)[0]["age_seconds"])
+
+    def _known(self, role: str) -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = self.client.status(DEADLINE_SECONDS)["roles"].get(role, [])
+        return workers
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    (tmp_path / "slow_to_make.py").write_text(SLOW_TO_MAKE)
+    os.mkfifo(tmp_path / "go-on")
+    with ExitStack() as stack:
+        yield Workers(tmp_path, stack)
+
+
+def test_a_worker_told_to_pause_while_it_is_built_stays_paused_until_it_is_told_to_start(workers: Workers) -> None:
+    workers.start("coordinator", workers.told.coordinator)
+    policy = workers.start("policy", workers.told.policy)
+    until(lambda: workers.state("policy") == "configuring", "a policy worker that makes its environment")
+    assert workers.client.send("policy", Command(kind=CommandKind.PAUSE), timeout=DEADLINE_SECONDS) == 1
+    until(lambda: workers.state("policy") == "paused", "it has heard")
+    os.close(os.open(workers.folder / "go-on", os.O_WRONLY))  # waits until the environment is being made
+    log = workers.folder / "logs" / "policy-0.jsonl"
+    until(lambda: '"configured"' in log.read_text(), "a policy worker that is built")
+    for _ in range(2):  # the first may have been on its way before
+        workers.await_heartbeat("policy")
+    assert workers.state("policy") == "paused"
+    workers.client.send("policy", Command(kind=CommandKind.START), timeout=DEADLINE_SECONDS)
+    until(lambda: workers.state("policy") == "running", "it goes on")
+    policy.send_signal(signal.SIGTERM)
+    assert policy.wait(DEADLINE_SECONDS) == 0
