@@ -38,7 +38,6 @@ def test_the_rest_has_defaults_that_run() -> None:
     assert spec.algorithm == Algorithm(ppo=Ppo())
     assert spec.batch_environments == 8
     assert spec.batch_transitions == 1024
-    assert spec.num_minibatches == 4
     assert spec.policy.network.mlp is not None
     assert spec.policy.network.mlp.hidden_sizes == (64, 64)
 

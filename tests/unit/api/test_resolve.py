@@ -52,7 +52,7 @@ def test_each_role_is_told_what_it_needs() -> None:
     assert (told.coordinator.num_actors, told.coordinator.num_trainers) == (2, 1)
     trainer = told.trainer
     assert (trainer.environment, trainer.network, trainer.algorithm) == (environment, network, Ppo(epochs=2))
-    assert (trainer.rollout_length, trainer.batch_lanes, trainer.num_minibatches) == (128, 8, 4)
+    assert (trainer.rollout_length, trainer.batch_lanes) == (128, 8)
     assert (trainer.max_policy_lag, trainer.num_producers, trainer.max_lanes_per_actor) == (2, 2, 4)
     assert (trainer.policy_name, trainer.parameter_store.folder) == ("default", "/runs/one/parameters")
     assert (trainer.versions, trainer.stop) == (ParameterVersions(keep_last=7), Stop(return_mean=475.0))

@@ -47,7 +47,7 @@ def test_pages_are_added_up() -> None:
     pages = [
         actor(0, produced=100),
         actor(1, produced=50),
-        trainer(0, trained=90, **{"dropped.stale": 10, "duplicates": 4}),
+        trainer(0, trained=90, **{"dropped.stale": 10}),
         trainer(1, trained=30, **{"lost.rolled_back": 20}),
     ]
     found = balance(pages, ended=True)
@@ -57,7 +57,6 @@ def test_pages_are_added_up() -> None:
         "trained": 120,
         "dropped.stale": 10,
         "lost.rolled_back": 20,
-        "duplicates": 4,
     }
     json.dumps(found.to_json())
 

@@ -25,9 +25,7 @@ class Trainer:
         self.buffer: deque[int] = deque()
 
     def receive(self, producer: ProducerId, sequence: int, num_transitions: int) -> None:
-        if sequence <= self.ledger.mark(producer):
-            self.ledger.duplicate(num_transitions)
-        else:
+        if sequence > self.ledger.mark(producer):
             self.ledger.take(producer, sequence, num_transitions)
             self.buffer.append(num_transitions)
 

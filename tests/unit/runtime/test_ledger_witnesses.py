@@ -77,13 +77,11 @@ def test_what_leaves_the_buffer(trainer_page: LedgerPage) -> None:
     ledger.trained(60)
     ledger.dropped("stale", 10)
     ledger.dropped("end_of_run", 5)
-    ledger.duplicate(7)
     assert figures(trainer_page) == {
         "trained": 60,
         "in_buffer": 25,
         "dropped.stale": 10,
         "dropped.end_of_run": 5,
-        "duplicates": 7,
     }
     with pytest.raises(KeyError, match="whim"):
         ledger.dropped("whim", 1)

@@ -1,13 +1,11 @@
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
-from rlsrl.runtime.process import die_with_parent, set_timer_slack, worker_environment
+from rlsrl.runtime.process import die_with_parent, worker_environment
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 
@@ -44,30 +42,10 @@ def test_a_worker_whose_parent_is_gone_already_dies_at_once() -> None:
     assert (child.returncode, child.stdout) == (-signal.SIGKILL, "")
 
 
-@linux
-def test_timer_slack_is_the_calling_threads() -> None:
-    def slack() -> int:
-        return int(ctypes.CDLL(None).prctl(30, 0, 0, 0, 0))
-
-    before = slack()
-    seen: list[int] = []
-
-    def change() -> None:
-        set_timer_slack(7)
-        seen.append(slack())
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    thread.join()
-    assert seen == [7]
-    assert slack() == before != 7
-
-
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_elsewhere_than_on_linux_nothing_happens(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     die_with_parent(-1)
-    set_timer_slack()
 
 
 def test_the_environment_of_a_worker() -> None:

@@ -178,11 +178,6 @@ class TrainerConfig(RoleConfig):
         """Lanes of one rank's part of a batch."""
         return self.batch_lanes // self.num_trainers
 
-    @property
-    def num_minibatches(self) -> int:
-        """Minibatches of one epoch."""
-        return self.rollout_length * self.batch_lanes // self.algorithm.minibatch_size
-
 
 class ActorConfig(RoleConfig):
     """What each actor is told."""

@@ -534,11 +534,6 @@ class ExperimentSpec(Model):
         return self.actors.rollout_length * self.batch_environments
 
     @property
-    def num_minibatches(self) -> int:
-        """Minibatches of one epoch."""
-        return self.batch_transitions // self.algorithm.chosen.minibatch_size
-
-    @property
     def least_policy_lag(self) -> int:
         """The smallest ``maxPolicyLag`` with which batches can be formed.
 

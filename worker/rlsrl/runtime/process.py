@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_TIMERSLACK = 29
 
 PARENT_VARIABLE = "RLSRL_PARENT_PID"
 """Environment variable that tells a worker which process started it and should outlive it; unset in a pod."""
@@ -30,15 +29,6 @@ def die_with_parent(parent_pid: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def set_timer_slack(nanoseconds: int = 1) -> None:
-    """Let the calling thread, and threads it starts, wake from timed waits that exactly (default slack: 50 us).
-
-    Elsewhere than on Linux it does nothing.
-    """
-    if sys.platform == "linux":
-        _prctl(_PR_SET_TIMERSLACK, nanoseconds)
 
 
 def worker_environment(base: Mapping[str, str]) -> dict[str, str]:

@@ -29,8 +29,6 @@ class Balance:
     """By reason."""
     lost: Mapping[str, int]
     """By cause."""
-    duplicates: int
-    """Resends recognised: beside the sum."""
     unsettled: int
     """Posted, not taken, and the producer may still be asked; 0 of an ended run."""
     ended: bool
@@ -63,7 +61,6 @@ class Balance:
             "in_buffer": self.in_buffer,
             "dropped": dict(self.dropped),
             "lost": dict(self.lost),
-            "duplicates": self.duplicates,
             "unsettled": self.unsettled,
         }
 
@@ -97,7 +94,6 @@ def balance(records: Iterable[PageRecord], *, ended: bool) -> Balance:
         in_buffer=total["in_buffer"],
         dropped={reason: total[f"dropped.{reason}"] for reason in DROP_REASONS},
         lost={cause: total[f"lost.{cause}"] for cause in LOSS_CAUSES},
-        duplicates=total["duplicates"],
         unsettled=total["unsettled"],
         ended=ended,
     )

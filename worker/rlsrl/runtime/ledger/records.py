@@ -19,11 +19,10 @@ TERMS = (
     "in_buffer",
     *(f"dropped.{reason}" for reason in DROP_REASONS),
     *(f"lost.{cause}" for cause in LOSS_CAUSES),
-    "duplicates",
     "passed_on",
 )
-"""The counters, in transitions. ``duplicates`` (resends that were recognised) and ``passed_on`` (what a buffer worker
-took and posted again) are beside the sum, not in it."""
+"""The counters, in transitions. ``passed_on`` (what a buffer worker took and posted again) is beside the sum, not in
+it."""
 
 
 class LedgerError(Exception):

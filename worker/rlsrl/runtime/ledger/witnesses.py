@@ -47,10 +47,6 @@ class TakerLedger:
 
         self._page.apply(taken)
 
-    def duplicate(self, num_transitions: int) -> None:
-        """Record a resend that was recognised by the mark and not taken."""
-        self._page.update(duplicates=num_transitions)
-
     def lost_with_producer(self, producer: ProducerId, num_transitions: int) -> None:
         """Record all that a dead incarnation had posted here and that never came, and close its account.
 
