@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,rpc,env,mujoco,atari,wandb,torch,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-.PHONY: help setup run s3-server system-tools test test-slow lint format protos clean
+.PHONY: help setup run s3-server system-tools test test-slow lint format protos crd clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,8 @@ lint: setup  ## ruff, mypy, layers, drift of generated files
 	@drift=$$(mktemp -d); trap 'rm -rf "$$drift"' EXIT; hack/protos "$$drift"; \
 	  diff -r -x __init__.py -x __pycache__ "$$drift/rlsrl/rpc/v1" worker/rlsrl/rpc/v1 \
 	  || { echo "lint: the stubs are not those of protos/: run \`make protos\` and commit"; exit 1; }
+	@diff <(hack/crd /dev/stdout) charts/templates/crd.yaml \
+	  || { echo "lint: the CRD is not the models': run \`make crd\` and commit"; exit 1; }
 
 format: setup  ## Format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
@@ -53,6 +55,9 @@ format: setup  ## Format the code and mend what ruff can
 
 protos: setup  ## Remake the gRPC stubs from protos/
 	hack/protos
+
+crd: setup  ## Remake the chart's CustomResourceDefinition from the models
+	hack/crd
 
 clean:  ## Remove what make made, runs/ excepted
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -2,168 +2,29 @@
 
 import json
 import random
-import types
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic.alias_generators import to_camel
-from pydantic.fields import FieldInfo
 
 from rlsrl.api.load import Problem, SpecError, dump, load_text
-from rlsrl.api.model import Model
-from rlsrl.api.spec import Metadata, RLExperiment
-
-Document = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A field's type without None and Annotated, and its constraints."""
-
-    type: Any
-    constraints: tuple[Any, ...]
-
-    def bound(self, name: str) -> Any:
-        found = [getattr(each, name) for each in self.constraints if getattr(each, name, None) is not None]
-        return found[-1] if found else None
-
-    @property
-    def items(self) -> tuple["Kind", ...]:
-        return tuple(kind_of(argument) for argument in get_args(self.type) if argument is not Ellipsis)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One field of the document, with the models on the way to it."""
-
-    path: tuple[str, ...]
-    models: tuple[type[Model], ...]
-    kind: Kind
-    required: bool
-
-    @property
-    def text(self) -> str:
-        return ".".join(self.path)
-
-
-def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> Kind:
-    """Strip ``| None`` and ``Annotated``; collect constraints, inner ones first."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        (annotation,) = (each for each in get_args(annotation) if each is not type(None))
-    if get_origin(annotation) is Annotated:
-        inner, *extra = get_args(annotation)
-        flat = tuple(item for each in extra for item in (each.metadata if isinstance(each, FieldInfo) else (each,)))
-        return kind_of(inner, flat + metadata)
-    return Kind(annotation, metadata)
-
-
-def is_ignored(field: FieldInfo) -> bool:
-    return field.json_schema_extra == {"readOnly": True}
-
-
-def walk(model: type[Model] = RLExperiment, path: tuple[str, ...] = (), models: tuple[Any, ...] = ()) -> Iterator[Case]:
-    for name, field in model.model_fields.items():
-        if is_ignored(field):
-            continue
-        kind = kind_of(field.annotation, tuple(field.metadata))
-        case = Case((*path, to_camel(name)), (*models, model), kind, field.is_required())
-        yield case
-        if isinstance(kind.type, type) and issubclass(kind.type, Model):
-            yield from walk(kind.type, case.path, case.models)
-
-
-CASES = tuple(walk())
-LEAVES = tuple(case for case in CASES if not (isinstance(case.kind.type, type) and issubclass(case.kind.type, Model)))
-MODELS = {(): RLExperiment} | {case.path: case.kind.type for case in CASES if case not in LEAVES}
-EXAMPLES = {
-    "apiVersion": "rlsrl.dev/v1alpha1", "kind": "RLExperiment", "metadata.name": "a", "metadata.namespace": "n",
-    "spec.environment.id": "CartPole-v1", "spec.environment.actionMask": "action_mask",
-    "spec.parameters.store.objectStore.url": "s3://bucket/prefix",
-    "spec.parameters.store.objectStore.endpoint": "https://s3.example.com",
-    "spec.parameters.store.objectStore.region": "eu-central-1",
-    "spec.tracking.wandb.project": "my-project", "spec.tracking.wandb.entity": "my-team",
-}  # fmt: skip
-"""Legal strings whose pattern no generator needs to solve; factories share one."""
-
-
-def legal(case: Case) -> Any:
-    """A legal value of the field: the lowest, the first, the smallest."""
-    kind = case.kind
-    if isinstance(kind.type, type) and issubclass(kind.type, Model):
-        return {}
-    if get_origin(kind.type) is Literal:
-        return get_args(kind.type)[0]
-    if kind.type is str:
-        return EXAMPLES.get(case.text, "package.module:make")
-    if get_origin(kind.type) is tuple:
-        return [kind.items[0].bound("ge")]
-    if get_origin(kind.type) is dict:
-        return {"key": "value"}
-    if kind.type is bool:
-        return False
-    low = kind.bound("ge")
-    return low if low is not None else kind.bound("le") / 2
-
-
-def minimal() -> Document:
-    return {
-        "apiVersion": "rlsrl.dev/v1alpha1",
-        "kind": "RLExperiment",
-        "metadata": {"name": "a"},
-        "spec": {"environment": {"id": "CartPole-v1"}, "actors": {"environments": 8}, "stop": {"envSteps": 1000}},
-    }
-
-
-def with_value(case: Case, value: Any) -> Document:
-    """A document that is legal but for the field: what the way to it needs is there, other union members are not."""
-    document = minimal()
-    mapping = document
-    for step, model, depth in zip(case.path, case.models, range(len(case.path)), strict=True):
-        if step in (members := [to_camel(name) for name in model.exactly_one]):
-            for other in members:
-                if other != step:
-                    mapping.pop(other, None)
-        if depth == len(case.path) - 1:
-            mapping[step] = value
-            break
-        mapping = mapping.setdefault(step, {})
-        for sibling in CASES:
-            if sibling.path[:-1] == case.path[: depth + 1] and sibling.required:
-                mapping.setdefault(sibling.path[-1], legal(sibling))
-    return document
-
-
-def wrong_types(kind: Kind) -> list[Any]:
-    if get_origin(kind.type) is Literal:
-        return [1, True, ["x"], {"x": 1}]
-    if get_origin(kind.type) is tuple:
-        return ["x", 1, {"x": 1}]
-    if get_origin(kind.type) is dict or (isinstance(kind.type, type) and issubclass(kind.type, Model)):
-        return ["x", 1, [1], True]
-    return {
-        int: ["1", 1.5, True, [1], {"x": 1}],
-        float: ["1", True, [1.0], {"x": 1}],
-        bool: [1, "true", 0.0, []],
-        str: [1, 1.5, True, ["x"], {"x": 1}],
-    }[kind.type]
-
-
-def out_of_range(kind: Kind) -> list[Any]:
-    if get_origin(kind.type) is Literal:
-        return ["other", get_args(kind.type)[0].upper() + "_"]
-    if kind.type is str:
-        return ["x" * (kind.bound("max_length") + 1), "", "no spaces, please", "-x", "ä", "x\n"]
-    if get_origin(kind.type) is tuple:
-        item = kind.items[0]
-        return [[], [item.bound("ge")] * (kind.bound("max_length") + 1)]
-    if get_origin(kind.type) is dict:
-        return [{f"key{number}": "value" for number in range(kind.bound("max_length") + 1)}]
-    if kind.type is bool:
-        return []
-    above, low, high = kind.bound("gt"), kind.bound("ge"), kind.bound("le")
-    return [above if above is not None else low - 1, -(10**18), high + 1, high * 2 + 1, 10**18]
+from rlsrl.api.spec import Metadata
+from rlsrl.testing.documents import (
+    CASES,
+    LEAVES,
+    MODELS,
+    Case,
+    Document,
+    camel,
+    inside,
+    is_ignored,
+    legal,
+    minimal,
+    out_of_range,
+    variation,
+    with_value,
+    wrong_types,
+)
 
 
 def problems_of(document: Document) -> tuple[str, tuple[Problem, ...]]:
@@ -341,75 +202,6 @@ def test_two_hundred_legal_variations_are_accepted() -> None:
     assert len(seen) == 200
 
 
-def variation(rng: random.Random) -> Document:
-    """A legal document: each field present or not, with any legal value; what rules across fields demand comes last."""
-    document = minimal()
-    for case in LEAVES:
-        if case.path[0] in ("apiVersion", "kind") or rng.random() < 0.5 or other_member_given(document, case):
-            continue
-        mapping = document
-        for step in case.path[:-1]:
-            mapping = mapping.setdefault(step, {})
-        for sibling in CASES:
-            if sibling.path[:-1] == case.path[:-1] and sibling.required:
-                mapping.setdefault(sibling.path[-1], legal(sibling))
-        mapping[case.path[-1]] = random_legal(case, rng)
-    spec = document["spec"]
-    actors = {"replicas": rng.randint(1, 8), "rolloutLength": rng.choice([1, 5, 16, 128, 2048])}
-    actors[rng.choice(["environments", "environmentsPerActor"])] = rng.randint(2, 64)
-    spec["actors"] = actors
-    total = actors.get("environments") or actors["environmentsPerActor"] * actors["replicas"]
-    batch = rng.choice([total, 2 * total, 64])
-    spec["trainers"] = {} if batch == total else {"batchEnvironments": batch}
-    spec["pacing"] = {"maxPolicyLag": 64 if total % actors["replicas"] or batch == 64 else 1}
-    transitions = batch * actors["rolloutLength"]
-    divisors = [number for number in range(2, min(transitions, 5000) + 1) if transitions % number == 0]
-    spec.setdefault("algorithm", {}).setdefault("ppo", {})["minibatchSize"] = rng.choice(divisors)
-    num_actors = min(actors["replicas"], total)
-    if total % num_actors:
-        spec.pop("bufferWorkers", None)
-    elif "bufferWorkers" in spec:
-        divisors = [number for number in range(1, num_actors + 1) if num_actors % number == 0]
-        spec["bufferWorkers"] = {"replicas": rng.choice(divisors)}
-    if "maxSteps" in spec.get("evaluators", {}):
-        spec["evaluators"]["maxSteps"] = rng.randint(65_536, 10**9)
-    return document
-
-
-def random_legal(case: Case, rng: random.Random) -> Any:
-    kind = case.kind
-    if get_origin(kind.type) is Literal:
-        return rng.choice(get_args(kind.type))
-    if get_origin(kind.type) is tuple:
-        item = kind.items[0]
-        return [
-            rng.randint(item.bound("ge"), item.bound("le")) for _ in range(rng.randint(1, kind.bound("max_length")))
-        ]
-    if get_origin(kind.type) is dict and kind.items[1].type is not str:
-        return {"size": rng.choice([1, 2.5, "three", None, [1, {"deep": True}]]), "e": "1e3", "date": "2001-01-01"}
-    if kind.type is bool:
-        return rng.random() < 0.5
-    if kind.type is int:
-        low, high = kind.bound("ge"), kind.bound("le")
-        return rng.choice([low, high, rng.randint(low, high), float(rng.randint(low, min(high, 2**50)))])
-    if kind.type is float:
-        low = kind.bound("ge") if kind.bound("ge") is not None else 1e-12
-        return rng.choice([low, kind.bound("le"), rng.uniform(low, kind.bound("le"))])
-    return legal(case)
-
-
-def other_member_given(document: Document, case: Case) -> bool:
-    """Whether a union on the field's way already holds another member."""
-    for depth, (step, model) in enumerate(zip(case.path, case.models, strict=True)):
-        members = camel(model.exactly_one)
-        mapping: Any = document
-        for above in case.path[:depth]:
-            mapping = mapping.get(above, {})
-        if step in members and any(member in mapping for member in members if member != step):
-            return True
-    return False
-
-
 def outcome(document: Document) -> Any:
     try:
         return load_text(json.dumps(document))
@@ -435,16 +227,6 @@ def assert_names_allowed(problem: Problem, case: Case) -> None:
     else:
         children = [each.path[-1] for each in CASES if each.path[:-1] == case.path]
         assert all(child in problem.allowed for child in children)
-
-
-def inside(document: Document, path: tuple[str, ...]) -> Document:
-    for step in path:
-        document = document[step]
-    return document
-
-
-def camel(names: tuple[str, ...]) -> list[str]:
-    return [to_camel(name) for name in names]
 
 
 def test_every_value_has_a_bound() -> None:

@@ -1,0 +1,145 @@
+"""The CRD says what the models say: its structure, and its verdict on generated documents."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+import yaml
+from pydantic import Field
+
+from rlsrl.api.cel import RULES, union_rules
+from rlsrl.api.crd import NotStructural, custom_resource_definition, of_model, schema
+from rlsrl.api.load import SpecError, load_text
+from rlsrl.api.model import Model
+from rlsrl.testing.api_server import faults
+from rlsrl.testing.documents import CASES, MODELS, Document, minimal, perhaps_broken, variation
+
+MAX_BYTES = 200 * 1024
+NUM_DOCUMENTS = 300
+SCHEMA = schema()
+
+
+def parts(found: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, found
+    for name, each in found.get("properties", {}).items():
+        yield from parts(each, f"{path}.{name}" if path else name)
+    for key in ("items", "additionalProperties"):
+        if key in found:
+            yield from parts(found[key], f"{path}[]")
+
+
+def models_verdict(document: Document) -> list[str]:
+    try:
+        load_text(json.dumps(document))
+    except SpecError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def test_every_field_is_there_and_described() -> None:
+    found = dict(parts(SCHEMA))
+    for case in CASES:
+        if case.path[0] == "spec":
+            assert found[case.text].get("description"), case.text
+    for path, part in found.items():
+        if path.startswith("status."):
+            assert part.get("description") or path.endswith("[]"), path
+
+
+def test_it_is_structural_and_small() -> None:
+    made = custom_resource_definition()
+    assert len(yaml.safe_dump(made)) < MAX_BYTES
+    for path, part in parts(SCHEMA):
+        assert part.get("type") or part.get("x-kubernetes-preserve-unknown-fields"), path
+        assert not {"$ref", "title", "anyOf", "oneOf", "const", "examples"} & set(part), path
+        assert not ("properties" in part and "additionalProperties" in part), path
+        if part.get("type") == "string" and not path.startswith(("apiVersion", "kind")):
+            assert "maxLength" in part or "enum" in part or "format" in part, path
+        assert part.get("type") != "array" or "maxItems" in part, path
+
+
+def test_names_scale_and_columns() -> None:
+    spec = custom_resource_definition()["spec"]
+    names = spec["names"]
+    assert (spec["group"], names["plural"], names["shortNames"]) == ("rlsrl.dev", "rlexperiments", ["rlx"])
+    (version,) = spec["versions"]
+    found = dict(parts(SCHEMA))
+    paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
+    paths += version["subresources"]["scale"].values()
+    for path in paths:
+        assert path == ".metadata.creationTimestamp" or path.removeprefix(".") in found, path
+    assert version["subresources"]["status"] == {}
+
+
+def test_the_smallest_document_is_accepted_and_a_wrong_name_is_not() -> None:
+    assert faults(SCHEMA, minimal()) == []
+    for name in ("1a", "a.b", "A", "a" * 41, "a-"):
+        document = minimal()
+        document["metadata"]["name"] = name
+        (fault,) = faults(SCHEMA, document)
+        assert fault.startswith(".metadata.name: lower-case letters")
+        assert models_verdict(document)
+
+
+def test_both_judge_generated_documents_alike() -> None:
+    broken: Counter[str] = Counter()
+    verdicts: Counter[bool] = Counter()
+    for seed in range(NUM_DOCUMENTS):
+        rng = random.Random(seed)
+        document = perhaps_broken(rng)
+        of_crd, of_models = faults(SCHEMA, document), models_verdict(document)
+        assert bool(of_crd) == bool(of_models), f"seed {seed}: {of_crd} but {of_models} of {json.dumps(document)}"
+        verdicts[bool(of_crd)] += 1
+        broken.update(fault.partition(": ")[2] for fault in of_crd)
+    assert 0.4 < verdicts[True] / NUM_DOCUMENTS < 0.7, verdicts
+    rules = [rule for model in MODELS.values() for rule in (*RULES.get(model, ()), *union_rules(model))]
+    never = {rule.message for rule in rules} - set(broken)
+    assert never <= {rule.message for rule in RULES[MODELS[()]]}, "rules that no document broke"
+
+
+def test_legal_variations_are_accepted() -> None:
+    for seed in range(30):
+        assert faults(SCHEMA, variation(random.Random(seed))) == []
+
+
+class Unbounded(Model):
+    """Says too little."""
+
+    text: str = ""
+
+
+class UnboundedList(Model):
+    """Says too little."""
+
+    numbers: tuple[int, ...] = ()
+
+
+class TwoTypes(Model):
+    """Says too much."""
+
+    either: int | str = 1
+
+
+class Unheard(Model):
+    """Says what a CRD cannot."""
+
+    number: Annotated[int, Field(multiple_of=2, ge=0, le=8)] = 2
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        (Unbounded, "Unbounded.text: a string needs a bound"),
+        (UnboundedList, "UnboundedList.numbers: a list needs a bound"),
+        (TwoTypes, "TwoTypes.either: a union of types"),
+        (Unheard, r"Unheard.number: a CRD cannot say \['multipleOf'\]"),
+    ],
+)
+def test_what_a_crd_cannot_say_is_refused_by_the_generator(model: type[Model], complaint: str) -> None:
+    with pytest.raises(NotStructural, match=complaint):
+        of_model(model)

@@ -1,0 +1,275 @@
+"""The CustomResourceDefinition, made from the models: the API server refuses what ``rlsrl validate`` refuses.
+
+A CRD takes a part of JSON schema only, a *structural* schema, and silently ignores or prunes some of the rest; so
+whatever this does not know how to say, it raises on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from rlsrl.api.cel import RULES, Rule, union_rules
+from rlsrl.api.model import Model
+from rlsrl.api.spec import API_VERSION, KIND, Metadata, RLExperiment
+from rlsrl.api.status import ExperimentStatus
+
+Schema = dict[str, Any]
+"""A structural schema, or a part of one."""
+
+PLURAL = "rlexperiments"
+SINGULAR = "rlexperiment"
+SHORT_NAME = "rlx"
+
+_KEPT = frozenset(
+    {"type", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"}
+    | {"format"}
+)
+"""Keywords that mean the same in both."""
+_OTHERWISE = frozenset(
+    {"title", "description", "examples", "readOnly", "oneOf", "anyOf", "default", "properties", "required", "items"}
+    | {"additionalProperties", "propertyNames", "patternProperties", "const", "exclusiveMinimum"}
+    | {"x-kubernetes-list-type", "x-list-key"}
+)
+"""Keywords that say nothing to the API server, or are translated below."""
+
+PRINTER_COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("Phase", "string", ".status.phase"),
+    ("Actors", "integer", ".status.actors.ready"),
+    ("FPS", "integer", ".status.training.envStepsPerSecond"),
+    ("Steps", "integer", ".status.training.envSteps"),
+    ("Version", "string", ".status.training.version"),
+    ("Lag", "integer", ".status.training.policyLag"),
+    ("Return", "string", ".status.training.returnMean"),
+    ("Restarts", "integer", ".status.restarts"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+"""Name, type and path of what ``kubectl get`` shows."""
+
+
+class NotStructural(ValueError):  # noqa: N818 - named for the schema
+    """A model says something that a CRD cannot; the text says where and what."""
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The whole object, ready to be written as YAML.
+
+    Raises:
+        NotStructural: a model uses what a CRD cannot say.
+    """
+    group, version = API_VERSION.split("/")
+    columns = [{"name": name, "type": kind, "jsonPath": path} for name, kind, path in PRINTER_COLUMNS]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": [SHORT_NAME],
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema()},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.actors.replicas",
+                            "statusReplicasPath": ".status.actors.replicas",
+                            "labelSelectorPath": ".status.actors.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": columns,
+                }
+            ],
+        },
+    }
+
+
+def schema() -> Schema:
+    """The structural schema of one document."""
+    whole = of_model(RLExperiment)
+    properties = whole["properties"]
+    # The API server has its own schema of these; of metadata a rule at the root may look at the name alone.
+    for name in ("apiVersion", "kind"):
+        properties[name] = {"type": "string", "description": properties[name]["description"]}
+    properties["metadata"] = {"type": "object"}
+    properties["status"] = of_model(ExperimentStatus)
+    whole["required"] = ["spec"]
+    return whole
+
+
+def of_model(model: type[Model]) -> Schema:
+    """The structural schema of a model's object, with its rules.
+
+    Raises:
+        NotStructural: it uses what a CRD cannot say.
+    """
+    document = model.model_json_schema(by_alias=True)
+    definitions = document.pop("$defs", {})
+    models = _models_by_name(model)
+    return _Translation(definitions, models).object_of(document, model, path=model.__name__)
+
+
+class _Translation:
+    """From pydantic's JSON schema to a structural one."""
+
+    def __init__(self, definitions: Mapping[str, Schema], models: Mapping[str, type[Model]]) -> None:
+        self._definitions = definitions
+        self._models = models
+
+    def object_of(self, found: Schema, model: type[Model], path: str) -> Schema:
+        made = self._of(found, path)
+        rules = [*RULES.get(model, ()), *union_rules(model)]
+        if rules:
+            made["x-kubernetes-validations"] = [_rule(rule) for rule in rules]
+        return made
+
+    def _any(self, found: Schema, path: str) -> Schema:
+        """A property's schema: a model's object where it refers to one."""
+        if "anyOf" in found:
+            found = _not_null(found, path)
+        if "$ref" not in found:
+            return self._of(found, path)
+        name = found["$ref"].rsplit("/", 1)[-1]
+        if name == "JsonValue":
+            return {**_description(found), **_ANYTHING}
+        made = self.object_of(self._definitions[name], self._models[name], path)
+        return self._with_default(made | _description(found), found)
+
+    def _of(self, found: Schema, path: str) -> Schema:
+        if unknown := set(found) - _KEPT - _OTHERWISE:
+            raise NotStructural(f"{path}: a CRD cannot say {sorted(unknown)}")
+        made: Schema = {**_description(found), **{key: found[key] for key in found if key in _KEPT}}
+        if "const" in found:
+            made["enum"] = [found["const"]]
+        if "exclusiveMinimum" in found:
+            made |= {"minimum": found["exclusiveMinimum"], "exclusiveMinimum": True}
+        if "type" not in found:
+            return {**_description(found), **_ANYTHING}
+        kind = found["type"]
+        if kind == "integer" and found.get("maximum", 0) > 2**31 - 1:
+            made["format"] = "int64"
+        if kind == "string" and "enum" not in made and "maxLength" not in found and "format" not in found:
+            raise NotStructural(f"{path}: a string needs a bound (max_length)")
+        if kind == "array":
+            made |= self._list(found, path)
+        if kind == "object":
+            made |= self._map(found, path)
+        return self._with_default(made, found)
+
+    def _list(self, found: Schema, path: str) -> Schema:
+        if "maxItems" not in found or "items" not in found:
+            raise NotStructural(f"{path}: a list needs a bound (max_length) and a type")
+        made: Schema = {"items": self._any(found["items"], f"{path}[]")}
+        if "x-kubernetes-list-type" in found:
+            made["x-kubernetes-list-type"] = found["x-kubernetes-list-type"]
+            made["x-kubernetes-list-map-keys"] = [found["x-list-key"]]
+        return made
+
+    def _map(self, found: Schema, path: str) -> Schema:
+        if "properties" in found:
+            properties = {name: self._any(each, f"{path}.{name}") for name, each in found["properties"].items()}
+            made: Schema = {"properties": properties}
+            if "required" in found:
+                made["required"] = list(found["required"])
+            return made
+        if not found.get("additionalProperties") and "patternProperties" not in found:
+            return {}
+        if "maxProperties" not in found:
+            raise NotStructural(f"{path}: a map needs a bound (max_length)")
+        keys = dict(found.get("propertyNames", {}))
+        values = found.get("additionalProperties", {})
+        if "patternProperties" in found:
+            ((keys["pattern"], values),) = found["patternProperties"].items()
+        made = {"additionalProperties": self._any(values, f"{path}.*")}
+        if keys:
+            made["x-kubernetes-validations"] = [_rule(rule) for rule in _key_rules(keys, path)]
+        return made
+
+    @staticmethod
+    def _with_default(made: Schema, found: Schema) -> Schema:
+        """With the default, less what the properties' own defaults say anyhow."""
+        default = _without_nulls(found.get("default"))
+        if default is not None:
+            made["default"] = _beyond_defaults(default, made)
+        return made
+
+
+_ANYTHING: Mapping[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def _description(found: Schema) -> dict[str, str]:
+    """As one paragraph, for ``kubectl explain``."""
+    return {"description": " ".join(found["description"].split()).replace("``", "`")} if "description" in found else {}
+
+
+def _not_null(found: Schema, path: str) -> Schema:
+    members = [each for each in found["anyOf"] if each != {"type": "null"}]
+    if len(members) != 1:
+        raise NotStructural(f"{path}: a union of types; say it by optional members of which one is given")
+    siblings = {key: value for key, value in found.items() if key not in ("anyOf", "oneOf")}
+    return {**members[0], **siblings}
+
+
+def _key_rules(keys: Schema, path: str) -> list[Rule]:
+    if unknown := set(keys) - {"pattern", "maxLength", "type"}:
+        raise NotStructural(f"{path}: a CRD cannot say {sorted(unknown)} of a map's keys")
+    rules = []
+    if "pattern" in keys:
+        pattern = keys["pattern"].replace("\\", "\\\\").replace("'", "\\'")
+        rules.append(Rule(rule=f"self.all(key, key.matches('{pattern}'))", message=f"names match {keys['pattern']}"))
+    if "maxLength" in keys:
+        rules.append(
+            Rule(
+                rule=f"self.all(key, size(key) <= {keys['maxLength']})",
+                message=f"names have at most {keys['maxLength']} characters",
+            )
+        )
+    return rules
+
+
+def _rule(rule: Rule) -> dict[str, str]:
+    return {"rule": rule.rule, "message": rule.message, **({} if rule.at is None else {"fieldPath": rule.at})}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(member) for name, member in value.items() if member is not None}
+    return list(map(_without_nulls, value)) if isinstance(value, list | tuple) else value
+
+
+def _beyond_defaults(default: Any, schema: Schema) -> Any:
+    """An object's default without the members that its schema gives by itself: the API server fills those in."""
+    if not isinstance(default, dict) or "properties" not in schema:
+        return default
+    members = {name: _beyond_defaults(value, schema["properties"][name]) for name, value in default.items()}
+    return {name: value for name, value in members.items() if value != schema["properties"][name].get("default")}
+
+
+def _models_by_name(model: type[Model]) -> dict[str, type[Model]]:
+    """The model and all that its fields are made of, by class name."""
+    found: dict[str, type[Model]] = {}
+
+    def visit(annotation: Any) -> None:
+        if isinstance(annotation, type) and issubclass(annotation, Model):
+            if annotation is not Metadata and annotation.__name__ not in found:
+                found[annotation.__name__] = annotation
+                for field in annotation.model_fields.values():
+                    visit(field.annotation)
+            elif annotation is Metadata:
+                found[annotation.__name__] = annotation
+        for part in get_args(annotation):
+            visit(part)
+
+    visit(model)
+    return found

@@ -1,0 +1,127 @@
+"""What a Kubernetes API server makes of a custom resource: defaults, schema, rules. A twin for tests without a cluster.
+
+It knows what our own CRD uses, as the API server does it with strict field validation: nulls go, defaults come, unknown
+fields are refused, and only what fits the schema is judged by its rules.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import celpy
+from celpy.adapter import json_to_cel
+from celpy.evaluation import CELEvalError
+
+Schema = Mapping[str, Any]
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "boolean": (bool,),
+    "number": (int, float),
+    "integer": (int, float),
+}
+
+
+def faults(schema: Schema, document: Mapping[str, Any]) -> list[str]:
+    """Why the document is refused; nothing for one that is accepted."""
+    whole = with_defaults(schema, _pruned_of_nulls(schema, copy.deepcopy(dict(document))))
+    return list(_misfits(schema, whole, "")) or list(_broken_rules(schema, whole, ""))
+
+
+def with_defaults(schema: Schema, value: Any) -> Any:
+    """The value with the defaults of what is left out, also inside of such defaults."""
+    if isinstance(value, dict):
+        for name, each in schema.get("properties", {}).items():
+            if name not in value and "default" in each:
+                value[name] = copy.deepcopy(each["default"])
+            if name in value:
+                value[name] = with_defaults(each, value[name])
+    return value
+
+
+def _pruned_of_nulls(schema: Schema, value: Any) -> Any:
+    if isinstance(value, dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        kept = {name: each for name, each in value.items() if each is not None or "additionalProperties" in schema}
+        return {name: _pruned_of_nulls(properties.get(name, others), each) for name, each in kept.items()}
+    return value
+
+
+def _misfits(schema: Schema, value: Any, path: str) -> Iterator[str]:
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return
+    kind = schema["type"]
+    if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        yield f"{path}: {value!r} is no {kind}"
+        return
+    if isinstance(value, float) and kind == "integer" and not value.is_integer():
+        yield f"{path}: {value!r} is no integer"
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{path}: {value!r} is none of {schema['enum']}"
+    if isinstance(value, str) and "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
+        yield f"{path}: {value!r} does not match {schema['pattern']}"
+    yield from _out_of_bounds(schema, value, path)
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _misfits(schema["items"], each, f"{path}[{index}]")
+    if isinstance(value, dict) and path != ".metadata":
+        yield from _wrong_members(schema, value, path)
+
+
+def _out_of_bounds(schema: Schema, value: Any, path: str) -> Iterator[str]:
+    size = len(value) if isinstance(value, str | list | dict) else value
+    for low in ("minimum", "minLength", "minItems"):
+        if low in schema and (size < schema[low] or (schema.get("exclusiveMinimum") and size == schema[low])):
+            yield f"{path}: {value!r} is below {schema[low]}"
+    for high in ("maximum", "maxLength", "maxItems", "maxProperties"):
+        if high in schema and size > schema[high]:
+            yield f"{path}: {value!r} is above {schema[high]}"
+
+
+def _wrong_members(schema: Schema, value: Mapping[str, Any], path: str) -> Iterator[str]:
+    properties = schema.get("properties", {})
+    for name in schema.get("required", []):
+        if name not in value:
+            yield f"{path}.{name}: missing"
+    for name, each in value.items():
+        if name in properties:
+            yield from _misfits(properties[name], each, f"{path}.{name}")
+        elif "additionalProperties" in schema:
+            yield from _misfits(schema["additionalProperties"], each, f"{path}.{name}")
+        else:
+            yield f"{path}.{name}: unknown field"
+
+
+def _broken_rules(schema: Schema, value: Any, path: str) -> Iterator[str]:
+    for rule in schema.get("x-kubernetes-validations", []):
+        try:
+            holds = bool(_program(rule["rule"]).evaluate({"self": json_to_cel(_as_typed(schema, value))}))
+        except CELEvalError as error:
+            yield f"{path}: {rule['rule']}: {error}"
+            continue
+        if not holds:
+            yield f"{path}{rule.get('fieldPath', '')}: {rule['message']}"
+    if isinstance(value, dict):
+        for name, each in schema.get("properties", {}).items():
+            if name in value:
+                yield from _broken_rules(each, value[name], f"{path}.{name}")
+
+
+def _as_typed(schema: Schema, value: Any) -> Any:
+    """With integers where the schema says so: 8.0 is one to the API server."""
+    if isinstance(value, dict):
+        properties = schema.get("properties", {})
+        return {name: _as_typed(properties.get(name, {}), each) for name, each in value.items()}
+    return int(value) if schema.get("type") == "integer" else value
+
+
+@cache
+def _program(rule: str) -> celpy.Runner:
+    environment = celpy.Environment()
+    return environment.program(environment.compile(rule))

@@ -1,0 +1,358 @@
+"""Documents made from the models: legal ones, and ones with a fault of each kind in each field. Seeded."""
+
+from __future__ import annotations
+
+import random
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+
+from rlsrl.api.model import Model
+from rlsrl.api.spec import RLExperiment
+
+Document = dict[str, Any]
+"""A document as JSON has it."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A field's type without None and Annotated, and its constraints."""
+
+    type: Any
+    constraints: tuple[Any, ...]
+
+    def bound(self, name: str) -> Any:
+        """The tightest constraint of that name, ``ge`` for example; None for none."""
+        found = [getattr(each, name) for each in self.constraints if getattr(each, name, None) is not None]
+        return found[-1] if found else None
+
+    @property
+    def items(self) -> tuple[Kind, ...]:
+        """Of a tuple's or mapping's parts."""
+        return tuple(kind_of(argument) for argument in get_args(self.type) if argument is not Ellipsis)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One field of the document, with the models on the way to it."""
+
+    path: tuple[str, ...]
+    models: tuple[type[Model], ...]
+    kind: Kind
+    required: bool
+
+    @property
+    def text(self) -> str:
+        """The path, dotted."""
+        return ".".join(self.path)
+
+
+def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> Kind:
+    """Strip ``| None`` and ``Annotated``; collect constraints, inner ones first."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        (annotation,) = (each for each in get_args(annotation) if each is not type(None))
+    if get_origin(annotation) is Annotated:
+        inner, *extra = get_args(annotation)
+        flat = tuple(item for each in extra for item in (each.metadata if isinstance(each, FieldInfo) else (each,)))
+        return kind_of(inner, flat + metadata)
+    return Kind(annotation, metadata)
+
+
+def is_ignored(field: FieldInfo) -> bool:
+    """Whether only Kubernetes writes the field."""
+    return field.json_schema_extra == {"readOnly": True}
+
+
+def walk(model: type[Model] = RLExperiment, path: tuple[str, ...] = (), models: tuple[Any, ...] = ()) -> Iterator[Case]:
+    """Every field below the model, parents first."""
+    for name, field in model.model_fields.items():
+        if is_ignored(field):
+            continue
+        kind = kind_of(field.annotation, tuple(field.metadata))
+        case = Case((*path, to_camel(name)), (*models, model), kind, field.is_required())
+        yield case
+        if isinstance(kind.type, type) and issubclass(kind.type, Model):
+            yield from walk(kind.type, case.path, case.models)
+
+
+CASES = tuple(walk())
+"""Every field that a user may write."""
+
+
+LEAVES = tuple(case for case in CASES if not (isinstance(case.kind.type, type) and issubclass(case.kind.type, Model)))
+"""Those that are no model\'s object."""
+
+
+MODELS = {(): RLExperiment} | {case.path: case.kind.type for case in CASES if case not in LEAVES}
+"""By path."""
+
+
+EXAMPLES = {
+    "apiVersion": "rlsrl.dev/v1alpha1", "kind": "RLExperiment", "metadata.name": "a", "metadata.namespace": "n",
+    "spec.environment.id": "CartPole-v1", "spec.environment.actionMask": "action_mask",
+    "spec.parameters.store.objectStore.url": "s3://bucket/prefix",
+    "spec.parameters.store.objectStore.endpoint": "https://s3.example.com",
+    "spec.parameters.store.objectStore.region": "eu-central-1",
+    "spec.tracking.wandb.project": "my-project", "spec.tracking.wandb.entity": "my-team",
+}  # fmt: skip
+"""Legal strings whose pattern no generator needs to solve; factories share one."""
+
+
+def legal(case: Case) -> Any:
+    """A legal value of the field: the lowest, the first, the smallest."""
+    kind = case.kind
+    if isinstance(kind.type, type) and issubclass(kind.type, Model):
+        return {}
+    if get_origin(kind.type) is Literal:
+        return get_args(kind.type)[0]
+    if kind.type is str:
+        return EXAMPLES.get(case.text, "package.module:make")
+    if get_origin(kind.type) is tuple:
+        return [kind.items[0].bound("ge")]
+    if get_origin(kind.type) is dict:
+        return {"key": "value"}
+    if kind.type is bool:
+        return False
+    low = kind.bound("ge")
+    return low if low is not None else kind.bound("le") / 2
+
+
+def minimal() -> Document:
+    """A legal document with as little as can be."""
+    return {
+        "apiVersion": "rlsrl.dev/v1alpha1",
+        "kind": "RLExperiment",
+        "metadata": {"name": "a"},
+        "spec": {"environment": {"id": "CartPole-v1"}, "actors": {"environments": 8}, "stop": {"envSteps": 1000}},
+    }
+
+
+def with_value(case: Case, value: Any) -> Document:
+    """A document that is legal but for the field: what the way to it needs is there, other union members are not."""
+    document = minimal()
+    mapping = document
+    for step, model, depth in zip(case.path, case.models, range(len(case.path)), strict=True):
+        if step in (members := [to_camel(name) for name in model.exactly_one]):
+            for other in members:
+                if other != step:
+                    mapping.pop(other, None)
+        if depth == len(case.path) - 1:
+            mapping[step] = value
+            break
+        mapping = mapping.setdefault(step, {})
+        for sibling in CASES:
+            if sibling.path[:-1] == case.path[: depth + 1] and sibling.required:
+                mapping.setdefault(sibling.path[-1], legal(sibling))
+    return document
+
+
+def wrong_types(kind: Kind) -> list[Any]:
+    """Values of types that the field does not take."""
+    if get_origin(kind.type) is Literal:
+        return [1, True, ["x"], {"x": 1}]
+    if get_origin(kind.type) is tuple:
+        return ["x", 1, {"x": 1}]
+    if get_origin(kind.type) is dict or (isinstance(kind.type, type) and issubclass(kind.type, Model)):
+        return ["x", 1, [1], True]
+    return {
+        int: ["1", 1.5, True, [1], {"x": 1}],
+        float: ["1", True, [1.0], {"x": 1}],
+        bool: [1, "true", 0.0, []],
+        str: [1, 1.5, True, ["x"], {"x": 1}],
+    }[kind.type]
+
+
+def out_of_range(kind: Kind) -> list[Any]:
+    """Values of the right type that the field does not take."""
+    if get_origin(kind.type) is Literal:
+        return ["other", get_args(kind.type)[0].upper() + "_"]
+    if kind.type is str:
+        return ["x" * (kind.bound("max_length") + 1), "", "no spaces, please", "-x", "ä", "x\n"]
+    if get_origin(kind.type) is tuple:
+        item = kind.items[0]
+        return [[], [item.bound("ge")] * (kind.bound("max_length") + 1)]
+    if get_origin(kind.type) is dict:
+        return [{f"key{number}": "value" for number in range(kind.bound("max_length") + 1)}]
+    if kind.type is bool:
+        return []
+    above, low, high = kind.bound("gt"), kind.bound("ge"), kind.bound("le")
+    return [above if above is not None else low - 1, -(10**18), high + 1, high * 2 + 1, 10**18]
+
+
+def variation(rng: random.Random) -> Document:
+    """A legal document: each field present or not, with any legal value; what rules across fields demand comes last."""
+    document = minimal()
+    for case in LEAVES:
+        if case.path[0] in ("apiVersion", "kind") or rng.random() < 0.5 or other_member_given(document, case):
+            continue
+        mapping = document
+        for step in case.path[:-1]:
+            mapping = mapping.setdefault(step, {})
+        for sibling in CASES:
+            if sibling.path[:-1] == case.path[:-1] and sibling.required:
+                mapping.setdefault(sibling.path[-1], legal(sibling))
+        mapping[case.path[-1]] = random_legal(case, rng)
+    spec = document["spec"]
+    actors = {"replicas": rng.randint(1, 8), "rolloutLength": rng.choice([1, 5, 16, 128, 2048])}
+    actors[rng.choice(["environments", "environmentsPerActor"])] = rng.randint(2, 64)
+    spec["actors"] = actors
+    total = actors.get("environments") or actors["environmentsPerActor"] * actors["replicas"]
+    batch = rng.choice([total, 2 * total, 64])
+    spec["trainers"] = {} if batch == total else {"batchEnvironments": batch}
+    spec["pacing"] = {"maxPolicyLag": 64 if total % actors["replicas"] or batch == 64 else 1}
+    transitions = batch * actors["rolloutLength"]
+    divisors = [number for number in range(2, min(transitions, 5000) + 1) if transitions % number == 0]
+    spec.setdefault("algorithm", {}).setdefault("ppo", {})["minibatchSize"] = rng.choice(divisors)
+    num_actors = min(actors["replicas"], total)
+    if total % num_actors:
+        spec.pop("bufferWorkers", None)
+    elif "bufferWorkers" in spec:
+        divisors = [number for number in range(1, num_actors + 1) if num_actors % number == 0]
+        spec["bufferWorkers"] = {"replicas": rng.choice(divisors)}
+    if "maxSteps" in spec.get("evaluators", {}):
+        spec["evaluators"]["maxSteps"] = rng.randint(65_536, 10**9)
+    return document
+
+
+def random_legal(case: Case, rng: random.Random) -> Any:
+    """Any legal value of the field."""
+    kind = case.kind
+    if get_origin(kind.type) is Literal:
+        return rng.choice(get_args(kind.type))
+    if get_origin(kind.type) is tuple:
+        item = kind.items[0]
+        return [
+            rng.randint(item.bound("ge"), item.bound("le")) for _ in range(rng.randint(1, kind.bound("max_length")))
+        ]
+    if get_origin(kind.type) is dict and kind.items[1].type is not str:
+        return {"size": rng.choice([1, 2.5, "three", None, [1, {"deep": True}]]), "e": "1e3", "date": "2001-01-01"}
+    if kind.type is bool:
+        return rng.random() < 0.5
+    if kind.type is int:
+        low, high = kind.bound("ge"), kind.bound("le")
+        return rng.choice([low, high, rng.randint(low, high), float(rng.randint(low, min(high, 2**50)))])
+    if kind.type is float:
+        low = kind.bound("ge") if kind.bound("ge") is not None else 1e-12
+        return rng.choice([low, kind.bound("le"), rng.uniform(low, kind.bound("le"))])
+    return legal(case)
+
+
+def other_member_given(document: Document, case: Case) -> bool:
+    """Whether a union on the field's way already holds another member."""
+    for depth, (step, model) in enumerate(zip(case.path, case.models, strict=True)):
+        members = camel(model.exactly_one)
+        mapping: Any = document
+        for above in case.path[:depth]:
+            mapping = mapping.get(above, {})
+        if step in members and any(member in mapping for member in members if member != step):
+            return True
+    return False
+
+
+def inside(document: Document, path: tuple[str, ...]) -> Document:
+    """What stands in a document at a path."""
+    for step in path:
+        document = document[step]
+    return document
+
+
+def camel(names: tuple[str, ...]) -> list[str]:
+    """Names as YAML has them."""
+    return [to_camel(name) for name in names]
+
+
+def perhaps_broken(rng: random.Random) -> Document:
+    """A variation that was changed somewhere below ``spec``: about half of them are not legal any more."""
+    document = variation(rng)
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        rng.choice(_CHANGES)(document, rng)
+    return document
+
+
+def _change_a_value(document: Document, rng: random.Random) -> None:
+    case, mapping = _some_place(document, rng)
+    wrong = [*wrong_types(case.kind), *(out_of_range(case.kind) if case in LEAVES else [])]
+    mapping[case.path[-1]] = rng.choice(wrong) if rng.random() < 0.7 else random_legal(case, rng)
+
+
+def _misspell(document: Document, rng: random.Random) -> None:
+    case, mapping = _some_place(document, rng)
+    if case.path[-1] in mapping:
+        mapping[case.path[-1] + "s"] = mapping.pop(case.path[-1])
+
+
+def _leave_out(document: Document, rng: random.Random) -> None:
+    case, mapping = _some_place(document, rng)
+    if rng.random() < 0.5:
+        mapping.pop(case.path[-1], None)
+    else:
+        mapping[case.path[-1]] = None
+
+
+def _add(document: Document, rng: random.Random) -> None:
+    case, mapping = _some_place(document, rng)
+    mapping.setdefault(case.path[-1], legal(case))
+
+
+def _give_another_member(document: Document, rng: random.Random) -> None:
+    unions = [case for case in CASES if case.path[-1] in camel(case.models[-1].exactly_one)]
+    case = rng.choice(unions)
+    mapping = _mapping_at(document, case.path[:-1])
+    if mapping is not None:
+        mapping[case.path[-1]] = legal(case)
+
+
+def _break_arithmetic(document: Document, rng: random.Random) -> None:
+    """Small numbers where rules compare and divide them."""
+    spec = document["spec"]
+    if rng.random() < 0.5:
+        spec.setdefault("bufferWorkers", {})
+    if rng.random() < 0.5:
+        spec.pop("policyWorkers", None)
+    for path in ARITHMETIC:
+        mapping = _mapping_at(spec, path[:-1])
+        if mapping is not None and (path[-1] in mapping or len(path) == 2) and rng.random() < 0.4:
+            mapping[path[-1]] = rng.choice([1, 2, 3, 4, 6, 7, 8, 12])
+
+
+def _leave_the_end_open(document: Document, rng: random.Random) -> None:
+    """No number of transitions for schedules to end with, or no end at all."""
+    spec = document["spec"]
+    spec["stop"] = rng.choice([{}, {"trainSteps": 10}, {"trainSteps": 10}])
+    ppo = _mapping_at(spec, ("algorithm", "ppo"))
+    if ppo is not None and rng.random() < 0.5:
+        name = rng.choice(["learningRateSchedule", "clipRangeSchedule", "entropyCoefficientSchedule"])
+        ppo[name] = {"linear": rng.choice([{}, {"envSteps": 100}])}
+
+
+_CHANGES = (
+    _change_a_value, _misspell, _leave_out, _add, _give_another_member, _break_arithmetic, _leave_the_end_open,
+)  # fmt: skip
+
+ARITHMETIC = (
+    ("actors", "environments"), ("actors", "environmentsPerActor"), ("actors", "replicas"), ("actors", "ringSize"),
+    ("actors", "rolloutLength"), ("trainers", "replicas"), ("trainers", "batchEnvironments"),
+    ("bufferWorkers", "replicas"), ("pacing", "maxPolicyLag"), ("evaluators", "maxSteps"),
+    ("evaluators", "environments"), ("evaluators", "replicas"), ("algorithm", "ppo", "minibatchSize"),
+)  # fmt: skip
+"""The numbers below ``spec`` that rules compute with."""
+
+
+def _some_place(document: Document, rng: random.Random) -> tuple[Case, Document]:
+    """A field below ``spec`` and the mapping of the document that it would stand in."""
+    while True:
+        case = rng.choice(CASES)
+        mapping = _mapping_at(document, case.path[:-1])
+        if case.path[0] == "spec" and len(case.path) > 1 and mapping is not None:
+            return case, mapping
+
+
+def _mapping_at(document: Document, path: tuple[str, ...]) -> Document | None:
+    found: Any = document
+    for step in path:
+        found = found.get(step) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None
