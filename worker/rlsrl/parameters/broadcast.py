@@ -30,7 +30,7 @@ from rlsrl.parameters.protocols import (
 )
 from rlsrl.parameters.segment import SegmentReader, SegmentWriter
 from rlsrl.rpc.auth import token_matches
-from rlsrl.rpc.local import connect, listen, recv_json, send_json
+from rlsrl.rpc.local import accept, connect, listen, recv_json, send_json
 
 _PROTOCOL = 1
 _GREETING_SECONDS = 5.0
@@ -132,8 +132,7 @@ class BroadcastPublisher:
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-            connection, _ = self._listener.accept()
-            connection.setblocking(False)
+            connection = accept(self._listener)
             self._greeting[connection] = time.monotonic() + _GREETING_SECONDS
             selector.register(connection, selectors.EVENT_READ, lambda sender: self._hear(selector, sender))
 

@@ -2,7 +2,8 @@
 
 Linux only: names live in the abstract namespace and memory in memfds, so neither outlives its processes, however they
 die. A SEQPACKET socket keeps message borders and reports a dead peer as an empty message, which no futex or semaphore
-does. Any local user can reach an abstract name, so the first message carries the experiment's token.
+does. Any local user can reach or take an abstract name: both ends part at once from a peer of another user, before the
+token is shown, and the first message carries the experiment's token.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,15 +43,45 @@ def connect(name: str, timeout: float) -> socket.socket:
     Raises:
         ConnectionRefusedError: nobody listens.
         BlockingIOError: somebody listens and its backlog is full.
+        PermissionError: another user's process has taken the name.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         connection.settimeout(timeout)
         connection.connect(f"\0{name}")
+        if (uid := _peer_uid(connection)) != os.geteuid():
+            raise PermissionError(
+                f"abstract socket {name!r} belongs to a process of uid {uid}; only one of uid {os.geteuid()} is trusted"
+            )
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def accept(listener: socket.socket) -> socket.socket:
+    """The next connection to a ``listen`` socket; non-blocking.
+
+    Raises:
+        BlockingIOError: nobody is waiting.
+        ConnectionAbortedError: the peer is gone again, or is another user's and was turned away.
+    """
+    connection, _ = listener.accept()
+    try:
+        if (uid := _peer_uid(connection)) != os.geteuid():
+            raise ConnectionAbortedError(f"a process of uid {uid} was turned away")
+        connection.setblocking(False)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    """The effective user of the peer when it listened or connected, as the kernel noted it."""
+    credentials = struct.Struct("iII")  # struct ucred: pid, uid, gid
+    _, uid, _ = credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    return int(uid)
 
 
 def send_json(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:

@@ -222,10 +222,9 @@ class SharedMemoryConsumer:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection = local.accept(self._listener)
         except (BlockingIOError, ConnectionError):
-            return  # it was there and is gone
-        connection.setblocking(False)
+            return  # it was there and is gone, or is another user's
         if len(self._newcomers) >= MAX_NEWCOMERS:
             self._dismiss(next(iter(self._newcomers)), "too_many")
         newcomer = _Newcomer(socket=connection, deadline=self._now() + HANDSHAKE_TIMEOUT_SECONDS)
