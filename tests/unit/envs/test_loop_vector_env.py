@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from rlsrl.data.slots import rollout_layout
 from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.vector import EnvironmentFailed, LoopVectorEnv
+from rlsrl.envs.wrappers import ActionMask
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.environments import Episode, ScriptedEnv
+from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv
 
 
 def slot_for(envs: LoopVectorEnv, num_steps: int) -> dict[str, NDArray[Any]]:
@@ -228,3 +229,29 @@ def test_closing_closes_all_also_after_a_failure(made: list[ScriptedEnv], monkey
 def test_zero_environments_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least one"):
         LoopVectorEnv(lambda: ScriptedEnv([]), seeds=[])
+
+
+def decorrelated(max_steps: int, num_envs: int = 32) -> dict[str, NDArray[Any]]:
+    """The first slot of environments whose episodes all have five steps of reward 1."""
+    script = [Episode(rewards=(1.0,) * 5, end="terminated")] * 9
+    envs = LoopVectorEnv(lambda: ScriptedEnv(script), seeds=range(num_envs), max_decorrelation_steps=max_steps)
+    arrays = slot_for(envs, 12)
+    fill(envs, arrays)
+    return arrays
+
+
+def test_decorrelated_environments_end_their_episodes_at_different_times() -> None:
+    assert decorrelated(0)["terminated"].any(axis=1).tolist() == [step in (4, 10) for step in range(12)]
+    arrays = decorrelated(7)
+    first_ends = np.argmax(arrays["terminated"], axis=0)
+    assert set(first_ends.tolist()) == {0, 1, 2, 3, 4}, "every place in an episode is begun with"
+    # What is reported is whole episodes, and nothing of those that ended before the slot.
+    assert set(arrays["episode_return"].ravel().tolist()) == {0.0, 5.0}
+    assert set(arrays["episode_length"].ravel().tolist()) == {0, 5}
+    np.testing.assert_array_equal(arrays["observation"], decorrelated(7)["observation"], "equal seeds, equal starts")
+
+
+def test_masked_environments_are_decorrelated_by_legal_actions() -> None:
+    envs = LoopVectorEnv(lambda: ActionMask(MaskedEnv(3), "action_mask"), seeds=range(16), max_decorrelation_steps=50)
+    envs.begin(slot_for(envs, 1))  # it raises on an illegal action
+    envs.close()

@@ -120,6 +120,7 @@ def resolve(experiment: RLExperiment, placement: Placement) -> ResolvedExperimen
             buffer_endpoints=buffer_endpoints,
             parameters_endpoint=parameters_endpoint,
             inference_endpoints=inference_endpoints,
+            max_decorrelation_steps=spec.actors.max_decorrelation_steps,
             ring_size=spec.actors.ring_size,
             policy_name=POLICY_NAME,
             return_discount=spec.algorithm.chosen.discount if spec.algorithm.chosen.normalize_rewards else None,

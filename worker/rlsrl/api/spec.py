@@ -272,6 +272,9 @@ class Actors(Model):
     """Environments of each actor: the total grows with the replicas."""
     rollout_length: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 128
     """Steps that an actor takes in each environment before it hands them over."""
+    max_decorrelation_steps: Annotated[int, Field(ge=0, le=1_000_000), INTEGRAL] = 0
+    """Each environment takes a random number of random steps, up to this one, before its first rollout, so that
+    episodes of equal length do not all end together. They are not trained on."""
     ring_size: Annotated[int, Field(ge=1, le=16), INTEGRAL] = 1
     """Groups that each actor's environments are divided into. While a policy worker evaluates the policy for one group,
     the actor steps the others; each group fills rollouts of its own. 2 hides most of the wait. More than 1 only with

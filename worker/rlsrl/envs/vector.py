@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from rlsrl.data.specs import Arrays, EnvSpec
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 EPISODE_CONTINUES = "rlsrl/episode_continues"
 """A key of ``info``, there where an episode ends for training only, such as with a life. Nothing is reported of it
 then, and return and length go on to count until the one that does end, after a ``reset`` that changes nothing."""
+
+
+_DECORRELATION = 0xDEC0
+"""Sets the numbers that decorrelate apart from those that the environment draws of the same seed."""
 
 
 class EnvironmentFailed(RuntimeError):  # noqa: N818 - named for what the environment did
@@ -65,7 +70,12 @@ class LoopVectorEnv:
     """A plain loop: the least work a step where environments are fast and cannot step themselves in bulk."""
 
     def __init__(
-        self, make: Callable[[], gymnasium.Env[Any, Any]], *, seeds: Sequence[int], first_rank: int = 0
+        self,
+        make: Callable[[], gymnasium.Env[Any, Any]],
+        *,
+        seeds: Sequence[int],
+        first_rank: int = 0,
+        max_decorrelation_steps: int = 0,
     ) -> None:
         """Make one environment a seed.
 
@@ -73,6 +83,9 @@ class LoopVectorEnv:
             make: Makes one environment.
             seeds: The seed of each environment's first reset; later resets go on from there.
             first_rank: The rank of the first environment in the whole fleet; errors name ranks.
+            max_decorrelation_steps: Each environment takes a random number of random steps, up to this one, before the
+                first slot, so that episodes of equal length do not all end together. They are no transitions, but
+                count in the return and length of the episode that they begin.
 
         Raises:
             ConfigurationError: a space is not supported, or the environments differ in their spaces.
@@ -81,6 +94,7 @@ class LoopVectorEnv:
             raise ConfigurationError("a vector environment holds at least one environment")
         self._seeds = tuple(seeds)
         self._first_rank = first_rank
+        self._max_decorrelation_steps = max_decorrelation_steps
         self._envs: list[gymnasium.Env[Any, Any]] = []
         try:
             for _ in seeds:
@@ -120,7 +134,7 @@ class LoopVectorEnv:
     def begin(self, arrays: Arrays) -> None:
         """See ``VectorEnv``; the first call resets every environment with its seed."""
         if not self._observations:
-            self._observations = [self._reset(lane, seed) for lane, seed in enumerate(self._seeds)]
+            self._observations = [self._start(lane, seed) for lane, seed in enumerate(self._seeds)]
         for name in ("reward", "terminated", "truncated", "episode_return", "episode_length"):
             arrays[name].fill(0)
         arrays["mask"].fill(True)
@@ -168,12 +182,34 @@ class LoopVectorEnv:
         except (ValueError, TypeError, KeyError) as error:
             raise self._failure(lane, error) from error
 
-    def _reset(self, lane: int, seed: int) -> Any:
+    def _start(self, lane: int, seed: int) -> Any:
+        """The seeded reset and what goes before the first slot; the observation to begin with."""
         try:
             observation, _ = self._envs[lane].reset(seed=seed)
+            return self._decorrelated(lane, seed, observation) if self._max_decorrelation_steps else observation
         except Exception as error:
             raise self._failure(lane, error) from error
+
+    def _decorrelated(self, lane: int, seed: int, observation: Any) -> Any:
+        env, rng = self._envs[lane], np.random.default_rng((seed, _DECORRELATION))
+        env.action_space.seed(int(rng.integers(2**31)))
+        for _ in range(int(rng.integers(self._max_decorrelation_steps + 1))):
+            observation, reward, terminated, truncated, info = env.step(self._random_action(env, observation))
+            self._returns[lane] += float(reward)
+            self._lengths[lane] += 1
+            if terminated or truncated:
+                observation, _ = env.reset()
+                if EPISODE_CONTINUES not in info:
+                    self._returns[lane], self._lengths[lane] = 0.0, 0
         return observation
+
+    def _random_action(self, env: gymnasium.Env[Any, Any], observation: Any) -> Any:
+        if (path := self._spec.action.mask) is None:
+            return env.action_space.sample()
+        mask: Any = observation
+        for key in dict(self._keys)[path]:
+            mask = mask[key]
+        return env.action_space.sample(mask=np.asarray(mask, np.int8))
 
     def _failure(self, lane: int, error: Exception) -> EnvironmentFailed:
         rank = self._first_rank + lane

@@ -58,6 +58,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
             lambda: make_environment(source),
             seeds=[environment_seed(config.seed, rank, context.incarnation) for rank in ranks],
             first_rank=ranks.start,
+            max_decorrelation_steps=config.max_decorrelation_steps,
         )
         resources.callback(envs.close)
         parameters = open_parameter_source(config, context.token)

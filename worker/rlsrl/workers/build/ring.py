@@ -105,6 +105,7 @@ def _group(config: ActorConfig, context: WorkerContext, number: int, ranks: rang
         lambda: make_environment(source),
         seeds=[environment_seed(config.seed, rank, context.incarnation) for rank in ranks],
         first_rank=ranks.start,
+        max_decorrelation_steps=config.max_decorrelation_steps,
     )
     resources.callback(envs.close)
     # The first group draws what an actor without a ring draws: so both act alike.

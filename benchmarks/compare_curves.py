@@ -1,0 +1,67 @@
+"""Learning curves of several programs in one picture, and what their seeds came to.
+
+    python benchmarks/compare_curves.py --out docs/results/halfcheetah.png \\
+        rlsrl=runs/hc1 rlsrl=runs/hc2 reference=ref1.csv reference=ref2.csv
+
+Each argument is ``NAME=PATH`` with a run's folder or a CSV as the reference programs here write it; paths of one name
+are its seeds. Prints mean and standard deviation over the seeds of the last mean return.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from rlsrl.local.plot import read_curve
+
+Points = list[tuple[float, float]]
+
+
+def points_of(path: Path) -> Points:
+    """(transitions trained, mean return of the last 100 episodes), ascending."""
+    if path.is_dir():
+        curve = read_curve(path / "metrics.jsonl", path.name)
+        return list(zip(curve.env_steps, curve.return_mean, strict=True))
+    with path.open(newline="") as file:
+        rows = [(float(row["env_steps"]), float(row["return_mean"])) for row in csv.DictReader(file)]
+    return [(steps, mean) for steps, mean in rows if not math.isnan(mean)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("curves", nargs="+", metavar="NAME=PATH")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--title", default="")
+    args = parser.parse_args()
+    curves: dict[str, list[Points]] = defaultdict(list)
+    for argument in args.curves:
+        name, _, path = argument.partition("=")
+        curves[name].append(points_of(Path(path)))
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for number, (name, seeds) in enumerate(curves.items()):
+        for points in seeds:
+            label = name if points is seeds[0] else None
+            axes.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.8, linewidth=1.2, label=label)
+        last = [points[-1][1] for points in seeds]
+        spread = statistics.stdev(last) if len(last) > 1 else math.nan
+        values = ", ".join(f"{each:.1f}" for each in last)
+        print(f"{name}: mean {statistics.mean(last):.1f}, standard deviation {spread:.1f} of {values}")
+    axes.set_xlabel("env steps")
+    axes.set_ylabel("mean return of the last 100 episodes")
+    axes.set_title(args.title)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(args.out, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
