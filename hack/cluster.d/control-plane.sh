@@ -1,0 +1,44 @@
+# shellcheck shell=bash
+# Functions that start the control plane inside node 1, where node-init.sh sources them.
+
+start() { # start COMPONENT FLAGS...: in the background, with its log
+  local component=$1
+  shift
+  "$TOOLS/$component" "$@" >>"$STATE/log/$component.log" 2>&1 &
+  echo $! >"$STATE/$component.pid" # as node 1 numbers its processes
+}
+
+start_etcd() {
+  # No fsync: the data of a test's cluster need not survive the machine's power loss.
+  start etcd --data-dir "$STATE/etcd" --unsafe-no-fsync --listen-client-urls http://127.0.0.1:2379 --log-level warn \
+    --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:2380
+}
+
+start_apiserver() {
+  start kube-apiserver --etcd-servers=http://127.0.0.1:2379 --bind-address="$(node_ip 1)" --secure-port=6443 \
+    --advertise-address="$(node_ip 1)" --client-ca-file="$PKI/ca.crt" --tls-cert-file="$PKI/apiserver.crt" \
+    --tls-private-key-file="$PKI/apiserver.key" --service-account-issuer=https://kubernetes.default.svc.cluster.local \
+    --service-account-key-file="$PKI/service-account.pub" --service-account-signing-key-file="$PKI/service-account.key" \
+    --service-cluster-ip-range="$SERVICE_CIDR" --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction \
+    --allow-privileged=true --kubelet-certificate-authority="$PKI/ca.crt" \
+    --kubelet-client-certificate="$PKI/kubelet-client.crt" --kubelet-client-key="$PKI/kubelet-client.key" \
+    --kubelet-preferred-address-types=InternalIP --requestheader-client-ca-file="$PKI/ca.crt" \
+    --requestheader-allowed-names=front-proxy-client --requestheader-extra-headers-prefix=X-Remote-Extra- \
+    --requestheader-group-headers=X-Remote-Group --requestheader-username-headers=X-Remote-User \
+    --proxy-client-cert-file="$PKI/front-proxy.crt" --proxy-client-key-file="$PKI/front-proxy.key"
+}
+
+start_controllers() {
+  local c config
+  # Only now, as they exit when the roles are not there yet.
+  until_true 120 'the API server is ready' kubectl get --raw /readyz
+  for c in kube-controller-manager kube-scheduler; do
+    config=$PKI/$c.kubeconfig
+    local flags=(--kubeconfig="$config" --authentication-kubeconfig="$config" --authorization-kubeconfig="$config"
+      --leader-elect=false --bind-address=127.0.0.1 --kube-api-qps=200 --kube-api-burst=400)
+    [[ $c == kube-scheduler ]] || flags+=(--service-account-private-key-file="$PKI/service-account.key"
+      --root-ca-file="$PKI/ca.crt" --cluster-signing-cert-file="$PKI/ca.crt" --cluster-signing-key-file="$PKI/ca.key"
+      --use-service-account-credentials)
+    start "$c" "${flags[@]}"
+  done
+}

@@ -1,0 +1,32 @@
+# shellcheck shell=bash
+# What every part of hack/cluster agrees on: folders, names and addresses. Sourced.
+# shellcheck disable=SC2034  # used by those that source it
+PARTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/rlsrl/cluster
+INPUTS=$(cd "$PARTS" && find go pause.c image.py build.sh -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-16)
+TOOLS=$CACHE/build-$INPUTS            # the built programs and images; a change of their sources is another folder
+STATE=$CACHE/state                    # of the cluster that is up: certificates, etcd, container stores, volumes, logs
+PKI=$STATE/pki
+ADMIN=$STATE/admin.kubeconfig
+BRIDGE=rlsrl0
+NET=10.77.0                           # the nodes' network: the host is .1, node I is .(10+I)
+POD_NET=10.244                        # node I's pods: 10.244.I.0/24
+SERVICE_CIDR=10.96.0.0/16
+DNS_IP=10.96.0.10                     # as in coredns.yaml
+MAX_NODES=9
+NUM_VOLUMES=8
+SYSCTLS=(kernel.panic kernel.panic_on_oops vm.overcommit_memory)   # machine-wide, and a kubelet sets them
+
+node_ip() { echo "$NET.$((10 + $1))"; }
+kubectl() { "$TOOLS/kubectl" --kubeconfig "$ADMIN" "$@"; }
+fail() { echo "cluster: $*" >&2; exit 1; }
+
+# until_true SECONDS WHAT COMMAND...: waits for the command to succeed; fails by name when it does not in time.
+until_true() {
+  local deadline=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    ((SECONDS < deadline)) || fail "$what: not so in time; the logs are below $STATE"
+    sleep 0.1
+  done
+}
