@@ -19,6 +19,7 @@ from rlsrl.api.placement import LocalPlacement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import RoleConfig
 from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient
+from rlsrl.runtime.process import worker_environment
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 TOKEN = "the-token"
@@ -61,7 +62,7 @@ class Workers:
         search_path = os.pathsep.join([str(self.folder), *(entry for entry in sys.path if entry)])
         process = subprocess.Popen(
             [sys.executable, "-m", "rlsrl.workers", "--role", role, "--config", str(path)],
-            env={**os.environ, "RLSRL_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path},
+            env=worker_environment({**os.environ, "RLSRL_TOKEN": TOKEN, "PYTHONPATH": search_path}),
             cwd=self.folder,
         )
         self._stack.callback(process.wait, DEADLINE_SECONDS)

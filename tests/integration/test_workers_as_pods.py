@@ -24,6 +24,7 @@ from rlsrl.local.session import read_ledger
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.coordination import CoordinatorClient
+from rlsrl.runtime.process import worker_environment
 from rlsrl.testing.live_runs import fetch
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
@@ -70,7 +71,7 @@ class Pods:
         path = self._folder / f"{role}.json"
         path.write_text(config.to_json())
         command = [sys.executable, "-m", "rlsrl.workers", "--role", role, "--config", str(path), *arguments]
-        environment = {**os.environ, "RLSRL_TOKEN": TOKEN, "RLSRL_HOST": host, "OMP_NUM_THREADS": "1"}
+        environment = worker_environment({**os.environ, "RLSRL_TOKEN": TOKEN, "RLSRL_HOST": host})
         with (self._folder / f"{role}-{host}.log").open("wb") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         self._stack.callback(process.wait, DEADLINE_SECONDS)
