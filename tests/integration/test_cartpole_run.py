@@ -86,7 +86,7 @@ def test_memory_is_shared_without_a_name_that_could_be_left_behind(cartpole_run:
 def test_its_sockets_have_no_name_on_disk(cartpole_run: WatchedRun) -> None:
     names = {line.split()[-1] for line in cartpole_run.sighting.sockets}
     uid = cartpole_run.desk.facts().run_uid
-    assert names == {f"@rlsrl-{uid}-{what}" for what in ("coordinator", "samples-0", "parameters")}
+    assert names == {f"@rlsrl-{uid}-{what}" for what in ("coordinator", "samples-trainer-0", "parameters")}
 
 
 # After its end.
