@@ -77,13 +77,7 @@ def test_the_schema_knows_unions_and_defaults() -> None:
         ("spec.stop", "mapping with at least one of returnMean, envSteps, trainSteps, wallSeconds; also episodes"),
         ("spec.pacing", "mapping with the fields maxPolicyLag"),
         ("spec.environment.kwargs.anything.at.all", "any JSON value"),
-        (
-            "spec.environment.kwargs",
-            (
-                "mapping of at most 64 entries; keys: string of at most 128 characters "
-                "matching ^[A-Za-z_][A-Za-z0-9_]*$; values: any JSON value"
-            ),
-        ),
+        ("spec.environment.kwargs", "mapping of at most 64 entries; keys: string; values: any JSON value"),
     ],
 )
 def test_what_is_allowed_is_said_in_words(path: str, words: str) -> None:

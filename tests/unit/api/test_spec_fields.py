@@ -54,6 +54,14 @@ def test_the_walk_finds_the_fields() -> None:
     }
 
 
+def free(case: Case) -> bool:
+    """Whether it holds arguments of the user's own code."""
+    return get_origin(case.kind.type) is dict and case.kind.items[1].type is not str
+
+
+CONTAINERS = [case for case in LEAVES if get_origin(case.kind.type) in (tuple, dict) and not free(case)]
+
+
 @pytest.mark.parametrize("case", LEAVES, ids=ids)
 def test_the_smallest_legal_value_breaks_at_most_a_rule_across_fields(case: Case) -> None:
     try:
@@ -81,7 +89,7 @@ def test_a_value_out_of_range_is_refused(case: Case) -> None:
         assert_names_allowed(problem, case)
 
 
-@pytest.mark.parametrize("case", [case for case in LEAVES if get_origin(case.kind.type) in (tuple, dict)], ids=ids)
+@pytest.mark.parametrize("case", CONTAINERS, ids=ids)
 def test_a_wrong_item_is_refused_at_its_own_place(case: Case) -> None:
     if get_origin(case.kind.type) is tuple:
         item = case.kind.items[0]
@@ -92,16 +100,12 @@ def test_a_wrong_item_is_refused_at_its_own_place(case: Case) -> None:
         return
     key, value = case.kind.items
     long_key = "k" * (key.bound("max_length") + 1)
-    problem = the_problem(with_value(case, {long_key: "x"}), f"{case.text}.{long_key}")
-    assert str(key.bound("max_length")) in problem.allowed
-    if value.type is str:
-        problem = the_problem(with_value(case, {"key": 1}), f"{case.text}.key")
-        assert "string" in problem.allowed
-        problem = the_problem(with_value(case, {"key": "x" * (value.bound("max_length") + 1)}), f"{case.text}.key")
-        assert str(value.bound("max_length")) in problem.allowed
-    else:
-        problem = the_problem(with_value(case, {"no-name": 1}), f"{case.text}.no-name")
-        assert "A-Za-z" in problem.allowed
+    for name, wrong, allowed in (
+        (long_key, "x", key.bound("max_length")),
+        ("key", 1, "string"),
+        ("key", "x" * (value.bound("max_length") + 1), value.bound("max_length")),
+    ):
+        assert str(allowed) in the_problem(with_value(case, {name: wrong}), f"{case.text}.{name}").allowed
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
@@ -231,7 +235,7 @@ def assert_names_allowed(problem: Problem, case: Case) -> None:
 
 def test_every_value_has_a_bound() -> None:
     for case in LEAVES:
-        for kind in (case.kind, *case.kind.items):
+        for kind in (case.kind, *(() if free(case) else case.kind.items)):
             if kind.type is str or get_origin(kind.type) in (tuple, dict):
                 assert kind.bound("max_length"), case.text
             elif kind.type in (int, float):

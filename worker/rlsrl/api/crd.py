@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from rlsrl.api.cel import RULES, Rule, union_rules
 from rlsrl.api.model import Model
-from rlsrl.api.spec import API_VERSION, KIND, Metadata, RLExperiment
+from rlsrl.api.spec import API_VERSION, KIND, ExperimentSpec, RLExperiment
 from rlsrl.api.status import ExperimentStatus
 
 Schema = dict[str, Any]
@@ -32,6 +32,8 @@ _OTHERWISE = frozenset(
     | {"x-kubernetes-list-type", "x-list-key"}
 )
 """Keywords that say nothing to the API server, or are translated below."""
+
+_STRINGS = {"apiVersion": "api_version", "kind": "kind"}
 
 PRINTER_COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("Phase", "string", ".status.phase"),
@@ -96,16 +98,21 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def schema() -> Schema:
-    """The structural schema of one document."""
-    whole = of_model(RLExperiment)
-    properties = whole["properties"]
-    # The API server has its own schema of these; of metadata a rule at the root may look at the name alone.
-    for name in ("apiVersion", "kind"):
-        properties[name] = {"type": "string", "description": properties[name]["description"]}
-    properties["metadata"] = {"type": "object"}
-    properties["status"] = of_model(ExperimentStatus)
-    whole["required"] = ["spec"]
-    return whole
+    """The structural schema of one document. Metadata has the API server's own; a rule may look at the name."""
+    fields = RLExperiment.model_fields
+    strings = {name: {"type": "string", "description": fields[key].description} for name, key in _STRINGS.items()}
+    return {
+        "type": "object",
+        "description": RLExperiment.__doc__,
+        "required": ["spec"],
+        "properties": {
+            **strings,
+            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
+            "spec": {**of_model(ExperimentSpec), "description": fields["spec"].description},
+            "status": of_model(ExperimentStatus),
+        },
+        "x-kubernetes-validations": [_rule(rule) for rule in RULES[RLExperiment]],
+    }
 
 
 def of_model(model: type[Model]) -> Schema:
@@ -183,18 +190,13 @@ class _Translation:
             if "required" in found:
                 made["required"] = list(found["required"])
             return made
-        if not found.get("additionalProperties") and "patternProperties" not in found:
+        if found.get("additionalProperties") is False or not {"additionalProperties", "patternProperties"} & set(found):
             return {}
         if "maxProperties" not in found:
             raise NotStructural(f"{path}: a map needs a bound (max_length)")
-        keys = dict(found.get("propertyNames", {}))
-        values = found.get("additionalProperties", {})
-        if "patternProperties" in found:
-            ((keys["pattern"], values),) = found["patternProperties"].items()
-        made = {"additionalProperties": self._any(values, f"{path}.*")}
-        if keys:
-            made["x-kubernetes-validations"] = [_rule(rule) for rule in _key_rules(keys, path)]
-        return made
+        if found.get("propertyNames", {}).keys() - {"type"} or "patternProperties" in found:
+            raise NotStructural(f"{path}: a CRD cannot say anything of a map's keys")
+        return {"additionalProperties": self._any(found["additionalProperties"], f"{path}.*")}
 
     @staticmethod
     def _with_default(made: Schema, found: Schema) -> Schema:
@@ -221,23 +223,6 @@ def _not_null(found: Schema, path: str) -> Schema:
     return {**members[0], **siblings}
 
 
-def _key_rules(keys: Schema, path: str) -> list[Rule]:
-    if unknown := set(keys) - {"pattern", "maxLength", "type"}:
-        raise NotStructural(f"{path}: a CRD cannot say {sorted(unknown)} of a map's keys")
-    rules = []
-    if "pattern" in keys:
-        pattern = keys["pattern"].replace("\\", "\\\\").replace("'", "\\'")
-        rules.append(Rule(rule=f"self.all(key, key.matches('{pattern}'))", message=f"names match {keys['pattern']}"))
-    if "maxLength" in keys:
-        rules.append(
-            Rule(
-                rule=f"self.all(key, size(key) <= {keys['maxLength']})",
-                message=f"names have at most {keys['maxLength']} characters",
-            )
-        )
-    return rules
-
-
 def _rule(rule: Rule) -> dict[str, str]:
     return {"rule": rule.rule, "message": rule.message, **({} if rule.at is None else {"fieldPath": rule.at})}
 
@@ -261,13 +246,10 @@ def _models_by_name(model: type[Model]) -> dict[str, type[Model]]:
     found: dict[str, type[Model]] = {}
 
     def visit(annotation: Any) -> None:
-        if isinstance(annotation, type) and issubclass(annotation, Model):
-            if annotation is not Metadata and annotation.__name__ not in found:
-                found[annotation.__name__] = annotation
-                for field in annotation.model_fields.values():
-                    visit(field.annotation)
-            elif annotation is Metadata:
-                found[annotation.__name__] = annotation
+        if isinstance(annotation, type) and issubclass(annotation, Model) and annotation.__name__ not in found:
+            found[annotation.__name__] = annotation
+            for field in annotation.model_fields.values():
+                visit(field.annotation)
         for part in get_args(annotation):
             visit(part)
 

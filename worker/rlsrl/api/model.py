@@ -76,13 +76,14 @@ def _integral(value: Any) -> Any:
 
 
 INTEGRAL = BeforeValidator(_integral)
-"""Takes ``1.0`` and ``1e3`` for integers, as the API server does; stands last in an ``Annotated[int, ...]``."""
+"""Takes ``1.0`` and ``1e3`` for integers, as kubectl sends them on; stands last in an ``Annotated[int, ...]``."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 """A Python identifier: the name of an argument."""
 
-Arguments = Annotated[dict[Name, JsonValue], Field(max_length=64)]
-"""Keyword arguments for the user's own code: any JSON, handed on as it is."""
+Arguments = Annotated[dict[str, JsonValue], Field(max_length=64)]
+"""Keyword arguments for the user's own code: any JSON, handed on as it is. Their names are that code's to judge: an API
+server cannot look at the keys of a map whose values are of any type."""
 
 Ignored = Annotated[JsonValue, Field(json_schema_extra={"readOnly": True})]
 """What only Kubernetes writes: accepted, so that its own output can be read back, and not looked at."""

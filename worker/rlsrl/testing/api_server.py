@@ -101,7 +101,7 @@ def _wrong_members(schema: Schema, value: Mapping[str, Any], path: str) -> Itera
 def _broken_rules(schema: Schema, value: Any, path: str) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", []):
         try:
-            holds = bool(_program(rule["rule"]).evaluate({"self": json_to_cel(_as_typed(schema, value))}))
+            holds = bool(_program(rule["rule"]).evaluate({"self": json_to_cel(value)}))
         except CELEvalError as error:
             yield f"{path}: {rule['rule']}: {error}"
             continue
@@ -111,14 +111,6 @@ def _broken_rules(schema: Schema, value: Any, path: str) -> Iterator[str]:
         for name, each in schema.get("properties", {}).items():
             if name in value:
                 yield from _broken_rules(each, value[name], f"{path}.{name}")
-
-
-def _as_typed(schema: Schema, value: Any) -> Any:
-    """With integers where the schema says so: 8.0 is one to the API server."""
-    if isinstance(value, dict):
-        properties = schema.get("properties", {})
-        return {name: _as_typed(properties.get(name, {}), each) for name, each in value.items()}
-    return int(value) if schema.get("type") == "integer" else value
 
 
 @cache

@@ -84,7 +84,7 @@ CASES = tuple(walk())
 
 
 LEAVES = tuple(case for case in CASES if not (isinstance(case.kind.type, type) and issubclass(case.kind.type, Model)))
-"""Those that are no model\'s object."""
+"""Those that are no model's object."""
 
 
 MODELS = {(): RLExperiment} | {case.path: case.kind.type for case in CASES if case not in LEAVES}
@@ -271,6 +271,15 @@ def perhaps_broken(rng: random.Random) -> Document:
     for _ in range(rng.choice([0, 1, 1, 2])):
         rng.choice(_CHANGES)(document, rng)
     return document
+
+
+def as_sent(value: Any) -> Any:
+    """As kubectl sends it: Go writes whole numbers without a fraction; with one they are no integers to CEL."""
+    if isinstance(value, dict):
+        return {name: as_sent(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [as_sent(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e21 else value
 
 
 def _change_a_value(document: Document, rng: random.Random) -> None:
