@@ -254,7 +254,10 @@ def test_the_status_tells_what_workers_report(start: Start, join: Join) -> None:
 def test_the_status_the_health_and_the_metrics_are_there_over_http(calm: CoordinatorProcess, join: Join) -> None:
     member = join(calm)
     url = f"http://{calm.status()['endpoints']['http']}"
-    with urllib.request.urlopen(f"{url}/status", timeout=DEADLINE) as answer:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{url}/status", timeout=DEADLINE)
+    asking = urllib.request.Request(f"{url}/status", headers={"Authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(asking, timeout=DEADLINE) as answer:
         assert answer.headers["Content-Type"] == "application/json"
         assert member.index in [worker["index"] for worker in json.load(answer)["roles"]["actor"]]
     with urllib.request.urlopen(f"{url}/healthz", timeout=DEADLINE) as answer:

@@ -25,6 +25,14 @@ def test_a_port_alone_is_of_the_workers_own_host(
     assert own_address(address) == expected
 
 
+def test_ranks_of_one_host_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOST_VARIABLE, "10.1.2.3")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert own_address(":7001") == "10.1.2.3:7004"
+    assert own_address(":0") == "10.1.2.3:0"
+    assert own_address("127.0.0.1:7001") == "127.0.0.1:7001"
+
+
 @pytest.mark.parametrize("host", [None, ""])
 def test_a_worker_that_is_not_told_its_host_says_so(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
     if host is None:

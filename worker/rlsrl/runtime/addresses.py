@@ -14,11 +14,13 @@ from rlsrl.runtime.errors import ConfigurationError
 
 HOST_VARIABLE = "RLSRL_HOST"
 """Environment variable with the host, a name or an IP address, where others reach this worker."""
+_LOCAL_RANK_VARIABLE = "LOCAL_RANK"
+"""Environment variable by which torchrun numbers the ranks of one host."""
 _ROSTER = "roster:"
 
 
 def own_address(address: str) -> str:
-    """``HOST:PORT`` for ``:PORT``; any other address as it is.
+    """``HOST:PORT`` for ``:PORT``; any other address as it is. Ranks that share a host count their ports from PORT on.
 
     Raises:
         ConfigurationError: the environment does not tell the worker its own host.
@@ -26,11 +28,13 @@ def own_address(address: str) -> str:
     if not address.startswith(":"):
         return address
     host = os.environ.get(HOST_VARIABLE, "")
+    first = int(address[1:])
+    port = first and first + int(os.environ.get(_LOCAL_RANK_VARIABLE, "0"))
     if not host:
         raise ConfigurationError(
             f"the address {address} is of the worker's own host, and {HOST_VARIABLE} does not name it"
         )
-    return f"[{host}]{address}" if ":" in host else f"{host}{address}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def roster_address(role: str, index: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import selectors
 import socket
 import threading
@@ -16,26 +17,43 @@ from prometheus_client.exposition import choose_encoder
 Page = Callable[[], tuple[str, bytes]]
 """Makes a page: content type and body. Called from the server's thread; TimeoutError if it cannot be had now."""
 
+HEALTH_PAGE = "/healthz"
+"""Whether the process lives."""
+READY_PAGE = "/readyz"
+"""Whether it does its work."""
 _REQUEST_SECONDS = 5
 """How long one client may take to send its request or read its answer; another waits meanwhile."""
 
 
+def healthy() -> tuple[str, bytes]:
+    """The page of a process that is well."""
+    return "text/plain; charset=utf-8", b"ok\n"
+
+
 class MetricsServer:
     """Answers ``GET /metrics`` and further pages on ``host`` and ``port`` until closed (port 0: any free one;
-    ``address`` tells).
+    ``address`` tells). ``guarded`` pages only go to those who show the experiment's token (RFC 6750).
 
     Its one thread waits for requests, woken by them and by ``close``.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, *, host: str, port: int, pages: Mapping[str, Page] | None = None
+        self,
+        registry: CollectorRegistry,
+        *,
+        host: str,
+        port: int,
+        token: str,
+        pages: Mapping[str, Page] | None = None,
+        guarded: Mapping[str, Page] | None = None,
     ) -> None:
-        """Bind and serve; ``pages`` are by path, for example ``/status``.
+        """Bind and serve; pages are by path, for example ``/status``.
 
         Raises:
             OSError: the address is taken or not ours.
         """
-        handler = type("_BoundHandler", (_Handler,), {"registry": registry, "pages": dict(pages or {})})
+        bound = {"registry": registry, "token": token, "pages": dict(pages or {}), "guarded": dict(guarded or {})}
+        handler = type("_BoundHandler", (_Handler,), bound)
         self._server = HTTPServer((host, port), handler)
         # The thread selects before each request; a client that hangs up in between must not block it.
         self._server.timeout = 0
@@ -73,7 +91,9 @@ class MetricsServer:
 class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_SECONDS
     registry: ClassVar[CollectorRegistry]
+    token: ClassVar[str]
     pages: ClassVar[Mapping[str, Page]]
+    guarded: ClassVar[Mapping[str, Page]]
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -82,8 +102,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(content_type, encode(self.registry))
         elif path in self.pages:
             self._show(self.pages[path])
+        elif path in self.guarded and hmac.compare_digest(
+            self.headers.get("Authorization", "").encode(), f"Bearer {self.token}".encode()
+        ):
+            self._show(self.guarded[path])
+        elif path in self.guarded:
+            self.send_error(401, "the experiment's token is needed: Authorization: Bearer TOKEN")
         else:
-            self.send_error(404, f"here are {', '.join(['/metrics', *self.pages])}")
+            self.send_error(404, f"here are {', '.join(['/metrics', *self.pages, *self.guarded])}")
 
     def _show(self, page: Page) -> None:
         try:

@@ -24,6 +24,7 @@ import psutil
 from rlsrl.api.resolve import POLICY_NAME
 from rlsrl.parameters.protocols import VersionInfo
 from rlsrl.parameters.terminal import TERMINAL_KEY
+from rlsrl.rpc.auth import TOKEN_VARIABLE
 from rlsrl.testing.folder_watch import FolderWatch
 from rlsrl.workers.build.run_database import open_run_database
 
@@ -153,10 +154,14 @@ class RunFolderFacts:
         if not serving:
             return None
         try:
-            status: dict[str, Any] = json.loads(fetch(f"http://{serving[-1]['http']}/status"))
-        except OSError:
+            status: dict[str, Any] = json.loads(fetch(f"http://{serving[-1]['http']}/status", self._token()))
+        except (OSError, psutil.Error):
             return None
         return status
+
+    def _token(self) -> str:
+        """The run's token, as its workers have it."""
+        return next((process.environ().get(TOKEN_VARIABLE, "") for process, _ in _workers_of(self.folder)), "")
 
     def leftovers(self) -> list[str]:
         """Processes, sockets and shared memory of the run that are there now; nothing may be once it has ended."""
@@ -293,13 +298,14 @@ def rlsrl_command() -> str:
     return str(Path(sysconfig.get_path("scripts")) / "rlsrl")
 
 
-def fetch(url: str) -> str:
-    """What a worker's HTTP server answers.
+def fetch(url: str, token: str = "") -> str:
+    """What a worker's HTTP server answers to who has that token.
 
     Raises:
         OSError: nothing, in time, or an error.
     """
-    with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:  # noqa: S310 - our own workers' address
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310 - our own workers'
+    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
         text: bytes = answer.read()
         return text.decode()
 

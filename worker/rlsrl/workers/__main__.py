@@ -33,10 +33,10 @@ from rlsrl.runtime.addresses import followed_roles, own_address
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
 from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
-from rlsrl.runtime.exposition import MetricsServer
+from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
 from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
-from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
+from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, obey_sigterm
 from rlsrl.runtime.roster import STREAMS, Membership
 from rlsrl.runtime.worker import Worker
 from rlsrl.workers.context import WorkerContext
@@ -48,6 +48,9 @@ JOIN_SECONDS = 120.0
 EVALUATOR = "evaluator"
 POLICY = "policy"
 BUFFER = "buffer"
+RESULT_VARIABLE = "RLSRL_RESULT_FILE"
+"""Environment variable with the path of the file that says that the run is done: a container's termination message."""
+DONE = "done"
 CONFIGS: dict[str, type[RoleConfig]] = {
     "coordinator": CoordinatorConfig,
     TRAINER: TrainerConfig,
@@ -61,6 +64,7 @@ CONFIGS: dict[str, type[RoleConfig]] = {
 def main() -> int:
     """Run one worker to its end; returns the exit code."""
     arguments = _arguments()
+    obey_sigterm()
     if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
         die_with_parent(int(parent))
     # The controller ends workers, not the terminal: a Ctrl-C that reaches the whole group is not for them.
@@ -128,18 +132,21 @@ class _Process:
         """Commands that came before there was a worker."""
         self._worker: Worker[Any] | None = None
         self._membership: Membership | None = None
+        self._configured = False
 
     def run(self) -> None:
         """Join, work, leave."""
         metrics = Metrics(CollectorRegistry())
         host, _, port = own_address(self._config.metrics_address).rpartition(":")
-        with MetricsServer(metrics.registry, host=host, port=int(port)) as server:
+        token = token_from_environment()
+        pages = {HEALTH_PAGE: healthy, READY_PAGE: self._ready_page}
+        with MetricsServer(metrics.registry, host=host, port=int(port), token=token, pages=pages) as server:
             endpoints = {"metrics": "{}:{}".format(*server.address)}
             if self._config.serves_at is not None:
                 endpoints[STREAMS] = own_address(self._config.serves_at)
             membership = self._membership = Membership.join(
                 self._config.coordinator_address,
-                token_from_environment(),
+                token,
                 role=self._arguments.role,
                 index=self._arguments.rank if self._arguments.role == TRAINER else None,
                 attempt=self._arguments.attempt,
@@ -153,7 +160,10 @@ class _Process:
                 self._work(self._context(membership, metrics))
                 reason = "exit"
             finally:
-                membership.leave(reason, done=self._worker is not None and self._worker.done)
+                done = self._worker is not None and self._worker.done
+                membership.leave(reason, done=done)
+            if done and membership.index == 0 and (path := os.environ.get(RESULT_VARIABLE)) is not None:
+                Path(path).write_text(DONE, encoding="ascii")
 
     def _context(self, membership: Membership, metrics: Metrics) -> WorkerContext:
         role, index = self._arguments.role, membership.index
@@ -184,9 +194,15 @@ class _Process:
         with self._lock:
             # A command that came meanwhile is not overruled.
             context.membership.report(state=WorkerState.RUNNING if worker.is_running else WorkerState.PAUSED)
+            self._configured = True
         context.log.info("configured")
         worker.run()
         context.membership.report(state=WorkerState.EXITING)
+
+    def _ready_page(self) -> tuple[str, bytes]:
+        if not self._configured:
+            raise TimeoutError("the worker is not configured yet")
+        return healthy()
 
     def _on_command(self, command: Command) -> None:
         with self._lock:

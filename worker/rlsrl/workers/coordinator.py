@@ -27,7 +27,7 @@ from rlsrl.runtime.addresses import own_address
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.runtime.exposition import MetricsServer
+from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
@@ -87,8 +87,14 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         make_folder(folder)
         self._curve = LearningCurve(folder, now=self._clock.time(), log=self._log)
         host, _, port = own_address(config.http_address).rpartition(":")
-        pages = {"/status": self._status_page, "/healthz": self._health_page}
-        self._http = MetricsServer(self._metrics.registry, host=host, port=int(port), pages=pages)
+        self._http = MetricsServer(
+            self._metrics.registry,
+            host=host,
+            port=int(port),
+            token=self._token,
+            pages={HEALTH_PAGE: self._health_page, READY_PAGE: self._health_page},
+            guarded={"/status": self._status_page},
+        )
         self._server = MeetingServer(
             config,
             token=self._token,
@@ -146,7 +152,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
 
     def _health_page(self) -> tuple[str, bytes]:
         self._ask_status()
-        return "text/plain; charset=utf-8", b"ok\n"
+        return healthy()
 
     def _ask_status(self) -> dict[str, Any]:
         if self._server is None:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
+from pathlib import Path
 
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
-from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
+from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, obey_sigterm
 
 SHUTDOWN_SECONDS = 50
 """How long ranks may take for their last checkpoint after SIGTERM; shorter than who started the gang waits for it."""
@@ -28,12 +30,28 @@ def main() -> int:
     parser.add_argument("--machines", type=int, default=1, help="number of machines with so many ranks each")
     parser.add_argument("--machine", type=int, default=0, help="this machine's number, from 0")
     parser.add_argument("--meet-at", default="", metavar="HOST:PORT", help="port of machine 0; for several machines")
+    parser.add_argument("--once", type=Path, metavar="FILE", help="start only if the file is not there, and make it")
     arguments, rest = parser.parse_known_args()
+    obey_sigterm()
+    if arguments.once is not None and not _is_first(arguments.once):
+        sys.stderr.write("rlsrl: this gang has ended; its next attempt begins in a new pod\n")
+        threading.Event().wait()
     if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
         die_with_parent(int(parent))
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     meeting = _by_address(arguments) if arguments.machines > 1 else _by_files()
     return _launch([f"--nproc-per-node={arguments.ranks}", *meeting], rest)
+
+
+def _is_first(path: Path) -> bool:
+    """Whether nobody made the file before. A container that is started again in its pod finds it: one rank cannot
+    rejoin the others, so it waits for whoever restarts all of them.
+    """
+    try:
+        path.open("x").close()
+    except FileExistsError:
+        return False
+    return True
 
 
 def _by_files() -> list[str]:
