@@ -16,7 +16,7 @@ from rlsrl.api.cel import RULES, union_rules
 from rlsrl.api.crd import NotStructural, custom_resource_definition, of_model, schema
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.model import Model
-from rlsrl.testing.api_server import faults
+from rlsrl.testing.api_server import faults, faults_of_defaults
 from rlsrl.testing.documents import CASES, MODELS, Document, as_sent, minimal, perhaps_broken, variation
 
 MAX_BYTES = 200 * 1024
@@ -61,6 +61,10 @@ def test_it_is_structural_and_small() -> None:
         if part.get("type") == "string" and path not in ("apiVersion", "kind", "metadata.name"):
             assert "maxLength" in part or "enum" in part or "format" in part, path
         assert part.get("type") != "array" or "maxItems" in part, path
+
+
+def test_every_default_is_legal_by_itself() -> None:
+    assert faults_of_defaults(SCHEMA) == []
 
 
 def test_names_scale_and_columns() -> None:

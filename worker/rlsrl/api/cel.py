@@ -80,6 +80,11 @@ RULES: Mapping[type[Model], tuple[Rule, ...]] = {
     ),
     ExperimentSpec: (
         Rule(
+            rule=f"self.trainers.gpusPerPod == 0 || {_TRAINERS} % self.trainers.gpusPerPod == 0",
+            message="has to divide trainers.replicas",
+            at=".trainers.gpusPerPod",
+        ),
+        Rule(
             rule=f"{_ACTORS}.rolloutLength * {_BATCH} % {_MINIBATCH} == 0",
             message="has to divide a batch: actors.rolloutLength x environments of a batch",
             at=".algorithm.ppo.minibatchSize",

@@ -5,6 +5,7 @@ Beside ``rlsrl.api.resolve``, which takes from the experiment what every placeme
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Protocol
@@ -12,6 +13,19 @@ from typing import Protocol
 from rlsrl.api.resolved import ObjectStoreConfig, ParameterStoreConfig
 from rlsrl.api.spec import RLExperiment
 
+PROCESS_ENVIRONMENT: Mapping[str, str] = {
+    # One intra-op thread a process, because two collapse beside any other busy process: parallelism is of processes.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    # Higher thresholds, because arrays that are mapped and returned for each use fault their pages in each time.
+    # 32 MiB is the most that glibc accepts; above it the setting is ignored. Other C libraries ignore both.
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2),
+    "MALLOC_TRIM_THRESHOLD_": str(512 * 1024**2),
+    "PYTHONUNBUFFERED": "1",
+}
+"""What must be in the environment of every worker process before numpy is imported."""
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
 

@@ -33,6 +33,10 @@ Attribute = Annotated[
 """A Python attribute as ``package.module:attribute``."""
 
 
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253, examples=["my-object"])]
+"""The name of an object on the cluster."""
+
+
 class Metadata(Model):
     """Standard object metadata, as Kubernetes has it."""
 
@@ -328,6 +332,41 @@ class Trainers(Model):
     step takes far longer than a millisecond."""
     batch_environments: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
     """Environments whose rollouts make one batch, over all replicas; by default all environments."""
+    gpus_per_pod: Annotated[int, Field(ge=0, le=16), INTEGRAL] = 0
+    """On a cluster: GPUs of each trainer pod, and with them its ranks: one for each GPU. Divides the replicas. Without
+    GPUs each pod has one rank."""
+    gpu_resource: Annotated[
+        str,
+        Field(
+            pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$",
+            max_length=253,
+            examples=["amd.com/gpu"],
+        ),
+    ] = "nvidia.com/gpu"
+    """On a cluster: what GPUs are called there."""
+
+    @property
+    def ranks_per_pod(self) -> int:
+        """Ranks in each pod."""
+        return self.gpus_per_pod or 1
+
+    @property
+    def num_pods(self) -> int:
+        """Pods of all ranks."""
+        return self.replicas // self.ranks_per_pod
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        refuse(self._violations())
+        return self
+
+    def _violations(self) -> Iterable[Violation]:
+        if self.replicas % self.ranks_per_pod:
+            yield Violation(
+                at=("gpusPerPod",),
+                message=f"{self.replicas} replicas cannot be spread over pods of {self.gpus_per_pod} ranks each",
+                allowed=_near_divisors(self.replicas, self.gpus_per_pod),
+            )
 
 
 class Evaluators(Model):
@@ -379,7 +418,14 @@ class Pacing(Model):
 
 
 class FilesystemStore(Model):
-    """The run's own folder; on a cluster, the experiment's volume."""
+    """The run's own folder; on a cluster, the experiment's volume, a PersistentVolumeClaim ``<name>-data``."""
+
+    size: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}(Mi|Gi|Ti)$", max_length=8, examples=["50Gi"])] = "10Gi"
+    """How large the volume is."""
+    storage_class_name: ObjectName | None = None
+    """The volume's StorageClass; the cluster's default one unless given."""
+    when_deleted: Literal["Retain", "Delete"] = "Retain"
+    """What becomes of the volume when the experiment is deleted."""
 
 
 class ObjectStore(Model):
@@ -411,6 +457,8 @@ class ObjectStore(Model):
     """The bucket's region; us-east-1 unless given here or as AWS_REGION."""
     answer_seconds: PositiveSeconds = 30.0
     """Seconds that a request waits for an answer, and for which failing ones are repeated."""
+    credentials_secret: ObjectName | None = None
+    """On a cluster: the Secret whose keys become environment variables of the workers that reach the bucket."""
 
 
 class ParameterStore(Model):
@@ -525,6 +573,9 @@ class ExperimentSpec(Model):
     """How often workers that failed are started again."""
     tracking: Tracking = Tracking()
     """Where the learning curve is shown."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000), INTEGRAL] | None = None
+    """On a cluster: seconds after its end in which the experiment can be looked at; then it is deleted, its volume by
+    ``whenDeleted``. Without it, it stays."""
 
     @property
     def batch_environments(self) -> int:

@@ -77,6 +77,12 @@ class ExperimentStatus(Model):
     """The trainer gang's current life, counted from 1."""
     restarts: Number | None = None
     """Lives of the trainer gang before this one."""
+    recent_failures: Number | None = None
+    """Failures of the gang that are not forgotten yet: more than spec.restarts.budget end the experiment."""
+    last_failure_at: Time | None = None
+    """When the last of them was, or was forgotten."""
+    finished_at: Time | None = None
+    """When the experiment succeeded or failed."""
     actors: RoleStatus | None = None
     """The actors' pods."""
     trainers: RoleStatus | None = None

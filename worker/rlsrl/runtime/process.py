@@ -8,12 +8,12 @@ import signal
 import sys
 from collections.abc import Mapping
 
+from rlsrl.api.placement import PROCESS_ENVIRONMENT
+
 _PR_SET_PDEATHSIG = 1
 
 PARENT_VARIABLE = "RLSRL_PARENT_PID"
 """Environment variable that tells a worker which process started it and should outlive it; unset in a pod."""
-
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -40,21 +40,8 @@ def obey_sigterm() -> None:
 
 
 def worker_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a worker that this process starts: ``base``, with what must be set before numpy is imported.
-
-    One intra-op thread a process, because two collapse beside any other busy process: parallelism comes from processes.
-    Higher malloc thresholds, because arrays that are mapped and returned for each use fault their pages in each time.
-    These override ``base``; other C libraries than glibc ignore the malloc settings.
-    """
-    return {
-        **base,
-        **dict.fromkeys(_ONE_THREAD, "1"),
-        # 32 MiB is the most that glibc accepts; above it the setting is ignored.
-        "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2),
-        "MALLOC_TRIM_THRESHOLD_": str(512 * 1024**2),
-        "PYTHONUNBUFFERED": "1",
-        PARENT_VARIABLE: str(os.getpid()),
-    }
+    """The environment for a worker that this process starts: ``base``, overridden by what every worker process has."""
+    return {**base, **PROCESS_ENVIRONMENT, PARENT_VARIABLE: str(os.getpid())}
 
 
 def _prctl(option: int, value: int) -> None:

@@ -34,6 +34,14 @@ def faults(schema: Schema, document: Mapping[str, Any]) -> list[str]:
     return list(_misfits(schema, whole, "")) or list(_broken_rules(schema, whole, ""))
 
 
+def faults_of_defaults(schema: Schema, path: str = "") -> list[str]:
+    """Why the definition itself is refused: its defaults are judged by the rules as they stand there, alone."""
+    found = list(_broken_rules(schema, schema["default"], path)) if "default" in schema else []
+    for name, each in schema.get("properties", {}).items():
+        found += faults_of_defaults(each, f"{path}.{name}")
+    return found
+
+
 def with_defaults(schema: Schema, value: Any) -> Any:
     """The value with the defaults of what is left out, also inside of such defaults."""
     if isinstance(value, dict):

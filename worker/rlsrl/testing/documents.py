@@ -97,6 +97,10 @@ EXAMPLES = {
     "spec.parameters.store.objectStore.url": "s3://bucket/prefix",
     "spec.parameters.store.objectStore.endpoint": "https://s3.example.com",
     "spec.parameters.store.objectStore.region": "eu-central-1",
+    "spec.parameters.store.objectStore.credentialsSecret": "bucket-keys",
+    "spec.parameters.store.filesystem.size": "50Gi",
+    "spec.parameters.store.filesystem.storageClassName": "standard",
+    "spec.trainers.gpuResource": "amd.com/gpu",
     "spec.tracking.wandb.project": "my-project", "spec.tracking.wandb.entity": "my-team",
 }  # fmt: skip
 """Legal strings whose pattern no generator needs to solve; factories share one."""
@@ -197,12 +201,13 @@ def variation(rng: random.Random) -> Document:
                 mapping.setdefault(sibling.path[-1], legal(sibling))
         mapping[case.path[-1]] = random_legal(case, rng)
     spec = document["spec"]
+    trainers = {name: value for name, value in spec.get("trainers", {}).items() if name == "gpuResource"}
     actors = {"replicas": rng.randint(1, 8), "rolloutLength": rng.choice([1, 5, 16, 128, 2048])}
     actors[rng.choice(["environments", "environmentsPerActor"])] = rng.randint(2, 64)
     spec["actors"] = actors
     total = actors.get("environments") or actors["environmentsPerActor"] * actors["replicas"]
     batch = rng.choice([total, 2 * total, 64])
-    spec["trainers"] = {} if batch == total else {"batchEnvironments": batch}
+    spec["trainers"] = trainers if batch == total else {**trainers, "batchEnvironments": batch}
     spec["pacing"] = {"maxPolicyLag": 64 if total % actors["replicas"] or batch == 64 else 1}
     transitions = batch * actors["rolloutLength"]
     divisors = [number for number in range(2, min(transitions, 5000) + 1) if transitions % number == 0]
@@ -345,6 +350,7 @@ _CHANGES = (
 ARITHMETIC = (
     ("actors", "environments"), ("actors", "environmentsPerActor"), ("actors", "replicas"), ("actors", "ringSize"),
     ("actors", "rolloutLength"), ("trainers", "replicas"), ("trainers", "batchEnvironments"),
+    ("trainers", "gpusPerPod"),
     ("bufferWorkers", "replicas"), ("pacing", "maxPolicyLag"), ("evaluators", "maxSteps"),
     ("evaluators", "environments"), ("evaluators", "replicas"), ("algorithm", "ppo", "minibatchSize"),
 )  # fmt: skip

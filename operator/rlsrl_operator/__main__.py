@@ -1,0 +1,50 @@
+"""``python -m rlsrl_operator --settings FILE``: the operator's process."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+import kopf
+import structlog
+
+from rlsrl_operator.handlers import registry
+from rlsrl_operator.settings import SettingsError, read_settings
+
+CONFIGURATION_ERROR = 2
+
+
+def main() -> int:
+    """Run until SIGTERM; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="rlsrl_operator", description="Look after RLExperiments on a cluster.")
+    parser.add_argument("--settings", type=Path, required=True, help="the administrator's settings, YAML")
+    parser.add_argument("--health", default="http://0.0.0.0:8081/healthz", help="where liveness is answered")
+    arguments = parser.parse_args()
+    try:
+        settings = read_settings(arguments.settings)
+    except SettingsError as error:
+        sys.stderr.write(f"rlsrl_operator: {error}\n")
+        return CONFIGURATION_ERROR
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.JSONRenderer(),
+        ]
+    )
+    kopf.run(
+        registry=registry(settings),
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+        liveness_endpoint=arguments.health,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""The trainer gang as a level: which life it is in, whether that life is over, and why. Pure.
+
+``attempt`` numbers the lives. A pod belongs to the attempt that its annotation names; one that ended, was replaced or
+is gone ends the attempt for all, since the ranks of an attempt cannot be joined by anybody later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from rlsrl_operator.manifests.pods import CONTAINER
+from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, GENERATION_ANNOTATION
+from rlsrl_operator.manifests.types import Manifest
+
+DONE = "done"
+"""Rank 0's termination message once the experiment has its result."""
+CONFIGURATION_ERROR = 2
+"""Exit code of a worker that would fail again however often it is started."""
+_INDEX_LABEL = "apps.kubernetes.io/pod-index"
+_DISPLACED = frozenset({"Evicted", "Preempted", "NodeShutdown", "Terminated", "DisruptionTarget"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Why an attempt is over."""
+
+    message: str
+    counts: bool
+    """Whether it is a failure; a pod that had to make room is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the trainers' pods show."""
+
+    done: bool = False
+    """Rank 0 said that the experiment has its result."""
+    loss: Loss | None = None
+    """Why the attempt is over, if it is."""
+    complete: bool = False
+    """All pods are there and ready."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """What is known of the present attempt."""
+
+    attempt: int
+    generation: int
+    num_pods: int
+    complete_since: datetime | None
+    """When all pods were ready for the first time; None before."""
+
+
+def judge(pods: Sequence[Manifest], life: Life) -> Verdict:
+    """What the pods, of any attempt, show of the present one."""
+    ours = [pod for pod in pods if attempt_of(pod) == life.attempt]
+    if any(_said_done(pod) for pod in ours):
+        return Verdict(done=True)
+    if any(generation_of(pod) != life.generation for pod in ours):
+        return Verdict(loss=Loss(message="the experiment was edited", counts=False))
+    loss = next((found for pod in ours if (found := _loss(pod, life)) is not None), None)
+    if loss is None and life.complete_since is not None and len(ours) < life.num_pods:
+        loss = Loss(message=f"{life.num_pods - len(ours)} of {life.num_pods} trainer pods are gone", counts=True)
+    return Verdict(loss=loss, complete=len(ours) == life.num_pods and all(map(is_ready, ours)))
+
+
+def attempt_of(pod: Manifest) -> int:
+    """The attempt that a pod belongs to; 0 for a pod without one."""
+    return _number(pod, ATTEMPT_ANNOTATION)
+
+
+def generation_of(pod: Manifest) -> int:
+    """The generation of the experiment that a pod was made from."""
+    return _number(pod, GENERATION_ANNOTATION)
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether a pod is ready, and not on its way out."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def terminations(pod: Manifest) -> list[Manifest]:
+    """How the worker's container ended, now and the time before."""
+    states = [
+        state.get("terminated")
+        for container in pod.get("status", {}).get("containerStatuses", ())
+        if container["name"] == CONTAINER
+        for state in (container.get("state", {}), container.get("lastState", {}))
+    ]
+    return [state for state in states if state]
+
+
+def restarts(pod: Manifest) -> int:
+    """How often the worker's container was started again."""
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    return sum(int(each.get("restartCount", 0)) for each in statuses if each["name"] == CONTAINER)
+
+
+def configuration_error(pods: Sequence[Manifest]) -> tuple[str, str] | None:
+    """The first pod whose worker cannot run as the experiment is written, and what it said."""
+    for pod in pods:
+        for ended in terminations(pod):
+            if ended.get("exitCode") == CONFIGURATION_ERROR:
+                return pod["metadata"]["name"], (ended.get("message") or "").strip()
+    return None
+
+
+def _loss(pod: Manifest, life: Life) -> Loss | None:
+    name = pod["metadata"]["name"]
+    status = pod.get("status", {})
+    displaced = status.get("reason") in _DISPLACED or any(
+        each["type"] == "DisruptionTarget" and each["status"] == "True" for each in status.get("conditions", ())
+    )
+    ended = terminations(pod)
+    # Ranks end together; whether the others' quiet end is the run's, rank 0 says.
+    if failed := [each for each in ended if each.get("exitCode") or _is_first(pod)]:
+        how, code = failed[0].get("reason") or "Error", failed[0].get("exitCode")
+        return Loss(message=f"{name} ended: {how}, exit code {code}{_said(failed[0])}", counts=not displaced)
+    if restarts(pod) and not ended:
+        return Loss(message=f"the worker of {name} was started again", counts=not displaced)
+    if status.get("phase") in ("Failed", "Succeeded"):
+        why = status.get("reason") or status["phase"]
+        return Loss(message=f"{name} ended: {why}", counts=not displaced)
+    if life.complete_since is None:
+        return None
+    if "deletionTimestamp" in pod["metadata"]:
+        return Loss(message=f"{name} was deleted", counts=not displaced)
+    if parse_time(pod["metadata"]["creationTimestamp"]) > life.complete_since:
+        return Loss(message=f"{name} was replaced", counts=True)
+    return None
+
+
+def _is_first(pod: Manifest) -> bool:
+    return bool(pod["metadata"].get("labels", {}).get(_INDEX_LABEL) == "0")
+
+
+def _said(ended: Manifest) -> str:
+    lines = (ended.get("message") or "").strip().splitlines()
+    return f": {lines[-1][:200]}" if lines else ""
+
+
+def _said_done(pod: Manifest) -> bool:
+    return _is_first(pod) and any(
+        ended.get("exitCode") == 0 and (ended.get("message") or "").strip() == DONE for ended in terminations(pod)
+    )
+
+
+def parse_time(text: str) -> datetime:
+    """A time as Kubernetes writes it."""
+    return datetime.fromisoformat(text)
+
+
+def _number(pod: Manifest, annotation: str) -> int:
+    value = pod["metadata"].get("annotations", {}).get(annotation, "")
+    return int(value) if value.isdecimal() else 0

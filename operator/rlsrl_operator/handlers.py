@@ -1,0 +1,98 @@
+"""What kopf does for the operator: it watches, and each event wakes the experiment that it is about. Nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import kopf
+
+from rlsrl.api.spec import KIND
+from rlsrl_operator.cluster import connect
+from rlsrl_operator.keyed_queue import KeyedQueue
+from rlsrl_operator.manifests.subject import EXPERIMENT_LABEL, MANAGER
+from rlsrl_operator.numbers import HttpNumbers
+from rlsrl_operator.reconcile import Key, Reconciler
+from rlsrl_operator.settings import OperatorSettings
+
+NUM_WORKERS = 16
+_CHILDREN = (
+    ("", "v1", "pods"),
+    ("", "v1", "configmaps"),
+    ("", "v1", "secrets"),
+    ("", "v1", "services"),
+    ("", "v1", "persistentvolumeclaims"),
+    ("apps", "v1", "deployments"),
+    ("apps", "v1", "statefulsets"),
+    ("networking.k8s.io", "v1", "networkpolicies"),
+)
+_GROUP, _VERSION, _PLURAL = "rlsrl.dev", "v1alpha1", "rlexperiments"
+
+
+def registry(settings: OperatorSettings) -> kopf.OperatorRegistry:
+    """The handlers of one operator."""
+    handlers = kopf.OperatorRegistry()
+    keys: KeyedQueue[Key] | None = None
+    tasks: list[asyncio.Task[None]] = []
+    resources = contextlib.AsyncExitStack()
+
+    def wake(namespace: str | None, name: str | None) -> None:
+        if keys is not None and namespace and name:
+            keys.add(Key(namespace, name))
+
+    @kopf.on.login(registry=handlers)
+    def login(**facts: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**facts) or kopf.login_with_kubeconfig(**facts)
+
+    @kopf.on.startup(registry=handlers)
+    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        nonlocal keys
+        _tune(settings)
+        cluster = await resources.enter_async_context(connect())
+        session = await resources.enter_async_context(aiohttp.ClientSession())
+        reconciler = Reconciler(cluster, operator_settings, HttpNumbers(session))
+        keys = KeyedQueue(reconciler.reconcile, num_workers=NUM_WORKERS)
+        tasks.append(asyncio.create_task(keys.run()))
+
+    @kopf.on.cleanup(registry=handlers)
+    async def stop(**_: Any) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await resources.aclose()
+
+    @kopf.on.event(_GROUP, _VERSION, _PLURAL, registry=handlers)
+    async def experiment(namespace: str | None, name: str | None, **_: Any) -> None:
+        wake(namespace, name)
+
+    for group, version, plural in _CHILDREN:
+        # Our own only: the watch asks for the label.
+        @kopf.on.event(group, version, plural, labels={EXPERIMENT_LABEL: kopf.PRESENT}, registry=handlers)
+        async def child(namespace: str | None, meta: Mapping[str, Any], **_: Any) -> None:
+            # By owner as well as by label: one that was relabelled has to wake whoever it belongs to.
+            wake(namespace, meta.get("labels", {}).get(EXPERIMENT_LABEL))
+            for owner in meta.get("ownerReferences", ()):
+                if owner["kind"] == KIND:
+                    wake(namespace, owner["name"])
+
+    @kopf.on.probe(id="working", registry=handlers)
+    async def working(**_: Any) -> str:
+        if any(task.done() for task in tasks):
+            raise kopf.PermanentError("the queue has ended")
+        return "ok"
+
+    operator_settings = settings
+    return handlers
+
+
+def _tune(settings: kopf.OperatorSettings) -> None:
+    settings.posting.enabled = False
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = [0.5, 1, 2, 2, 3, 3, 5, 5, 5, 5]
+    settings.persistence.finalizer = f"{MANAGER}.rlsrl.dev/unused"
+    settings.scanning.disabled = True

@@ -1,0 +1,79 @@
+"""Keys that want to be looked at: each at most once in line, one at a time, again after a while when it failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import structlog
+
+FIRST_RETRY_SECONDS = 0.2
+LAST_RETRY_SECONDS = 30.0
+
+Key = TypeVar("Key")
+_log = structlog.stdlib.get_logger("queue")
+
+
+class KeyedQueue(Generic[Key]):
+    """Calls ``work(key)`` for each key that was added, ``num_workers`` keys at a time.
+
+    A key that is added while it is worked on is worked on once more afterwards. ``work`` returns the seconds after
+    which it wants to be called again, or None; when it raises, that is logged and the key comes again, ever later.
+    """
+
+    def __init__(self, work: Callable[[Key], Awaitable[float | None]], *, num_workers: int) -> None:
+        self._work = work
+        self._num_workers = num_workers
+        self._line: asyncio.Queue[Key] = asyncio.Queue()
+        self._waiting: set[Key] = set()
+        self._busy: set[Key] = set()
+        self._again: set[Key] = set()
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._num_failures: dict[Key, int] = {}
+
+    def add(self, key: Key) -> None:
+        """Have the key looked at soon."""
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+        if key in self._busy:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._line.put_nowait(key)
+
+    def forget(self, key: Key) -> None:
+        """Do not come back to the key by itself."""
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+        self._num_failures.pop(key, None)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._num_workers):
+                group.create_task(self._take())
+
+    async def _take(self) -> None:
+        while True:
+            key = await self._line.get()
+            self._waiting.discard(key)
+            self._busy.add(key)
+            delay = await self._attempt(key)
+            self._busy.discard(key)
+            if key in self._again:
+                self._again.discard(key)
+                self.add(key)
+            elif delay is not None:
+                self._timers[key] = asyncio.get_running_loop().call_later(delay, self.add, key)
+
+    async def _attempt(self, key: Key) -> float | None:
+        try:
+            delay: float | None = await self._work(key)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other keys go on and this one comes again
+            number = self._num_failures[key] = self._num_failures.get(key, 0) + 1
+            retry = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * float(2 ** min(number - 1, 10)))
+            _log.warning("reconcile_failed", key=str(key), error=f"{type(error).__name__}: {error}"[:500], retry=retry)
+            return retry
+        self._num_failures.pop(key, None)
+        return delay

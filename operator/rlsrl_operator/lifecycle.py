@@ -1,0 +1,83 @@
+"""An experiment's life: which attempt and phase its pods call for, and who should be there in it. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from datetime import datetime
+
+from rlsrl.api.status import ExperimentStatus, Phase
+from rlsrl_operator import status as statuses
+from rlsrl_operator.gang import Life, configuration_error, judge, parse_time
+from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, ROLE_LABEL, Subject
+from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.roles import COORDINATOR, TRAINER
+from rlsrl_operator.status import FINISHED, GANG_COMPLETE, TERMINAL
+
+
+def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest], now: datetime) -> ExperimentStatus:
+    """The attempt and the phase that the pods call for."""
+    generation = subject.generation
+    attempt = status.attempt or 1
+    status = status.model_copy(update={"attempt": attempt, "restarts": attempt - 1, "phase": status.phase or "Pending"})
+    if status.phase in TERMINAL:
+        return status
+    if (wrong := configuration_error(pods)) is not None:
+        return _ended(status, "Failed", "ConfigurationError", ": ".join(wrong), generation, now)
+    trainers = [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == TRAINER]
+    complete = statuses.condition(status, GANG_COMPLETE)
+    since = parse_time(complete.last_transition_time) if complete is not None and complete.status == "True" else None
+    num_pods = subject.experiment.spec.trainers.num_pods
+    verdict = judge(trainers, Life(attempt=attempt, generation=generation, num_pods=num_pods, complete_since=since))
+    if verdict.done:
+        return _ended(status, "Succeeded", "Succeeded", "the experiment has its result", generation, now)
+
+    def gang(status: ExperimentStatus, holds: bool, reason: str, message: str) -> ExperimentStatus:
+        return statuses.with_condition(
+            status, GANG_COMPLETE, "True" if holds else "False", reason, message, generation=generation, now=now
+        )
+
+    if verdict.loss is not None:
+        restarts = subject.experiment.spec.restarts
+        count, counted_at = statuses.failures(status, decay_seconds=restarts.decay_seconds, now=now)
+        if verdict.loss.counts:
+            count, counted_at = count + 1, now
+        update = {"recent_failures": count, "last_failure_at": statuses.stamp(counted_at)}
+        status = status.model_copy(update=update)
+        if count > restarts.budget:
+            message = (
+                f"{count} failures are more than restarts.budget {restarts.budget}; the last: {verdict.loss.message}"
+            )
+            return _ended(status, "Failed", "BudgetExhausted", message, generation, now)
+        status = status.model_copy(update={"attempt": attempt + 1, "restarts": attempt})
+        return gang(status, False, "Restarting", f"attempt {attempt} is over: {verdict.loss.message}")
+    if verdict.complete:
+        return gang(status, True, "Complete", f"all {num_pods} trainer pods of attempt {attempt} are ready")
+    if complete is None:
+        return gang(status, False, "Starting", f"attempt {attempt} begins")
+    return status
+
+
+def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manifest]) -> Manifest:
+    """A rendered object as it should be at this moment: the trainers of this attempt, and nobody once all is over.
+
+    The trainers end first, so that none of them waits in vain for the others; the coordinator stays for the result.
+    """
+    role = manifest["metadata"]["labels"].get(ROLE_LABEL)
+    if manifest["kind"] not in ("Deployment", "StatefulSet") or role == COORDINATOR:
+        return manifest
+    made = copy.deepcopy(manifest)
+    over = status.phase in TERMINAL
+    if role == TRAINER:
+        made["spec"]["template"]["metadata"]["annotations"][ATTEMPT_ANNOTATION] = str(status.attempt)
+        made["spec"]["replicas"] = 0 if over else made["spec"]["replicas"]
+    elif over and not any(pod["metadata"]["labels"][ROLE_LABEL] == TRAINER for pod in pods):
+        made["spec"]["replicas"] = 0
+    return made
+
+
+def _ended(
+    status: ExperimentStatus, phase: Phase, reason: str, message: str, generation: int, now: datetime
+) -> ExperimentStatus:
+    status = status.model_copy(update={"phase": phase, "finished_at": statuses.stamp(now)})
+    return statuses.with_condition(status, FINISHED, "True", reason, message, generation=generation, now=now)

@@ -1,0 +1,193 @@
+"""The pod of each role: non-root, read-only, with nothing of the API server's, within the restricted profile."""
+
+from __future__ import annotations
+
+from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT, PROCESS_ENVIRONMENT, STREAMS_PORT
+from rlsrl_operator.manifests.config import TOKEN_KEY
+from rlsrl_operator.manifests.network import STORE_ROLES
+from rlsrl_operator.manifests.subject import (
+    ATTEMPT_ANNOTATION,
+    DATA_FOLDER,
+    GENERATION_ANNOTATION,
+    STATE_FOLDER,
+    Subject,
+)
+from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.roles import ACTOR, COORDINATOR, MEETING_PORT, TRAINER, Role
+
+USER = 10001
+CONFIG_FOLDER = "/etc/rlsrl/config"
+TOKEN_FOLDER = "/etc/rlsrl/token"  # noqa: S105 - a path
+RESULT_FILE = "/dev/termination-log"
+CONTAINER = "worker"
+EVICTED_AFTER_SECONDS = 30
+"""How long pods stay on a node that is not heard of."""
+
+
+def pod_template(subject: Subject, role: Role) -> Manifest:
+    """Metadata and spec of a role's pods."""
+    defaults = subject.settings.defaults_of(role.name)
+    images = subject.settings.images
+    return {
+        "metadata": {
+            "labels": subject.labels(role.name),
+            "annotations": {GENERATION_ANNOTATION: str(subject.generation)},
+        },
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": role.grace_seconds,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "tolerations": [*_soon_elsewhere(), *defaults.tolerations],
+            "containers": [_container(subject, role)],
+            "volumes": _volumes(subject, role),
+            **({"imagePullSecrets": [{"name": name} for name in images.pull_secrets]} if images.pull_secrets else {}),
+            **({"nodeSelector": defaults.node_selector} if defaults.node_selector else {}),
+            **({"affinity": defaults.affinity} if defaults.affinity else {}),
+            **({"priorityClassName": defaults.priority_class_name} if defaults.priority_class_name else {}),
+        },
+    }
+
+
+def _container(subject: Subject, role: Role) -> Manifest:
+    images = subject.settings.images
+    return {
+        "name": CONTAINER,
+        "image": images.actor if role.image == "actor" else images.learner,
+        "imagePullPolicy": images.pull_policy,
+        "command": _command(subject, role),
+        "env": _environment(subject, role),
+        "ports": _ports(subject, role),
+        "resources": _resources(subject, role),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePath": RESULT_FILE,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+            {"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True},
+            {"name": "state", "mountPath": STATE_FOLDER},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point
+            *([{"name": "data", "mountPath": DATA_FOLDER}] if role.name == COORDINATOR else []),
+        ],
+        **_credentials(subject, role),
+        **_probes(role),
+    }
+
+
+def _command(subject: Subject, role: Role) -> list[str]:
+    worker = ["--role", role.name, "--config", f"{CONFIG_FOLDER}/{role.name}.json"]
+    if role.name != TRAINER:
+        return ["python", "-m", "rlsrl.workers", *worker]
+    trainers = subject.experiment.spec.trainers
+    name = subject.name_of(TRAINER)
+    launcher = ["python", "-m", "rlsrl.workers.gang_launcher", "--ranks", str(trainers.ranks_per_pod)]
+    machines = ["--machines", str(trainers.num_pods), "--machine", "$(RLSRL_POD_INDEX)"]
+    meeting = ["--meet-at", f"{name}-0.{name}:{MEETING_PORT}", "--once", f"{STATE_FOLDER}/started"]
+    return [*launcher, *machines, *meeting, *worker, "--attempt", "$(RLSRL_ATTEMPT)"]
+
+
+def _environment(subject: Subject, role: Role) -> list[Manifest]:
+    known: list[Manifest] = [
+        *({"name": name, "value": value} for name, value in PROCESS_ENVIRONMENT.items()),
+        {"name": "RLSRL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "RLSRL_TOKEN_FILE", "value": f"{TOKEN_FOLDER}/{TOKEN_KEY}"},
+    ]
+    if role.name == TRAINER:
+        index, attempt = (
+            "metadata.labels['apps.kubernetes.io/pod-index']",
+            f"metadata.annotations['{ATTEMPT_ANNOTATION}']",
+        )
+        known += [
+            {"name": "RLSRL_POD_INDEX", "valueFrom": {"fieldRef": {"fieldPath": index}}},
+            {"name": "RLSRL_ATTEMPT", "valueFrom": {"fieldRef": {"fieldPath": attempt}}},
+            {"name": "RLSRL_RESULT_FILE", "value": RESULT_FILE},
+        ]
+    return [*known, *subject.settings.defaults_of(role.name).extra_env]
+
+
+def _credentials(subject: Subject, role: Role) -> Manifest:
+    store = subject.experiment.spec.parameters.store.object_store
+    if store is None or store.credentials_secret is None or role.name not in STORE_ROLES:
+        return {}
+    return {"envFrom": [{"secretRef": {"name": store.credentials_secret}}]}
+
+
+def _ports(subject: Subject, role: Role) -> list[Manifest]:
+    ranks = subject.experiment.spec.trainers.ranks_per_pod if role.name == TRAINER else 1
+    served = {"http": HTTP_PORT}
+    if role.name == COORDINATOR:
+        served["coordinator"] = COORDINATOR_PORT
+    elif role.name not in (ACTOR, "evaluator"):
+        served["streams"] = STREAMS_PORT
+    return [
+        {"name": name if rank == 0 else f"{name}-{rank}", "containerPort": port + rank, "protocol": "TCP"}
+        for rank in range(ranks)
+        for name, port in served.items()
+    ]
+
+
+def _resources(subject: Subject, role: Role) -> Manifest:
+    """The administrator's, and the GPUs: of them limits and processes a pod have one source."""
+    resources = dict(subject.settings.defaults_of(role.name).resources)
+    trainers = subject.experiment.spec.trainers
+    if role.name == TRAINER and trainers.gpus_per_pod:
+        limits = resources.get("limits") or {}
+        assert isinstance(limits, dict), "Kubernetes has no other"  # noqa: S101 - an invariant
+        resources["limits"] = {**limits, trainers.gpu_resource: str(trainers.gpus_per_pod)}
+    return resources
+
+
+def _probes(role: Role) -> Manifest:
+    """A trainer's launcher that waits for the next attempt is neither ready nor to be restarted."""
+
+    def get(path: str, **options: int) -> Manifest:
+        return {"httpGet": {"path": path, "port": "http", "scheme": "HTTP"}, "timeoutSeconds": 5, **options}
+
+    ready = {"readinessProbe": get("/readyz", periodSeconds=2, failureThreshold=5, successThreshold=1)}
+    if role.name == TRAINER:
+        return ready
+    return {
+        **ready,
+        "startupProbe": get("/healthz", periodSeconds=1, failureThreshold=120, successThreshold=1),
+        "livenessProbe": get("/healthz", periodSeconds=10, failureThreshold=6, successThreshold=1),
+    }
+
+
+def _volumes(subject: Subject, role: Role) -> list[Manifest]:
+    file = f"{role.name}.json"
+    volumes: list[Manifest] = [
+        {
+            "name": "config",
+            "configMap": {"name": subject.config_name, "items": [{"key": file, "path": file}], "defaultMode": 0o444},
+        },
+        {"name": "token", "secret": {"secretName": subject.name_of("token"), "defaultMode": 0o440}},
+        {"name": "state", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    if role.name == COORDINATOR:
+        stays = subject.experiment.spec.parameters.store.filesystem is not None
+        claim = {"persistentVolumeClaim": {"claimName": subject.name_of("data")}}
+        volumes.append({"name": "data", **(claim if stays else {"emptyDir": {}})})
+    return volumes
+
+
+def _soon_elsewhere() -> list[Manifest]:
+    return [
+        {
+            "key": f"node.kubernetes.io/{state}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": EVICTED_AFTER_SECONDS,
+        }
+        for state in ("not-ready", "unreachable")
+    ]

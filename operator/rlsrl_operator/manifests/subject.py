@@ -1,0 +1,85 @@
+"""Whom manifests are about, and what everything made for an experiment is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlsrl.api.placement import ClusterPlacement
+from rlsrl.api.resolve import resolve
+from rlsrl.api.resolved import ResolvedExperiment
+from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
+from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.roles import COORDINATOR
+from rlsrl_operator.settings import OperatorSettings
+
+MANAGER = "rlsrl-operator"
+EXPERIMENT_LABEL = "rlsrl.dev/experiment"
+ROLE_LABEL = "rlsrl.dev/role"
+ATTEMPT_ANNOTATION = "rlsrl.dev/attempt"
+"""On trainer pods: the gang's life that they belong to."""
+GENERATION_ANNOTATION = "rlsrl.dev/generation"
+"""On pods: the generation of the experiment that they were made from."""
+DATA_FOLDER = "/data"
+STATE_FOLDER = "/var/lib/rlsrl"
+"""In a pod: what outlives its containers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One generation of one experiment."""
+
+    experiment: RLExperiment
+    namespace: str
+    uid: str
+    generation: int
+    settings: OperatorSettings
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.experiment.metadata.name
+
+    @cached_property
+    def told(self) -> ResolvedExperiment:
+        """What each role is told."""
+        placement = ClusterPlacement(
+            run_uid=self.uid,
+            coordinator_host=self.name_of(COORDINATOR),
+            record_folder=f"{DATA_FOLDER}/{self.uid}",
+            ledger_folder=f"{STATE_FOLDER}/ledger",
+        )
+        return resolve(self.experiment, placement)
+
+    def name_of(self, part: str) -> str:
+        """The name of an object made for the experiment."""
+        return f"{self.name}-{part}"
+
+    @property
+    def config_name(self) -> str:
+        """The name of this generation's ConfigMap."""
+        return self.name_of(f"config-{self.generation}")
+
+    def selector(self, role: str) -> dict[str, str]:
+        """The labels that a role's pods are found by."""
+        return {EXPERIMENT_LABEL: self.name, ROLE_LABEL: role}
+
+    def labels(self, role: str | None = None) -> dict[str, str]:
+        """The labels of an object."""
+        return {
+            "app.kubernetes.io/name": "rlsrl",
+            "app.kubernetes.io/instance": self.name,
+            "app.kubernetes.io/managed-by": MANAGER,
+            **({} if role is None else {"app.kubernetes.io/component": role}),
+            **(self.selector(role) if role else {EXPERIMENT_LABEL: self.name}),
+        }
+
+    def metadata(self, name: str, role: str | None = None, *, owned: bool = True) -> Manifest:
+        """The metadata of an object that goes with the experiment, unless ``owned`` is False."""
+        owner = {"apiVersion": API_VERSION, "kind": KIND, "name": self.name, "uid": self.uid, "controller": True}
+        return {
+            "name": name,
+            "namespace": self.namespace,
+            "labels": self.labels(role),
+            **({"ownerReferences": [{**owner, "blockOwnerDeletion": True}]} if owned else {}),
+        }

@@ -1,0 +1,88 @@
+"""The objects that make pods, and those by which pods find each other and keep what they have."""
+
+from __future__ import annotations
+
+from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT
+from rlsrl_operator.manifests.pods import pod_template
+from rlsrl_operator.manifests.subject import Subject
+from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.roles import COORDINATOR, TRAINER, Role, roles_of
+
+
+def workloads(subject: Subject) -> list[Manifest]:
+    """One a role; the trainers' as of no attempt (see ``rlsrl_operator.gang``)."""
+    return [
+        _deployment(subject, role) if role.workload == "Deployment" else _stateful_set(subject, role)
+        for role in roles_of(subject.told)
+    ]
+
+
+def services(subject: Subject) -> list[Manifest]:
+    """The coordinator's address, and the names of the trainers' pods."""
+    ports = [("coordinator", COORDINATOR_PORT), ("http", HTTP_PORT)]
+    coordinator = {
+        "type": "ClusterIP",
+        "ports": [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports],
+    }
+    # The ranks meet before they are ready.
+    trainers = {"clusterIP": "None", "publishNotReadyAddresses": True}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": subject.metadata(subject.name_of(role), role),
+            "spec": {"selector": subject.selector(role), **spec},
+        }
+        for role, spec in ((COORDINATOR, coordinator), (TRAINER, trainers))
+    ]
+
+
+def volume_claim(subject: Subject) -> Manifest | None:
+    """The experiment's volume; None where weights are in an object store. It stays unless told otherwise."""
+    volume = subject.experiment.spec.parameters.store.filesystem
+    if volume is None:
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": subject.metadata(subject.name_of("data"), owned=volume.when_deleted == "Delete"),
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": volume.size}},
+            **({} if volume.storage_class_name is None else {"storageClassName": volume.storage_class_name}),
+        },
+    }
+
+
+def _deployment(subject: Subject, role: Role) -> Manifest:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": subject.metadata(subject.name_of(role.name), role.name),
+        "spec": {
+            "replicas": role.pods(subject.experiment, subject.told),
+            "selector": {"matchLabels": subject.selector(role.name)},
+            # An index is free only once its holder has gone.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
+            "revisionHistoryLimit": 2,
+            "template": pod_template(subject, role),
+        },
+    }
+
+
+def _stateful_set(subject: Subject, role: Role) -> Manifest:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": subject.metadata(subject.name_of(role.name), role.name),
+        "spec": {
+            "replicas": role.pods(subject.experiment, subject.told),
+            "serviceName": subject.name_of(role.name),
+            "selector": {"matchLabels": subject.selector(role.name)},
+            # A gang is replaced as one: in turn, each waiting until it is ready, it would wait for ever.
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete" if role.name == TRAINER else "RollingUpdate"},
+            "revisionHistoryLimit": 2,
+            "template": pod_template(subject, role),
+        },
+    }

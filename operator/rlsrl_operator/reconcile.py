@@ -1,0 +1,319 @@
+"""One look at one experiment: observe, judge, write down what was decided, act, say how it stands.
+
+Everything is asked anew each time and nothing is taken from events, so a look that was cut short anywhere is made good
+by the next. What is remembered between looks (how objects were after their last apply) only saves writes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+
+from rlsrl.api.load import SpecError, load_text
+from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
+from rlsrl.api.status import ExperimentStatus
+from rlsrl_operator import status as statuses
+from rlsrl_operator.cluster import Cluster, Conflict, Refused
+from rlsrl_operator.gang import attempt_of, parse_time
+from rlsrl_operator.lifecycle import decide, overlaid
+from rlsrl_operator.manifests import Manifest, Subject, config_map, render, token_secret, volume_claim
+from rlsrl_operator.manifests.config import MANIFESTS_KEY, TOKEN_KEY
+from rlsrl_operator.manifests.subject import EXPERIMENT_LABEL, MANAGER, ROLE_LABEL
+from rlsrl_operator.numbers import Numbers
+from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole
+from rlsrl_operator.roles import COORDINATOR
+from rlsrl_operator.settings import OperatorSettings
+from rlsrl_operator.status import ACCEPTED, READY, TERMINAL
+
+LOOK_SECONDS = 10.0
+"""Time between two looks at a run for its numbers."""
+RETRY_SECONDS = 0.2
+"""When to look again after somebody else was faster."""
+TROUBLE_SECONDS = 30.0
+"""When to look again at what only somebody else can mend."""
+LOST_SECONDS = 30.0
+"""How long a pod may outstay its grace before it is given up: its node is dead or cut off."""
+_PRUNED = (
+    ("apps/v1", "Deployment"),
+    ("apps/v1", "StatefulSet"),
+    ("v1", "Service"),
+    ("v1", "ConfigMap"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+)
+_log = structlog.stdlib.get_logger("reconcile")
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """One experiment."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Foreign(Exception):  # noqa: N818 - named for the object
+    """An object that is not ours has a name that we need."""
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """What one look came to."""
+
+    status: ExperimentStatus
+    again_in: float | None
+
+
+class Reconciler:
+    """Looks at experiments, each as often as it is asked to; never at one twice at a time."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: OperatorSettings,
+        numbers: Numbers,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._numbers = numbers
+        self._now = now
+        self._applied: dict[tuple[str, str, str], Applied] = {}
+        """By the experiment's uid, kind and name."""
+        self._asked: dict[str, datetime] = {}
+        self._pruned: dict[str, int] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Bring the experiment closer to what it should be; returns the seconds after which to look again."""
+        document = await self._cluster.get(API_VERSION, KIND, key.namespace, key.name)
+        if document is None or "deletionTimestamp" in document["metadata"]:
+            # Its objects go with it: the cluster's garbage collector follows their owner references.
+            self._forget(document)
+            return None
+        before = statuses.read(document)
+        try:
+            reconciled = await self._look(document, before)
+            if reconciled is None:
+                return None
+            await self._say(document, before, reconciled.status)
+        except Conflict as conflict:
+            _log.info("conflict", key=str(key), said=str(conflict))
+            return RETRY_SECONDS
+        return reconciled.again_in
+
+    def _forget(self, document: Manifest | None) -> None:
+        if document is not None:
+            uid = document["metadata"]["uid"]
+            self._applied = {key: value for key, value in self._applied.items() if key[0] != uid}
+            self._asked.pop(uid, None)
+            self._pruned.pop(uid, None)
+
+    async def _look(self, document: Manifest, status: ExperimentStatus) -> Reconciled | None:
+        now = self._now()
+        generation = document["metadata"]["generation"]
+
+        def not_accepted(reason: str, message: str) -> Reconciled:
+            told = statuses.with_condition(
+                status.model_copy(update={"phase": status.phase or "Pending", "observed_generation": generation}),
+                ACCEPTED,
+                "False",
+                reason,
+                message,
+                generation=generation,
+                now=now,
+            )
+            return Reconciled(told, TROUBLE_SECONDS)
+
+        try:
+            subject = self._subject(document)
+        except SpecError as error:
+            return not_accepted("InvalidSpec", str(error))
+        if (left := self._time_left(status, subject, now)) is not None and left <= 0:
+            await self._cluster.delete(document)
+            return None
+        pods = await self._pods(subject)
+        judged = decide(status, subject, pods, now)
+        if (judged.attempt, judged.phase) != (status.attempt, status.phase):
+            # Written before it is acted upon: whoever takes over from here has to come to the same attempt.
+            document["metadata"]["resourceVersion"] = await self._say(document, status, judged)
+        try:
+            token = await self._bring_about(subject, judged, pods)
+        except Foreign as error:
+            return not_accepted("NameConflict", str(error))
+        except Refused as error:
+            return not_accepted("InvalidSpec", str(error))
+        await self._remove_pods(judged, pods, now)
+        told = statuses.summarize(judged, subject, pods, now)
+        if (page := await self._page(subject, told, token, now)) is not None:
+            told = told.model_copy(update={"training": statuses.training(page, now)})
+        await self._prune(subject, told)
+        return Reconciled(told, left if told.phase in TERMINAL else LOOK_SECONDS)
+
+    def _subject(self, document: Manifest) -> Subject:
+        metadata = document["metadata"]
+        written = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": metadata["name"]}}
+        experiment: RLExperiment = load_text(json.dumps({**written, "spec": document["spec"]}))
+        return Subject(
+            experiment=experiment,
+            namespace=metadata["namespace"],
+            uid=metadata["uid"],
+            generation=metadata["generation"],
+            settings=self._settings,
+        )
+
+    @staticmethod
+    def _time_left(status: ExperimentStatus, subject: Subject, now: datetime) -> float | None:
+        """Seconds until a finished experiment is to be deleted; None for never."""
+        ttl = subject.experiment.spec.ttl_seconds_after_finished
+        if ttl is None or status.phase not in TERMINAL or status.finished_at is None:
+            return None
+        return (parse_time(status.finished_at) + timedelta(seconds=ttl) - now).total_seconds()
+
+    async def _pods(self, subject: Subject) -> list[Manifest]:
+        found = await self._cluster.list("v1", "Pod", subject.namespace, {EXPERIMENT_LABEL: subject.name})
+        return [pod for pod in found if ROLE_LABEL in pod["metadata"]["labels"]]
+
+    async def _bring_about(self, subject: Subject, status: ExperimentStatus, pods: Sequence[Manifest]) -> str:
+        """Make all objects what they should be; returns the experiment's token.
+
+        Raises:
+            Foreign: an object that is not ours is in the way.
+            Refused: the API server does not take one.
+            Conflict: somebody else was faster.
+        """
+        secret = await self._keep(token_secret(subject, secrets.token_urlsafe(32)))
+        if (claim := volume_claim(subject)) is not None:
+            await self._keep(claim)
+        kept = await self._keep(config_map(subject, render(subject)))
+        for manifest in json.loads(kept["data"][MANIFESTS_KEY]):
+            await self._apply(subject, overlaid(manifest, status, pods))
+        return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
+
+    async def _keep(self, wanted: Manifest) -> Manifest:
+        """The object as it is, made if it is not there: what stands in it is decided once."""
+        metadata = wanted["metadata"]
+        found = await self._cluster.get(wanted["apiVersion"], wanted["kind"], metadata["namespace"], metadata["name"])
+        if found is None:
+            found = await self._cluster.create(wanted)
+        elif not is_ours(wanted, found):
+            raise Foreign(f"{wanted['kind']} {metadata['name']} is there already, and not this experiment's")
+        return found
+
+    async def _apply(self, subject: Subject, wanted: Manifest) -> None:
+        metadata = wanted["metadata"]
+        kind, name = wanted["kind"], metadata["name"]
+        key = (subject.uid, kind, name)
+        observed = await self._cluster.get(wanted["apiVersion"], kind, metadata["namespace"], name)
+        what = step(wanted, observed, self._applied.get(key))
+        if what is Step.CONFLICT:
+            raise Foreign(f"{kind} {name} is there already, and not this experiment's")
+        if what is Step.NOTHING:
+            return
+        try:
+            written = await self._cluster.apply(wanted)
+        except Refused:
+            if observed is None:
+                raise
+            written = await self._cluster.replace(whole(wanted, observed))
+        if is_overruled(written):
+            written = await self._cluster.replace(whole(wanted, written))
+        self._applied[key] = applied(wanted, written)
+        _log.info("applied", experiment=str(Key(subject.namespace, subject.name)), kind=kind, name=name)
+
+    async def _remove_pods(self, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> None:
+        """Pods of another attempt, and those whose node does not end them. The fence makes the latter safe: what an
+        earlier attempt still writes is refused."""
+        for pod in pods:
+            if pod["metadata"]["labels"][ROLE_LABEL] == COORDINATOR:
+                continue
+            ending = pod["metadata"].get("deletionTimestamp")
+            if ending is not None:
+                if now > parse_time(ending) + timedelta(seconds=LOST_SECONDS):
+                    await self._cluster.delete(pod, grace_seconds=0)
+            elif attempt_of(pod) not in (0, status.attempt) and status.phase not in TERMINAL:
+                await self._cluster.delete(pod)
+
+    async def _page(
+        self, subject: Subject, status: ExperimentStatus, token: str, now: datetime
+    ) -> Mapping[str, Any] | None:
+        """The coordinator's page, if it is time for one."""
+        if status.phase in TERMINAL and status.training is not None and status.finished_at is not None:
+            if parse_time(status.training.updated_at or status.finished_at) > parse_time(status.finished_at):
+                return None
+        elif status.phase not in (*TERMINAL, "Running"):
+            return None
+        last = self._asked.get(subject.uid)
+        if last is not None and (now - last).total_seconds() < LOOK_SECONDS:
+            return None
+        self._asked[subject.uid] = now
+        return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", token)
+
+    async def _prune(self, subject: Subject, status: ExperimentStatus) -> None:
+        """Remove what earlier generations needed, once this one runs."""
+        ready = statuses.condition(status, READY)
+        if self._pruned.get(subject.uid) == subject.generation or ready is None or ready.status != "True":
+            return
+        wanted = {(each["kind"], each["metadata"]["name"]) for each in render(subject)}
+        wanted.add(("ConfigMap", subject.config_name))
+        for api_version, kind in _PRUNED:
+            for found in await self._cluster.list(api_version, kind, subject.namespace, subject.labels()):
+                owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}
+                if subject.uid in owners and (kind, found["metadata"]["name"]) not in wanted:
+                    await self._cluster.delete(found)
+        self._pruned[subject.uid] = subject.generation
+
+    async def _say(self, document: Manifest, before: ExperimentStatus, status: ExperimentStatus) -> str:
+        """Write the status if it is another than the document has; returns the document's resourceVersion then."""
+        written = statuses.write(status)
+        if written == (document.get("status") or {}):
+            return str(document["metadata"]["resourceVersion"])
+        told = {**document, "status": written}
+        answer = await self._cluster.replace_status(told)
+        document["status"] = written
+        for each in status.conditions:
+            was = statuses.condition(before, each.type)
+            if was is None or (was.status, was.reason) != (each.status, each.reason):
+                await self._announce(document, each.type, each.reason, each.message, each.last_transition_time)
+        return str(answer["metadata"]["resourceVersion"])
+
+    async def _announce(self, document: Manifest, aspect: str, reason: str, message: str, since: str) -> None:
+        """An event for whoever asks ``kubectl describe``. The same news has the same name, and so comes once."""
+        metadata = document["metadata"]
+        mark = digest([metadata["uid"], aspect, reason, since])[:16]
+        stamp = statuses.stamp(self._now())
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{metadata['name']}.{mark}", "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+            },
+            "type": "Warning" if statuses.is_trouble(aspect, reason) else "Normal",
+            "reason": reason,
+            "message": message,
+            "source": {"component": MANAGER},
+            "reportingComponent": MANAGER,
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        try:
+            await self._cluster.create(event)
+        except Conflict:
+            pass
+        except Refused as error:
+            _log.warning("event_refused", reason=reason, error=str(error))

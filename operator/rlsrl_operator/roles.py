@@ -1,0 +1,128 @@
+"""The one table of roles: which object runs each, from which image, and who connects to whom. Pure.
+
+Manifests, NetworkPolicies and status derive from it. Who connects to whom is not written here a second time: a role's
+config says whom its workers look up in the roster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rlsrl.api.placement import COORDINATOR_PORT, STREAMS_PORT
+from rlsrl.api.resolved import ResolvedExperiment, RoleConfig
+from rlsrl.api.spec import RLExperiment
+
+COORDINATOR = "coordinator"
+TRAINER = "trainer"
+ACTOR = "actor"
+
+MEETING_PORT = 29500
+"""Where rank 0's pod lets the gang meet."""
+GRACE_SECONDS = {COORDINATOR: 30, TRAINER: 60}
+"""How long a role's pods may take to end; the trainers store a last checkpoint."""
+DEFAULT_GRACE_SECONDS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """A part that pods play."""
+
+    name: str
+    """Also the name of its config's file."""
+    image: Literal["actor", "learner"]
+    """``learner`` has torch."""
+    workload: Literal["Deployment", "StatefulSet"]
+    """What makes its pods."""
+    config: Callable[[ResolvedExperiment], RoleConfig | None]
+    """What its workers are told; None where the experiment has no such role."""
+    pods: Callable[[RLExperiment, ResolvedExperiment], int]
+    """How many pods there should be while the experiment runs."""
+
+    @property
+    def grace_seconds(self) -> int:
+        """How long its pods may take to end."""
+        return GRACE_SECONDS.get(self.name, DEFAULT_GRACE_SECONDS)
+
+
+ROLES: tuple[Role, ...] = (
+    Role(
+        name=COORDINATOR,
+        image="actor",
+        workload="StatefulSet",
+        config=lambda told: told.coordinator,
+        pods=lambda _, __: 1,
+    ),
+    Role(
+        name=TRAINER,
+        image="learner",
+        workload="StatefulSet",
+        config=lambda told: told.trainer,
+        pods=lambda experiment, _: experiment.spec.trainers.num_pods,
+    ),
+    Role(
+        name="buffer",
+        image="actor",
+        workload="Deployment",
+        config=lambda told: told.buffer,
+        pods=lambda _, told: told.coordinator.num_buffer_workers,
+    ),
+    Role(
+        name="policy",
+        image="learner",
+        workload="Deployment",
+        config=lambda told: told.policy,
+        pods=lambda _, told: told.coordinator.num_policy_workers,
+    ),
+    Role(
+        name=ACTOR,
+        image="actor",
+        workload="Deployment",
+        config=lambda told: told.actor,
+        pods=lambda _, told: told.num_actors,
+    ),
+    Role(
+        name="evaluator",
+        image="actor",
+        workload="Deployment",
+        config=lambda told: told.evaluator,
+        pods=lambda _, told: told.coordinator.num_evaluators,
+    ),
+)
+"""In the order in which they are started."""
+BY_NAME: Mapping[str, Role] = {role.name: role for role in ROLES}
+
+
+def roles_of(told: ResolvedExperiment) -> tuple[Role, ...]:
+    """The roles that the experiment has."""
+    return tuple(role for role in ROLES if role.config(told) is not None)
+
+
+@dataclass(frozen=True, order=True)
+class Connection:
+    """Pods of one role open connections to pods of another."""
+
+    source: str
+    target: str
+    ports: tuple[int, ...]
+    """Empty: any port."""
+
+
+def connections(experiment: RLExperiment, told: ResolvedExperiment) -> tuple[Connection, ...]:
+    """Who connects to whom among the experiment's own pods.
+
+    Ranks on several pods reduce gradients between ports that the kernel chooses: any port, among trainers alone.
+    """
+    stream_ports = {TRAINER: tuple(STREAMS_PORT + rank for rank in range(experiment.spec.trainers.ranks_per_pod))}
+    found = []
+    for role in roles_of(told):
+        config = role.config(told)
+        assert config is not None, "the experiment has the role"  # noqa: S101 - an invariant of our own
+        if role.name != COORDINATOR:
+            found.append(Connection(role.name, COORDINATOR, (COORDINATOR_PORT,)))
+        targets = {address.removeprefix("roster:").partition("/")[0] for address in config.connects_to}
+        found += [Connection(role.name, target, stream_ports.get(target, (STREAMS_PORT,))) for target in targets]
+    if experiment.spec.trainers.num_pods > 1:
+        found.append(Connection(TRAINER, TRAINER, ()))
+    return tuple(sorted(found))

@@ -1,0 +1,176 @@
+"""The experiment's status from what was observed. Pure: it is told the time, and what the status was before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
+from rlsrl_operator.gang import attempt_of, is_ready, parse_time, terminations
+from rlsrl_operator.manifests.pods import CONTAINER
+from rlsrl_operator.manifests.subject import ROLE_LABEL, Subject
+from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
+
+ACCEPTED, READY, GANG_COMPLETE, FINISHED = "Accepted", "Ready", "GangComplete", "Finished"
+TERMINAL: tuple[Phase, ...] = ("Succeeded", "Failed")
+_MESSAGE_LENGTH = 1024
+_STEADY = frozenset({"ContainerCreating", "PodInitializing"})
+"""Reasons for which a container waits that are no trouble."""
+
+
+def read(document: Mapping[str, Any]) -> ExperimentStatus:
+    """The status of an experiment; an empty one for none."""
+    return ExperimentStatus.model_validate(document.get("status") or {}, by_alias=True, by_name=False)
+
+
+def write(status: ExperimentStatus) -> dict[str, Any]:
+    """The status as the API server takes it."""
+    written: dict[str, Any] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return written
+
+
+def stamp(now: datetime) -> str:
+    """A time as Kubernetes writes it."""
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def condition(status: ExperimentStatus, name: str) -> Condition | None:
+    """One aspect."""
+    return next((each for each in status.conditions if each.type == name), None)
+
+
+def with_condition(
+    status: ExperimentStatus,
+    name: str,
+    holds: Literal["True", "False", "Unknown"],
+    reason: str,
+    message: str,
+    *,
+    generation: int,
+    now: datetime,
+) -> ExperimentStatus:
+    """The status with one aspect said anew; since when it holds moves only with whether it holds."""
+    before = condition(status, name)
+    same = before is not None and before.status == holds
+    made = Condition(
+        type=name,
+        status=holds,
+        reason=reason,
+        message=message[:_MESSAGE_LENGTH],
+        last_transition_time=before.last_transition_time if same and before is not None else stamp(now),
+        observed_generation=generation,
+    )
+    others = [each for each in status.conditions if each.type != name]
+    return status.model_copy(update={"conditions": tuple(sorted([*others, made], key=lambda each: each.type))})
+
+
+def failures(status: ExperimentStatus, *, decay_seconds: float, now: datetime) -> tuple[int, datetime]:
+    """Failures that are not forgotten yet, and since when that many: one is forgotten each ``decay_seconds``."""
+    count = status.recent_failures or 0
+    since = parse_time(status.last_failure_at) if status.last_failure_at is not None else now
+    forgotten = min(count, int((now - since).total_seconds() // decay_seconds)) if count else 0
+    return count - forgotten, since + timedelta(seconds=forgotten * decay_seconds)
+
+
+def role_status(pods: Sequence[Manifest], *, replicas: int, selector: Mapping[str, str]) -> RoleStatus:
+    """How many pods of a role there are."""
+    return RoleStatus(
+        replicas=replicas,
+        ready=min(replicas, sum(map(is_ready, pods))),
+        selector=",".join(f"{name}={value}" for name, value in sorted(selector.items())),
+    )
+
+
+def training(page: Mapping[str, Any], now: datetime) -> Training:
+    """The run's numbers from the coordinator's ``/status``."""
+    totals = page.get("totals") or {}
+
+    def whole(name: str) -> int | None:
+        return None if totals.get(name) is None else max(0, round(totals[name]))
+
+    mean = totals.get("return_mean")
+    return Training(
+        env_steps=whole("env_steps"),
+        train_steps=whole("train_steps"),
+        env_steps_per_second=whole("env_steps_per_second"),
+        version=totals.get("version"),
+        policy_lag=whole("policy_lag"),
+        return_mean=None if mean is None else f"{mean:.1f}",
+        updated_at=stamp(now),
+    )
+
+
+def summarize(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest], now: datetime) -> ExperimentStatus:
+    """The status with what the pods show beside the gang's life."""
+    generation, over = subject.generation, status.phase in TERMINAL
+    by_role = {
+        role: [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name]
+        for role in roles_of(subject.told)
+    }
+    counts = {
+        role.name: role_status(
+            found,
+            replicas=0 if over and role.name != COORDINATOR else role.pods(subject.experiment, subject.told),
+            selector=subject.selector(role.name),
+        )
+        for role, found in by_role.items()
+    }
+    status = with_condition(
+        status, ACCEPTED, "True", "Accepted", "every object is as it should be", generation=generation, now=now
+    )
+    missing = [
+        f"{name} {count.ready}/{count.replicas}" for name, count in counts.items() if count.ready < count.replicas
+    ]
+    if over:
+        reason, message = "Finished", "the experiment is over"
+    elif missing:
+        reason, message = blocker(pods, attempt=status.attempt or 1) or ("Starting", "pods are being made")
+        message = f"{', '.join(missing)} ready: {message}"
+    else:
+        reason, message = "Ready", "every pod is ready"
+    holds: Literal["True", "False"] = "False" if over or missing else "True"
+    status = with_condition(status, READY, holds, reason, message, generation=generation, now=now)
+    complete = condition(status, GANG_COMPLETE)
+    running = complete is not None and complete.status == "True"
+    return status.model_copy(
+        update={
+            "phase": status.phase if over else "Running" if running else "Starting",
+            "observed_generation": generation,
+            "actors": counts["actor"],
+            "trainers": counts[TRAINER],
+        }
+    )
+
+
+def is_trouble(aspect: str, reason: str) -> bool:
+    """Whether somebody should look at it."""
+    quiet = {"Starting", "Finished", "Succeeded", "Complete", "Ready", "Accepted"}
+    return reason not in quiet and aspect in (ACCEPTED, READY, GANG_COMPLETE, FINISHED)
+
+
+def blocker(pods: Sequence[Manifest], *, attempt: int) -> tuple[str, str] | None:
+    """The pod that most needs somebody's attention, as a reason and a message; None if none is in the way."""
+    found = [trouble for pod in pods if (trouble := _trouble(pod, attempt)) is not None]
+    return min(found, key=lambda each: each[0] == "Starting", default=None)
+
+
+def _trouble(pod: Manifest, attempt: int) -> tuple[str, str] | None:
+    if is_ready(pod):
+        return None
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    since = pod["metadata"].get("creationTimestamp", "")
+    if attempt_of(pod) not in (0, attempt):
+        return "Starting", f"{name} of attempt {attempt_of(pod)} is ending"
+    for each in status.get("conditions", ()):
+        if each["type"] == "PodScheduled" and each["status"] == "False":
+            return each.get("reason") or "Unschedulable", f"{name}, since {since}: {each.get('message', '')}"
+    for container in status.get("containerStatuses", ()):
+        waiting = container.get("state", {}).get("waiting")
+        if container["name"] == CONTAINER and waiting and waiting.get("reason") not in _STEADY:
+            ended = terminations(pod)
+            said = (ended[0].get("message") or "").strip().splitlines() if ended else []
+            text = said[-1] if said else waiting.get("message", "")
+            return waiting.get("reason") or "Waiting", f"{name}, since {since}: {text}"
+    return "Starting", f"{name} is not ready yet, since {since}"
