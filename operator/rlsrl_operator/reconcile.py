@@ -25,7 +25,7 @@ from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.lifecycle import decide, overlaid
 from rlsrl_operator.manifests import Manifest, Subject, config_map, render, token_secret, volume_claim
 from rlsrl_operator.manifests.config import MANIFESTS_KEY, TOKEN_KEY
-from rlsrl_operator.manifests.subject import EXPERIMENT_LABEL, MANAGER, ROLE_LABEL
+from rlsrl_operator.manifests.subject import MANAGER, ROLE_LABEL
 from rlsrl_operator.numbers import Numbers
 from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole
 from rlsrl_operator.roles import COORDINATOR
@@ -180,7 +180,7 @@ class Reconciler:
         return (parse_time(status.finished_at) + timedelta(seconds=ttl) - now).total_seconds()
 
     async def _pods(self, subject: Subject) -> list[Manifest]:
-        found = await self._cluster.list("v1", "Pod", subject.namespace, {EXPERIMENT_LABEL: subject.name})
+        found = await self._cluster.list("v1", "Pod", subject.namespace, subject.own_labels)
         return [pod for pod in found if ROLE_LABEL in pod["metadata"]["labels"]]
 
     async def _bring_about(self, subject: Subject, status: ExperimentStatus, pods: Sequence[Manifest]) -> str:
@@ -266,7 +266,7 @@ class Reconciler:
         wanted = {(each["kind"], each["metadata"]["name"]) for each in render(subject)}
         wanted.add(("ConfigMap", subject.config_name))
         for api_version, kind in _PRUNED:
-            for found in await self._cluster.list(api_version, kind, subject.namespace, subject.labels()):
+            for found in await self._cluster.list(api_version, kind, subject.namespace, subject.own_labels):
                 owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}
                 if subject.uid in owners and (kind, found["metadata"]["name"]) not in wanted:
                     await self._cluster.delete(found)

@@ -25,14 +25,23 @@ GRACE_SECONDS = {COORDINATOR: 30, TRAINER: 60}
 DEFAULT_GRACE_SECONDS = 30
 
 
+Image = Literal["actor", "learner"]
+"""``learner`` has torch."""
+
+
+def _acting_image(experiment: RLExperiment) -> Image:
+    """Whoever evaluates the policy needs torch, unless the policy exports an actor that does without it."""
+    return "actor" if experiment.spec.policy.network.mlp is not None else "learner"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Role:
     """A part that pods play."""
 
     name: str
     """Also the name of its config's file."""
-    image: Literal["actor", "learner"]
-    """``learner`` has torch."""
+    image: Callable[[RLExperiment], Image]
+    """Which image its pods run."""
     workload: Literal["Deployment", "StatefulSet"]
     """What makes its pods."""
     config: Callable[[ResolvedExperiment], RoleConfig | None]
@@ -49,42 +58,42 @@ class Role:
 ROLES: tuple[Role, ...] = (
     Role(
         name=COORDINATOR,
-        image="actor",
+        image=lambda _: "actor",
         workload="StatefulSet",
         config=lambda told: told.coordinator,
         pods=lambda _, __: 1,
     ),
     Role(
         name=TRAINER,
-        image="learner",
+        image=lambda _: "learner",
         workload="StatefulSet",
         config=lambda told: told.trainer,
         pods=lambda experiment, _: experiment.spec.trainers.num_pods,
     ),
     Role(
         name="buffer",
-        image="actor",
+        image=lambda _: "actor",
         workload="Deployment",
         config=lambda told: told.buffer,
         pods=lambda _, told: told.coordinator.num_buffer_workers,
     ),
     Role(
         name="policy",
-        image="learner",
+        image=lambda _: "learner",
         workload="Deployment",
         config=lambda told: told.policy,
         pods=lambda _, told: told.coordinator.num_policy_workers,
     ),
     Role(
         name=ACTOR,
-        image="actor",
+        image=lambda experiment: "actor" if experiment.spec.policy_workers is not None else _acting_image(experiment),
         workload="Deployment",
         config=lambda told: told.actor,
         pods=lambda _, told: told.num_actors,
     ),
     Role(
         name="evaluator",
-        image="actor",
+        image=_acting_image,
         workload="Deployment",
         config=lambda told: told.evaluator,
         pods=lambda _, told: told.coordinator.num_evaluators,

@@ -33,7 +33,7 @@ def token_secret(subject: Subject, token: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": subject.metadata(subject.name_of("token")),
+        "metadata": subject.metadata(subject.token_name),
         "immutable": True,
         "type": "Opaque",
         "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},

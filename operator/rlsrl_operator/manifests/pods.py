@@ -59,7 +59,7 @@ def _container(subject: Subject, role: Role) -> Manifest:
     images = subject.settings.images
     return {
         "name": CONTAINER,
-        "image": images.actor if role.image == "actor" else images.learner,
+        "image": images.actor if role.image(subject.experiment) == "actor" else images.learner,
         "imagePullPolicy": images.pull_policy,
         "command": _command(subject, role),
         "env": _environment(subject, role),
@@ -170,7 +170,7 @@ def _volumes(subject: Subject, role: Role) -> list[Manifest]:
             "name": "config",
             "configMap": {"name": subject.config_name, "items": [{"key": file, "path": file}], "defaultMode": 0o444},
         },
-        {"name": "token", "secret": {"secretName": subject.name_of("token"), "defaultMode": 0o440}},
+        {"name": "token", "secret": {"secretName": subject.token_name, "defaultMode": 0o440}},
         {"name": "state", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
     ]

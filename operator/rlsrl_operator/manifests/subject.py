@@ -15,6 +15,8 @@ from rlsrl_operator.settings import OperatorSettings
 
 MANAGER = "rlsrl-operator"
 EXPERIMENT_LABEL = "rlsrl.dev/experiment"
+UID_LABEL = "rlsrl.dev/uid"
+"""Tells an experiment from an earlier one of the same name, whose pods may still be ending."""
 ROLE_LABEL = "rlsrl.dev/role"
 ATTEMPT_ANNOTATION = "rlsrl.dev/attempt"
 """On trainer pods: the gang's life that they belong to."""
@@ -57,12 +59,22 @@ class Subject:
 
     @property
     def config_name(self) -> str:
-        """The name of this generation's ConfigMap."""
-        return self.name_of(f"config-{self.generation}")
+        """The name of this generation's ConfigMap. Nodes keep what is immutable by its name, so no two share one."""
+        return self.name_of(f"config-{self.uid[:8]}-{self.generation}")
+
+    @property
+    def token_name(self) -> str:
+        """The name of the token's Secret; see ``config_name``."""
+        return self.name_of(f"token-{self.uid[:8]}")
+
+    @property
+    def own_labels(self) -> dict[str, str]:
+        """The labels that everything of the experiment has, and nothing else."""
+        return {EXPERIMENT_LABEL: self.name, UID_LABEL: self.uid}
 
     def selector(self, role: str) -> dict[str, str]:
         """The labels that a role's pods are found by."""
-        return {EXPERIMENT_LABEL: self.name, ROLE_LABEL: role}
+        return {**self.own_labels, ROLE_LABEL: role}
 
     def labels(self, role: str | None = None) -> dict[str, str]:
         """The labels of an object."""
@@ -71,7 +83,7 @@ class Subject:
             "app.kubernetes.io/instance": self.name,
             "app.kubernetes.io/managed-by": MANAGER,
             **({} if role is None else {"app.kubernetes.io/component": role}),
-            **(self.selector(role) if role else {EXPERIMENT_LABEL: self.name}),
+            **(self.selector(role) if role else self.own_labels),
         }
 
     def metadata(self, name: str, role: str | None = None, *, owned: bool = True) -> Manifest:
