@@ -73,8 +73,6 @@ class OperatorSettings(Model):
     """By role; ``default`` for those that are not named."""
     network_policies: NetworkPolicies = NetworkPolicies()
     """Who may connect to the experiments' pods."""
-    cluster_domain: Text = "cluster.local"
-    """The cluster's DNS domain."""
 
     def defaults_of(self, role: str) -> PodDefaults:
         """What pods of a role get."""

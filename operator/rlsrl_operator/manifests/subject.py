@@ -93,5 +93,5 @@ class Subject:
             "name": name,
             "namespace": self.namespace,
             "labels": self.labels(role),
-            **({"ownerReferences": [{**owner, "blockOwnerDeletion": True}]} if owned else {}),
+            **({"ownerReferences": [owner]} if owned else {}),
         }
