@@ -13,6 +13,16 @@ from rlsrl.testing.s3_server import S3Server
 REPOSITORY = Path(__file__).parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="put what tests/golden sees on record")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be written instead of compared with."""
+    return bool(request.config.getoption("update_golden"))
+
+
 @pytest.fixture(scope="session")
 def s3_server_binary() -> Path:
     """The real S3 server, which `make test` builds once; without it these tests fail, they are not skipped."""

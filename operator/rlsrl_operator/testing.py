@@ -1,0 +1,81 @@
+"""Experiments, settings and pods for tests of the operator, which alone use it: what a cluster shows, without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlsrl.api.load import load_text
+from rlsrl_operator.manifests.pods import CONTAINER
+from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, GENERATION_ANNOTATION, ROLE_LABEL, Subject
+from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.roles import TRAINER
+from rlsrl_operator.settings import Images, OperatorSettings
+
+UID = "0b1e5a7c-6d0f-4a53-9f41-8f1d3f0c2a10"
+"""The ``metadata.uid`` of the experiments."""
+SETTINGS = OperatorSettings(images=Images(actor="registry.example/actor:1", learner="registry.example/learner:1"))
+"""As little as an administrator can say."""
+
+
+def subject_of(
+    document: Mapping[str, Any], *, settings: OperatorSettings = SETTINGS, generation: int = 1, uid: str = UID
+) -> Subject:
+    """What manifests of the experiment in a document are made from."""
+    return Subject(
+        experiment=load_text(json.dumps(document)),
+        namespace="research",
+        uid=uid,
+        generation=generation,
+        settings=settings,
+    )
+
+
+def pod(
+    role: str = TRAINER,
+    index: int = 0,
+    *,
+    ready: bool = True,
+    created: str = "2026-01-01T00:00:00Z",
+    deleted: str | None = None,
+    attempt: int = 1,
+    generation: int = 1,
+    restarts: int = 0,
+    state: Manifest | None = None,
+    last_state: Manifest | None = None,
+    conditions: Sequence[Manifest] = (),
+    **status: Any,
+) -> Manifest:
+    """A pod as the API server shows it; ``status`` is what else its status has, ``phase`` for example."""
+    is_trainer = role == TRAINER
+    container = {"name": CONTAINER, "restartCount": restarts, "state": state or {"running": {}}}
+    return {
+        "metadata": {
+            "name": f"a-{role}-{index}",
+            "labels": {ROLE_LABEL: role, **({"apps.kubernetes.io/pod-index": str(index)} if is_trainer else {})},
+            "annotations": {
+                GENERATION_ANNOTATION: str(generation),
+                **({ATTEMPT_ANNOTATION: str(attempt)} if is_trainer else {}),
+            },
+            "creationTimestamp": created,
+            **({"deletionTimestamp": deleted} if deleted else {}),
+        },
+        "status": {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}, *conditions],
+            "containerStatuses": [{**container, **({"lastState": last_state} if last_state else {})}],
+            **status,
+        },
+    }
+
+
+def ended(exit_code: int, message: str = "") -> Manifest:
+    """The state of a container that ended."""
+    reason = "Error" if exit_code else "Completed"
+    return {"terminated": {"exitCode": exit_code, "reason": reason, **({"message": message} if message else {})}}
+
+
+def waiting(reason: str, message: str = "") -> Manifest:
+    """The state of a container that does not run yet, or not again yet."""
+    return {"waiting": {"reason": reason, **({"message": message} if message else {})}}

@@ -1,0 +1,118 @@
+"""What the operator makes of four experiments, as YAML for people to read.
+
+A diff is what users get with new experiments and with the next edit of theirs: what runs keeps the manifests that it was
+started with. Where it is meant, ``python -m pytest tests/golden --update-golden`` puts it on record.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlsrl.api.load import load_file
+from rlsrl.api.status import ExperimentStatus
+from rlsrl_operator.lifecycle import overlaid
+from rlsrl_operator.manifests import Manifest, Subject, config_map, render, token_secret, volume_claim
+from rlsrl_operator.manifests.config import MANIFESTS_KEY
+from rlsrl_operator.settings import read_settings
+from rlsrl_operator.testing import UID, pod
+
+GOLDEN = Path(__file__).parent / "manifests"
+CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+STATES = {
+    "attempt 3": (ExperimentStatus(phase="Running", attempt=3), [pod(attempt=3)]),
+    "over, trainers still end": (ExperimentStatus(phase="Succeeded", attempt=3), [pod(attempt=3)]),
+    "over": (ExperimentStatus(phase="Succeeded", attempt=3), [pod("coordinator"), pod("actor")]),
+}
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes text of several lines as it is read, and everything where it stands."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def subject(case: str) -> Subject:
+    own = GOLDEN / case / "settings.yaml"
+    return Subject(
+        experiment=load_file(GOLDEN / case / "experiment.yaml"),
+        namespace="research",
+        uid=UID,
+        generation=1,
+        settings=read_settings(own if own.exists() else GOLDEN / "settings.yaml"),
+    )
+
+
+def objects(case: str) -> list[Manifest]:
+    """All objects in the order in which they are made; the ConfigMap without its copy of those that follow it."""
+    about = subject(case)
+    rendered = render(about)
+    told = config_map(about, rendered)
+    assert json.loads(told["data"].pop(MANIFESTS_KEY)) == rendered
+    claim = volume_claim(about)
+    return [token_secret(about, "a-fixed-token"), *([] if claim is None else [claim]), told, *rendered]
+
+
+def changes(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted({*before, *after}):
+            yield from changes(before.get(name), after.get(name), f"{path}.{name}" if path else name)
+    elif before != after:
+        yield path, after
+
+
+def overlays() -> dict[str, Any]:
+    """By case and state: what differs then from the objects as they are rendered."""
+    return {
+        case: {
+            state: {
+                f"{manifest['kind']} {manifest['metadata']['name']}": differs
+                for manifest in render(subject(case))
+                if (differs := dict(changes(manifest, overlaid(manifest, status, pods))))
+            }
+            for state, (status, pods) in STATES.items()
+        }
+        for case in CASES
+    }
+
+
+def check(path: Path, made: str, update: bool) -> None:
+    if update:
+        path.write_text(made, encoding="utf-8")
+    recorded = path.read_text(encoding="utf-8") if path.exists() else ""
+    if made != recorded:
+        diff = difflib.unified_diff(recorded.splitlines(), made.splitlines(), "on record", "made now", lineterm="", n=6)
+        pytest.fail("\n".join([f"{path.relative_to(GOLDEN)}: {__doc__}", *diff]), pytrace=False)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_objects_are_those_on_record(case: str, update_golden: bool) -> None:
+    text = yaml.dump_all(objects(case), Dumper=Dumper, sort_keys=False, width=118)
+    assert list(yaml.safe_load_all(text)) == objects(case)
+    check(GOLDEN / case / "objects.yaml", text, update_golden)
+
+
+def test_what_changes_with_the_state_is_on_record(update_golden: bool) -> None:
+    check(GOLDEN / "overlaid.yaml", yaml.dump(overlays(), Dumper=Dumper, sort_keys=False, width=118), update_golden)
+
+
+def test_a_diff_says_what_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "GOLDEN", tmp_path)
+    (tmp_path / "objects.yaml").write_text("replicas: 1\n")
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)objects.yaml.*--update-golden.*-replicas: 1\n\+replicas: 2"):
+        check(tmp_path / "objects.yaml", "replicas: 2\n", update=False)
+    check(tmp_path / "objects.yaml", "replicas: 2\n", update=True)
+    check(tmp_path / "objects.yaml", "replicas: 2\n", update=False)

@@ -1,0 +1,413 @@
+"""What holds of every experiment's manifests, whatever it is: beside the golden files, which show what they are."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlsrl.api.load import SpecError, load_file
+from rlsrl.testing.documents import Document, minimal, variation
+from rlsrl_operator.manifests import Manifest, Subject, config_map, render, token_secret, volume_claim
+from rlsrl_operator.manifests.config import MANIFESTS_KEY
+from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
+from rlsrl_operator.settings import NetworkPolicies, OperatorSettings, PodDefaults, read_settings
+from rlsrl_operator.testing import SETTINGS, UID, subject_of
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "manifests"
+SEEDS = st.integers(0, 2**32)
+OPERATOR = {"podSelector": {"matchLabels": {"app": "operator"}}}
+SCRAPER = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+OPEN_SETTINGS = SETTINGS.model_copy(
+    update={"network_policies": NetworkPolicies(operator=OPERATOR, scrapers=(SCRAPER,), dns={"podSelector": {}})}
+)
+VOLUMES_OF_THE_PROFILE = {
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"),
+}
+
+
+def document_of(seed: int) -> Document:
+    """A variation, with several ranks and GPUs where it stays legal with them."""
+    rng = random.Random(seed)
+    document = variation(rng)
+    several = copy.deepcopy(document)
+    ranks = rng.choice([2, 4, 8])
+    several["spec"]["trainers"] |= {"replicas": ranks, "gpusPerPod": rng.choice([0, 1, 2, ranks])}
+    several["spec"]["pacing"]["maxPolicyLag"] = 64
+    several["spec"]["algorithm"]["ppo"]["minibatchSize"] *= ranks
+    try:
+        subject_of(several)
+    except SpecError:
+        return document
+    return several
+
+
+def golden(case: str) -> Subject:
+    return Subject(
+        experiment=load_file(GOLDEN / case / "experiment.yaml"),
+        namespace="research",
+        uid=UID,
+        generation=1,
+        settings=OPEN_SETTINGS,
+    )
+
+
+GOLDEN_SUBJECTS = [golden(path.name) for path in sorted(GOLDEN.iterdir()) if path.is_dir()]
+
+
+def of_any_subject(test: Callable[[Subject], None]) -> Callable[[], None]:
+    """Run the test with the golden experiments and with variations."""
+
+    def run() -> None:
+        for subject in GOLDEN_SUBJECTS:
+            test(subject)
+
+        @settings(max_examples=40, deadline=None)
+        @given(SEEDS)
+        def vary(seed: int) -> None:
+            test(subject_of(document_of(seed), settings=OPEN_SETTINGS))
+
+        vary()
+
+    run.__name__ = test.__name__
+    return run
+
+
+def everything(subject: Subject) -> list[Manifest]:
+    rendered = render(subject)
+    claim = volume_claim(subject)
+    made = [token_secret(subject, "token"), config_map(subject, rendered), *rendered]
+    return made if claim is None else [*made, claim]
+
+
+def workloads(subject: Subject) -> dict[str, Manifest]:
+    """By role."""
+    found = [each for each in render(subject) if each["kind"] in ("Deployment", "StatefulSet")]
+    return {each["metadata"]["labels"]["rlsrl.dev/role"]: each for each in found}
+
+
+def container(workload: Manifest) -> Manifest:
+    (only,) = workload["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def ports(workload: Manifest, prefix: str = "") -> set[int]:
+    """Those that the container declares under a name that begins so."""
+    return {each["containerPort"] for each in container(workload)["ports"] if each["name"].startswith(prefix)}
+
+
+def faults_of_restricted(pod: Manifest) -> Iterator[str]:
+    """What the Pod Security profile ``restricted`` finds wrong with a pod's spec, each of its controls in turn."""
+    own = pod.get("securityContext", {})
+    yield from (name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name))
+    yield from (name for name in ("sysctls", "seLinuxOptions", "windowsOptions", "appArmorProfile") if own.get(name))
+    for volume in pod.get("volumes", ()):
+        yield from (f"volume of type {kind}" for kind in set(volume) - {"name"} - VOLUMES_OF_THE_PROFILE)
+    for each in (*pod["containers"], *pod.get("initContainers", ()), *pod.get("ephemeralContainers", ())):
+        context = {**own, **each.get("securityContext", {})}
+        if context.get("privileged"):
+            yield "privileged"
+        if context.get("procMount", "Default") != "Default":
+            yield "procMount"
+        if any(port.get("hostPort") for port in each.get("ports", ())):
+            yield "hostPort"
+        if context.get("allowPrivilegeEscalation") is not False:
+            yield "allowPrivilegeEscalation"
+        if context.get("runAsNonRoot") is not True or context.get("runAsUser") == 0:
+            yield "runs as root"
+        if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            yield "seccompProfile"
+        capabilities = context.get("capabilities", {})
+        if "ALL" not in capabilities.get("drop", ()) or set(capabilities.get("add", ())) - {"NET_BIND_SERVICE"}:
+            yield "capabilities"
+
+
+@of_any_subject
+def test_every_pod_satisfies_the_restricted_profile(subject: Subject) -> None:
+    for role, workload in workloads(subject).items():
+        pod = workload["spec"]["template"]["spec"]
+        assert list(faults_of_restricted(pod)) == [], role
+        assert container(workload)["securityContext"]["readOnlyRootFilesystem"] is True
+        assert pod["automountServiceAccountToken"] is False, "no pod of ours talks to the API server"
+
+
+@pytest.mark.parametrize(
+    ("fault", "change"),
+    [
+        ("hostNetwork", {"hostNetwork": True}),
+        ("volume of type hostPath", {"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}),
+        ("runs as root", {"securityContext": {"seccompProfile": {"type": "RuntimeDefault"}}}),
+        ("seccompProfile", {"securityContext": {"runAsNonRoot": True}}),
+        ("capabilities", {"containers": [{"securityContext": {"allowPrivilegeEscalation": False}}]}),
+        ("allowPrivilegeEscalation", {"containers": [{"securityContext": {"capabilities": {"drop": ["ALL"]}}}]}),
+    ],
+)
+def test_the_check_of_the_profile_finds(fault: str, change: dict[str, Any]) -> None:
+    pod = workloads(subject_of(minimal()))[TRAINER]["spec"]["template"]["spec"]
+    assert fault in set(faults_of_restricted(pod | change))
+
+
+def option(workload: Manifest, name: str) -> str:
+    command = container(workload)["command"]
+    return str(command[command.index(name) + 1])
+
+
+@of_any_subject
+def test_gpus_ranks_and_ports_of_a_trainer_pod_are_as_many(subject: Subject) -> None:
+    trainers, workload = subject.experiment.spec.trainers, workloads(subject)[TRAINER]
+    ranks = int(option(workload, "--ranks"))
+    limits = container(workload)["resources"].get("limits", {})
+    assert limits == ({trainers.gpu_resource: str(ranks)} if trainers.gpus_per_pod else {})
+    assert len(ports(workload, "streams")) == len(ports(workload, "http")) == ranks
+    assert workload["spec"]["replicas"] == int(option(workload, "--machines")) == trainers.replicas / ranks
+
+
+def test_gpus_stand_beside_the_administrators_limits_and_only_at_the_trainers() -> None:
+    resources = {"requests": {"cpu": "2"}, "limits": {"memory": "64Gi", "nvidia.com/gpu": "7"}}
+    document = minimal()
+    document["spec"]["trainers"] = {"gpusPerPod": 1}
+    given_settings = SETTINGS.model_copy(update={"roles": {"default": PodDefaults(resources=resources)}})
+    made = workloads(subject_of(document, settings=given_settings))
+    limits = {"memory": "64Gi", "nvidia.com/gpu": "1"}
+    assert container(made[TRAINER])["resources"] == {"requests": {"cpu": "2"}, "limits": limits}
+    assert container(made["actor"])["resources"] == resources
+    assert resources["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "7"}, "settings are nobody's to change"
+
+
+def allowed(subject: Subject, direction: str, peers: str) -> set[tuple[str, str, int | None]]:
+    """(source, target, port) of the experiment's own pods that the policies of one direction allow; None: any port."""
+    found = set()
+    for policy in (each for each in render(subject) if each["kind"] == "NetworkPolicy"):
+        role = policy["metadata"]["labels"]["rlsrl.dev/role"]
+        assert policy["spec"]["podSelector"] == {"matchLabels": subject.selector(role)}
+        assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+        for rule in policy["spec"][direction]:
+            for peer in rule.get(peers, ()):
+                if (labels := peer.get("podSelector", {}).get("matchLabels", {})).get("rlsrl.dev/role"):
+                    assert set(peer) == {"podSelector"}, "in the experiment's namespace"
+                    assert labels == subject.selector(labels["rlsrl.dev/role"])
+                    other = labels["rlsrl.dev/role"]
+                    ends = (other, role) if direction == "ingress" else (role, other)
+                    found |= {(*ends, port["port"]) for port in rule.get("ports", ())} or {(*ends, None)}
+    return found
+
+
+@of_any_subject
+def test_the_policies_allow_every_connection_of_the_configs_and_nothing_else(subject: Subject) -> None:
+    made, connections = workloads(subject), set()
+    for role in roles_of(subject.told):
+        config = role.config(subject.told)
+        assert config is not None
+        if role.name != COORDINATOR:
+            connections |= {(role.name, COORDINATOR, port) for port in ports(made[COORDINATOR], "coordinator")}
+        for address in config.connects_to:
+            target = address.removeprefix("roster:").partition("/")[0]
+            connections |= {(role.name, target, port) for port in ports(made[target], "streams")}
+    if made[TRAINER]["spec"]["replicas"] > 1:
+        connections.add((TRAINER, TRAINER, None))
+    assert allowed(subject, "ingress", "from") == connections
+    assert allowed(subject, "egress", "to") == connections
+
+
+@of_any_subject
+def test_every_port_that_a_policy_opens_is_one_that_the_container_declares(subject: Subject) -> None:
+    made = workloads(subject)
+    policies = {
+        each["metadata"]["labels"]["rlsrl.dev/role"]: each for each in render(subject) if "ingress" in each["spec"]
+    }
+    assert set(policies) == set(made)
+    for role, policy in policies.items():
+        opened = {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())}
+        assert opened == ports(made[role]) - (ports(made[role], "streams") - used(subject, role))
+        scraped = [rule for rule in policy["spec"]["ingress"] if rule["from"] == [SCRAPER]]
+        assert [{port["port"] for port in rule["ports"]} for rule in scraped] == [ports(made[role], "http")]
+        asked = [rule for rule in policy["spec"]["ingress"] if rule["from"] == [OPERATOR]]
+        assert len(asked) == (role == COORDINATOR)
+
+
+def used(subject: Subject, role: str) -> set[int]:
+    """Ports at which some other role looks for this one."""
+    return {port for _, target, port in allowed(subject, "egress", "to") if target == role and port is not None}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        (None, 443),
+        ("https://s3.example.com", 443),
+        ("http://s3.example.com/path", 80),
+        ("http://s3.example.com:9000", 9000),
+        ("https://[2001:db8::1]:9443", 9443),
+    ],
+)
+def test_the_store_is_reached_by_whom_it_concerns(endpoint: str | None, port: int) -> None:
+    document = minimal()
+    store = {"url": "s3://bucket/prefix", **({} if endpoint is None else {"endpoint": endpoint})}
+    document["spec"] |= {"parameters": {"store": {"objectStore": store}}, "evaluators": {}, "bufferWorkers": {}}
+    policies = [each for each in render(subject_of(document)) if each["kind"] == "NetworkPolicy"]
+    outside = {
+        each["metadata"]["labels"]["rlsrl.dev/role"]: [
+            rule["ports"] for rule in each["spec"]["egress"] if "to" not in rule
+        ]
+        for each in policies
+    }
+    reached = [[{"port": port, "protocol": "TCP"}]]
+    assert outside == {COORDINATOR: reached, TRAINER: reached, "evaluator": reached, "actor": [], "buffer": []}
+
+
+def test_without_policies_none_is_made() -> None:
+    closed = SETTINGS.model_copy(update={"network_policies": NetworkPolicies(enabled=False)})
+    assert {each["kind"] for each in render(subject_of(minimal(), settings=closed))} == {
+        *("Service", "StatefulSet", "Deployment"),
+    }
+
+
+@of_any_subject
+def test_names_fit_with_the_longest_experiment_name(subject: Subject) -> None:
+    longest = subject.experiment.model_copy(
+        update={"metadata": subject.experiment.metadata.model_copy(update={"name": "a" + "-b" * 19 + "c"})}
+    )
+    about = Subject(experiment=longest, namespace="n", uid=subject.uid, generation=999_999, settings=subject.settings)
+    assert len(about.name) == 40
+    made = everything(about)
+    names = [(each["kind"], each["metadata"]["name"]) for each in made]
+    assert len(set(names)) == len(names)
+    for kind, name in names:
+        # A StatefulSet's name and a hash of ten are a label of its pods.
+        assert len(name) <= (63 - len("-0123456789") if kind == "StatefulSet" else 63), name
+        assert name.startswith(about.name)
+    for workload in workloads(about).values():
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert all(len(value) <= 63 for value in labels.values())
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert all(len(each["name"]) <= 15 for each in container(workload)["ports"])
+        declared = [each["containerPort"] for each in container(workload)["ports"]]
+        assert len(set(declared)) == len(declared)
+
+
+@of_any_subject
+def test_whatever_a_pod_names_is_made(subject: Subject) -> None:
+    made = {(each["kind"], each["metadata"]["name"]): each for each in everything(subject)}
+    for role, workload in workloads(subject).items():
+        for volume in workload["spec"]["template"]["spec"]["volumes"]:
+            if "configMap" in volume:
+                told = made["ConfigMap", volume["configMap"]["name"]]
+                assert {item["key"] for item in volume["configMap"]["items"]} == {f"{role}.json"} <= set(told["data"])
+            if "secret" in volume:
+                assert ("Secret", volume["secret"]["secretName"]) in made
+            if "persistentVolumeClaim" in volume:
+                assert role == COORDINATOR, "the only mounter"
+                assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in made
+        mounted = {each["name"]: each["mountPath"] for each in container(workload)["volumeMounts"]}
+        assert set(mounted) == {each["name"] for each in workload["spec"]["template"]["spec"]["volumes"]}
+        assert option(workload, "--config") == f"{mounted['config']}/{role}.json"
+        if workload["kind"] == "StatefulSet":
+            assert ("Service", workload["spec"]["serviceName"]) in made
+
+
+@of_any_subject
+def test_workers_read_what_they_are_told_and_no_secret_stands_in_it(subject: Subject) -> None:
+    rendered = render(subject)
+    told = config_map(subject, rendered)
+    assert json.loads(told["data"][MANIFESTS_KEY]) == rendered
+    for role in roles_of(subject.told):
+        config = role.config(subject.told)
+        assert config is not None
+        assert type(config).from_json(told["data"][f"{role.name}.json"]) == config
+    assert set(told["data"]) == {MANIFESTS_KEY, *(f"{role.name}.json" for role in roles_of(subject.told))}
+
+
+@of_any_subject
+def test_everything_goes_with_its_experiment_but_a_volume_that_is_kept(subject: Subject) -> None:
+    for each in everything(subject):
+        owners = each["metadata"].get("ownerReferences", [])
+        kept = subject.experiment.spec.parameters.store.filesystem
+        if each["kind"] == "PersistentVolumeClaim" and kept is not None and kept.when_deleted == "Retain":
+            assert owners == []
+        else:
+            assert [(owner["kind"], owner["uid"], owner["controller"]) for owner in owners] == [
+                ("RLExperiment", subject.uid, True)
+            ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS)
+def test_rendering_again_gives_the_same(seed: int) -> None:
+    once, again = (everything(subject_of(document_of(seed))) for _ in range(2))
+    assert json.dumps(once) == json.dumps(again)
+
+
+def test_rendering_in_another_process_gives_the_same() -> None:
+    """Sets have another order there."""
+    program = (
+        "import json, sys\n"
+        "from rlsrl_operator.manifests import render; from rlsrl_operator.testing import subject_of\n"
+        "print(json.dumps(render(subject_of(json.loads(sys.argv[1])))))\n"
+        "heavy = {'kopf', 'kubernetes', 'aiohttp', 'torch', 'numpy', 'grpc'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    document = minimal()
+    document["spec"] |= {"policyWorkers": {}, "bufferWorkers": {}, "evaluators": {}, "trainers": {"replicas": 2}}
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program, json.dumps(document)],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert printed == {json.dumps(render(subject_of(document))) + "\n"}
+
+
+def test_another_generation_has_another_config_map_and_its_pods_say_so() -> None:
+    first, second = (subject_of(minimal(), generation=generation) for generation in (1, 2))
+    assert first.config_name != second.config_name
+    for role, workload in workloads(second).items():
+        template = workload["spec"]["template"]
+        assert template["metadata"]["annotations"]["rlsrl.dev/generation"] == "2", role
+    assert first.token_name == second.token_name
+
+
+def test_settings_reach_the_pods_of_their_role() -> None:
+    administrators: OperatorSettings = read_settings(GOLDEN / "gpus" / "settings.yaml")
+    document = minimal()
+    made = workloads(subject_of(document, settings=administrators))
+    trainer, actor = (made[role]["spec"]["template"]["spec"] for role in (TRAINER, "actor"))
+    assert trainer["priorityClassName"] == "training"
+    assert trainer["nodeSelector"] == {"accelerator": "mi300"}
+    assert {"name": "NCCL_DEBUG", "value": "WARN"} in trainer["containers"][0]["env"]
+    assert {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in trainer["tolerations"]
+    assert not {"priorityClassName", "nodeSelector", "affinity"} & set(actor)
+    assert trainer["imagePullSecrets"] == actor["imagePullSecrets"] == [{"name": "registry"}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "images"),
+    [
+        ({}, {"actor": "actor", "evaluator": "actor", TRAINER: "learner", COORDINATOR: "actor"}),
+        ({"policy": {"network": {"cnn": {}}}}, {"actor": "learner", "evaluator": "learner"}),
+        (
+            {"policy": {"network": {"cnn": {}}}, "policyWorkers": {}, "bufferWorkers": {}},
+            {"actor": "actor", "policy": "learner", "buffer": "actor", "evaluator": "learner"},
+        ),
+    ],
+)
+def test_who_evaluates_a_network_that_needs_torch_has_it(spec: dict[str, Any], images: dict[str, str]) -> None:
+    document = minimal()
+    document["spec"] |= {"evaluators": {}, **spec}
+    made = workloads(subject_of(document))
+    assert {role: container(made[role])["image"] for role in images} == {
+        role: f"registry.example/{image}:1" for role, image in images.items()
+    }
