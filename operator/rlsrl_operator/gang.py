@@ -61,9 +61,12 @@ def judge(pods: Sequence[Manifest], life: Life) -> Verdict:
         return Verdict(done=True)
     if any(generation_of(pod) != life.generation for pod in ours):
         return Verdict(loss=Loss(message="the experiment was edited", counts=False))
-    loss = next((found for pod in ours if (found := _loss(pod, life)) is not None), None)
-    if loss is None and life.complete_since is not None and len(ours) < life.num_pods:
-        loss = Loss(message=f"{life.num_pods - len(ours)} of {life.num_pods} trainer pods are gone", counts=True)
+    # One that has to make room takes the others with it, and they may have ended before it has.
+    displaced = [pod for pod in ours if _is_displaced(pod)]
+    why = next((found for pod in (*displaced, *ours) if (found := _end(pod, life)) is not None), None)
+    if why is None and life.complete_since is not None and len(ours) < life.num_pods:
+        why = f"{life.num_pods - len(ours)} of {life.num_pods} trainer pods are gone"
+    loss = None if why is None else Loss(message=why, counts=not displaced)
     return Verdict(loss=loss, complete=len(ours) == life.num_pods and all(map(is_ready, ours)))
 
 
@@ -110,29 +113,33 @@ def configuration_error(pods: Sequence[Manifest]) -> tuple[str, str] | None:
     return None
 
 
-def _loss(pod: Manifest, life: Life) -> Loss | None:
+def _end(pod: Manifest, life: Life) -> str | None:
+    """How the pod ended its attempt, if it did."""
     name = pod["metadata"]["name"]
     status = pod.get("status", {})
-    displaced = status.get("reason") in _DISPLACED or any(
-        each["type"] == "DisruptionTarget" and each["status"] == "True" for each in status.get("conditions", ())
-    )
     ended = terminations(pod)
     # Ranks end together; whether the others' quiet end is the run's, rank 0 says.
     if failed := [each for each in ended if each.get("exitCode") or _is_first(pod)]:
         how, code = failed[0].get("reason") or "Error", failed[0].get("exitCode")
-        return Loss(message=f"{name} ended: {how}, exit code {code}{_said(failed[0])}", counts=not displaced)
+        return f"{name} ended: {how}, exit code {code}{_said(failed[0])}"
     if restarts(pod) and not ended:
-        return Loss(message=f"the worker of {name} was started again", counts=not displaced)
+        return f"the worker of {name} was started again"
     if status.get("phase") in ("Failed", "Succeeded"):
-        why = status.get("reason") or status["phase"]
-        return Loss(message=f"{name} ended: {why}", counts=not displaced)
+        return f"{name} ended: {status.get('reason') or status['phase']}"
     if life.complete_since is None:
         return None
     if "deletionTimestamp" in pod["metadata"]:
-        return Loss(message=f"{name} was deleted", counts=not displaced)
+        return f"{name} was deleted"
     if parse_time(pod["metadata"]["creationTimestamp"]) > life.complete_since:
-        return Loss(message=f"{name} was replaced", counts=True)
+        return f"{name} was replaced"
     return None
+
+
+def _is_displaced(pod: Manifest) -> bool:
+    status = pod.get("status", {})
+    return status.get("reason") in _DISPLACED or any(
+        each["type"] == "DisruptionTarget" and each["status"] == "True" for each in status.get("conditions", ())
+    )
 
 
 def _is_first(pod: Manifest) -> bool:

@@ -36,7 +36,7 @@ def pod(
     role: str = TRAINER,
     index: int = 0,
     *,
-    ready: bool = True,
+    ready: bool | None = None,
     created: str = "2026-01-01T00:00:00Z",
     deleted: str | None = None,
     attempt: int = 1,
@@ -47,7 +47,8 @@ def pod(
     conditions: Sequence[Manifest] = (),
     **status: Any,
 ) -> Manifest:
-    """A pod as the API server shows it; ``status`` is what else its status has, ``phase`` for example."""
+    """A pod as the API server shows it, ready if it runs; ``status`` is what else its status has."""
+    is_ready = state is None if ready is None else ready
     is_trainer = role == TRAINER
     container = {"name": CONTAINER, "restartCount": restarts, "state": state or {"running": {}}}
     return {
@@ -63,7 +64,7 @@ def pod(
         },
         "status": {
             "phase": "Running",
-            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}, *conditions],
+            "conditions": [{"type": "Ready", "status": "True" if is_ready else "False"}, *conditions],
             "containerStatuses": [{**container, **({"lastState": last_state} if last_state else {})}],
             **status,
         },

@@ -1,6 +1,6 @@
 """What the operator makes of four experiments, as YAML for people to read.
 
-A diff is what users get with new experiments and with the next edit of theirs: what runs keeps the manifests that it was
+A diff is what users get with new experiments and with the next edit of theirs: what runs keeps the manifests it was
 started with. Where it is meant, ``python -m pytest tests/golden --update-golden`` puts it on record.
 """
 

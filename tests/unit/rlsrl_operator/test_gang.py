@@ -1,0 +1,169 @@
+"""What the trainers' pods show of an attempt, case by case."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from rlsrl_operator.gang import Life, Loss, Verdict, configuration_error, judge, restarts
+from rlsrl_operator.manifests import Manifest
+from rlsrl_operator.testing import ended, pod, waiting
+
+BEFORE, SINCE, AFTER = "2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 1, tzinfo=UTC), "2026-01-01T00:02:00Z"
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+
+
+def gang(*, complete: bool = True, num_pods: int = 2) -> Life:
+    return Life(attempt=2, generation=3, num_pods=num_pods, complete_since=SINCE if complete else None)
+
+
+def ours(index: int = 0, **about: Any) -> Manifest:
+    return pod(index=index, **({"attempt": 2, "generation": 3} | about))
+
+
+def pair(**about: Any) -> list[Manifest]:
+    """Rank 0's pod as it should be, and another."""
+    return [ours(), ours(1, **about)]
+
+
+def lost(message: str, *, counts: bool = True) -> Loss:
+    return Loss(message=message, counts=counts)
+
+
+ALIVE: dict[str, tuple[list[Manifest], Verdict]] = {
+    "all are ready": (pair(), Verdict(complete=True)),
+    "one is not ready": (pair(ready=False), Verdict()),
+    "rank 0 has its result": ([ours(state=ended(0, "done\n")), ours(1)], Verdict(done=True)),
+    "rank 0 had its result and was started again": (
+        [ours(restarts=1, last_state=ended(0, "done"), ready=False), ours(1)],
+        Verdict(done=True),
+    ),
+    "it has its result, whatever became of the others": (
+        [ours(state=ended(0, "done")), ours(1, state=ended(1))],
+        Verdict(done=True),
+    ),
+    "it has its result, and the experiment was edited since": (
+        [ours(state=ended(0, "done"), generation=2)],
+        Verdict(done=True),
+    ),
+    "another's quiet end is no loss": (pair(state=ended(0), ready=False), Verdict()),
+    "another's quiet end and start is none either": (pair(restarts=1, last_state=ended(0), ready=False), Verdict()),
+    "another rank's word counts for nothing": (pair(state=ended(0, "done"), ready=False), Verdict()),
+    "pods of an older attempt are ignored": (
+        [*pair(), pod(index=2, attempt=1, generation=3, state=ended(1)), pod(index=3, attempt=1, deleted=AFTER)],
+        Verdict(complete=True),
+    ),
+    "a result of an older attempt is none": (
+        [pod(attempt=1, generation=3, state=ended(0, "done")), *pair()],
+        Verdict(complete=True),
+    ),
+}
+LOST = {
+    "failed": (
+        pair(state=ended(1, "Traceback\nValueError: x")),
+        lost("a-trainer-1 ended: Error, exit code 1: ValueError: x"),
+    ),
+    "failed and was started again": (
+        pair(restarts=1, last_state=ended(137), ready=False),
+        lost("a-trainer-1 ended: Error, exit code 137"),
+    ),
+    "rank 0 ended without a result": (
+        [ours(state=ended(0)), ours(1)],
+        lost("a-trainer-0 ended: Completed, exit code 0"),
+    ),
+    "rank 0 said something else": (
+        [ours(state=ended(0, "nearly done")), ours(1)],
+        lost("a-trainer-0 ended: Completed, exit code 0: nearly done"),
+    ),
+    "rank 0 failed while it said that it was done": (
+        [ours(state=ended(1, "done")), ours(1)],
+        lost("a-trainer-0 ended: Error, exit code 1: done"),
+    ),
+    "started again, nobody knows why": (
+        pair(restarts=1, ready=False),
+        lost("the worker of a-trainer-1 was started again"),
+    ),
+    "the pod as such failed": (pair(phase="Failed", state={}), lost("a-trainer-1 ended: Failed")),
+    "edited": (pair(generation=2), lost("the experiment was edited", counts=False)),
+    "evicted by the kubelet": (
+        pair(phase="Failed", reason="Evicted", state={}),
+        lost("a-trainer-1 ended: Evicted", counts=False),
+    ),
+    "evicted, its worker killed": (
+        pair(phase="Failed", reason="Evicted", state=ended(137)),
+        lost("a-trainer-1 ended: Error, exit code 137", counts=False),
+    ),
+    "preempted": (
+        pair(conditions=[DISRUPTED], state=ended(143)),
+        lost("a-trainer-1 ended: Error, exit code 143", counts=False),
+    ),
+    "rank 0 failed because another had to go": (
+        [ours(state=ended(1)), ours(1, conditions=[DISRUPTED])],
+        lost("a-trainer-0 ended: Error, exit code 1", counts=False),
+    ),
+}
+ONCE_COMPLETE = {
+    "rank 0 ended because another had to go": (
+        [ours(state=ended(0)), ours(1, deleted=AFTER, conditions=[DISRUPTED])],
+        lost("a-trainer-1 was deleted", counts=False),
+    ),
+    "deleted": (pair(deleted=AFTER), lost("a-trainer-1 was deleted")),
+    "evicted": (pair(deleted=AFTER, conditions=[DISRUPTED]), lost("a-trainer-1 was deleted", counts=False)),
+    "replaced": (pair(created=AFTER), lost("a-trainer-1 was replaced")),
+    "gone": ([ours()], lost("1 of 2 trainer pods are gone")),
+    "all gone": ([], lost("2 of 2 trainer pods are gone")),
+    "only those of an older attempt are left": ([pod(attempt=1)], lost("2 of 2 trainer pods are gone")),
+}
+
+
+@pytest.mark.parametrize("name", ALIVE)
+@pytest.mark.parametrize("complete", [False, True])
+def test_an_attempt_goes_on(name: str, complete: bool) -> None:
+    pods, expected = ALIVE[name]
+    assert judge(pods, gang(complete=complete)) == expected
+
+
+@pytest.mark.parametrize("name", LOST)
+@pytest.mark.parametrize("complete", [False, True])
+def test_an_attempt_is_over(name: str, complete: bool) -> None:
+    pods, expected = LOST[name]
+    verdict = judge(pods, gang(complete=complete))
+    assert (verdict.done, verdict.loss) == (False, expected)
+
+
+@pytest.mark.parametrize("name", ONCE_COMPLETE)
+def test_a_gang_that_was_complete_is_joined_by_nobody(name: str) -> None:
+    pods, expected = ONCE_COMPLETE[name]
+    verdict = judge(pods, gang())
+    assert (verdict.done, verdict.loss) == (False, expected)
+
+
+@pytest.mark.parametrize("name", ["deleted", "evicted", "replaced", "gone", "all gone"])
+def test_a_gang_that_is_being_made_may_still_be_joined(name: str) -> None:
+    assert judge(ONCE_COMPLETE[name][0], gang(complete=False)).loss is None
+
+
+def test_a_pod_that_ends_is_not_ready_whatever_it_says() -> None:
+    assert not judge(pair(deleted=AFTER), gang(complete=False)).complete
+
+
+def test_an_attempt_waits_for_pods_that_cannot_be_made_yet() -> None:
+    unscheduled = pod(attempt=2, generation=3, ready=False)
+    unscheduled["status"] = {"phase": "Pending"}
+    assert judge([unscheduled], gang(complete=False)) == Verdict()
+    assert judge([], gang(complete=False)) == Verdict()
+
+
+def test_other_containers_are_not_the_workers() -> None:
+    own = ours(restarts=1, last_state=ended(0, "done"))
+    own["status"]["containerStatuses"].append({"name": "sidecar", "restartCount": 7, "state": ended(2)})
+    assert restarts(own) == 1
+    assert configuration_error([own]) is None
+
+
+@pytest.mark.parametrize("state", [{"state": ended(2, " no such field\n")}, {"last_state": ended(2, "no such field")}])
+def test_a_worker_that_cannot_run_so_is_named(state: dict[str, Any]) -> None:
+    pods = [ours(), pod("actor", 3, **state), pod("actor", 4, state=waiting("CrashLoopBackOff"), last_state=ended(1))]
+    assert configuration_error(pods) == ("a-actor-3", "no such field")

@@ -1,0 +1,213 @@
+"""Planning again after applying changes nothing; whatever somebody else does to an object is noticed."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlsrl.api.status import ExperimentStatus
+from rlsrl.testing.documents import minimal, variation
+from rlsrl_operator.lifecycle import overlaid
+from rlsrl_operator.manifests import Manifest, render
+from rlsrl_operator.manifests.subject import MANAGER
+from rlsrl_operator.plan import Step, applied, is_ours, is_overruled, step, whole
+from rlsrl_operator.testing import pod, subject_of
+
+COUNTED = ("Deployment", "StatefulSet", "NetworkPolicy")
+"""Kinds of which the server counts the generations."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "Deployment": {"progressDeadlineSeconds": 600},
+    "StatefulSet": {"persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"}},
+    "Service": {"clusterIP": "10.0.0.7", "clusterIPs": ["10.0.0.7"], "sessionAffinity": "None"},
+}
+
+
+def objects(seed: int) -> list[Manifest]:
+    status = ExperimentStatus(phase="Running", attempt=2)
+    return [overlaid(each, status, [pod()]) for each in render(subject_of(variation(random.Random(seed))))]
+
+
+def of_kind(kind: str) -> Manifest:
+    document = minimal()
+    return next(each for each in render(subject_of(document)) if each["kind"] == kind)
+
+
+KINDS = ("Service", *COUNTED)
+
+
+def served(wanted: Manifest) -> Manifest:
+    """The object as a server returns it: with an identity, defaults, a status and others' notes."""
+    made = copy.deepcopy(wanted)
+    made["metadata"] |= {
+        "uid": "5e2c1f5e-0000-4000-8000-000000000001",
+        "resourceVersion": "41",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "managedFields": [
+            {"manager": MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {}}},
+            {"manager": "kube-controller-manager", "subresource": "status", "fieldsV1": {"f:status": {}}},
+            {"manager": "kube-controller-manager", "fieldsV1": {"f:metadata": {"f:annotations": {}}}},
+        ],
+        **({"generation": 1} if wanted["kind"] in COUNTED else {}),
+    }
+    made["metadata"].setdefault("annotations", {})["deployment.kubernetes.io/revision"] = "1"
+    made["spec"] |= DEFAULTS.get(wanted["kind"], {})
+    made["status"] = {}
+    return made
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32))
+def test_planning_again_after_applying_changes_nothing(seed: int) -> None:
+    for first, again in zip(objects(seed), objects(seed), strict=True):
+        assert step(first, None, None) is Step.APPLY
+        there = served(first)
+        memory = applied(first, there)
+        assert step(again, there, memory) is Step.NOTHING
+        assert not is_overruled(there)
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_what_only_moves_the_status_is_nothing_to_do(kind: str) -> None:
+    wanted = of_kind(kind)
+    there = served(wanted)
+    memory = applied(wanted, there)
+    there["metadata"]["resourceVersion"] = "99"
+    there["metadata"]["annotations"]["deployment.kubernetes.io/revision"] = "2"
+    there["status"] = {"readyReplicas": 1}
+    assert step(wanted, there, memory) is Step.NOTHING
+
+
+def content_changed(there: Manifest) -> None:
+    """Whatever it was: the server counts it."""
+    there["metadata"]["resourceVersion"] = "42"
+    if there["kind"] in COUNTED:
+        there["metadata"]["generation"] = 2
+
+
+def label_removed(there: Manifest) -> None:
+    del there["metadata"]["labels"]["rlsrl.dev/experiment"]
+
+
+def label_changed(there: Manifest) -> None:
+    there["metadata"]["labels"]["rlsrl.dev/experiment"] = "other"
+
+
+def labels_removed(there: Manifest) -> None:
+    del there["metadata"]["labels"]
+
+
+def annotation_changed(there: Manifest) -> None:
+    there["metadata"]["annotations"]["note"] = "theirs"
+
+
+def annotation_removed(there: Manifest) -> None:
+    del there["metadata"]["annotations"]["note"]
+
+
+def owner_added(there: Manifest) -> None:
+    there["metadata"]["ownerReferences"].append({"kind": "Pod", "name": "x", "uid": "another"})
+
+
+def owner_weakened(there: Manifest) -> None:
+    there["metadata"]["ownerReferences"][0]["controller"] = False
+
+
+def made_anew(there: Manifest) -> None:
+    there["metadata"]["uid"] = "another"
+
+
+def owner_replaced(there: Manifest) -> None:
+    there["metadata"]["ownerReferences"][0]["uid"] = "another"
+
+
+def owners_removed(there: Manifest) -> None:
+    del there["metadata"]["ownerReferences"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (content_changed, Step.APPLY),
+        (label_removed, Step.APPLY),
+        (label_changed, Step.APPLY),
+        (labels_removed, Step.APPLY),
+        (annotation_changed, Step.APPLY),
+        (annotation_removed, Step.APPLY),
+        (owner_added, Step.APPLY),
+        (owner_weakened, Step.APPLY),
+        (made_anew, Step.APPLY),
+        (owner_replaced, Step.CONFLICT),
+        (owners_removed, Step.CONFLICT),
+    ],
+)
+def test_foreign_changes_are_noticed(kind: str, change: Callable[[Manifest], None], expected: Step) -> None:
+    wanted = of_kind(kind)
+    wanted["metadata"]["annotations"] = {"note": "ours"}
+    there = served(wanted)
+    memory = applied(wanted, there)
+    assert step(wanted, there, memory) is Step.NOTHING
+    change(there)
+    assert step(wanted, there, memory) is expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_wanted_anew_and_what_is_not_remembered_is_applied(kind: str) -> None:
+    wanted = of_kind(kind)
+    there = served(wanted)
+    memory = applied(wanted, there)
+    anew = copy.deepcopy(wanted)
+    anew["spec"]["added"] = 1
+    assert step(anew, there, memory) is Step.APPLY
+    assert step(wanted, there, None) is Step.APPLY, "after a restart of the operator"
+    assert step(wanted, None, memory) is Step.APPLY, "it was deleted"
+
+
+def test_what_outlives_its_experiment_is_known_by_its_labels() -> None:
+    about = subject_of(minimal())
+    kept = {"kind": "PersistentVolumeClaim", "metadata": about.metadata("a-data", owned=False)}
+    there = copy.deepcopy(kept)
+    assert is_ours(kept, there)
+    later = {"kind": kept["kind"], "metadata": subject_of(minimal(), uid="another").metadata("a-data", owned=False)}
+    assert is_ours(later, there), "the next experiment of that name goes on with its volume"
+    there["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
+    assert not is_ours(kept, there)
+    del there["metadata"]["labels"]
+    assert not is_ours(kept, there)
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"manager": "kubectl-edit", "fieldsV1": {"f:spec": {}}}, True),
+        ({"manager": "kubectl-edit", "fieldsV1": {"f:data": {}}}, True),
+        ({"manager": "kubectl-edit", "fieldsV1": {"f:metadata": {}}}, False),
+        ({"manager": "kubectl", "subresource": "scale", "fieldsV1": {"f:spec": {}}}, False),
+        ({"manager": "kube-controller-manager", "subresource": "status", "fieldsV1": {"f:status": {}}}, False),
+        ({"manager": MANAGER, "fieldsV1": {"f:spec": {}}}, False),
+    ],
+)
+def test_others_additions_to_the_contents_are_seen(entry: Manifest, expected: bool) -> None:
+    there = served(of_kind("Deployment"))
+    there["metadata"]["managedFields"].append(entry)
+    assert is_overruled(there) is expected
+
+
+def test_an_object_is_put_back_whole_but_for_what_the_server_and_others_may_say() -> None:
+    wanted = of_kind("Service")
+    there = served(wanted)
+    there["spec"]["externalIPs"] = ["192.0.2.1"]
+    there["metadata"]["labels"] |= {"theirs": "1", "rlsrl.dev/role": "wrong"}
+    put = whole(wanted, there)
+    assert put["spec"] == {**wanted["spec"], "clusterIP": "10.0.0.7", "clusterIPs": ["10.0.0.7"]}
+    assert put["metadata"]["labels"] == {**wanted["metadata"]["labels"], "theirs": "1"}
+    assert put["metadata"]["resourceVersion"] == "41"
+    assert put["metadata"]["uid"] == there["metadata"]["uid"]
+    assert "managedFields" not in put["metadata"]
+    assert wanted == of_kind("Service"), "what is wanted stays as it is"
