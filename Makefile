@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,rpc,env,mujoco,atari,wandb,torch,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-.PHONY: help setup run s3-server system-tools test test-slow lint format protos crd clean
+.PHONY: help setup run s3-server system-tools images test test-slow lint format protos crd clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ s3-server:  ## Build the real S3 server of the tests, once (needs Go)
 
 system-tools:
 	@hack/system-tools
+
+images:  ## Build the images of workers and operator; print their archives
+	@hack/images
 
 test: setup s3-server system-tools  ## All tests that need no cluster
 	$(BIN)/python -m pytest -m 'not slow'
