@@ -8,7 +8,7 @@ from datetime import datetime
 
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
-from rlsrl_operator.gang import Life, configuration_error, judge, parse_time
+from rlsrl_operator.gang import Life, configuration_error, generation_of, judge, parse_time
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, ROLE_LABEL, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, TRAINER
@@ -22,7 +22,7 @@ def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest],
     status = status.model_copy(update={"attempt": attempt, "restarts": attempt - 1, "phase": status.phase or "Pending"})
     if status.phase in TERMINAL:
         return status
-    if (wrong := configuration_error(pods)) is not None:
+    if (wrong := configuration_error([pod for pod in pods if generation_of(pod) == generation])) is not None:
         return _ended(status, "Failed", "ConfigurationError", ": ".join(wrong), generation, now)
     trainers = [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == TRAINER]
     complete = statuses.condition(status, GANG_COMPLETE)
@@ -44,7 +44,7 @@ def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest],
             count, counted_at = count + 1, now
         update = {"recent_failures": count, "last_failure_at": statuses.stamp(counted_at)}
         status = status.model_copy(update=update)
-        if count > restarts.budget:
+        if verdict.loss.counts and count > restarts.budget:
             message = (
                 f"{count} failures are more than restarts.budget {restarts.budget}; the last: {verdict.loss.message}"
             )

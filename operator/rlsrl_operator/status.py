@@ -70,7 +70,9 @@ def failures(status: ExperimentStatus, *, decay_seconds: float, now: datetime) -
     """Failures that are not forgotten yet, and since when that many: one is forgotten each ``decay_seconds``."""
     count = status.recent_failures or 0
     since = parse_time(status.last_failure_at) if status.last_failure_at is not None else now
-    forgotten = min(count, int((now - since).total_seconds() // decay_seconds)) if count else 0
+    # It may have been written by a clock that is ahead of ours.
+    elapsed = max(0.0, (now - since).total_seconds())
+    forgotten = int(min(count, elapsed // decay_seconds))
     return count - forgotten, since + timedelta(seconds=forgotten * decay_seconds)
 
 

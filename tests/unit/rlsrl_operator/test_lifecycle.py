@@ -1,0 +1,292 @@
+"""Which attempt and phase the pods call for, and who should be there in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsrl.api.status import ExperimentStatus, Phase
+from rlsrl.testing.documents import minimal
+from rlsrl_operator.lifecycle import decide, overlaid
+from rlsrl_operator.manifests import Manifest, Subject, render
+from rlsrl_operator.status import FINISHED, GANG_COMPLETE, condition, failures, stamp, with_condition
+from rlsrl_operator.testing import ended, pod, subject_of
+
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
+EARLIER = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
+BUDGET, DECAY_SECONDS = 2, 60.0
+
+
+def subject(*, generation: int = 1, budget: int = BUDGET) -> Subject:
+    document = minimal()
+    document["spec"] |= {
+        "trainers": {"replicas": 2},
+        "restarts": {"budget": budget, "decaySeconds": DECAY_SECONDS},
+        **{role: {} for role in ("policyWorkers", "bufferWorkers", "evaluators")},
+    }
+    return subject_of(document, generation=generation)
+
+
+def running(*, attempt: int = 1, failed: int = 0, seconds_ago: float = 0, **about: Any) -> ExperimentStatus:
+    """An experiment whose gang was complete five minutes ago."""
+    counted = {"recent_failures": failed, "last_failure_at": stamp(NOW - timedelta(seconds=seconds_ago))}
+    status = ExperimentStatus(
+        phase="Running", attempt=attempt, restarts=attempt - 1, **(counted if failed else {}), **about
+    )
+    return with_condition(status, GANG_COMPLETE, "True", "Complete", "", generation=1, now=EARLIER)
+
+
+def gang(*, attempt: int = 1, generation: int = 1, **second: Any) -> list[Manifest]:
+    """Rank 0's pod as it should be, and another."""
+    common = {"attempt": attempt, "generation": generation}
+    return [pod(**common), pod(index=1, **(common | second))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is decided, of which status and pods; ``reason`` is that of Finished where it is over, else GangComplete."""
+
+    before: ExperimentStatus = field(default_factory=running)
+    pods: Sequence[Manifest] = field(default_factory=gang)
+    generation: int = 1
+    budget: int = BUDGET
+    phase: Phase = "Running"
+    attempt: int = 1
+    failures: int | None = None
+    reason: str
+    message: str = ""
+
+
+CASES = {
+    "begins": Case(before=ExperimentStatus(), pods=[], phase="Pending", reason="Starting", message="attempt 1 begins"),
+    "is being made": Case(
+        before=ExperimentStatus(),
+        pods=gang(ready=False),
+        phase="Pending",
+        reason="Starting",
+        message="attempt 1 begins",
+    ),
+    "is complete": Case(
+        before=ExperimentStatus(),
+        phase="Pending",
+        reason="Complete",
+        message="all 2 trainer pods of attempt 1 are ready",
+    ),
+    "goes on": Case(reason="Complete"),
+    "goes on while one is not ready": Case(pods=gang(ready=False), reason="Complete"),
+    "succeeds": Case(
+        pods=[pod(state=ended(0, "done")), pod(index=1)],
+        phase="Succeeded",
+        reason="Succeeded",
+        message="the experiment has its result",
+    ),
+    "fails once": Case(
+        pods=gang(state=ended(1, "boom")),
+        attempt=2,
+        failures=1,
+        reason="Restarting",
+        message="attempt 1 is over: a-trainer-1 ended: Error, exit code 1: boom",
+    ),
+    "fails as often as is forgiven": Case(
+        before=running(attempt=5, failed=1),
+        pods=gang(attempt=5, state=ended(1)),
+        attempt=6,
+        failures=2,
+        reason="Restarting",
+    ),
+    "fails once more than is forgiven": Case(
+        before=running(attempt=5, failed=2),
+        pods=gang(attempt=5, state=ended(1, "boom")),
+        phase="Failed",
+        attempt=5,
+        failures=3,
+        reason="BudgetExhausted",
+        message="3 failures are more than restarts.budget 2; the last: a-trainer-1 ended: Error, exit code 1: boom",
+    ),
+    "fails after one failure was forgotten": Case(
+        before=running(attempt=5, failed=2, seconds_ago=DECAY_SECONDS + 1),
+        pods=gang(attempt=5, state=ended(1)),
+        attempt=6,
+        failures=2,
+        reason="Restarting",
+    ),
+    "fails after all were forgotten": Case(
+        before=running(attempt=5, failed=2, seconds_ago=100 * DECAY_SECONDS),
+        pods=gang(attempt=5, state=ended(1)),
+        attempt=6,
+        failures=1,
+        reason="Restarting",
+    ),
+    "is forgiven nothing": Case(
+        budget=0, pods=gang(state=ended(1)), phase="Failed", failures=1, reason="BudgetExhausted"
+    ),
+    "is evicted, with nothing left to forgive": Case(
+        before=running(attempt=5, failed=2),
+        pods=gang(attempt=5, phase="Failed", reason="Evicted", state=ended(137)),
+        attempt=6,
+        failures=2,
+        reason="Restarting",
+        message="attempt 5 is over: a-trainer-1 ended: Error, exit code 137",
+    ),
+    "is edited": Case(
+        generation=2, attempt=2, failures=0, reason="Restarting", message="attempt 1 is over: the experiment was edited"
+    ),
+    "is edited to be forgiven less than it was": Case(
+        before=running(attempt=5, failed=2),
+        pods=gang(attempt=5),
+        generation=2,
+        budget=0,
+        attempt=6,
+        failures=2,
+        reason="Restarting",
+    ),
+    "pods of the attempt before end": Case(
+        before=running(attempt=2),
+        pods=[*gang(attempt=2), pod(index=1, attempt=1, state=ended(1))],
+        attempt=2,
+        reason="Complete",
+    ),
+    "cannot run so": Case(
+        pods=[*gang(), pod("actor", 3, last_state=ended(2, "environment.id: no such environment"))],
+        phase="Failed",
+        reason="ConfigurationError",
+        message="a-actor-3: environment.id: no such environment",
+    ),
+    "a trainer cannot run so": Case(
+        pods=gang(state=ended(2, "no GPU")), phase="Failed", reason="ConfigurationError", message="a-trainer-1: no GPU"
+    ),
+    "could not run as it was written before": Case(
+        pods=[*gang(generation=2), pod("actor", 3, last_state=ended(2, "no such environment"), generation=1)],
+        generation=2,
+        reason="Complete",
+    ),
+    "a pod is deleted": Case(
+        pods=gang(deleted=stamp(NOW)),
+        attempt=2,
+        failures=1,
+        reason="Restarting",
+        message="attempt 1 is over: a-trainer-1 was deleted",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_experiment(name: str) -> None:
+    case = CASES[name]
+    made = decide(case.before, subject(generation=case.generation, budget=case.budget), case.pods, NOW)
+    over = case.phase in ("Succeeded", "Failed")
+    said = condition(made, FINISHED if over else GANG_COMPLETE)
+    assert said is not None
+    assert (made.phase, made.attempt, made.restarts) == (case.phase, case.attempt, case.attempt - 1)
+    assert made.recent_failures == case.failures
+    assert said.reason == case.reason
+    assert case.message in said.message
+    assert said.status == ("True" if over or case.reason == "Complete" else "False")
+    assert made.finished_at == (stamp(NOW) if over else None)
+    again = decide(made, subject(generation=case.generation, budget=case.budget), [], NOW)
+    if over:
+        assert again == made
+
+
+TERMINAL_PODS: dict[str, list[Manifest]] = {
+    "nothing": [],
+    "a gang": gang(),
+    "a failure": gang(state=ended(1)),
+    "a result": [pod(state=ended(0, "done"))],
+    "an error": [pod("actor", state=ended(2))],
+}
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+@pytest.mark.parametrize("pods", TERMINAL_PODS)
+def test_what_is_over_stays_over(phase: Phase, pods: str) -> None:
+    before = running(attempt=3, finished_at=stamp(EARLIER)).model_copy(update={"phase": phase})
+    assert decide(before, subject(generation=2), TERMINAL_PODS[pods], NOW) == before
+
+
+def test_a_restart_is_decided_once() -> None:
+    """The attempt is written before anything is done; whoever sees the same pods with it decides nothing new."""
+    failed = gang(state=ended(1))
+    once = decide(running(), subject(), failed, NOW)
+    assert decide(once, subject(), failed, NOW + timedelta(seconds=1)) == once
+
+
+def test_a_gang_that_is_made_anew_is_complete_anew() -> None:
+    later = NOW + timedelta(seconds=30)
+    restarting = decide(running(), subject(), gang(state=ended(1)), NOW)
+    being_made = decide(restarting, subject(), gang(attempt=2, ready=False), later)
+    said = condition(being_made, GANG_COMPLETE)
+    assert said is not None
+    assert (said.status, said.last_transition_time) == ("False", stamp(NOW))
+    said = condition(decide(being_made, subject(), gang(attempt=2), later), GANG_COMPLETE)
+    assert said is not None
+    assert (said.status, said.last_transition_time) == ("True", stamp(later))
+
+
+def test_an_edit_of_trainers_that_are_not_there_yet_needs_no_restart() -> None:
+    before = ExperimentStatus(phase="Starting", attempt=1, restarts=0)
+    assert decide(before, subject(generation=2), [], NOW).attempt == 1
+
+
+@given(
+    count=st.integers(0, 20),
+    ago=st.floats(-100, 3000),
+    then=st.floats(0, 3000),
+)
+def test_failures_are_forgotten_one_by_one_whenever_it_is_looked(count: int, ago: float, then: float) -> None:
+    """Looking at it in between changes nothing; a clock that is behind forgets nothing and adds nothing."""
+    status = ExperimentStatus(recent_failures=count, last_failure_at=stamp(NOW - timedelta(seconds=ago)))
+    left, since = failures(status, decay_seconds=DECAY_SECONDS, now=NOW)
+    assert 0 <= left <= count
+    if ago < 0:
+        assert left == count
+    later = NOW + timedelta(seconds=then)
+    between = ExperimentStatus(recent_failures=left, last_failure_at=stamp(since))
+    directly, _ = failures(status, decay_seconds=DECAY_SECONDS, now=later)
+    by_the_way, _ = failures(between, decay_seconds=DECAY_SECONDS, now=later)
+    assert by_the_way == directly
+
+
+ROLES = ("coordinator", "trainer", "buffer", "policy", "actor", "evaluator")
+ALL = {"coordinator": 1, "trainer": 2, "buffer": 1, "policy": 1, "actor": 1, "evaluator": 1}
+NOBODY = dict.fromkeys(ROLES, 0) | {"coordinator": 1}
+
+
+@pytest.mark.parametrize(
+    ("phase", "pods", "expected"),
+    [
+        ("Pending", [], ALL),
+        ("Running", gang(), ALL),
+        ("Succeeded", [*gang(), pod("actor")], ALL | {"trainer": 0}),
+        ("Failed", [pod(deleted=stamp(NOW)), pod("actor")], ALL | {"trainer": 0}),
+        ("Succeeded", [pod("coordinator"), pod("actor")], NOBODY),
+        ("Failed", [], NOBODY),
+    ],
+)
+def test_trainers_end_first_then_the_others_and_the_coordinator_stays(
+    phase: Phase, pods: Sequence[Manifest], expected: dict[str, int]
+) -> None:
+    status = ExperimentStatus(phase=phase, attempt=1)
+    made = [overlaid(manifest, status, pods) for manifest in render(subject())]
+    replicas = {
+        each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["replicas"]
+        for each in made
+        if each["kind"] in ("Deployment", "StatefulSet")
+    }
+    assert replicas == expected
+
+
+def test_only_the_trainers_know_the_attempt_and_nothing_rendered_is_changed() -> None:
+    rendered = render(subject())
+    made = [overlaid(manifest, ExperimentStatus(phase="Running", attempt=7), []) for manifest in rendered]
+    assert rendered == render(subject())
+    changed = [each for each, before in zip(made, rendered, strict=True) if each != before]
+    (trainers,) = changed
+    assert trainers["metadata"]["labels"]["rlsrl.dev/role"] == "trainer"
+    assert trainers["spec"]["template"]["metadata"]["annotations"]["rlsrl.dev/attempt"] == "7"

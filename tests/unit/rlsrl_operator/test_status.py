@@ -1,0 +1,282 @@
+"""What is said of an experiment: conditions, the pod to blame, the run's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import pytest
+
+from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
+from rlsrl.testing.documents import minimal
+from rlsrl_operator.manifests import Manifest, Subject
+from rlsrl_operator.status import (
+    ACCEPTED,
+    FINISHED,
+    GANG_COMPLETE,
+    READY,
+    blocker,
+    condition,
+    is_trouble,
+    read,
+    stamp,
+    summarize,
+    training,
+    with_condition,
+    write,
+)
+from rlsrl_operator.testing import UID, ended, pod, subject_of, waiting
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, 700_000, tzinfo=UTC)
+CREATED = "2026-01-01T00:00:00Z"
+Holds = Literal["True", "False", "Unknown"]
+
+
+def later(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def with_ready(
+    status: ExperimentStatus, holds: Holds, reason: str, *, now: datetime, generation: int = 1
+) -> ExperimentStatus:
+    return with_condition(status, READY, holds, reason, f"because of {reason}", generation=generation, now=now)
+
+
+def ready_of(status: ExperimentStatus) -> Condition:
+    found = condition(status, READY)
+    assert found is not None
+    return found
+
+
+def test_since_when_a_condition_holds_moves_only_with_whether_it_holds() -> None:
+    status = with_ready(ExperimentStatus(), "False", "Starting", now=NOW)
+    assert ready_of(status).last_transition_time == stamp(NOW) == "2026-01-01T12:00:00Z"
+    status = with_ready(status, "False", "Unschedulable", now=later(10), generation=2)
+    said = ready_of(status)
+    assert (said.reason, said.observed_generation) == ("Unschedulable", 2)
+    assert said.last_transition_time == stamp(NOW)
+    status = with_ready(status, "True", "Ready", now=later(20))
+    assert ready_of(status).last_transition_time == stamp(later(20))
+    assert with_ready(status, "True", "Ready", now=later(30)) == status
+    status = with_ready(status, "Unknown", "Ready", now=later(40))
+    assert ready_of(status).last_transition_time == stamp(later(40))
+
+
+def test_a_condition_is_said_once_and_others_stay() -> None:
+    status = ExperimentStatus()
+    for name in (READY, ACCEPTED, READY, FINISHED, READY):
+        status = with_condition(status, name, "True", "Some", "", generation=1, now=NOW)
+    assert [each.type for each in status.conditions] == sorted([ACCEPTED, FINISHED, READY])
+    long = with_condition(status, READY, "True", "Some", "x" * 5000, generation=1, now=NOW)
+    assert len(ready_of(long).message) == 1024, "what the API server takes"
+    assert ready_of(status).message == "", "a status is a value"
+
+
+UNSCHEDULED = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+}
+IMAGE = waiting("ImagePullBackOff", 'Back-off pulling image "registry.example/learner:1"')
+CRASHING = waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container")
+BLOCKERS: dict[str, tuple[Sequence[Manifest], tuple[str, str] | None]] = {
+    "nobody": ([], None),
+    "all are ready": ([pod(), pod("actor")], None),
+    "unschedulable": (
+        [pod("actor"), pod(index=1, ready=False, conditions=[UNSCHEDULED])],
+        ("Unschedulable", f"a-trainer-1, since {CREATED}: {UNSCHEDULED['message']}"),
+    ),
+    "no image": (
+        [pod("actor", state=IMAGE)],
+        ("ImagePullBackOff", f'a-actor-0, since {CREATED}: Back-off pulling image "registry.example/learner:1"'),
+    ),
+    "crashing, with its last words": (
+        [pod("evaluator", 2, state=CRASHING, last_state=ended(1, "Traceback\n  ...\nKeyError: 'obs'\n"), restarts=4)],
+        ("CrashLoopBackOff", f"a-evaluator-2, since {CREATED}: KeyError: 'obs'"),
+    ),
+    "crashing without a word": (
+        [pod("actor", state=CRASHING, last_state=ended(137))],
+        ("CrashLoopBackOff", f"a-actor-0, since {CREATED}: back-off 5m0s restarting failed container"),
+    ),
+    "being made": (
+        [pod("actor", state=waiting("ContainerCreating"))],
+        ("Starting", f"a-actor-0 is not ready yet, since {CREATED}"),
+    ),
+    "not made by a node yet": (
+        [{"metadata": {"name": "a-actor-0", "creationTimestamp": CREATED}, "status": {"phase": "Pending"}}],
+        ("Starting", f"a-actor-0 is not ready yet, since {CREATED}"),
+    ),
+    "running and not ready": ([pod(ready=False)], ("Starting", f"a-trainer-0 is not ready yet, since {CREATED}")),
+    "of an attempt before": (
+        [pod(ready=False, attempt=0), pod(attempt=2, ready=False, state=CRASHING)],
+        ("Starting", f"a-trainer-0 is not ready yet, since {CREATED}"),
+    ),
+    "trouble goes before what only takes its time": (
+        [pod(ready=False), pod("policy", ready=False), pod("actor", 7, state=IMAGE), pod("actor", 8, state=CRASHING)],
+        ("ImagePullBackOff", f'a-actor-7, since {CREATED}: Back-off pulling image "registry.example/learner:1"'),
+    ),
+    "a sidecar that waits is not the worker": (
+        [pod(ready=False, containerStatuses=[{"name": "sidecar", "state": CRASHING}])],
+        ("Starting", f"a-trainer-0 is not ready yet, since {CREATED}"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKERS)
+def test_the_pod_to_blame(name: str) -> None:
+    pods, expected = BLOCKERS[name]
+    assert blocker(pods, attempt=1) == expected
+
+
+def test_a_pod_of_an_attempt_before_is_waited_for() -> None:
+    assert blocker([pod(attempt=1, state=CRASHING)], attempt=2) == ("Starting", "a-trainer-0 of attempt 1 is ending")
+
+
+NUMBERS = {
+    "env_steps": 1024.0,
+    "train_steps": 4.0,
+    "env_steps_per_second": 999.6,
+    "version": "1.4",
+    "policy_lag": 1.0,
+    "return_mean": 21.456,
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (
+            {"totals": NUMBERS},
+            Training(
+                env_steps=1024,
+                train_steps=4,
+                env_steps_per_second=1000,
+                version="1.4",
+                policy_lag=1,
+                return_mean="21.5",
+                updated_at=stamp(NOW),
+            ),
+        ),
+        ({"totals": dict.fromkeys(NUMBERS)}, Training(updated_at=stamp(NOW))),
+        ({"totals": NUMBERS | {"return_mean": None, "policy_lag": None, "version": None}}, None),
+        ({"totals": {"policy_lag": -0.4}}, Training(policy_lag=0, updated_at=stamp(NOW))),
+        ({"totals": None}, Training(updated_at=stamp(NOW))),
+        ({}, Training(updated_at=stamp(NOW))),
+    ],
+)
+def test_numbers_of_a_run_that_may_not_be_there_yet(page: dict[str, Any], expected: Training | None) -> None:
+    told = training(page, NOW)
+    if expected is not None:
+        assert told == expected
+    else:
+        assert (told.env_steps, told.return_mean, told.policy_lag, told.version) == (1024, None, None, None)
+    written = write(ExperimentStatus(training=told))["training"]
+    assert None not in written.values(), "a null is a field left out"
+
+
+FULL = ExperimentStatus(
+    phase="Running",
+    observed_generation=3,
+    attempt=2,
+    restarts=1,
+    recent_failures=1,
+    last_failure_at=stamp(NOW),
+    actors=RoleStatus(replicas=4, ready=3, selector="a=b"),
+    trainers=RoleStatus(replicas=1, ready=1),
+    training=training({"totals": NUMBERS}, NOW),
+    conditions=(Condition(type=READY, status="False", reason="Starting", message="", last_transition_time=stamp(NOW)),),
+)
+
+
+@pytest.mark.parametrize("status", [FULL, ExperimentStatus()])
+def test_a_status_is_read_as_it_was_written(status: ExperimentStatus) -> None:
+    written = write(status)
+    assert read({"status": written}) == status
+    assert write(read({"status": written})) == written
+
+
+@pytest.mark.parametrize("document", [{}, {"status": None}, {"status": {}}])
+def test_no_status_is_an_empty_one(document: dict[str, Any]) -> None:
+    assert read(document) == ExperimentStatus()
+
+
+def subject() -> Subject:
+    document = minimal()
+    document["spec"] |= {"trainers": {"replicas": 2}, "bufferWorkers": {}}
+    return subject_of(document, generation=4)
+
+
+ALL_READY = [pod("coordinator"), pod(), pod(index=1), pod("buffer"), pod("actor")]
+
+
+@pytest.mark.parametrize(
+    ("phase", "complete", "pods", "expected_phase", "reason", "message"),
+    [
+        (
+            "Pending",
+            "False",
+            [],
+            "Starting",
+            "Starting",
+            "coordinator 0/1, trainer 0/2, buffer 0/1, actor 0/1 ready: pods are being made",
+        ),
+        ("Starting", "True", ALL_READY, "Running", "Ready", "every pod is ready"),
+        (
+            "Running",
+            "True",
+            [*ALL_READY[:-1], pod("actor", state=IMAGE)],
+            "Running",
+            "ImagePullBackOff",
+            f'actor 0/1 ready: a-actor-0, since {CREATED}: Back-off pulling image "registry.example/learner:1"',
+        ),
+        ("Running", "False", ALL_READY, "Starting", "Ready", "every pod is ready"),
+        ("Succeeded", "True", ALL_READY[:1], "Succeeded", "Finished", "the experiment is over"),
+        ("Failed", "False", ALL_READY, "Failed", "Finished", "the experiment is over"),
+    ],
+)
+def test_the_whole_is_summed_up(
+    phase: Phase, complete: Holds, pods: Sequence[Manifest], expected_phase: Phase, reason: str, message: str
+) -> None:
+    before = with_condition(
+        ExperimentStatus(phase=phase, attempt=1), GANG_COMPLETE, complete, "Some", "", generation=1, now=NOW
+    )
+    told = summarize(before, subject(), pods, NOW)
+    assert (told.phase, told.observed_generation) == (expected_phase, 4)
+    said = ready_of(told)
+    assert (said.reason, said.message) == (reason, message)
+    assert said.status == ("True" if reason == "Ready" else "False")
+    accepted = condition(told, ACCEPTED)
+    assert accepted is not None
+    assert accepted.status == "True"
+    assert summarize(told, subject(), pods, later(60)) == told, "nothing new is nothing to write"
+
+
+def test_pods_are_counted_by_role_and_found_by_selector() -> None:
+    pods = [*ALL_READY, pod("actor", 1), pod("actor", 2, ready=False)]
+    told = summarize(ExperimentStatus(phase="Running", attempt=1), subject(), pods, NOW)
+    selector = f"rlsrl.dev/experiment=a,rlsrl.dev/role={{}},rlsrl.dev/uid={UID}"
+    assert told.trainers == RoleStatus(replicas=2, ready=2, selector=selector.format("trainer"))
+    assert told.actors == RoleStatus(replicas=1, ready=1, selector=selector.format("actor")), (
+        "never more than there are"
+    )
+    over = summarize(told.model_copy(update={"phase": "Succeeded"}), subject(), [pod("coordinator")], NOW)
+    assert over.actors == RoleStatus(replicas=0, ready=0, selector=selector.format("actor"))
+
+
+@pytest.mark.parametrize(
+    ("aspect", "reason", "expected"),
+    [
+        (READY, "Unschedulable", True),
+        (READY, "Starting", False),
+        (READY, "Finished", False),
+        (ACCEPTED, "InvalidSpec", True),
+        (GANG_COMPLETE, "Restarting", True),
+        (GANG_COMPLETE, "Complete", False),
+        (FINISHED, "Succeeded", False),
+        (FINISHED, "BudgetExhausted", True),
+    ],
+)
+def test_what_somebody_should_look_at(aspect: str, reason: str, expected: bool) -> None:
+    assert is_trouble(aspect, reason) is expected
