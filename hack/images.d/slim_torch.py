@@ -100,7 +100,18 @@ def _stand_in(library: str, nodes: dict[str, set[str]], scratch: Path) -> bytes:
     source.write_text("".join(_function(name) for names in nodes.values() for name in sorted(names)))
     script = [f"{node} {{ global: {'; '.join(sorted(names))}; }};\n" for node, names in nodes.items() if node]
     versions.write_text("".join(script))
-    command = ["gcc", "-w", "-fno-builtin", "-shared", "-fPIC", "-s", "-o", built, source, f"-Wl,-soname,{library}"]
+    command: list[str | Path] = [
+        "gcc",
+        "-w",
+        "-fno-builtin",
+        "-shared",
+        "-fPIC",
+        "-s",
+        "-o",
+        built,
+        source,
+        f"-Wl,-soname,{library}",
+    ]
     subprocess.run([*command, *([f"-Wl,--version-script,{versions}"] if script else [])], check=True)
     return built.read_bytes()
 
@@ -116,7 +127,7 @@ def _write(wheel: ZipFile, name: str, folder: Path, stand_ins: dict[str, bytes])
     _, old_version, tags = name.removesuffix(".whl").split("-", 2)
     version = old_version.partition("+")[0] + "+cpu"
     old_info, info = f"torch-{old_version}.dist-info/", f"torch-{version}.dist-info/"
-    record = []
+    record: list[str] = []
 
     def put(entry: str, data: bytes, attributes: int) -> None:
         header = ZipInfo(entry, (2026, 1, 1, 0, 0, 0))
