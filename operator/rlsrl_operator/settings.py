@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, JsonValue, ValidationError
+from pydantic_core import ErrorDetails
 
 from rlsrl.api.model import Model
+from rlsrl_operator.roles import BY_NAME
 
-Text = Annotated[str, Field(max_length=512)]
+Text = Annotated[str, Field(min_length=1, max_length=512)]
+RoleName = Annotated[str, Field(pattern=f"^({'|'.join(['default', *BY_NAME])})$")]
 Free = dict[str, JsonValue]
 """A part of a Kubernetes object, handed on as it is."""
 
@@ -43,8 +47,8 @@ class PodDefaults(Model):
     """Taints that they bear."""
     affinity: Free = Field(default_factory=dict)
     """Where they would rather be."""
-    priority_class_name: Text | None = None
-    """Whom they may displace."""
+    priority_class_name: Annotated[str, Field(max_length=512)] = ""
+    """Whom they may displace; empty: nobody in particular."""
     extra_env: tuple[Free, ...] = Field(default=(), strict=False)
     """Further environment variables."""
 
@@ -69,7 +73,7 @@ class OperatorSettings(Model):
     """Where experiments are looked after; empty: everywhere."""
     images: Images
     """What the pods run."""
-    roles: dict[str, PodDefaults] = Field(default_factory=dict)
+    roles: dict[RoleName, PodDefaults] = Field(default_factory=dict)
     """By role; ``default`` for those that are not named."""
     network_policies: NetworkPolicies = NetworkPolicies()
     """Who may connect to the experiments' pods."""
@@ -89,12 +93,30 @@ def read_settings(path: Path) -> OperatorSettings:
         value: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         return OperatorSettings.model_validate(value, by_alias=True, by_name=False)
     except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from error
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: is no UTF-8 text: {error}") from error
     except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is no YAML: {error}") from error
+        raise SettingsError(f"{path}: is no YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        faults = (
-            f"{'.'.join(map(str, each['loc'])) or 'the document'}: {each['msg']}, not {each['input']!r}"
-            for each in error.errors()
-        )
-        raise SettingsError(f"{path}: {'; '.join(faults)}") from error
+        raise SettingsError(f"{path}: {'; '.join(map(_fault, error.errors()))}") from error
+
+
+def _fault(details: ErrorDetails) -> str:
+    path = [str(step) for step in details["loc"] if step != "[key]"]
+    place, value = ".".join(path) or "the document", repr(details["input"])
+    match details["type"]:
+        case "missing":
+            return f"{place} is missing"
+        case "extra_forbidden":
+            near = difflib.get_close_matches(path[-1], _NAMES, n=1)
+            return f"{place} is no field{f': did you mean {near[0]}?' if near else ''}"
+        case _:
+            return f"{place}: {details['msg']}, not {value if len(value) <= 100 else f'{value[:100]}...'}"
+
+
+_NAMES = [
+    field.alias or name
+    for model in (OperatorSettings, Images, PodDefaults, NetworkPolicies)
+    for name, field in model.model_fields.items()
+]

@@ -72,7 +72,7 @@ def of_any_subject(test: Callable[[Subject], None]) -> Callable[[], None]:
         for subject in GOLDEN_SUBJECTS:
             test(subject)
 
-        @settings(max_examples=40, deadline=None)
+        @settings(max_examples=20, deadline=None)
         @given(SEEDS)
         def vary(seed: int) -> None:
             test(subject_of(document_of(seed), settings=OPEN_SETTINGS))
@@ -340,7 +340,7 @@ def test_everything_goes_with_its_experiment_but_a_volume_that_is_kept(subject: 
             ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(SEEDS)
 def test_rendering_again_gives_the_same(seed: int) -> None:
     once, again = (everything(subject_of(document_of(seed))) for _ in range(2))

@@ -1,0 +1,119 @@
+"""What the administrator may say, and what is said about mistakes: one line that names the file and each field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlsrl_operator.roles import ROLES
+from rlsrl_operator.settings import OperatorSettings, PodDefaults, SettingsError, read_settings
+
+IMAGES = "images: {actor: a, learner: l}\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "settings.yaml"
+
+
+def test_as_little_as_can_be(path: Path) -> None:
+    path.write_text(IMAGES)
+    settings = read_settings(path)
+    assert (settings.images.actor, settings.images.learner, settings.images.pull_policy) == ("a", "l", "IfNotPresent")
+    assert settings.namespaces == ()
+    assert settings.network_policies.enabled
+    assert settings.network_policies.dns == {"namespaceSelector": {}, "podSelector": {}}, "any pod may be the DNS"
+    assert all(settings.defaults_of(role.name) == PodDefaults() for role in ROLES)
+
+
+def test_a_role_has_its_own_or_else_the_default(path: Path) -> None:
+    roles = {role.name: {"priorityClassName": role.name} for role in ROLES[:2]}
+    path.write_text(IMAGES + yaml.safe_dump({"roles": roles | {"default": {"priorityClassName": "default"}}}))
+    settings = read_settings(path)
+    names = {role.name: settings.defaults_of(role.name).priority_class_name for role in ROLES}
+    assert names == {role.name: role.name if role.name in roles else "default" for role in ROLES}
+
+
+def test_nulls_are_fields_left_out(path: Path) -> None:
+    """What the chart writes for values that are not set."""
+    path.write_text(IMAGES + "namespaces:\nroles: {default: {resources: null, priorityClassName: ''}}\n")
+    assert read_settings(path).roles == {"default": PodDefaults()}
+
+
+FAULTS = {
+    "no document": ("", "the document: Input should be a valid dictionary or instance of OperatorSettings, not None"),
+    "a list": ("- images\n", "the document: Input should be a valid dictionary or instance of OperatorSettings, not ["),
+    "no YAML": (
+        "images: {actor: a\n",
+        'is no YAML: while parsing a flow mapping in "<unicode string>", line 1, column 9',
+    ),
+    "a tab": ("images:\n\tactor: a\n", "is no YAML: while scanning for the next token found character '\\t'"),
+    "missing": ("images: {actor: a}\n", "images.learner is missing"),
+    "all missing": ("namespaces: []\n", "images is missing"),
+    "a misspelt field": (
+        "images: {actor: a, learner: l, pullSecret: []}\n",
+        "images.pullSecret is no field: did you mean pullSecrets?",
+    ),
+    "an unknown field": (IMAGES + "zzz: 1\n", "zzz is no field"),
+    "not YAML's name": (
+        IMAGES + "network_policies: {}\n",
+        "network_policies is no field: did you mean networkPolicies?",
+    ),
+    "a wrong type": (
+        IMAGES + "networkPolicies: {enabled: 'yes'}\n",
+        "networkPolicies.enabled: Input should be a valid boolean, not 'yes'",
+    ),
+    "no choice": (
+        "images: {actor: a, learner: l, pullPolicy: Sometimes}\n",
+        "images.pullPolicy: Input should be 'Always', 'IfNotPresent' or 'Never', not 'Sometimes'",
+    ),
+    "an empty image": (
+        "images: {actor: '', learner: l}\n",
+        "images.actor: String should have at least 1 character, not ''",
+    ),
+    "no role": (
+        IMAGES + "roles: {trainers: {}}\n",
+        "roles.trainers: String should match pattern '^(default|coordinator|trainer|buffer|policy|actor|evaluator)$'",
+    ),
+    "within a role": (
+        IMAGES + "roles: {actor: {nodeSelector: {gpu: true}}}\n",
+        "roles.actor.nodeSelector.gpu: Input should be a valid string, not True",
+    ),
+    "within a list": (IMAGES + "namespaces: [a, 1]\n", "namespaces.1: Input should be a valid string, not 1"),
+    "long": (IMAGES + f"namespaces: {'x' * 1000}\n", f"namespaces: Input should be a valid tuple, not '{'x' * 99}..."),
+    "two faults": (
+        "images: {actor: 1, learner: l}\nrole: {}\n",
+        "images.actor: Input should be a valid string, not 1; role is no field: did you mean roles?",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_one_line_that_names_file_and_field(name: str, path: Path) -> None:
+    text, expected = FAULTS[name]
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_settings(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path}: {expected}")
+    assert len(said.splitlines()) == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
+    with pytest.raises(SettingsError, match=rf"^{path}: cannot be read: No such file or directory$"):
+        read_settings(path)
+    path.mkdir()
+    with pytest.raises(SettingsError, match=rf"^{path}: cannot be read: Is a directory$"):
+        read_settings(path)
+    path.rmdir()
+    path.write_bytes(b"images: \xff\n")
+    with pytest.raises(SettingsError, match=rf"^{path}: is no UTF-8 text: .*0xff in position 8"):
+        read_settings(path)
+
+
+def test_settings_are_never_changed() -> None:
+    settings = OperatorSettings.model_validate({"images": {"actor": "a", "learner": "l"}})
+    with pytest.raises(ValueError, match="frozen"):
+        settings.namespaces = ("n",)  # type: ignore[misc]
