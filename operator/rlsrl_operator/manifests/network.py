@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import re
 
 from rlsrl.api.placement import HTTP_PORT
 from rlsrl_operator.manifests.subject import Subject
@@ -34,8 +34,7 @@ def _policy(subject: Subject, role: str) -> Manifest:
     egress.append({"to": [settings.dns], "ports": _DNS_PORTS})
     store = subject.experiment.spec.parameters.store.object_store
     if store is not None and role in STORE_ROLES:
-        parts = urlsplit(store.endpoint or "")
-        egress.append(_ports((parts.port or (80 if parts.scheme == "http" else _HTTPS_PORT),)))
+        egress.append(_ports((_port_of(store.endpoint or ""),)))
     wandb = subject.experiment.spec.tracking.wandb
     if wandb is not None and wandb.mode == "online" and role == COORDINATOR:
         egress.append(_ports((_HTTPS_PORT,)))
@@ -50,6 +49,13 @@ def _policy(subject: Subject, role: str) -> Manifest:
             "egress": egress,
         },
     }
+
+
+def _port_of(url: str) -> int:
+    scheme, _, rest = url.partition("://")
+    if (port := re.search(r":([0-9]+)(/|$)", rest)) is not None:
+        return int(port[1])
+    return 80 if scheme == "http" else _HTTPS_PORT
 
 
 def _pods(subject: Subject, role: str) -> Manifest:

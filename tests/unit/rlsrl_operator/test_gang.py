@@ -34,6 +34,10 @@ def lost(message: str, *, counts: bool = True) -> Loss:
 
 ALIVE: dict[str, tuple[list[Manifest], Verdict]] = {
     "all are ready": (pair(), Verdict(complete=True)),
+    "all are ready, made within the second in which the last became so": (
+        pair(created="2026-01-01T00:01:00Z"),
+        Verdict(complete=True),
+    ),
     "one is not ready": (pair(ready=False), Verdict()),
     "rank 0 has its result": ([ours(state=ended(0, "done\n")), ours(1)], Verdict(done=True)),
     "rank 0 had its result and was started again": (

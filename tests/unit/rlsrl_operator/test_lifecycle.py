@@ -210,6 +210,12 @@ def test_what_is_over_stays_over(phase: Phase, pods: str) -> None:
     assert decide(before, subject(generation=2), TERMINAL_PODS[pods], NOW) == before
 
 
+def test_forgetting_begins_anew_with_each_failure_and_with_nothing_else() -> None:
+    before = running(failed=1, seconds_ago=DECAY_SECONDS / 2)
+    assert decide(before, subject(), gang(state=ended(1)), NOW).last_failure_at == stamp(NOW)
+    assert decide(before, subject(generation=2), gang(), NOW).last_failure_at == before.last_failure_at
+
+
 def test_a_restart_is_decided_once() -> None:
     """The attempt is written before anything is done; whoever sees the same pods with it decides nothing new."""
     failed = gang(state=ended(1))

@@ -247,10 +247,13 @@ def used(subject: Subject, role: str) -> set[int]:
         ("https://s3.example.com", 443),
         ("http://s3.example.com/path", 80),
         ("http://s3.example.com:9000", 9000),
-        ("https://[2001:db8::1]:9443", 9443),
+        ("https://[2001:db8::1]:9443/path", 9443),
+        ("https://[2001:db8::1]", 443),
+        ("http://s3.example.com:65536", 65536),
     ],
 )
 def test_the_store_is_reached_by_whom_it_concerns(endpoint: str | None, port: int) -> None:
+    """A port that is none is the API server's to refuse, in words that become the experiment's condition."""
     document = minimal()
     store = {"url": "s3://bucket/prefix", **({} if endpoint is None else {"endpoint": endpoint})}
     document["spec"] |= {"parameters": {"store": {"objectStore": store}}, "evaluators": {}, "bufferWorkers": {}}
@@ -263,6 +266,15 @@ def test_the_store_is_reached_by_whom_it_concerns(endpoint: str | None, port: in
     }
     reached = [[{"port": port, "protocol": "TCP"}]]
     assert outside == {COORDINATOR: reached, TRAINER: reached, "evaluator": reached, "actor": [], "buffer": []}
+
+
+@pytest.mark.parametrize("endpoint", ["https://s3:9O00", "https://::::", "https://s3:", "https://[s3]", "https://s3:0"])
+def test_an_endpoint_whose_port_cannot_be_told_is_refused(endpoint: str) -> None:
+    document = minimal()
+    store = {"url": "s3://bucket/prefix", "endpoint": endpoint}
+    document["spec"]["parameters"] = {"store": {"objectStore": store}}
+    with pytest.raises(SpecError, match=r"spec\.parameters\.store\.objectStore\.endpoint"):
+        subject_of(document)
 
 
 def test_without_policies_none_is_made() -> None:

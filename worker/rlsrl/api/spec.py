@@ -445,7 +445,7 @@ class ObjectStore(Model):
         Annotated[
             str,
             Field(
-                pattern=r"^https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._/-]*)?$",
+                pattern=r"^https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?(/[A-Za-z0-9._/-]*)?$",
                 max_length=512,
                 examples=["https://s3.example.com"],
             ),
