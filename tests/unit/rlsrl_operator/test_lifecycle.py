@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsrl.api.status import ExperimentStatus, Phase
@@ -16,7 +16,7 @@ from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import decide, overlaid
 from rlsrl_operator.manifests import Manifest, Subject, render
 from rlsrl_operator.status import FINISHED, GANG_COMPLETE, condition, failures, stamp, with_condition
-from rlsrl_operator.testing import ended, pod, subject_of
+from rlsrl_operator.testing import ended, pod, subject_of, waiting
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 EARLIER = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
@@ -221,6 +221,40 @@ def test_a_restart_is_decided_once() -> None:
     failed = gang(state=ended(1))
     once = decide(running(), subject(), failed, NOW)
     assert decide(once, subject(), failed, NOW + timedelta(seconds=1)) == once
+
+
+STATES = (None, ended(0), ended(0, "done"), ended(1, "boom"), ended(2, "wrong"), waiting("CrashLoopBackOff"))
+PODS = st.lists(
+    st.builds(
+        pod,
+        st.sampled_from(["trainer", "trainer", "actor", "coordinator"]),
+        st.integers(0, 2),
+        attempt=st.integers(1, 3),
+        generation=st.integers(1, 2),
+        state=st.sampled_from(STATES),
+        last_state=st.sampled_from(STATES[:5]),
+        created=st.sampled_from([stamp(EARLIER), stamp(NOW)]),
+        deleted=st.sampled_from([None, stamp(NOW)]),
+        restarts=st.integers(0, 1),
+        conditions=st.sampled_from([(), ({"type": "DisruptionTarget", "status": "True"},)]),
+    ),
+    max_size=4,
+)
+STATUSES = st.builds(running, attempt=st.just(3), failed=st.integers(0, 3)) | st.just(ExperimentStatus(attempt=3))
+
+
+@settings(max_examples=300, deadline=None)
+@given(STATUSES, PODS, st.sampled_from([1, 2]), st.floats(0, 100))
+def test_deciding_again_with_what_was_seen_changes_nothing(
+    before: ExperimentStatus, pods: list[Manifest], generation: int, seconds: float
+) -> None:
+    about = subject(generation=generation)
+    once = decide(before, about, pods, NOW)
+    assert decide(once, about, pods, NOW + timedelta(seconds=seconds)) == once
+    assert once.attempt in (3, 4)
+    other = decide(before, about, pods[::-1], NOW)
+    facts = ("phase", "attempt", "recent_failures", "last_failure_at", "finished_at")
+    assert [getattr(once, name) for name in facts] == [getattr(other, name) for name in facts], "in any order"
 
 
 def test_a_gang_that_is_made_anew_is_complete_anew() -> None:

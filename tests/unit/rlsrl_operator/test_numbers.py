@@ -1,0 +1,91 @@
+"""Asking a coordinator for its numbers, over real HTTP: what is no answer is None, and never an error."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import aiohttp
+import pytest
+
+from rlsrl_operator import numbers
+from rlsrl_operator.numbers import HttpNumbers
+
+DEADLINE_SECONDS = 20
+PAGE = b'{"totals": {"env_steps": 7}}'
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> tuple[dict[str, object] | None, list[bytes]]:
+    """What is made of an answer, and the request; None: the connection is closed without one."""
+    requests: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer or b"")
+        await writer.drain()
+        writer.close()
+
+    async def main() -> dict[str, object] | None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with asyncio.timeout(DEADLINE_SECONDS), server, aiohttp.ClientSession() as session:
+            monkeypatch.setattr(numbers, "HTTP_PORT", server.sockets[0].getsockname()[1])
+            return await HttpNumbers(session).ask("127.0.0.1", "the-token")
+
+    return asyncio.run(main()), requests
+
+
+def response(body: bytes, *, status: str = "200 OK", content_type: str = "application/json") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def test_the_page_is_asked_for_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, (request,) = ask(monkeypatch, response(PAGE))
+    assert page == {"totals": {"env_steps": 7}}
+    assert request.startswith(b"GET /status HTTP/1.1\r\n")
+    assert b"\r\nAuthorization: Bearer the-token\r\n" in request
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        b"no HTTP\r\n\r\n",
+        response(PAGE, status="401 Unauthorized"),
+        response(PAGE, status="503 Service Unavailable"),
+        response(PAGE, content_type="text/html"),
+        response(b"{"),
+        response(b'{"\xff": 1}'),
+        response(b"[1]"),
+        response(b"null"),
+        response(PAGE)[:-5],
+    ],
+)
+def test_what_is_no_answer_is_none(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, _ = ask(monkeypatch, answer)
+    assert page is None
+
+
+def test_nobody_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setattr(numbers, "HTTP_PORT", port)
+
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
+            assert await HttpNumbers(session).ask("127.0.0.1", "token") is None
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers, "ANSWER_SECONDS", 0.05)
+    # The kernel accepts, nobody answers.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(numbers, "HTTP_PORT", silent.getsockname()[1])
+
+        async def main() -> None:
+            async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
+                assert await HttpNumbers(session).ask("127.0.0.1", "token") is None
+
+        asyncio.run(main())
