@@ -25,7 +25,9 @@ start_apiserver() {
     --kubelet-preferred-address-types=InternalIP --requestheader-client-ca-file="$PKI/ca.crt" \
     --requestheader-allowed-names=front-proxy-client --requestheader-extra-headers-prefix=X-Remote-Extra- \
     --requestheader-group-headers=X-Remote-Group --requestheader-username-headers=X-Remote-User \
-    --proxy-client-cert-file="$PKI/front-proxy.crt" --proxy-client-key-file="$PKI/front-proxy.key"
+    --proxy-client-cert-file="$PKI/front-proxy.crt" --proxy-client-key-file="$PKI/front-proxy.key" \
+    --audit-policy-file="$PARTS/audit-policy.yaml" --audit-log-path="$AUDIT_LOG" \
+    --audit-log-maxsize=4096 # MB, so that the whole of a test run is in one file
 }
 
 start_controllers() {
@@ -38,7 +40,21 @@ start_controllers() {
       --leader-elect=false --bind-address=127.0.0.1 --kube-api-qps=200 --kube-api-burst=400)
     [[ $c == kube-scheduler ]] || flags+=(--service-account-private-key-file="$PKI/service-account.key"
       --root-ca-file="$PKI/ca.crt" --cluster-signing-cert-file="$PKI/ca.crt" --cluster-signing-key-file="$PKI/ca.key"
-      --use-service-account-credentials)
+      --use-service-account-credentials --node-monitor-grace-period="$NODE_GRACE"
+      --flex-volume-plugin-dir=/run/flex-volume-plugins) # else below /usr, on the host
     start "$c" "${flags[@]}"
   done
+}
+
+recycle_volumes() { # offers a volume again, empty, once its claim is gone: what a provisioner does that deletes
+  local volume phase claim
+  local -A recycled=() # each volume's last claim: the watch tells of one more than once
+  while :; do          # the watch ends with the API server
+    while read -r volume phase claim; do
+      [[ $volume == standard-* && $phase == Released && -n $claim && $claim != "${recycled[$volume]:-}" ]] || continue
+      find "$STATE/volumes/${volume#standard-}" -mindepth 1 -delete
+      ! kubectl patch pv "$volume" --type=json -p '[{"op": "remove", "path": "/spec/claimRef"}]' || recycled[$volume]=$claim
+    done < <(kubectl get pv --watch -o jsonpath='{.metadata.name} {.status.phase} {.spec.claimRef.uid}{"\n"}')
+    sleep 1
+  done >>"$STATE/log/volumes.log" 2>&1
 }

@@ -3,11 +3,13 @@
 # hack/cluster, which calls the functions by the names of its commands. A node is a process tree in namespaces of its own
 # (node-init.sh); node 1 also runs the control plane. The host gets one bridge, its links and routes, all taken by `down`.
 
-PACKAGES=(containerd runc containernetworking-plugins iptables nftables conntrack socat ebtables ethtool iproute2 openssl)
+# shellcheck source-path=SCRIPTDIR source=store.sh
+. "$PARTS/store.sh"
+PACKAGES=(containerd runc containernetworking-plugins iptables iproute2 openssl procps python3)
 
 prepare() { # root, Debian's packages, the build
   [[ $(id -u) == 0 ]] || fail 'the backend local makes namespaces and a bridge: run it as root'
-  if ! type containerd runc conntrack socat iptables openssl ip >/dev/null 2>&1 || [[ ! -x /usr/lib/cni/bridge ]]; then
+  if ! type containerd runc iptables ip openssl pgrep python3 >/dev/null 2>&1 || [[ ! -x /usr/lib/cni/bridge ]]; then
     command -v apt-get >/dev/null || fail "no apt-get here: install these yourself: ${PACKAGES[*]}"
     echo "cluster: installing ${PACKAGES[*]}" >&2
     apt-get update --quiet --quiet
@@ -16,6 +18,8 @@ prepare() { # root, Debian's packages, the build
   "$PARTS/build.sh"
 }
 
+nodes() { find "$STATE" -maxdepth 1 -name 'node-*' -printf '%f\n' 2>/dev/null | sed 's/node-//' | sort -n; }
+
 node_pid() { # prints the PID of node I's init, as the host numbers it, while it lives
   local pid
   pid=$(cat "$STATE/node-$1/pid" 2>/dev/null) && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q node-init.sh && echo "$pid"
@@ -23,7 +27,7 @@ node_pid() { # prints the PID of node I's init, as the host numbers it, while it
 
 require_node() { # require_node WORD: it is one of the cluster's nodes
   local known
-  known=$(find "$STATE" -maxdepth 1 -name 'node-*' -printf '%f\n' 2>/dev/null | sed 's/node-//' | sort -n | paste -sd ' ')
+  known=$(nodes | paste -sd ' ')
   [[ -n $known ]] || fail 'no cluster is up: hack/cluster up N'
   [[ " $known " == *" $1 "* ]] || fail "node: $1 is none of this cluster's nodes; allowed: $known"
 }
@@ -35,11 +39,11 @@ inside() { # inside I COMMAND...: runs it in node I
   nsenter -t "$pid" -m -n -p -u -i -- "$@"
 }
 
-start_node() { # start_node I NODES KUBELET
+start_node() {
   local outer pid=
   mkdir -p "$STATE/node-$1"
   setsid unshare --mount --net --pid --uts --ipc --fork --mount-proc --kill-child \
-    "$PARTS/node-init.sh" "$@" >>"$STATE/node-$1/init.log" 2>&1 </dev/null &
+    "$PARTS/node-init.sh" "$1" >>"$STATE/node-$1/init.log" 2>&1 </dev/null &
   outer=$!
   until pid=$(pgrep -P "$outer") && [[ -n $pid ]]; do
     kill -0 "$outer" 2>/dev/null || fail "node $1 did not start; see $STATE/node-$1/init.log"
@@ -68,10 +72,18 @@ remove_group() { find "$1" -depth -type d -exec rmdir {} +; }
 
 volumes() { # hostPath volumes: the nodes share this machine's disk, so one follows its pod from node to node
   local i
+  cat <<YAML
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: standard, annotations: {storageclass.kubernetes.io/is-default-class: "true"}}
+provisioner: kubernetes.io/no-provisioner
+volumeBindingMode: WaitForFirstConsumer
+YAML
   for i in $(seq "$NUM_VOLUMES"); do
     mkdir -p "$STATE/volumes/$i"
     chmod 0777 "$STATE/volumes/$i" # a kubelet gives no hostPath to the pod's group
     cat <<YAML
+---
 apiVersion: v1
 kind: PersistentVolume
 metadata: {name: standard-$i}
@@ -81,7 +93,6 @@ spec:
   persistentVolumeReclaimPolicy: Retain
   storageClassName: standard
   hostPath: {path: $STATE/volumes/$i}
----
 YAML
   done
 }
@@ -89,57 +100,73 @@ YAML
 nodes_ready() { [[ $(kubectl get nodes --no-headers | grep -cw Ready) == "$1" ]]; }
 
 up() {
-  local n=$1 count=$1 with_kubelet=yes i
+  local i all
   [[ ! -d $STATE ]] || fail 'a cluster is up already (or one was not taken down): hack/cluster down first'
   prepare
-  ((n > 0)) || count=1 with_kubelet=no
+  all=$(seq $(($1 > 0 ? $1 : 1)))
   mkdir -p "$STATE/log" "$STATE/etcd"
   chmod 700 "$STATE/etcd"
-  "$PARTS/pki.sh" "$count" 2>"$STATE/log/pki.log"
+  printf 'NUM_NODES=%s\nNODE_GRACE=%s\n' "$1" "$NODE_GRACE" >"$STATE/settings.sh"
+  "$PARTS/pki.sh" "$all" 2>"$STATE/log/pki.log"
   sysctl "${SYSCTLS[@]}" >"$STATE/sysctls"
   ip link add "$BRIDGE" type bridge
   ip addr add "$NET.1/24" dev "$BRIDGE"
   ip link set "$BRIDGE" up
-  for i in $(seq "$count"); do start_node "$i" "$count" "$with_kubelet"; done
+  for i in $all; do start_node "$i"; done
   until_true 120 'the API server is ready' kubectl get --raw /readyz
-  for i in $(seq "$count"); do ip route replace "$POD_NET.$i.0/24" via "$(node_ip "$i")"; done
+  for i in $all; do ip route replace "$POD_NET.$i.0/24" via "$(node_ip "$i")"; done
   until_true 60 'the controllers run' kubectl -n default get serviceaccount default
   volumes | kubectl apply -f - >/dev/null
-  if ((n > 0)); then
-    kubectl apply -f "$PARTS/coredns.yaml" >/dev/null
-    until_true 120 "$n nodes are Ready" nodes_ready "$n"
-    kubectl -n kube-system rollout status deployment/coredns --timeout=120s >/dev/null
-  fi
+  (($1 > 0)) || return 0
+  kubectl apply -f "$PARTS/coredns.yaml" >/dev/null
+  until_true 120 "$1 nodes are Ready" nodes_ready "$1"
+  kubectl -n kube-system rollout status deployment/coredns --timeout=120s >/dev/null
 }
 
 down() {
-  local folder
+  local i
   [[ $(id -u) == 0 ]] || fail 'the backend local is taken down by root'
-  for folder in "$STATE"/node-*; do
-    [[ ! -d $folder ]] || kill_node "${folder##*/node-}"
-  done
-  for folder in /sys/class/net/rlsrl-v*; do
-    [[ ! -e $folder ]] || ip link del "${folder##*/}" 2>/dev/null || true # its end in a killed node takes it too
+  for i in $(nodes); do
+    kill_node "$i"
+    ip link del "rlsrl-v$i" 2>/dev/null || true # its end in a killed node takes it too
   done
   ip link del "$BRIDGE" 2>/dev/null || true
   [[ ! -e $STATE/sysctls ]] || sysctl -qp "$STATE/sysctls"
-  rm -rf "$STATE"
+  rm -rf --one-file-system "$STATE"
 }
 
-load() { # load IMAGE...: from the engine's store, or from an archive NAME.tar, into every node that is up
-  local image folder
+load() { # to the store, and to the nodes that are up; those that are down are made to copy the store anew
+  local image i archives=() imports=() status=0
+  prepare
+  WORK=$(mktemp -d "$CACHE/load.XXXXXX")
+  trap 'rm -rf "$WORK"' EXIT
   for image in "$@"; do
-    for folder in "$STATE"/node-*; do
-      [[ -d $folder ]] || fail 'no cluster is up: hack/cluster up N'
-      if [[ -f $image ]]; then cat "$image"; else docker save "$image"; fi |
-        inside "${folder##*/node-}" ctr -n k8s.io images import - >/dev/null
-    done
+    archives+=("$image")
+    [[ ! -e $image && $image != *.tar ]] || continue
+    archives[-1]=$WORK/${#archives[@]}.tar
+    docker save --output "${archives[-1]}" "$image" >/dev/null ||
+      fail "image: $image is neither an archive (NAME.tar) nor an image of docker's"
   done
+  for image in "${archives[@]}"; do "$PARTS/archive_names.py" "$image" >/dev/null; done
+  with_store import_and_prune "${archives[@]}" &
+  imports+=($!)
+  for i in $(nodes); do
+    if ! node_pid "$i" >/dev/null; then
+      rm -rf "$STATE/node-$i/containerd"
+    elif ((NUM_NODES > 0)); then
+      CONTAINERD_ADDRESS=/proc/$(node_pid "$i")/root/run/containerd/containerd.sock import "${archives[@]}" &
+      imports+=($!)
+    fi
+  done
+  for i in "${imports[@]}"; do wait "$i" || status=1; done
+  return "$status"
 }
 
-kubeconfig() {
-  [[ -e $ADMIN ]] || fail 'no cluster is up: hack/cluster up N'
-  echo "$ADMIN"
+kubeconfig() { of_the_cluster "$ADMIN"; }
+audit-log() { of_the_cluster "$AUDIT_LOG"; }
+of_the_cluster() {
+  [[ -e $1 ]] || fail 'no cluster is up: hack/cluster up N'
+  echo "$1"
 }
 
 tools() { prepare && echo "$TOOLS"; }
@@ -150,13 +177,24 @@ node-heal() { require_node "$1" && ip link set "rlsrl-v$1" up; }
 node-up() {
   require_node "$1"
   ! node_pid "$1" >/dev/null || fail "node $1 is up already"
-  start_node "$1" "$(find "$STATE" -maxdepth 1 -name 'node-*' | wc -l)" yes
+  start_node "$1"
+}
+
+apiserver_lives() { # in node 1, whose numbers of processes those are
+  # shellcheck disable=SC2016  # expanded inside the node
+  inside 1 bash -c 'tr "\0" " " <"/proc/$(cat "$1")/cmdline" | grep -q kube-apiserver' - "$STATE/kube-apiserver.pid" 2>/dev/null
 }
 
 # The API server is stopped as by a crash of its process; etcd and the rest of node 1 go on.
-api-stop() { require_node 1 && inside 1 kill -9 "$(cat "$STATE/kube-apiserver.pid")"; }
+api-stop() {
+  require_node 1
+  apiserver_lives || fail 'the API server is down already'
+  inside 1 kill -9 "$(cat "$STATE/kube-apiserver.pid")"
+}
+
 api-start() {
   require_node 1
+  ! apiserver_lives || fail 'the API server is up already'
   # shellcheck disable=SC2016  # expanded inside the node
   inside 1 setsid bash -c '. "$1/settings.sh"; . "$1/control-plane.sh"; start_apiserver' - "$PARTS" </dev/null
   until_true 60 'the API server is ready' kubectl get --raw /readyz

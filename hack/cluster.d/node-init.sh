@@ -1,21 +1,27 @@
 #!/usr/bin/env bash
-# node-init.sh I NODES KUBELET(yes|no): PID 1 of node I, in mount, network, PID, UTS and IPC namespaces of its own. Killing
+# node-init.sh I: PID 1 of node I, in mount, network, PID, UTS and IPC namespaces of its own. Killing
 # this one process takes the node with its kubelet and every container, as a power loss does.
 # Waits for its link, then for the API server; runs until it is killed.
 set -uo pipefail
 # shellcheck source-path=SCRIPTDIR source=settings.sh
 . "$(dirname "$0")/settings.sh"
+# shellcheck source-path=SCRIPTDIR source=store.sh
+. "$PARTS/store.sh"
 # shellcheck source-path=SCRIPTDIR source=control-plane.sh
 . "$PARTS/control-plane.sh"
-i=$1 nodes=$2 kubelet=$3
+i=$1
 name=node-$i ip=$(node_ip "$1") own=$STATE/node-$1
 
 rest() { while :; do sleep 3600 & wait $!; done; } # a shell, as it reaps what containers leave to PID 1
 
-private_mounts() {
+private_mounts() { # /run and /var of the node's own; of /var, the CNI, the kubelet and its logs have fixed places below it
   mount --make-rprivate /
   mount -t tmpfs -o mode=755 tmpfs /run
-  mkdir -p /run/lock /run/netns /run/cni "$own"/{containerd,kubelet,log,pod-logs} /var/log/pods /var/log/containers
+  mkdir -p /run/{lock,netns,cni,cache,var,work} "$own"/{kubelet,log,pod-logs}
+  mount --bind "$CACHE" /run/cache # which may itself be below /var
+  mount -t overlay -o lowerdir=/var,upperdir=/run/var,workdir=/run/work overlay /var
+  mount --bind /run/cache "$CACHE"
+  mkdir -p /var/log/{pods,containers}
   mount --bind "$own/pod-logs" /var/log/pods
   mount --make-rshared /
   : >/run/resolv.conf # no DNS above the cluster's
@@ -30,7 +36,7 @@ network() {
   ip link set eth0 up
   ip route add default via "$NET.1"
   sysctl -qw net.ipv4.ip_forward=1
-  for j in $(seq "$nodes"); do
+  for j in $(seq "$NUM_NODES"); do
     [[ $j == "$i" ]] || ip route replace "$POD_NET.$j.0/24" via "$(node_ip "$j")"
   done
 }
@@ -43,13 +49,10 @@ containers() {
            "routes": [{"dst": "0.0.0.0/0"}]}},
  {"type": "portmap", "capabilities": {"portMappings": true}}]}
 JSON
+  copy_store "$own/containerd"
+  containerd_config "$own/containerd" /run/containerd >/run/containerd.toml
   # restrict_oom_score_adj: root of a container or a sandbox may lack CAP_SYS_RESOURCE.
-  cat >/run/containerd.toml <<TOML
-version = 2
-root = "$own/containerd"
-state = "/run/containerd"
-[grpc]
-  address = "/run/containerd/containerd.sock"
+  cat >>/run/containerd.toml <<TOML
 [plugins."io.containerd.grpc.v1.cri"]
   restrict_oom_score_adj = true
   sandbox_image = "localhost/pause:3.10"
@@ -63,16 +66,18 @@ state = "/run/containerd"
 TOML
   containerd -c /run/containerd.toml >>"$own/log/containerd.log" 2>&1 &
   until_true 60 "containerd of $name answers" ctr version
-  ctr -n k8s.io images import "$TOOLS/pause.tar" >/dev/null
-  ctr -n k8s.io images import "$TOOLS/coredns.tar" >/dev/null
 }
 
-cgroups() { # of cgroup v1, where the root must be in every controller; of v2, where the kubelet makes it itself
+cgroups() { # a kubelet's root must be there, on cgroup v1 in every controller
   local controller
   for controller in cpu cpuacct cpuset memory devices freezer blkio pids systemd; do
     [[ ! -d /sys/fs/cgroup/$controller ]] || mkdir -p "/sys/fs/cgroup/$controller/rlsrl-$name"
   done
-  [[ -d /sys/fs/cgroup/cpuset ]] || return 0
+  if [[ ! -d /sys/fs/cgroup/cpuset ]]; then
+    echo '+cpuset +cpu +io +memory +pids' >/sys/fs/cgroup/cgroup.subtree_control
+    mkdir -p "/sys/fs/cgroup/rlsrl-$name"
+    return
+  fi
   cat /sys/fs/cgroup/cpuset/cpuset.cpus >"/sys/fs/cgroup/cpuset/rlsrl-$name/cpuset.cpus"
   cat /sys/fs/cgroup/cpuset/cpuset.mems >"/sys/fs/cgroup/cpuset/rlsrl-$name/cpuset.mems"
 }
@@ -127,8 +132,9 @@ if [[ $i == 1 ]]; then
   start_etcd
   start_apiserver
   start_controllers
+  recycle_volumes &
 fi
-[[ $kubelet == yes ]] || rest
+((NUM_NODES > 0)) || rest
 containers
 cgroups
 until_true 120 'the API server is ready' kubectl get --raw /readyz

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# pki.sh NODES: makes one authority, every client's and server's certificate, and the kubeconfigs.
+# pki.sh 'I...': makes one authority, every client's and server's certificate, and the kubeconfigs.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=settings.sh
 . "$(dirname "$0")/settings.sh"
@@ -37,7 +37,7 @@ for component in kube-controller-manager kube-scheduler kube-proxy; do
   certificate "$component" "/CN=system:$component"
   kubeconfig "$component.kubeconfig" "$component"
 done
-for i in $(seq "$1"); do
+for i in $1; do
   certificate "node-$i" "/O=system:nodes/CN=system:node:node-$i" "DNS:node-$i,IP:$(node_ip "$i")"
   kubeconfig "node-$i.kubeconfig" "node-$i"
 done

@@ -4,21 +4,27 @@
 PARTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/rlsrl/cluster
 INPUTS=$(cd "$PARTS" && find go pause.c image.py build.sh -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-16)
-TOOLS=$CACHE/build-$INPUTS            # the built programs and images; a change of their sources is another folder
+TOOLS=$CACHE/build-$INPUTS            # the built programs and the image store; another state of their sources has another
 STATE=$CACHE/state                    # of the cluster that is up: certificates, etcd, container stores, volumes, logs
 PKI=$STATE/pki
 ADMIN=$STATE/admin.kubeconfig
+AUDIT_LOG=$STATE/log/audit.log
 BRIDGE=rlsrl0
 NET=10.77.0                           # the nodes' network: the host is .1, node I is .(10+I)
 POD_NET=10.244                        # node I's pods: 10.244.I.0/24
 SERVICE_CIDR=10.96.0.0/16
 DNS_IP=10.96.0.10                     # as in coredns.yaml
 MAX_NODES=9
-NUM_VOLUMES=8
-SYSCTLS=(kernel.panic kernel.panic_on_oops vm.overcommit_memory)   # machine-wide, and a kubelet sets them
+NUM_VOLUMES=16
+SYSCTLS=(kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes
+  vm.overcommit_memory vm.panic_on_oom) # machine-wide, and a kubelet sets them
+NODE_GRACE=${RLSRL_CLUSTER_NODE_GRACE:-50s} # without news of a node until it is NotReady; 50s is Kubernetes' own
+# What a cluster was brought up with: NUM_NODES and NODE_GRACE.
+# shellcheck source=/dev/null
+[[ ! -e $STATE/settings.sh ]] || . "$STATE/settings.sh"
 
 node_ip() { echo "$NET.$((10 + $1))"; }
-kubectl() { "$TOOLS/kubectl" --kubeconfig "$ADMIN" "$@"; }
+kubectl() { "$TOOLS/kubectl" --kubeconfig "$ADMIN" --cache-dir "$STATE/kubectl-cache" "$@"; }
 fail() { echo "cluster: $*" >&2; exit 1; }
 
 # until_true SECONDS WHAT COMMAND...: waits for the command to succeed; fails by name when it does not in time.

@@ -1,0 +1,66 @@
+# shellcheck shell=bash
+# Images of the local cluster. The store is a containerd root with every image that was loaded; a node begins with a copy
+# of it by hard links, so that however many nodes and clusters there are, an image is imported and lies on the disk once.
+# Only nodes that are up when an image is loaded import it too. Sourced.
+
+STORE=$TOOLS/store
+ID_LABEL=rlsrl.dev/id                 # on an image: what archive_names.py calls its ID
+export CONTAINERD_NAMESPACE=k8s.io    # where a kubelet looks
+
+containerd_config() { # containerd_config ROOT RUN: what the store's and a node's have in common; RUN has sockets and state
+  cat <<TOML
+version = 2
+root = "$1"
+state = "$2/state"
+[grpc]
+  address = "$2/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "$2/opt"
+TOML
+}
+
+with_store() ( # with_store COMMAND ARGUMENT...: runs it while the store is served to it, and to nobody else
+  exec 8>"$TOOLS/store.lock"
+  flock 8
+  run=$(mktemp -d)
+  { echo 'disabled_plugins = ["io.containerd.grpc.v1.cri"]'; containerd_config "$STORE" "$run"; } >"$run/config.toml"
+  # Mounts of its own: those that unpacking makes are gone with it, however it ends.
+  unshare --mount containerd --config "$run/config.toml" >"$run/log" 2>&1 8>&- &
+  pid=$!
+  trap 'kill "$pid"; wait "$pid" || true; rm -rf "$run"' EXIT
+  export CONTAINERD_ADDRESS=$run/containerd.sock
+  until_true 60 'the image store is served' ctr version
+  "$@"
+)
+
+copy_store() ( # copy_store ROOT: to a node's root, unless it has one; only the databases are written to in place
+  set -e
+  [[ ! -d $1 ]] || exit 0
+  exec 8>"$TOOLS/store.lock"
+  flock --shared 8
+  rm -rf "$1.part"
+  cp -al "$STORE" "$1.part"
+  cd "$STORE"
+  find . -name '*.db' -exec cp --remove-destination {} "$1.part/{}" \;
+  mv "$1.part" "$1"
+)
+
+import() { # import ARCHIVE...: what is new of them, to the containerd at CONTAINERD_ADDRESS
+  local archive images raw name id
+  for archive in "$@"; do
+    images=$("$PARTS/archive_names.py" "$archive")
+    while read -r raw name id; do
+      [[ -z $(ctr images ls -q "name==\"$name\",labels.\"$ID_LABEL\"==\"$id\"") ]] || continue
+      ctr images import "$archive" >/dev/null
+      # Names of an OCI archive are kept as they stand there, but a kubelet asks by the full name.
+      [[ $raw == "$name" ]] || ctr images tag --force "$raw" "$name" >/dev/null
+      ctr images label "$name" "$ID_LABEL=$id" >/dev/null
+    done <<<"$images"
+  done
+}
+
+import_and_prune() { # import_and_prune ARCHIVE...: and removes what no image needs any more
+  import "$@"
+  ctr images tag --force localhost/pause:3.10 localhost/none >/dev/null
+  ctr images rm --sync localhost/none >/dev/null # any removal does: --sync collects all garbage
+}
