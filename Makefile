@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,rpc,env,mujoco,atari,wandb,torch,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-.PHONY: help setup run s3-server system-tools images test test-slow lint format protos crd clean
+.PHONY: help setup run s3-server system-tools images test e2e test-slow lint format protos crd clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,7 +36,10 @@ images:  ## Build the images of workers and operator; print their archives
 	@hack/images
 
 test: setup s3-server system-tools  ## All tests that need no cluster
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow and not e2e'
+
+e2e: setup  ## The tests on a real cluster of two nodes, which it brings up and takes down (root)
+	@hack/e2e tests/e2e -m 'not full'
 
 test-slow: setup s3-server system-tools  ## The fault tests and training runs that `make test` has no time for
 	$(BIN)/python -m pytest -m slow

@@ -6,16 +6,18 @@ is gone ends the attempt for all, since the ranks of an attempt cannot be joined
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from rlsrl_operator.manifests.pods import CONTAINER
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, GENERATION_ANNOTATION
 from rlsrl_operator.manifests.types import Manifest
 
 DONE = "done"
-"""Rank 0's termination message once the experiment has its result."""
+"""With what rank 0's termination message begins once the experiment has its result, which follows as JSON."""
 CONFIGURATION_ERROR = 2
 """Exit code of a worker that would fail again however often it is started."""
 _INDEX_LABEL = "apps.kubernetes.io/pod-index"
@@ -37,6 +39,8 @@ class Verdict:
 
     done: bool = False
     """Rank 0 said that the experiment has its result."""
+    result: Mapping[str, Any] | None = None
+    """What it is: the run's terminal record, if rank 0 told it."""
     loss: Loss | None = None
     """Why the attempt is over, if it is."""
     complete: bool = False
@@ -57,8 +61,8 @@ class Life:
 def judge(pods: Sequence[Manifest], life: Life) -> Verdict:
     """What the pods, of any attempt, show of the present one."""
     ours = [pod for pod in pods if attempt_of(pod) == life.attempt]
-    if any(_said_done(pod) for pod in ours):
-        return Verdict(done=True)
+    if (said := next((word for pod in ours if (word := _said_done(pod)) is not None), None)) is not None:
+        return Verdict(done=True, result=_result(said))
     if any(generation_of(pod) != life.generation for pod in ours):
         return Verdict(loss=Loss(message="the experiment was edited", counts=False))
     # One that has to make room takes the others with it, and they may have ended before it has.
@@ -151,10 +155,21 @@ def _said(ended: Manifest) -> str:
     return f": {lines[-1][:200]}" if lines else ""
 
 
-def _said_done(pod: Manifest) -> bool:
-    return _is_first(pod) and any(
-        ended.get("exitCode") == 0 and (ended.get("message") or "").strip() == DONE for ended in terminations(pod)
-    )
+def _said_done(pod: Manifest) -> str | None:
+    """What rank 0 said after its word; None if it did not say it."""
+    for ended in terminations(pod) if _is_first(pod) else ():
+        word, _, rest = (ended.get("message") or "").strip().partition(" ")
+        if ended.get("exitCode") == 0 and word == DONE:
+            return str(rest)
+    return None
+
+
+def _result(said: str) -> Mapping[str, Any] | None:
+    try:
+        result = json.loads(said)
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) else None
 
 
 def parse_time(text: str) -> datetime:

@@ -42,12 +42,6 @@ class KeyedQueue(Generic[Key]):
             self._waiting.add(key)
             self._line.put_nowait(key)
 
-    def forget(self, key: Key) -> None:
-        """Do not come back to the key by itself."""
-        if (timer := self._timers.pop(key, None)) is not None:
-            timer.cancel()
-        self._num_failures.pop(key, None)
-
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -61,8 +55,9 @@ class KeyedQueue(Generic[Key]):
             self._busy.add(key)
             delay = await self._attempt(key)
             self._busy.discard(key)
-            if key in self._again:
-                self._again.discard(key)
+            again = key in self._again and key not in self._num_failures
+            self._again.discard(key)
+            if again:
                 self.add(key)
             elif delay is not None:
                 self._timers[key] = asyncio.get_running_loop().call_later(delay, self.add, key)

@@ -30,7 +30,9 @@ def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest],
     num_pods = subject.experiment.spec.trainers.num_pods
     verdict = judge(trainers, Life(attempt=attempt, generation=generation, num_pods=num_pods, complete_since=since))
     if verdict.done:
-        return _ended(status, "Succeeded", "Succeeded", "the experiment has its result", generation, now)
+        training, message = statuses.outcome(status.training, verdict.result, now)
+        status = status.model_copy(update={"training": training})
+        return _ended(status, "Succeeded", "Succeeded", message, generation, now)
 
     def gang(status: ExperimentStatus, holds: bool, reason: str, message: str) -> ExperimentStatus:
         return statuses.with_condition(

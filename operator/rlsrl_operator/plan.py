@@ -45,10 +45,10 @@ def step(wanted: Manifest, observed: Manifest | None, applied: Applied | None) -
     return Step.NOTHING
 
 
-def is_ours(wanted: Manifest, observed: Manifest) -> bool:
-    """Whether the object has our owner; one that outlives its experiment, whether we made it for that name."""
+def is_ours(wanted: Manifest, observed: Manifest, *, by_owner: bool = True) -> bool:
+    """Whether the object has our owner; of one that may outlive its experiment, whether we made it for that name."""
     owners = {owner["uid"] for owner in wanted["metadata"].get("ownerReferences", ())}
-    if owners:
+    if owners and by_owner:
         return owners <= {owner["uid"] for owner in observed["metadata"].get("ownerReferences", ())}
     kept = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance")
     ours, theirs = wanted["metadata"]["labels"], observed["metadata"].get("labels", {})

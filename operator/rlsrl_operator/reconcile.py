@@ -191,32 +191,47 @@ class Reconciler:
             Refused: the API server does not take one.
             Conflict: somebody else was faster.
         """
-        secret = await self._keep(token_secret(subject, secrets.token_urlsafe(32)))
+        secret = await self._keep(subject, token_secret(subject, secrets.token_urlsafe(32)))
         if (claim := volume_claim(subject)) is not None:
-            await self._keep(claim)
-        kept = await self._keep(config_map(subject, render(subject)))
+            await self._claim(claim)
+        kept = await self._keep(subject, config_map(subject, render(subject)))
         for manifest in json.loads(kept["data"][MANIFESTS_KEY]):
             await self._apply(subject, overlaid(manifest, status, pods))
         return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
 
-    async def _keep(self, wanted: Manifest) -> Manifest:
-        """The object as it is, made if it is not there: what stands in it is decided once."""
-        metadata = wanted["metadata"]
-        found = await self._cluster.get(wanted["apiVersion"], wanted["kind"], metadata["namespace"], metadata["name"])
+    async def _keep(self, subject: Subject, wanted: Manifest) -> Manifest:
+        """An object whose data are decided once, by whoever makes it; returns it with them."""
+        found = await self._get(wanted)
         if found is None:
-            found = await self._cluster.create(wanted)
-        elif not is_ours(wanted, found):
-            raise Foreign(f"{wanted['kind']} {metadata['name']} is there already, and not this experiment's")
+            return await self._cluster.create(wanted)
+        await self._apply(subject, {**wanted, "data": found.get("data", {})})
         return found
 
-    async def _apply(self, subject: Subject, wanted: Manifest) -> None:
+    async def _claim(self, wanted: Manifest) -> None:
+        """A volume's claim stays as it was made, and one that an experiment of the same name left is taken over. Whether
+        it goes with the experiment may change: its owner says so."""
+        found = await self._get(wanted)
+        if found is None:
+            await self._cluster.create(wanted)
+        elif "deletionTimestamp" in found["metadata"]:
+            raise Conflict(f"the claim {wanted['metadata']['name']} is being deleted")
+        elif not is_ours(wanted, found, by_owner=False):
+            raise Foreign(_in_the_way(wanted))
+        elif (owners := wanted["metadata"].get("ownerReferences", [])) != found["metadata"].get("ownerReferences", []):
+            metadata = {**found["metadata"], "labels": wanted["metadata"]["labels"], "ownerReferences": owners}
+            await self._cluster.replace({**found, "metadata": metadata})
+
+    async def _get(self, wanted: Manifest) -> Manifest | None:
         metadata = wanted["metadata"]
-        kind, name = wanted["kind"], metadata["name"]
+        return await self._cluster.get(wanted["apiVersion"], wanted["kind"], metadata["namespace"], metadata["name"])
+
+    async def _apply(self, subject: Subject, wanted: Manifest) -> None:
+        kind, name = wanted["kind"], wanted["metadata"]["name"]
         key = (subject.uid, kind, name)
-        observed = await self._cluster.get(wanted["apiVersion"], kind, metadata["namespace"], name)
+        observed = await self._get(wanted)
         what = step(wanted, observed, self._applied.get(key))
         if what is Step.CONFLICT:
-            raise Foreign(f"{kind} {name} is there already, and not this experiment's")
+            raise Foreign(_in_the_way(wanted))
         if what is Step.NOTHING:
             return
         try:
@@ -247,10 +262,7 @@ class Reconciler:
         self, subject: Subject, status: ExperimentStatus, token: str, now: datetime
     ) -> Mapping[str, Any] | None:
         """The coordinator's page, if it is time for one."""
-        if status.phase in TERMINAL and status.training is not None and status.finished_at is not None:
-            if parse_time(status.training.updated_at or status.finished_at) > parse_time(status.finished_at):
-                return None
-        elif status.phase not in (*TERMINAL, "Running"):
+        if status.phase != "Running":
             return None
         last = self._asked.get(subject.uid)
         if last is not None and (now - last).total_seconds() < LOOK_SECONDS:
@@ -317,3 +329,7 @@ class Reconciler:
             pass
         except Refused as error:
             _log.warning("event_refused", reason=reason, error=str(error))
+
+
+def _in_the_way(wanted: Manifest) -> str:
+    return f"{wanted['kind']} {wanted['metadata']['name']} is there already, and not this experiment's"

@@ -104,6 +104,17 @@ def training(page: Mapping[str, Any], now: datetime) -> Training:
     )
 
 
+def outcome(before: Training | None, record: Mapping[str, Any] | None, now: datetime) -> tuple[Training | None, str]:
+    """The last numbers, and what is to be said of the end, from the run's terminal record if there is one."""
+    result = (record or {}).get("result")
+    if record is None or not isinstance(result, dict):
+        return before, "the experiment has its result"
+    final = training({"totals": {**result, "version": record.get("version")}}, now)
+    known = final.model_dump(exclude_none=True)
+    told = final if before is None else before.model_copy(update=known)
+    return told, f"stop.{record.get('reason')} holds: mean return {told.return_mean} after {told.env_steps} transitions"
+
+
 def summarize(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest], now: datetime) -> ExperimentStatus:
     """The status with what the pods show beside the gang's life."""
     generation, over = subject.generation, status.phase in TERMINAL

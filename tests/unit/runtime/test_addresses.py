@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rlsrl.runtime.addresses import HOST_VARIABLE, Directory, followed_roles, own_address, roster_address
+from rlsrl.runtime.addresses import (
+    HOST_VARIABLE,
+    Directory,
+    followed_roles,
+    forwarded_address,
+    own_address,
+    roster_address,
+)
 from rlsrl.runtime.errors import ConfigurationError
 
 
@@ -31,6 +38,22 @@ def test_ranks_of_one_host_have_ports_of_their_own(monkeypatch: pytest.MonkeyPat
     assert own_address(":7001") == "10.1.2.3:7004"
     assert own_address(":0") == "10.1.2.3:0"
     assert own_address("127.0.0.1:7001") == "127.0.0.1:7001"
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "expected"),
+    [
+        ("10.1.2.3", ":7000", "127.0.0.1:7000"),
+        ("fd00::7", ":7000", "127.0.0.1:7000"),
+        ("127.5.6.7", ":7000", None),
+        ("10.1.2.3", "unix-abstract:name", None),
+    ],
+)
+def test_a_pod_is_reached_from_within_too(
+    monkeypatch: pytest.MonkeyPatch, host: str, address: str, expected: str | None
+) -> None:
+    monkeypatch.setenv(HOST_VARIABLE, host)
+    assert forwarded_address(address) == expected
 
 
 @pytest.mark.parametrize("host", [None, ""])

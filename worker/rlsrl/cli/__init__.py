@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -47,6 +49,11 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+
+def is_kubectl() -> bool:
+    """Whether this process is kubectl's plugin, for which runs are on the cluster."""
+    return Path(sys.argv[0]).name == "kubectl-rlsrl"
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

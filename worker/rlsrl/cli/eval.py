@@ -33,6 +33,10 @@ class Subject:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--experiment", type=click.Path(path_type=Path, dir_okay=False),
+    help="What was trained, if RUN is a file that `params export` wrote.",
+)  # fmt: skip
 @click.option("--version", "version", metavar="VERSION", help="A version such as 1.2500; by default the last.")
 @click.option("--tag", metavar="TAG", help="The version that has this tag.")
 @click.option("--episodes", type=click.IntRange(min=1), default=100, show_default=True, help="At least so many.")
@@ -49,6 +53,7 @@ class Subject:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
     run: Path,
+    experiment: Path | None,
     version: str | None,
     tag: str | None,
     episodes: int,
@@ -58,7 +63,7 @@ def evaluate(
     max_steps: int,
     as_json: bool,
 ) -> None:
-    """Play the policy of the run folder RUN over fresh episodes and report its returns.
+    """Play the policy of the run folder RUN, or of an exported file, over fresh episodes and report its returns.
 
     Every environment plays the same number of episodes, so that short ones are not favoured. Modules of your own are
     looked for where the run found them, then in the folder this is called from and on PYTHONPATH.
@@ -73,7 +78,7 @@ def evaluate(
     share = share_episodes(episodes, environments)
     try:
         _find_modules(run)
-        subject = load_subject(run, _ref(version, tag))
+        subject = load_subject(run, _ref(version, tag)) if experiment is None else load_exported(run, experiment)
         result = play(subject, share, seed=seed, greedy=not stochastic, max_steps=max_steps)
     except (ConfigurationError, ParameterError, LayoutMismatch, RunFolderError) as error:
         raise UserError(str(error)) from error
@@ -134,6 +139,29 @@ def load_subject(run: Path, ref: Ref) -> Subject:
     # A run that is still training may have pruned the version since; then torch does what the program would have done.
     metadata = (info.metadata for info in db.versions(config.policy_name) if info.version == parameters.version)
     return Subject(config=config, parameters=parameters, metadata=next(metadata, {}))
+
+
+def load_exported(path: Path, experiment: Path) -> Subject:
+    """What ``rlsrl params export`` wrote, to be played in the experiment's environment.
+
+    Raises:
+        UserError: a file cannot be read, or is none of those.
+        ParameterError: the exported file is damaged.
+    """
+    from rlsrl.api.load import SpecError, load_file
+    from rlsrl.api.placement import LocalPlacement
+    from rlsrl.api.resolve import resolve
+    from rlsrl.parameters.encoding import decode_header, decode_parameters
+
+    try:
+        config = resolve(load_file(experiment), LocalPlacement(run_uid="exported", run_folder=Path.cwd())).trainer
+        data = path.read_bytes()
+    except SpecError as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
+    parameters, header = decode_parameters(data, str(path)), decode_header(data, str(path))
+    return Subject(config=config, parameters=parameters, metadata=header.metadata)
 
 
 def play(subject: Subject, share: EpisodeShare, *, seed: int, greedy: bool, max_steps: int) -> EvaluationResult:

@@ -15,6 +15,7 @@ import structlog
 
 from rlsrl.api.placement import PARAMETERS
 from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.cli import is_kubectl
 from rlsrl.cli.errors import UserError
 from rlsrl.data.version import Version
 from rlsrl.local.run_folder import RUNS
@@ -29,7 +30,15 @@ _HEADER = ("VERSION", "TAGS", "EVALUATION", "CREATED", "PARAMETERS", "SIZE", "ST
 _LONGEST_VALUE = 120
 """Characters of one metadata value outside JSON output; an exported program fills pages."""
 
-_run = click.argument("run", type=click.Path(path_type=Path))
+
+def _run(command: Callable[..., None]) -> Callable[..., None]:
+    """The argument RUN, and the option by which it is an experiment on a cluster."""
+    option = click.option(
+        "-n", "--namespace", metavar="NAME", help="RUN is an experiment on the cluster, in that namespace."
+    )
+    return click.argument("run", type=click.Path(path_type=Path))(option(command))
+
+
 _version = click.argument("version", default="latest")
 _policy = click.option("--policy", default=POLICY_NAME, show_default=True, help="Which of the run's policies.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -39,7 +48,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def params() -> None:
     """List, show, tag, export and prune the weights of a run.
 
-    RUN is a run folder, or the name of one in runs/. VERSION is a version such as 1.2500, a tag, or latest.
+    RUN is a run folder, or the name of one in runs/; with --namespace, and as ``kubectl rlsrl``, an experiment on the
+    cluster. VERSION is a version such as 1.2500, a tag, or latest.
     """
     # Events of damaged files go beside the output, not into it.
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
@@ -49,10 +59,10 @@ def params() -> None:
 @_run
 @_policy
 @_json
-def list_versions(run: Path, policy: str, as_json: bool) -> None:
+def list_versions(run: Path, namespace: str | None, policy: str, as_json: bool) -> None:
     """List the stored versions, oldest first."""
-    with _told_to_the_user():
-        infos = _stored(_open(run), policy)
+    with _told_to_the_user(), _opened(run, namespace) as db:
+        infos = _stored(db, policy)
     click.echo(_as_json([_describe(info) for info in infos]) if as_json else _table(infos))
 
 
@@ -61,10 +71,10 @@ def list_versions(run: Path, policy: str, as_json: bool) -> None:
 @_version
 @_policy
 @_json
-def show(run: Path, version: str, policy: str, as_json: bool) -> None:
+def show(run: Path, namespace: str | None, version: str, policy: str, as_json: bool) -> None:
     """Show all that is known of one version, after checking that it is whole."""
-    with _told_to_the_user():
-        info, parameters = _one(_open(run), policy, version)
+    with _told_to_the_user(), _opened(run, namespace) as db:
+        info, parameters = _one(db, policy, version)
     described = _describe(info) | {
         "layout": parameters.layout,
         "statistics": {name: list(array.shape) for name, array in parameters.statistics.items()},
@@ -77,10 +87,9 @@ def show(run: Path, version: str, policy: str, as_json: bool) -> None:
 @click.argument("version")
 @click.argument("tags", metavar="TAG...", nargs=-1, required=True)
 @_policy
-def tag(run: Path, version: str, tags: tuple[str, ...], policy: str) -> None:
+def tag(run: Path, namespace: str | None, version: str, tags: tuple[str, ...], policy: str) -> None:
     """Name VERSION for good: a tagged version is never pruned. A tag that another version has moves here."""
-    with _told_to_the_user():
-        db = _open(run)
+    with _told_to_the_user(), _opened(run, namespace) as db:
         db.tag(policy, version, *tags)
         info = next(info for info in db.versions(policy) if tags[0] in info.tags)
     click.echo(f"{info.version}: {', '.join(info.tags)}")
@@ -95,14 +104,14 @@ def tag(run: Path, version: str, tags: tuple[str, ...], policy: str) -> None:
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 @_policy
-def export(run: Path, version: str, output: Path, force: bool, policy: str) -> None:
+def export(run: Path, namespace: str | None, version: str, output: Path, force: bool, policy: str) -> None:
     """Write one version to a safetensors file of its own: weights, statistics, and metadata as JSON in its header."""
     if output.exists() and not force:
         raise UserError(f"{output} is there already; --force replaces it")
     if not output.parent.is_dir():
         raise UserError(f"there is no folder {output.parent} for {output.name}")
-    with _told_to_the_user():
-        info, parameters = _one(_open(run), policy, version)
+    with _told_to_the_user(), _opened(run, namespace) as db:
+        info, parameters = _one(db, policy, version)
         data = encode_parameters(parameters, created_at=info.created_at, metadata=info.metadata)
         write_durably(output, data)
     click.echo(f"{info.version}: {output} ({_size(len(data))})")
@@ -119,10 +128,9 @@ def export(run: Path, version: str, output: Path, force: bool, policy: str) -> N
 )
 @_policy
 @_json
-def prune(run: Path, keep_last: int, policy: str, as_json: bool) -> None:
+def prune(run: Path, namespace: str | None, keep_last: int, policy: str, as_json: bool) -> None:
     """Remove old versions that have no tag. The newest one, and what resuming needs, always stay."""
-    with _told_to_the_user():
-        db = _open(run)
+    with _told_to_the_user(), _opened(run, namespace) as db:
         before = _stored(db, policy)
         removed = db.prune(policy, keep_last=keep_last)
     freed = sum(info.nbytes for info in before if info.version in removed)
@@ -140,6 +148,18 @@ def _told_to_the_user() -> Iterator[None]:
         yield
     except (ParameterError, ValueError, OSError) as error:
         raise UserError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _opened(run: Path, namespace: str | None) -> Iterator[ParameterDB]:
+    """The run's parameter DB, wherever the run is."""
+    if namespace is None and not is_kubectl():
+        yield _open(run)
+        return
+    from rlsrl.cli.on_cluster import cluster_database
+
+    with cluster_database(str(run), namespace) as db:
+        yield db
 
 
 def _open(run: Path) -> ParameterDB:

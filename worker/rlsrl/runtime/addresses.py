@@ -37,6 +37,15 @@ def own_address(address: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def forwarded_address(address: str) -> str | None:
+    """Where what serves at ``:PORT`` of its own host must listen too for ``kubectl port-forward``, which comes from
+    within the pod; None for a worker that is in none."""
+    own = own_address(address)
+    if own == address or own.startswith("127."):
+        return None
+    return f"127.0.0.1:{own.rpartition(':')[2]}"
+
+
 def roster_address(role: str, index: int) -> str:
     """The address of whoever holds that index of a role."""
     return f"{_ROSTER}{role}/{index}"

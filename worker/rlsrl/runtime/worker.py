@@ -6,7 +6,7 @@ import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -74,7 +74,12 @@ class Worker(ABC, Generic[ConfigT]):
     @property
     def done(self) -> bool:
         """Whether the role's work is complete for good, so that nobody should take this worker's place."""
-        return False
+        return self.result is not None
+
+    @property
+    def result(self) -> Mapping[str, Any] | None:
+        """What the role's work came to once it is complete for good, as JSON has it; None before."""
+        return None
 
     def configure(self, config: ConfigT) -> None:
         """Build what the role needs, once, in the thread that will call ``run``. Does nothing when already exiting.

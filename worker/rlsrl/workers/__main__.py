@@ -7,6 +7,7 @@ asked for, 2 the experiment cannot run as written (starting again would not help
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -49,7 +50,8 @@ EVALUATOR = "evaluator"
 POLICY = "policy"
 BUFFER = "buffer"
 RESULT_VARIABLE = "RLSRL_RESULT_FILE"
-"""Environment variable with the path of the file that says that the run is done: a container's termination message."""
+"""Environment variable with the path of the file that says that the run is done, and what it came to: a container's
+termination message."""
 DONE = "done"
 CONFIGS: dict[str, type[RoleConfig]] = {
     "coordinator": CoordinatorConfig,
@@ -160,10 +162,10 @@ class _Process:
                 self._work(self._context(membership, metrics))
                 reason = "exit"
             finally:
-                done = self._worker is not None and self._worker.done
-                membership.leave(reason, done=done)
-            if done and membership.index == 0 and (path := os.environ.get(RESULT_VARIABLE)) is not None:
-                Path(path).write_text(DONE, encoding="ascii")
+                membership.leave(reason, done=self._worker is not None and self._worker.done)
+            result = None if self._worker is None else self._worker.result
+            if result is not None and membership.index == 0 and (path := os.environ.get(RESULT_VARIABLE)) is not None:
+                Path(path).write_text(f"{DONE} {json.dumps(result)}", encoding="ascii")
 
     def _context(self, membership: Membership, metrics: Metrics) -> WorkerContext:
         role, index = self._arguments.role, membership.index

@@ -23,7 +23,7 @@ from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.parameters.service import ParameterService
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
-from rlsrl.runtime.addresses import own_address
+from rlsrl.runtime.addresses import forwarded_address, own_address
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder
 from rlsrl.runtime.errors import ConfigurationError
@@ -269,7 +269,10 @@ class MeetingServer:
         server = new_server(self._token)
         add_CoordinatorServicer_to_server(meeting, server)
         parameters.add_to(server)
-        bind(server, own_address(self._config.serving([self._config.coordinator_address], 0)))
+        place = self._config.serving([self._config.coordinator_address], 0)
+        bind(server, own_address(place))
+        if (forwarded := forwarded_address(place)) is not None:
+            bind(server, forwarded)
         await server.start()
         stopping = asyncio.Event()
         self._serving.set_result((meeting, asyncio.get_running_loop(), stopping))

@@ -42,9 +42,9 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._terminal: Mapping[str, Any] | None = None
 
     @property
-    def done(self) -> bool:
-        """Whether the run has its terminal record."""
-        return self._terminal is not None
+    def result(self) -> Mapping[str, Any] | None:
+        """The run's terminal record."""
+        return self._terminal
 
     def _configure(self, config: TrainerConfig) -> None:
         self._db, self._policy_name = open_db(config), config.policy_name

@@ -1,0 +1,77 @@
+"""The cluster that KUBECONFIG names, with the operator on it. `make e2e` brings one up."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlsrl.testing.kubectl import Namespace, Nodes, namespace, nodes, run
+
+REPOSITORY = Path(__file__).parents[2]
+CHART = REPOSITORY / "charts"
+TAG = os.environ.get("TAG", "dev")
+SYSTEM = "rlsrl-system"
+VALUES = {
+    "images": {"tag": TAG},
+    "roles": {
+        # Ranks on nodes of their own: what goes between them crosses a network.
+        "trainer": {
+            "affinity": {
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "weight": 100,
+                            "podAffinityTerm": {
+                                "topologyKey": "kubernetes.io/hostname",
+                                "labelSelector": {"matchLabels": {"rlsrl.dev/role": "trainer"}},
+                            },
+                        }
+                    ]
+                }
+            }
+        }
+    },
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kubeconfig() -> str:
+    """Where the cluster's kubeconfig is."""
+    path = os.environ.get("KUBECONFIG", "")
+    if not path:
+        pytest.fail("KUBECONFIG names no cluster: `make e2e` brings one up", pytrace=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+    """The namespace of the operator, installed by the chart as a user installs it."""
+    values = tmp_path_factory.mktemp("chart") / "values.yaml"
+    values.write_text(yaml.safe_dump(VALUES))
+    with namespace(SYSTEM) as where:
+        run("helm", "install", "rlsrl", str(CHART), "-n", SYSTEM, "-f", str(values), "--wait", "--timeout", "2m")
+        yield where
+        run("helm", "uninstall", "rlsrl", "-n", SYSTEM, "--wait")
+        # The definition stays, and with it every experiment; here both go.
+        run("kubectl", "delete", "crd", "rlexperiments.rlsrl.dev")
+
+
+@pytest.fixture
+def where(system: Namespace) -> Iterator[Namespace]:
+    """A namespace for one test's experiments."""
+    assert system.name
+    with namespace(f"e2e-{uuid.uuid4().hex[:8]}") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def hands(kubeconfig: str) -> Iterator[Nodes]:
+    """What reaches into the nodes."""
+    assert kubeconfig
+    with nodes(f"rlsrl/worker:{TAG}-actor") as found:
+        yield found

@@ -1,0 +1,253 @@
+"""A cluster for tests, by kubectl and helm: whichever KUBECONFIG names. And the hand that reaches into its nodes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlsrl.testing.waiting import until
+
+Object = dict[str, Any]
+COMMAND_SECONDS = 120.0
+CLUSTER_SECONDS = 180.0
+"""For what a cluster takes seconds for, on a machine that does something else too."""
+_RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+
+
+class KubectlFailed(Exception):  # noqa: N818 - named for what happened
+    """The command ended with an error; the text is what it said."""
+
+
+def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECONDS) -> str:
+    """What a command prints.
+
+    Raises:
+        KubectlFailed: it failed.
+    """
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=seconds, check=False)
+    if done.returncode:
+        raise KubectlFailed(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One namespace of the cluster."""
+
+    name: str
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """What kubectl says there."""
+        return run("kubectl", "--namespace", self.name, *arguments, stdin=stdin)
+
+    def apply(self, *objects: Object) -> None:
+        """Make or change objects."""
+        self.kubectl(
+            "apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        )
+
+    def get(self, kind: str, name: str) -> Object | None:
+        """An object; None if it is not there."""
+        found: Object | None = json.loads(
+            self.kubectl("get", kind, name, "--output", "json", "--ignore-not-found") or "null"
+        )
+        return found
+
+    def list(self, kind: str, **labels: str) -> list[Object]:
+        """The objects with those labels; ``_`` in a label's name stands for ``/`` after ``rlsrl.dev``."""
+        selector = ",".join(f"rlsrl.dev/{name}={value}" for name, value in labels.items())
+        items: list[Object] = json.loads(
+            self.kubectl("get", kind, "--output", "json", *(["--selector", selector] if selector else []))
+        )["items"]
+        return items
+
+    def delete(self, kind: str, name: str, *, wait: bool = False) -> None:
+        """Delete an object, if it is there."""
+        self.kubectl("delete", kind, name, f"--wait={str(wait).lower()}", "--ignore-not-found")
+
+
+@contextmanager
+def namespace(name: str) -> Iterator[Namespace]:
+    """A new namespace in which nothing but restricted pods may run; deleted with all that is in it at the end."""
+    made = Namespace(name)
+    made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _RESTRICTED}})
+    try:
+        yield made
+    finally:
+        run(
+            "kubectl",
+            "delete",
+            "namespace",
+            name,
+            "--wait=true",
+            f"--timeout={CLUSTER_SECONDS:.0f}s",
+            seconds=CLUSTER_SECONDS,
+        )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment in a namespace."""
+
+    where: Namespace
+    name: str
+
+    @property
+    def object(self) -> Object:
+        """As it is now."""
+        found = self.where.get("rlexperiment", self.name)
+        if found is None:
+            raise KubectlFailed(f"the experiment {self.name} is gone")
+        return found
+
+    @property
+    def status(self) -> Object:
+        """What the operator says of it."""
+        status: Object = self.object.get("status", {})
+        return status
+
+    @property
+    def phase(self) -> str:
+        """Where it is in its life."""
+        return str(self.status.get("phase", ""))
+
+    def env_steps(self) -> int:
+        """Transitions trained, as last told."""
+        return int(self.status.get("training", {}).get("envSteps") or 0)
+
+    def condition(self, name: str) -> Object:
+        """One aspect; an empty one before it is known."""
+        return next((each for each in self.status.get("conditions", ()) if each["type"] == name), {})
+
+    def pods(self, role: str | None = None) -> list[Object]:
+        """Its pods, or those of one role."""
+        return self.where.list("pods", experiment=self.name, **({} if role is None else {"role": role}))
+
+    def await_phase(self, *phases: str, seconds: float = CLUSTER_SECONDS) -> None:
+        """Wait until it is in one of them."""
+        try:
+            until(lambda: self.phase in phases, f"{self.name} is {' or '.join(phases)}", timeout=seconds)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
+
+    def story(self) -> str:
+        """What is to be said of it when something is wrong."""
+        return self.where.kubectl("describe", "rlexperiment", self.name) + self.where.kubectl(
+            "get", "pods", "-o", "wide"
+        )
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """A privileged pod on each node, from which the processes of all pods are seen."""
+
+    where: Namespace
+    by_node: Mapping[str, str] = field(default_factory=dict)
+
+    def python(self, node: str, program: str, *arguments: str) -> str:
+        """What a Python program prints there."""
+        return self.where.kubectl("exec", self.by_node[node], "--", "python", "-c", program, *arguments)
+
+    def kill(self, pod: Object, *, command: str = "rlsrl.workers", sig: int = 9) -> int:
+        """Signal the pod's processes whose command names that module; returns how many there were."""
+        return int(self.python(pod["spec"]["nodeName"], _KILL, pod["metadata"]["uid"], command, str(sig)))
+
+    def connections(self, pods: Sequence[Object]) -> set[tuple[str, str, int]]:
+        """The TCP connections that the pods opened: who, to which address and port."""
+        found = set()
+        for pod in pods:
+            if pod["status"].get("phase") != "Running":
+                continue
+            lines = self.python(pod["spec"]["nodeName"], _CONNECTIONS, pod["metadata"]["uid"]).splitlines()
+            for line in lines:
+                address, port = line.rsplit(" ", 1)
+                found.add((pod["metadata"]["labels"]["rlsrl.dev/role"], address, int(port)))
+        return found
+
+
+@contextmanager
+def nodes(image: str) -> Iterator[Nodes]:
+    """Hands on all nodes, for as long as the tests run."""
+    where = Namespace("rlsrl-e2e-nodes")
+    labels = {"app": "hand"}
+    where.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": where.name}},
+        {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"name": "hand", "namespace": where.name},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {
+                        "hostPID": True,
+                        "terminationGracePeriodSeconds": 0,
+                        "containers": [
+                            {
+                                "name": "hand",
+                                "image": image,
+                                "command": ["sleep", "infinity"],
+                                "securityContext": {"privileged": True, "runAsUser": 0},
+                            }
+                        ],
+                    },
+                },
+            },
+        },
+    )
+    try:
+        where.kubectl("rollout", "status", "daemonset/hand", f"--timeout={COMMAND_SECONDS:.0f}s")
+        yield Nodes(where, {pod["spec"]["nodeName"]: pod["metadata"]["name"] for pod in where.list("pods")})
+    finally:
+        run("kubectl", "delete", "namespace", where.name, "--wait=true")
+
+
+_PROCESSES = """
+import os, sys
+def processes(uid):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            groups = open(f"/proc/{pid}/cgroup").read().replace("_", "-")
+            command = open(f"/proc/{pid}/cmdline").read().split("\\0")
+        except OSError:
+            continue
+        if uid in groups and command[0]:
+            yield int(pid), command
+"""
+_KILL = f"""{_PROCESSES}
+found = [pid for pid, command in processes(sys.argv[1]) if sys.argv[2] in command]
+for pid in found:
+    os.kill(pid, int(sys.argv[3]))
+print(len(found))
+"""
+_CONNECTIONS = f"""{_PROCESSES}
+import socket, struct
+def address(text):
+    host, port = text.split(":")
+    words = [struct.pack("<I", int(host[i:i+8], 16)) for i in range(0, len(host), 8)]
+    packed = b"".join(words)
+    if len(packed) == 16 and packed[:12] == bytes(10) + b"\\xff\\xff":
+        packed = packed[12:]
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed), int(port, 16)
+listening, established = set(), set()
+for pid, command in processes(sys.argv[1]):
+    if "/pause" in command[0]:
+        continue
+    for table in ("tcp", "tcp6"):
+        for line in open(f"/proc/{{pid}}/net/{{table}}").read().splitlines()[1:]:
+            fields = line.split()
+            (_, port), there, state = address(fields[1]), address(fields[2]), fields[3]
+            if state == "0A":
+                listening.add(port)
+            elif state in ("01", "02"):
+                established.add((port, there))
+    break
+for port, (host, there) in sorted(established):
+    if port not in listening and not host.startswith("127."):
+        print(host, there)
+"""
