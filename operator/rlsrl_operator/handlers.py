@@ -15,6 +15,7 @@ from rlsrl_operator.cluster import connect
 from rlsrl_operator.keyed_queue import KeyedQueue
 from rlsrl_operator.manifests.subject import EXPERIMENT_LABEL, MANAGER
 from rlsrl_operator.numbers import HttpNumbers
+from rlsrl_operator.operator_key import read_key
 from rlsrl_operator.reconcile import Key, Reconciler
 from rlsrl_operator.settings import OperatorSettings
 
@@ -53,7 +54,8 @@ def registry(settings: OperatorSettings) -> kopf.OperatorRegistry:
         _tune(settings)
         cluster = await resources.enter_async_context(connect())
         session = await resources.enter_async_context(aiohttp.ClientSession())
-        reconciler = Reconciler(cluster, operator_settings, HttpNumbers(session))
+        key = await read_key(cluster, operator_settings.key_secret)
+        reconciler = Reconciler(cluster, operator_settings, HttpNumbers(session), key=key)
         keys = KeyedQueue(reconciler.reconcile, num_workers=NUM_WORKERS)
         tasks.append(asyncio.create_task(keys.run()))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,13 +26,12 @@ from rlsrl_operator.manifests import Manifest, Subject, config_map, render, toke
 from rlsrl_operator.manifests.config import MANIFESTS_KEY, TOKEN_KEY
 from rlsrl_operator.manifests.subject import MANAGER, ROLE_LABEL
 from rlsrl_operator.numbers import Numbers
+from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole
 from rlsrl_operator.roles import COORDINATOR
 from rlsrl_operator.settings import OperatorSettings
 from rlsrl_operator.status import ACCEPTED, READY, TERMINAL
 
-LOOK_SECONDS = 10.0
-"""Time between two looks at a run for its numbers."""
 RETRY_SECONDS = 0.2
 """When to look again after somebody else was faster."""
 TROUBLE_SECONDS = 30.0
@@ -82,6 +80,7 @@ class Reconciler:
         settings: OperatorSettings,
         numbers: Numbers,
         *,
+        key: bytes,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._cluster = cluster
@@ -90,6 +89,8 @@ class Reconciler:
         self._now = now
         self._applied: dict[tuple[str, str, str], Applied] = {}
         """By the experiment's uid, kind and name."""
+        self._key = key
+        """Tokens derive from it, so that one that was deleted comes back as it was."""
         self._asked: dict[str, datetime] = {}
         self._pruned: dict[str, int] = {}
 
@@ -157,7 +158,7 @@ class Reconciler:
         if (page := await self._page(subject, told, token, now)) is not None:
             told = told.model_copy(update={"training": statuses.training(page, now)})
         await self._prune(subject, told)
-        return Reconciled(told, left if told.phase in TERMINAL else LOOK_SECONDS)
+        return Reconciled(told, left if told.phase in TERMINAL else self._settings.status_seconds)
 
     def _subject(self, document: Manifest) -> Subject:
         metadata = document["metadata"]
@@ -191,7 +192,7 @@ class Reconciler:
             Refused: the API server does not take one.
             Conflict: somebody else was faster.
         """
-        secret = await self._keep(subject, token_secret(subject, secrets.token_urlsafe(32)))
+        secret = await self._keep(subject, token_secret(subject, token_of(self._key, subject.uid)))
         if (claim := volume_claim(subject)) is not None:
             await self._claim(claim)
         kept = await self._keep(subject, config_map(subject, render(subject)))
@@ -208,15 +209,15 @@ class Reconciler:
         return found
 
     async def _claim(self, wanted: Manifest) -> None:
-        """A volume's claim stays as it was made, and one that an experiment of the same name left is taken over. Whether
-        it goes with the experiment may change: its owner says so."""
+        """A volume's claim stays as it was made, and one that an experiment of the same name left is taken over.
+        Whether it goes with the experiment may change: its owner says so."""
         found = await self._get(wanted)
         if found is None:
             await self._cluster.create(wanted)
-        elif "deletionTimestamp" in found["metadata"]:
-            raise Conflict(f"the claim {wanted['metadata']['name']} is being deleted")
         elif not is_ours(wanted, found, by_owner=False):
             raise Foreign(_in_the_way(wanted))
+        elif "deletionTimestamp" in found["metadata"]:
+            return  # It goes once no pod uses it, and then comes anew.
         elif (owners := wanted["metadata"].get("ownerReferences", [])) != found["metadata"].get("ownerReferences", []):
             metadata = {**found["metadata"], "labels": wanted["metadata"]["labels"], "ownerReferences": owners}
             await self._cluster.replace({**found, "metadata": metadata})
@@ -265,7 +266,7 @@ class Reconciler:
         if status.phase != "Running":
             return None
         last = self._asked.get(subject.uid)
-        if last is not None and (now - last).total_seconds() < LOOK_SECONDS:
+        if last is not None and (now - last).total_seconds() < self._settings.status_seconds:
             return None
         self._asked[subject.uid] = now
         return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", token)

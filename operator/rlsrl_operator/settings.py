@@ -23,6 +23,15 @@ class SettingsError(ValueError):
     """The settings cannot be used; the text says why."""
 
 
+class SecretName(Model):
+    """Where a Secret is."""
+
+    namespace: Text
+    """Its namespace."""
+    name: Text
+    """Its name."""
+
+
 class Images(Model):
     """What the pods run."""
 
@@ -71,6 +80,10 @@ class OperatorSettings(Model):
 
     namespaces: tuple[Text, ...] = Field(default=(), strict=False)
     """Where experiments are looked after; empty: everywhere."""
+    key_secret: SecretName = SecretName(namespace="rlsrl-system", name="rlsrl-operator-key")
+    """The Secret of the operator's own key. It is made when it is not there."""
+    status_seconds: Annotated[float, Field(ge=1, le=3600)] = 10.0
+    """Seconds between two looks at a run for its numbers."""
     images: Images
     """What the pods run."""
     roles: dict[RoleName, PodDefaults] = Field(default_factory=dict)

@@ -18,6 +18,7 @@ TAG = os.environ.get("TAG", "dev")
 SYSTEM = "rlsrl-system"
 VALUES = {
     "images": {"tag": TAG},
+    "operator": {"statusSeconds": 1},
     "roles": {
         # Ranks on nodes of their own: what goes between them crosses a network.
         "trainer": {

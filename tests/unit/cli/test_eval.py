@@ -175,6 +175,28 @@ main(["eval", "run", "--episodes=4"])
     assert run.exists()
 
 
+def test_exported_weights_are_played_where_there_is_no_run(cartpole: Path, tmp_path: Path) -> None:
+    weights, experiment = tmp_path / "elsewhere" / "weights.safetensors", tmp_path / "elsewhere" / "balance.yaml"
+    weights.parent.mkdir()
+    experiment.write_text(CARTPOLE)
+    exported = CliRunner().invoke(main, ["params", "export", str(cartpole), "-o", str(weights)])
+    assert exported.exit_code == 0, exported.output
+    told = f"--experiment={experiment}"
+    best = evaluated(weights, told, "--episodes=4", "--environments=2")
+    assert (best["version"], best["return_mean"]) == ("1.20", 500)
+    for arguments, says in (
+        (["--tag=first", told], "holds one version"),
+        ([f"--experiment={tmp_path / 'absent.yaml'}"], "absent.yaml"),
+    ):
+        result = run_eval(weights, *arguments)
+        assert result.exit_code == 2
+        assert says in result.output
+    weights.write_bytes(weights.read_bytes()[:-1])
+    result = run_eval(weights, told)
+    assert result.exit_code == 2
+    assert str(weights) in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

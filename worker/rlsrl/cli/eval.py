@@ -75,9 +75,11 @@ def evaluate(
     from rlsrl.runtime.errors import ConfigurationError
     from rlsrl.workers.evaluation import EvaluationUnfinished, share_episodes
 
+    if experiment is not None and (version or tag):
+        raise UserError("--experiment is for an exported file, which holds one version: leave --version and --tag out")
     share = share_episodes(episodes, environments)
     try:
-        _find_modules(run)
+        _find_modules(run if experiment is None else experiment)
         subject = load_subject(run, _ref(version, tag)) if experiment is None else load_exported(run, experiment)
         result = play(subject, share, seed=seed, greedy=not stochastic, max_steps=max_steps)
     except (ConfigurationError, ParameterError, LayoutMismatch, RunFolderError) as error:
@@ -95,11 +97,14 @@ def evaluate(
 
 
 def _find_modules(run: Path) -> None:
-    """Look for the user's modules first beside the experiment that was run, then in the current folder."""
+    """Look for the user's modules first beside the experiment, that was run or is told, then in the current folder."""
     from rlsrl.local.run_folder import read_record
 
-    record = read_record(run)
-    folders = [record.modules] if record is not None and record.modules else []
+    if run.is_file():
+        folders = [str(run.absolute().parent)]
+    else:
+        record = read_record(run)
+        folders = [record.modules] if record is not None and record.modules else []
     sys.path[:0] = [folder for folder in (*folders, str(Path.cwd())) if folder not in sys.path]
 
 

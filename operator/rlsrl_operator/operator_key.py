@@ -1,0 +1,39 @@
+"""The operator's own key, from which each experiment's token derives: the same one however often it is asked for."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+
+from rlsrl_operator.cluster import Cluster, Conflict
+from rlsrl_operator.settings import SecretName
+
+_KEY = "key"
+_KEY_BYTES = 32
+
+
+async def read_key(cluster: Cluster, place: SecretName) -> bytes:
+    """The key, drawn and kept by the first operator that asks for it."""
+    drawn = base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
+    made = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": place.name, "namespace": place.namespace},
+        "immutable": True,
+        "type": "Opaque",
+        "data": {_KEY: drawn},
+    }
+    found = await cluster.get("v1", "Secret", place.namespace, place.name)
+    if found is None:
+        try:
+            found = await cluster.create(made)
+        except Conflict:
+            return await read_key(cluster, place)
+    return base64.b64decode(found["data"][_KEY])
+
+
+def token_of(key: bytes, uid: str) -> str:
+    """The token of the experiment with that uid: HMAC-SHA-256, as text."""
+    return hmac.new(key, uid.encode(), hashlib.sha256).hexdigest()
