@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# Builds the programs and the image store of the local cluster, once for each state of their sources (see settings.sh).
+# Builds the programs and the two images of the local cluster, once for each state of their sources (see settings.sh).
 # Kubernetes has no official download that needs no registry; its Go modules are pinned by go.mod and go.sum.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=settings.sh
 . "$(dirname "$0")/settings.sh"
 # shellcheck source-path=SCRIPTDIR source=store.sh
 . "$PARTS/store.sh"
-[[ ! -e $TOOLS/complete ]] || exit 0
+[[ ! -e $TOOLS/complete || ! -d $STORE ]] || exit 0
 command -v go >/dev/null || fail 'no go on the PATH: Kubernetes is built with Go 1.25 or newer (https://go.dev/dl)'
-command -v gcc >/dev/null || fail 'no gcc on the PATH: the pause program of pods is built with it'
 mkdir -p "$TOOLS"
 exec 9>"$CACHE/build.lock"
 flock 9
-[[ ! -e $TOOLS/complete ]] || exit 0
+[[ ! -e $TOOLS/complete || ! -d $STORE ]] || exit 0
 cat >&2 <<END
 cluster: building Kubernetes and helm, once: downloads 0.9 GB of sources, takes 9 minutes of processor time (5 on two
 cluster: free cores) and 4 GB, nearly all of it in Go's own caches
@@ -39,12 +38,10 @@ for component in etcd kube-apiserver kube-controller-manager kube-scheduler kube
 done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-build coredns ./coredns
 gcc -Os -static -s -o "$work/pause" "$PARTS/pause.c"
+build coredns ./coredns
 mv "$TOOLS/coredns" "$work"
 python3 "$PARTS/image.py" "$work/pause.tar" localhost/pause:3.10 "$work/pause"
 python3 "$PARTS/image.py" "$work/coredns.tar" localhost/coredns:v1.14.3 "$work/coredns"
 with_store import "$work/pause.tar" "$work/coredns.tar"
 touch "$TOOLS/complete"
-# What other states of the sources were built into; a cluster that is up may still need its own.
-[[ -d $STATE ]] || find "$CACHE" -maxdepth 1 -name 'build-*' ! -path "$TOOLS" -exec rm -rf {} +

@@ -5,15 +5,16 @@
 
 # shellcheck source-path=SCRIPTDIR source=store.sh
 . "$PARTS/store.sh"
-PACKAGES=(containerd runc containernetworking-plugins iptables iproute2 openssl procps python3)
+PACKAGES=(containerd runc containernetworking-plugins iptables iproute2 openssl procps python3 gcc libc6-dev)
 
 prepare() { # root, Debian's packages, the build
   [[ $(id -u) == 0 ]] || fail 'the backend local makes namespaces and a bridge: run it as root'
-  if ! type containerd runc iptables ip openssl pgrep python3 >/dev/null 2>&1 || [[ ! -x /usr/lib/cni/bridge ]]; then
+  if ! type containerd runc iptables ip openssl pgrep python3 gcc >/dev/null 2>&1 || [[ ! -x /usr/lib/cni/bridge ]]; then
     command -v apt-get >/dev/null || fail "no apt-get here: install these yourself: ${PACKAGES[*]}"
     echo "cluster: installing ${PACKAGES[*]}" >&2
     apt-get update --quiet --quiet
-    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --quiet --no-install-recommends "${PACKAGES[@]}" >/dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --quiet --no-install-recommends --no-upgrade \
+      "${PACKAGES[@]}" >/dev/null
   fi
   "$PARTS/build.sh"
 }
@@ -103,6 +104,7 @@ up() {
   local i all
   [[ ! -d $STATE ]] || fail 'a cluster is up already (or one was not taken down): hack/cluster down first'
   prepare
+  find "$CACHE" -maxdepth 1 -name 'build-*' ! -path "$TOOLS" -exec rm -rf {} + # of earlier states of the sources
   all=$(seq $(($1 > 0 ? $1 : 1)))
   mkdir -p "$STATE/log" "$STATE/etcd"
   chmod 700 "$STATE/etcd"
@@ -120,7 +122,7 @@ up() {
   (($1 > 0)) || return 0
   kubectl apply -f "$PARTS/coredns.yaml" >/dev/null
   until_true 120 "$1 nodes are Ready" nodes_ready "$1"
-  kubectl -n kube-system rollout status deployment/coredns --timeout=120s >/dev/null
+  until_true 120 'CoreDNS is ready' kubectl -n kube-system rollout status deployment/coredns --timeout=10s
 }
 
 down() {
@@ -162,17 +164,25 @@ load() { # to the store, and to the nodes that are up; those that are down are m
   return "$status"
 }
 
-kubeconfig() { of_the_cluster "$ADMIN"; }
-audit-log() { of_the_cluster "$AUDIT_LOG"; }
-of_the_cluster() {
-  [[ -e $1 ]] || fail 'no cluster is up: hack/cluster up N'
-  echo "$1"
+tools() {
+  prepare
+  echo "$TOOLS"
 }
 
-tools() { prepare && echo "$TOOLS"; }
-node-kill() { require_node "$1" && kill_node "$1"; }
-node-cut() { require_node "$1" && ip link set "rlsrl-v$1" down; }
-node-heal() { require_node "$1" && ip link set "rlsrl-v$1" up; }
+node-kill() {
+  require_node "$1"
+  kill_node "$1"
+}
+
+node-cut() {
+  require_node "$1"
+  ip link set "rlsrl-v$1" down
+}
+
+node-heal() {
+  require_node "$1"
+  ip link set "rlsrl-v$1" up
+}
 
 node-up() {
   require_node "$1"

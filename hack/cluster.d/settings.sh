@@ -4,7 +4,7 @@
 PARTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/rlsrl/cluster
 INPUTS=$(cd "$PARTS" && find go pause.c image.py build.sh -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-16)
-TOOLS=$CACHE/build-$INPUTS            # the built programs and the image store; another state of their sources has another
+TOOLS=$CACHE/build-$INPUTS            # the built programs; another state of their sources has another folder
 STATE=$CACHE/state                    # of the cluster that is up: certificates, etcd, container stores, volumes, logs
 PKI=$STATE/pki
 ADMIN=$STATE/admin.kubeconfig

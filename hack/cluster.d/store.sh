@@ -3,7 +3,7 @@
 # of it by hard links, so that however many nodes and clusters there are, an image is imported and lies on the disk once.
 # Only nodes that are up when an image is loaded import it too. Sourced.
 
-STORE=$TOOLS/store
+STORE=$CACHE/store
 ID_LABEL=rlsrl.dev/id                 # on an image: what archive_names.py calls its ID
 export CONTAINERD_NAMESPACE=k8s.io    # where a kubelet looks
 
@@ -20,23 +20,23 @@ TOML
 }
 
 with_store() ( # with_store COMMAND ARGUMENT...: runs it while the store is served to it, and to nobody else
-  exec 8>"$TOOLS/store.lock"
+  exec 8>"$CACHE/store.lock"
   flock 8
   run=$(mktemp -d)
   { echo 'disabled_plugins = ["io.containerd.grpc.v1.cri"]'; containerd_config "$STORE" "$run"; } >"$run/config.toml"
   # Mounts of its own: those that unpacking makes are gone with it, however it ends.
-  unshare --mount containerd --config "$run/config.toml" >"$run/log" 2>&1 8>&- &
+  unshare --mount containerd --config "$run/config.toml" >"$CACHE/store.log" 2>&1 8>&- &
   pid=$!
-  trap 'kill "$pid"; wait "$pid" || true; rm -rf "$run"' EXIT
+  trap 'kill "$pid" || true; wait "$pid" || true; rm -rf "$run"' EXIT
   export CONTAINERD_ADDRESS=$run/containerd.sock
-  until_true 60 'the image store is served' ctr version
+  until_true 60 "the image store is served (its log: $CACHE/store.log)" ctr version
   "$@"
 )
 
 copy_store() ( # copy_store ROOT: to a node's root, unless it has one; only the databases are written to in place
   set -e
   [[ ! -d $1 ]] || exit 0
-  exec 8>"$TOOLS/store.lock"
+  exec 8>"$CACHE/store.lock"
   flock --shared 8
   rm -rf "$1.part"
   cp -al "$STORE" "$1.part"
