@@ -11,8 +11,9 @@ from rlsrl_operator import status as statuses
 from rlsrl_operator.gang import Life, configuration_error, generation_of, judge, parse_time
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, ROLE_LABEL, Subject
 from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.reasons import FINISHED, GANG_COMPLETE, EndReason, GangReason
 from rlsrl_operator.roles import COORDINATOR, TRAINER
-from rlsrl_operator.status import FINISHED, GANG_COMPLETE, TERMINAL
+from rlsrl_operator.status import TERMINAL
 
 
 def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest], now: datetime) -> ExperimentStatus:
@@ -34,7 +35,7 @@ def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest],
         status = status.model_copy(update={"training": training})
         return _ended(status, "Succeeded", "Succeeded", message, generation, now)
 
-    def gang(status: ExperimentStatus, holds: bool, reason: str, message: str) -> ExperimentStatus:
+    def gang(status: ExperimentStatus, holds: bool, reason: GangReason, message: str) -> ExperimentStatus:
         return statuses.with_condition(
             status, GANG_COMPLETE, "True" if holds else "False", reason, message, generation=generation, now=now
         )
@@ -79,7 +80,7 @@ def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manife
 
 
 def _ended(
-    status: ExperimentStatus, phase: Phase, reason: str, message: str, generation: int, now: datetime
+    status: ExperimentStatus, phase: Phase, reason: EndReason, message: str, generation: int, now: datetime
 ) -> ExperimentStatus:
     status = status.model_copy(update={"phase": phase, "finished_at": statuses.stamp(now)})
     return statuses.with_condition(status, FINISHED, "True", reason, message, generation=generation, now=now)

@@ -28,9 +28,10 @@ from rlsrl_operator.manifests.subject import MANAGER, ROLE_LABEL
 from rlsrl_operator.numbers import Numbers
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole
+from rlsrl_operator.reasons import ACCEPTED, READY, AcceptedReason
 from rlsrl_operator.roles import COORDINATOR
 from rlsrl_operator.settings import OperatorSettings
-from rlsrl_operator.status import ACCEPTED, READY, TERMINAL
+from rlsrl_operator.status import TERMINAL
 
 RETRY_SECONDS = 0.2
 """When to look again after somebody else was faster."""
@@ -123,7 +124,7 @@ class Reconciler:
         now = self._now()
         generation = document["metadata"]["generation"]
 
-        def not_accepted(reason: str, message: str) -> Reconciled:
+        def not_accepted(reason: AcceptedReason, message: str) -> Reconciled:
             told = statuses.with_condition(
                 status.model_copy(update={"phase": status.phase or "Pending", "observed_generation": generation}),
                 ACCEPTED,
@@ -315,7 +316,7 @@ class Reconciler:
                 "namespace": metadata["namespace"],
                 "uid": metadata["uid"],
             },
-            "type": "Warning" if statuses.is_trouble(aspect, reason) else "Normal",
+            "type": "Warning" if statuses.is_trouble(reason) else "Normal",
             "reason": reason,
             "message": message,
             "source": {"component": MANAGER},

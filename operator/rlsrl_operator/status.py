@@ -11,9 +11,9 @@ from rlsrl_operator.gang import attempt_of, is_ready, parse_time, terminations
 from rlsrl_operator.manifests.pods import CONTAINER
 from rlsrl_operator.manifests.subject import ROLE_LABEL, Subject
 from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.reasons import ACCEPTED, GANG_COMPLETE, QUIET, READY, Aspect, PodReason, ReadyReason, Reason
 from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
 
-ACCEPTED, READY, GANG_COMPLETE, FINISHED = "Accepted", "Ready", "GangComplete", "Finished"
 TERMINAL: tuple[Phase, ...] = ("Succeeded", "Failed")
 _MESSAGE_LENGTH = 1024
 _STEADY = frozenset({"ContainerCreating", "PodInitializing"})
@@ -43,9 +43,9 @@ def condition(status: ExperimentStatus, name: str) -> Condition | None:
 
 def with_condition(
     status: ExperimentStatus,
-    name: str,
+    name: Aspect,
     holds: Literal["True", "False", "Unknown"],
-    reason: str,
+    reason: Reason | PodReason,
     message: str,
     *,
     generation: int,
@@ -136,6 +136,7 @@ def summarize(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifes
     missing = [
         f"{name} {count.ready}/{count.replicas}" for name, count in counts.items() if count.ready < count.replicas
     ]
+    reason: ReadyReason | PodReason
     if over:
         reason, message = "Finished", "the experiment is over"
     elif missing:
@@ -157,19 +158,18 @@ def summarize(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifes
     )
 
 
-def is_trouble(aspect: str, reason: str) -> bool:
+def is_trouble(reason: str) -> bool:
     """Whether somebody should look at it."""
-    quiet = {"Starting", "Finished", "Succeeded", "Complete", "Ready", "Accepted"}
-    return reason not in quiet and aspect in (ACCEPTED, READY, GANG_COMPLETE, FINISHED)
+    return reason not in QUIET
 
 
-def blocker(pods: Sequence[Manifest], *, attempt: int) -> tuple[str, str] | None:
+def blocker(pods: Sequence[Manifest], *, attempt: int) -> tuple[ReadyReason | PodReason, str] | None:
     """The pod that most needs somebody's attention, as a reason and a message; None if none is in the way."""
     found = [trouble for pod in pods if (trouble := _trouble(pod, attempt)) is not None]
     return min(found, key=lambda each: each[0] == "Starting", default=None)
 
 
-def _trouble(pod: Manifest, attempt: int) -> tuple[str, str] | None:
+def _trouble(pod: Manifest, attempt: int) -> tuple[ReadyReason | PodReason, str] | None:
     if is_ready(pod):
         return None
     name, status = pod["metadata"]["name"], pod.get("status", {})
@@ -178,12 +178,17 @@ def _trouble(pod: Manifest, attempt: int) -> tuple[str, str] | None:
         return "Starting", f"{name} of attempt {attempt_of(pod)} is ending"
     for each in status.get("conditions", ()):
         if each["type"] == "PodScheduled" and each["status"] == "False":
-            return each.get("reason") or "Unschedulable", f"{name}, since {since}: {each.get('message', '')}"
+            return _pods_own(each, "Unschedulable"), f"{name}, since {since}: {each.get('message', '')}"
     for container in status.get("containerStatuses", ()):
         waiting = container.get("state", {}).get("waiting")
         if container["name"] == CONTAINER and waiting and waiting.get("reason") not in _STEADY:
             ended = terminations(pod)
             said = (ended[0].get("message") or "").strip().splitlines() if ended else []
             text = said[-1] if said else waiting.get("message", "")
-            return waiting.get("reason") or "Waiting", f"{name}, since {since}: {text}"
+            return _pods_own(waiting, "Waiting"), f"{name}, since {since}: {text}"
     return "Starting", f"{name} is not ready yet, since {since}"
+
+
+def _pods_own(state: Manifest, otherwise: ReadyReason) -> ReadyReason | PodReason:
+    """What Kubernetes names as the reason of a pod's state, if it does."""
+    return PodReason(state["reason"]) if state.get("reason") else otherwise

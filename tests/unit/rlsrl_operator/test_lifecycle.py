@@ -15,7 +15,8 @@ from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import decide, overlaid
 from rlsrl_operator.manifests import Manifest, Subject, render
-from rlsrl_operator.status import FINISHED, GANG_COMPLETE, condition, failures, stamp, with_condition
+from rlsrl_operator.reasons import FINISHED, GANG_COMPLETE
+from rlsrl_operator.status import condition, failures, stamp, with_condition
 from rlsrl_operator.testing import ended, pod, subject_of, waiting
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)

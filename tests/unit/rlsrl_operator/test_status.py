@@ -11,11 +11,8 @@ import pytest
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import Manifest, Subject
+from rlsrl_operator.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, READY
 from rlsrl_operator.status import (
-    ACCEPTED,
-    FINISHED,
-    GANG_COMPLETE,
-    READY,
     blocker,
     condition,
     is_trouble,
@@ -266,17 +263,18 @@ def test_pods_are_counted_by_role_and_found_by_selector() -> None:
 
 
 @pytest.mark.parametrize(
-    ("aspect", "reason", "expected"),
+    ("reason", "expected"),
     [
-        (READY, "Unschedulable", True),
-        (READY, "Starting", False),
-        (READY, "Finished", False),
-        (ACCEPTED, "InvalidSpec", True),
-        (GANG_COMPLETE, "Restarting", True),
-        (GANG_COMPLETE, "Complete", False),
-        (FINISHED, "Succeeded", False),
-        (FINISHED, "BudgetExhausted", True),
+        ("Unschedulable", True),
+        ("ImagePullBackOff", True),
+        ("Starting", False),
+        ("Finished", False),
+        ("InvalidSpec", True),
+        ("Restarting", True),
+        ("Complete", False),
+        ("Succeeded", False),
+        ("BudgetExhausted", True),
     ],
 )
-def test_what_somebody_should_look_at(aspect: str, reason: str, expected: bool) -> None:
-    assert is_trouble(aspect, reason) is expected
+def test_what_somebody_should_look_at(reason: str, expected: bool) -> None:
+    assert is_trouble(reason) is expected
