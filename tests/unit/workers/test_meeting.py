@@ -14,6 +14,7 @@ from rlsrl.testing.clock import ManualClock
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.meeting import LOOK_SECONDS, Meeting
 from rlsrl.workers.roster import Claim, Roster
+from rlsrl.workers.roster_record import RosterFile
 from rlsrl.workers.status import Experiment
 
 LEASE_SECONDS = 10.0
@@ -33,7 +34,7 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
         meeting = Meeting(
             experiment=Experiment(name="e", run_uid="u", heartbeat_seconds=1.0, endpoints={}, done=False),
             roster=roster,
-            roster_path=tmp_path / "roster.json",
+            record=RosterFile(tmp_path / "roster.json"),
             curve=curve,
             metrics=Metrics(CollectorRegistry()),
             clock=clock,

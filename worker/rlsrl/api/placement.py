@@ -26,6 +26,7 @@ PROCESS_ENVIRONMENT: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
 }
 """What must be in the environment of every worker process before numpy is imported."""
+ROSTER = "roster.json"
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
 
@@ -81,6 +82,9 @@ class Placement(Protocol):
 
     def inference_endpoint(self, index: int) -> str:
         """Where the policy worker with that index serves actors."""
+
+    def roster_path(self, experiment: RLExperiment) -> str | None:
+        """The file of the coordinator's roster; None where no file outlives the coordinator."""
 
     def parameter_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
         """The parameter DB as the coordinator reaches it."""
@@ -138,6 +142,10 @@ class LocalPlacement:
         """See ``Placement``."""
         return f"unix-abstract:{self._name}-inference-{index}"
 
+    def roster_path(self, experiment: RLExperiment) -> str:  # noqa: ARG002 - the run folder outlives everybody
+        """See ``Placement``."""
+        return str(self.run_folder / ROSTER)
+
     def parameter_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
         """See ``Placement``."""
         return _in_bucket(experiment, self.run_uid) or ParameterStoreConfig(folder=str(self.run_folder / PARAMETERS))
@@ -182,6 +190,10 @@ class ClusterPlacement:
     def inference_endpoint(self, index: int) -> str:
         """See ``Placement``."""
         return f"roster:policy/{index}"
+
+    def roster_path(self, experiment: RLExperiment) -> str | None:
+        """See ``Placement``. Without a volume nothing of the pod stays."""
+        return None if experiment.spec.parameters.store.object_store is not None else f"{self.record_folder}/{ROSTER}"
 
     def parameter_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
         """See ``Placement``."""

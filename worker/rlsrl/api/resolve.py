@@ -76,7 +76,7 @@ def resolve(experiment: RLExperiment, placement: Placement) -> ResolvedExperimen
             serves_at=placement.coordinator_serves_at,
             http_address=placement.http_address,
             lease_seconds=LEASE_SECONDS,
-            roster_path=f"{placement.record_folder}/roster.json",
+            roster_path=placement.roster_path(experiment),
             record_folder=placement.record_folder,
             wandb=spec.tracking.wandb,
             parameter_store=placement.parameter_store(experiment),

@@ -108,8 +108,9 @@ class CoordinatorConfig(RoleConfig):
     """``host:port`` of ``/status`` and ``/metrics``, or ``:port`` of its own host; port 0 takes any free one."""
     lease_seconds: PositiveSeconds
     """Seconds without a heartbeat after which a worker's index is free for another."""
-    roster_path: str
-    """File that keeps the roster over the coordinator's own restarts."""
+    roster_path: str | None = None
+    """File that keeps the roster over the coordinator's own restarts; None where no file outlives it: it is kept beside
+    the weights in the object store."""
     record_folder: str
     """Where ``metrics.jsonl`` and ``tensorboard/`` are written."""
     parameter_store: ParameterStoreConfig

@@ -34,6 +34,7 @@ from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.meeting import Meeting
 from rlsrl.workers.roster import Roster
+from rlsrl.workers.roster_record import RosterRecord, open_roster_record
 from rlsrl.workers.status import Experiment
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
@@ -198,7 +199,8 @@ class MeetingServer:
             endpoints=endpoints,
             done=False,
         )
-        self._roster = read_roster(config, now=clock.monotonic())
+        self._record = open_roster_record(config)
+        self._roster = read_roster(config, self._record, now=clock.monotonic())
         self._serving: Future[tuple[Meeting, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="meeting", daemon=True)
@@ -255,7 +257,7 @@ class MeetingServer:
         meeting = Meeting(
             experiment=self._experiment,
             roster=self._roster,
-            roster_path=Path(self._config.roster_path),
+            record=self._record,
             curve=self._curve,
             metrics=self._metrics,
             clock=self._clock,
@@ -289,11 +291,12 @@ class MeetingServer:
         watching.cancel()
 
 
-def read_roster(config: CoordinatorConfig, *, now: float) -> Roster:
+def read_roster(config: CoordinatorConfig, record: RosterRecord, *, now: float) -> Roster:
     """The roster that an earlier coordinator of this run left, or an empty one.
 
     Raises:
-        ConfigurationError: the file holds no roster.
+        ConfigurationError: what is there is no roster.
+        OSError: it cannot be read.
     """
     wanted = {
         "actor": config.num_actors,
@@ -303,11 +306,10 @@ def read_roster(config: CoordinatorConfig, *, now: float) -> Roster:
         "evaluator": config.num_evaluators,
     }
     capacity = {role: count for role, count in wanted.items() if count}
-    path = Path(config.roster_path)
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(record.read())
         return Roster.from_json(value, lease_seconds=config.lease_seconds, capacity=capacity, now=now)
     except FileNotFoundError:
         return Roster(lease_seconds=config.lease_seconds, capacity=capacity)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{path} is no roster: {error!r}") from error
+        raise ConfigurationError(f"{record} is no roster: {error!r}") from error

@@ -12,7 +12,6 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,12 +24,12 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.coordination import Command, WorkerState
-from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.identity import is_dead
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.roster import STREAMS
 from rlsrl.workers.learning_curve import LearningCurve, Row
 from rlsrl.workers.roster import Claim, Lease, Refusal, Roster, Wait
+from rlsrl.workers.roster_record import RosterRecord
 from rlsrl.workers.status import TRAINER, Experiment, Member, Report, build_status
 
 HELLO_SECONDS = 10.0
@@ -70,7 +69,7 @@ class Meeting(CoordinatorServicer):
         *,
         experiment: Experiment,
         roster: Roster,
-        roster_path: Path,
+        record: RosterRecord,
         curve: LearningCurve,
         metrics: Metrics,
         clock: Clock,
@@ -79,7 +78,7 @@ class Meeting(CoordinatorServicer):
         self._metrics = metrics
         self._experiment = experiment
         self._roster = roster
-        self._roster_path = roster_path
+        self._record = record
         self._curve = curve
         self._clock = clock
         self._log = log
@@ -346,7 +345,7 @@ class Meeting(CoordinatorServicer):
         async with self._writing:
             document = json.dumps(self._roster.to_json(), indent=1).encode()
             if document != self._roster_written:
-                await asyncio.to_thread(write_durably, self._roster_path, document)
+                await asyncio.to_thread(self._record.write, document)
                 self._roster_written = document
 
 

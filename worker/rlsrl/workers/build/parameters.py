@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlsrl.api.resolved import ActorConfig, ParameterStoreConfig, PolicyWorkerConfig, TrainerConfig
+from rlsrl.api.resolved import ActorConfig, ObjectStoreConfig, ParameterStoreConfig, PolicyWorkerConfig, TrainerConfig
 from rlsrl.parameters.broadcast import BroadcastPublisher, BroadcastReader
 from rlsrl.parameters.fan_out import FanOutPublisher
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import ParameterDB, ParameterPublisher, ParameterSource
 from rlsrl.runtime.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rlsrl.parameters.objects import Objects
 
 
 def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
@@ -29,17 +32,26 @@ def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
         from rlsrl.rpc.auth import token_from_environment
 
         return ServiceParameterDB(store.service, token_from_environment())
-    place = store.object_store
-    assert place is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+    assert store.object_store is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+    objects = open_objects(store.object_store)
+    from rlsrl.parameters.object_store import ObjectStoreParameterDB
+
+    return ObjectStoreParameterDB(objects)
+
+
+def open_objects(place: ObjectStoreConfig) -> Objects:
+    """The objects there. Nothing is looked at yet.
+
+    Raises:
+        ConfigurationError: the environment has no credentials, or a package is missing.
+    """
     try:
-        from rlsrl.parameters.object_store import ObjectStoreParameterDB
         from rlsrl.parameters.objects import Objects
     except ImportError as error:
         raise ConfigurationError(
             f"parameters.store.objectStore needs `pip install 'rlsrl[objectstore]'`: {error}"
         ) from error
-    objects = Objects.s3(place.url, endpoint=place.endpoint, region=place.region, answer_seconds=place.answer_seconds)
-    return ObjectStoreParameterDB(objects)
+    return Objects.s3(place.url, endpoint=place.endpoint, region=place.region, answer_seconds=place.answer_seconds)
 
 
 def open_parameter_source(config: ActorConfig | PolicyWorkerConfig, token: str) -> ParameterSource:

@@ -1,0 +1,68 @@
+"""Wherever the roster is kept, it is there for the next coordinator as the last one wrote it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+
+from rlsrl.api.load import load_text
+from rlsrl.api.placement import ClusterPlacement, LocalPlacement, Placement
+from rlsrl.api.resolve import resolve
+from rlsrl.api.resolved import CoordinatorConfig
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
+from rlsrl.workers.coordinator import read_roster
+from rlsrl.workers.roster import Claim, Lease
+from rlsrl.workers.roster_record import open_roster_record
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: roster}
+spec:
+  environment: {id: CartPole-v1}
+  actors: {environments: 8}
+  stop: {envSteps: 1000}
+"""
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def config(
+    request: pytest.FixtureRequest, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> CoordinatorConfig:
+    """Of a coordinator that has a folder of its own, and of one that has nothing but a bucket."""
+    if request.param == "folder":
+        placement: Placement = LocalPlacement(run_uid=uuid.uuid4().hex, run_folder=tmp_path)
+        return resolve(load_text(EXPERIMENT), placement).coordinator
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"roster-{uuid.uuid4().hex}"
+    s3_server.create_bucket(bucket)
+    store = f"{{url: 's3://{bucket}/runs', endpoint: '{s3_server.endpoint}', region: {REGION}}}"
+    placement = ClusterPlacement(run_uid=uuid.uuid4().hex, coordinator_host="coordinator")
+    told = resolve(
+        load_text(EXPERIMENT, overrides=[f"parameters.store={{objectStore: {store}}}"]), placement
+    ).coordinator
+    assert told.roster_path is None
+    return told
+
+
+def test_incarnations_go_on_where_the_last_coordinator_left_them(config: CoordinatorConfig) -> None:
+    for life in range(3):
+        record = open_roster_record(config)
+        roster = read_roster(config, record, now=0.0)
+        lease = roster.lease(Claim(role="actor", instance=f"instance-{life}"), 0.0)
+        assert isinstance(lease, Lease)
+        assert (lease.index, lease.incarnation) == (0, life)
+        roster.release(lease.instance)
+        record.write(json.dumps(roster.to_json()).encode())
+
+
+def test_what_is_no_roster_is_refused_by_its_place(config: CoordinatorConfig) -> None:
+    record = open_roster_record(config)
+    record.write(b"[]")
+    with pytest.raises(ConfigurationError, match=r"roster\.json is no roster"):
+        read_roster(config, record, now=0.0)
