@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
-from rlsrl_operator.gang import Life, configuration_error, generation_of, judge, parse_time
+from rlsrl_operator.gang import Life, configuration_error, generation_of, judge, parse_time, terminations
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, ROLE_LABEL, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.reasons import FINISHED, GANG_COMPLETE, EndReason, GangReason
-from rlsrl_operator.roles import COORDINATOR, TRAINER
+from rlsrl_operator.roles import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl_operator.status import TERMINAL
+
+EVALUATION_SECONDS = 600.0
+"""How long evaluators may play on once the experiment has its result."""
 
 
 def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest], now: datetime) -> ExperimentStatus:
@@ -25,7 +28,7 @@ def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest],
         return status
     if (wrong := configuration_error([pod for pod in pods if generation_of(pod) == generation])) is not None:
         return _ended(status, "Failed", "ConfigurationError", ": ".join(wrong), generation, now)
-    trainers = [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == TRAINER]
+    trainers = _of(TRAINER, pods)
     complete = statuses.condition(status, GANG_COMPLETE)
     since = parse_time(complete.last_transition_time) if complete is not None and complete.status == "True" else None
     num_pods = subject.experiment.spec.trainers.num_pods
@@ -61,10 +64,11 @@ def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest],
     return status
 
 
-def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manifest]) -> Manifest:
+def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> Manifest:
     """A rendered object as it should be at this moment: the trainers of this attempt, and nobody once all is over.
 
-    The trainers end first, so that none of them waits in vain for the others; the coordinator stays for the result.
+    The trainers end first, so that none of them waits in vain for the others; evaluators play what is left to play; the
+    coordinator stays for the result.
     """
     role = manifest["metadata"]["labels"].get(ROLE_LABEL)
     if manifest["kind"] not in ("Deployment", "StatefulSet") or role == COORDINATOR:
@@ -74,9 +78,21 @@ def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manife
     if role == TRAINER:
         made["spec"]["template"]["metadata"]["annotations"][ATTEMPT_ANNOTATION] = str(status.attempt)
         made["spec"]["replicas"] = 0 if over else made["spec"]["replicas"]
-    elif over and not any(pod["metadata"]["labels"][ROLE_LABEL] == TRAINER for pod in pods):
+    elif over and not _of(TRAINER, pods) and not (role == EVALUATOR and _plays_on(status, pods, now)):
         made["spec"]["replicas"] = 0
     return made
+
+
+def _plays_on(status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> bool:
+    """Whether an evaluator may still have a version to play: each ends by itself once it has none."""
+    if status.phase != "Succeeded" or status.finished_at is None:
+        return False
+    late = now > parse_time(status.finished_at) + timedelta(seconds=EVALUATION_SECONDS)
+    return not late and any(all(end.get("exitCode") for end in terminations(pod)) for pod in _of(EVALUATOR, pods))
+
+
+def _of(role: str, pods: Sequence[Manifest]) -> list[Manifest]:
+    return [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role]
 
 
 def _ended(

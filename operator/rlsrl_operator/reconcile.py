@@ -198,7 +198,7 @@ class Reconciler:
             await self._claim(claim)
         kept = await self._keep(subject, config_map(subject, render(subject)))
         for manifest in json.loads(kept["data"][MANIFESTS_KEY]):
-            await self._apply(subject, overlaid(manifest, status, pods))
+            await self._apply(subject, overlaid(manifest, status, pods, self._now()))
         return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
 
     async def _keep(self, subject: Subject, wanted: Manifest) -> Manifest:

@@ -17,6 +17,7 @@ from rlsrl.api.spec import RLExperiment
 COORDINATOR = "coordinator"
 TRAINER = "trainer"
 ACTOR = "actor"
+EVALUATOR = "evaluator"
 
 MEETING_PORT = 29500
 """Where rank 0's pod lets the gang meet."""
@@ -92,7 +93,7 @@ ROLES: tuple[Role, ...] = (
         pods=lambda _, told: told.num_actors,
     ),
     Role(
-        name="evaluator",
+        name=EVALUATOR,
         image=_acting_image,
         workload="Deployment",
         config=lambda told: told.evaluator,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rlsrl_operator.testing import UID, pod
 
 GOLDEN = Path(__file__).parent / "manifests"
 CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 STATES = {
     "attempt 3": (ExperimentStatus(phase="Running", attempt=3), [pod(attempt=3)]),
     "over, trainers still end": (ExperimentStatus(phase="Succeeded", attempt=3), [pod(attempt=3)]),
@@ -81,7 +83,7 @@ def overlays() -> dict[str, Any]:
             state: {
                 f"{manifest['kind']} {manifest['metadata']['name']}": differs
                 for manifest in render(subject(case))
-                if (differs := dict(changes(manifest, overlaid(manifest, status, pods))))
+                if (differs := dict(changes(manifest, overlaid(manifest, status, pods, NOW))))
             }
             for state, (status, pods) in STATES.items()
         }

@@ -7,9 +7,9 @@ import re
 from rlsrl.api.placement import HTTP_PORT
 from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import COORDINATOR, TRAINER, connections, roles_of
+from rlsrl_operator.roles import COORDINATOR, EVALUATOR, TRAINER, connections, roles_of
 
-STORE_ROLES = (COORDINATOR, TRAINER, "evaluator")
+STORE_ROLES = (COORDINATOR, TRAINER, EVALUATOR)
 """Who reads and writes an object store."""
 _DNS_PORTS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 _HTTPS_PORT = 443

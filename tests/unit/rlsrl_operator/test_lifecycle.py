@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
-from rlsrl_operator.lifecycle import decide, overlaid
+from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, overlaid
 from rlsrl_operator.manifests import Manifest, Subject, render
 from rlsrl_operator.reasons import FINISHED, GANG_COMPLETE
-from rlsrl_operator.status import condition, failures, stamp, with_condition
+from rlsrl_operator.status import TERMINAL, condition, failures, stamp, with_condition
 from rlsrl_operator.testing import ended, pod, subject_of, waiting
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
@@ -308,13 +308,17 @@ NOBODY = dict.fromkeys(ROLES, 0) | {"coordinator": 1}
         ("Failed", [pod(deleted=stamp(NOW)), pod("actor")], ALL | {"trainer": 0}),
         ("Succeeded", [pod("coordinator"), pod("actor")], NOBODY),
         ("Failed", [], NOBODY),
+        ("Succeeded", [pod("evaluator", created=stamp(EARLIER))], NOBODY | {"evaluator": ALL["evaluator"]}),
+        ("Succeeded", [pod("evaluator", state=ended(1, "boom"))], NOBODY | {"evaluator": ALL["evaluator"]}),
+        ("Succeeded", [pod("evaluator", restarts=1, last_state=ended(0))], NOBODY),
+        ("Failed", [pod("evaluator")], NOBODY),
     ],
 )
 def test_trainers_end_first_then_the_others_and_the_coordinator_stays(
     phase: Phase, pods: Sequence[Manifest], expected: dict[str, int]
 ) -> None:
-    status = ExperimentStatus(phase=phase, attempt=1)
-    made = [overlaid(manifest, status, pods) for manifest in render(subject())]
+    status = ExperimentStatus(phase=phase, attempt=1, finished_at=stamp(EARLIER) if phase in TERMINAL else None)
+    made = [overlaid(manifest, status, pods, NOW) for manifest in render(subject())]
     replicas = {
         each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["replicas"]
         for each in made
@@ -323,9 +327,20 @@ def test_trainers_end_first_then_the_others_and_the_coordinator_stays(
     assert replicas == expected
 
 
+def test_evaluators_do_not_play_for_ever() -> None:
+    status = ExperimentStatus(phase="Succeeded", attempt=1, finished_at=stamp(NOW))
+    rendered = {(each["kind"], each["metadata"]["name"]): each for each in render(subject())}
+    (evaluators,) = [
+        each for (kind, name), each in rendered.items() if (kind, name[-9:]) == ("Deployment", "evaluator")
+    ]
+    for seconds, replicas in ((0, 1), (EVALUATION_SECONDS, 1), (EVALUATION_SECONDS + 1, 0)):
+        made = overlaid(evaluators, status, [pod("evaluator")], NOW + timedelta(seconds=seconds))
+        assert made["spec"]["replicas"] == replicas
+
+
 def test_only_the_trainers_know_the_attempt_and_nothing_rendered_is_changed() -> None:
     rendered = render(subject())
-    made = [overlaid(manifest, ExperimentStatus(phase="Running", attempt=7), []) for manifest in rendered]
+    made = [overlaid(manifest, ExperimentStatus(phase="Running", attempt=7), [], NOW) for manifest in rendered]
     assert rendered == render(subject())
     changed = [each for each, before in zip(made, rendered, strict=True) if each != before]
     (trainers,) = changed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -29,8 +30,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def objects(seed: int) -> list[Manifest]:
-    status = ExperimentStatus(phase="Running", attempt=2)
-    return [overlaid(each, status, [pod()]) for each in render(subject_of(variation(random.Random(seed))))]
+    status, now = ExperimentStatus(phase="Running", attempt=2), datetime(2026, 1, 1, tzinfo=UTC)
+    return [overlaid(each, status, [pod()], now) for each in render(subject_of(variation(random.Random(seed))))]
 
 
 def of_kind(kind: str) -> Manifest:
