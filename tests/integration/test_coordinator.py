@@ -263,7 +263,7 @@ def test_the_status_the_health_and_the_metrics_are_there_over_http(calm: Coordin
     with urllib.request.urlopen(f"{url}/healthz", timeout=DEADLINE) as answer:
         assert answer.read() == b"ok\n"
     with urllib.request.urlopen(f"{url}/metrics", timeout=DEADLINE) as answer:
-        assert 'rlsrl_joins_total{role="actor"} ' in answer.read().decode()
+        assert 'rlsrl_joins_total{worker_role="actor"} ' in answer.read().decode()
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"{url}/secrets", timeout=DEADLINE)
 

@@ -63,6 +63,20 @@ def test_silence_ends_a_lease(watch: Callable[[Check, str], None]) -> None:
     watch(check, own_process())
 
 
+def test_it_shows_how_many_workers_there_are_and_should_be(watch: Callable[[Check, str], None]) -> None:
+    def check(meeting: Meeting, roster: Roster, clock: ManualClock) -> None:
+        def shown(name: str) -> float | None:
+            return meeting._metrics.registry.get_sample_value(f"rlsrl_{name}", {"worker_role": "actor"})
+
+        look_for(LOOK_SECONDS, meeting, clock)
+        assert (shown("workers"), shown("workers_wanted")) == (1, 1)
+        assert shown("heartbeat_age_seconds") == LOOK_SECONDS
+        look_for(LEASE_SECONDS + LOOK_SECONDS, meeting, clock)
+        assert (shown("workers"), shown("workers_wanted")) == (0, 1)
+
+    watch(check, own_process())
+
+
 def test_the_time_in_which_the_coordinator_itself_was_frozen_does_not_count(
     watch: Callable[[Check, str], None],
 ) -> None:

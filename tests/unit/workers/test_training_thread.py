@@ -71,6 +71,7 @@ class Bench:
         folder: Path,
         *,
         max_policy_lag: int = 1,
+        buffer_lag: int | None = None,
         version: Version = Version(1, 0),
         progress: Progress | None = None,
         stop: Mapping[str, float] | None = None,
@@ -86,8 +87,8 @@ class Bench:
         self.published: list[Parameters] = []
         self.stored: list[Checkpoint] = []
         self.ended = threading.Event()
-        context = make_context("trainer", folder, membership=self.membership, clock=self.clock)
-        trainer_page = self._resources.enter_context(context.open_ledger_page())
+        self.context = make_context("trainer", folder, membership=self.membership, clock=self.clock)
+        trainer_page = self._resources.enter_context(self.context.open_ledger_page())
         actor_page = self._resources.enter_context(make_context("actor", folder).open_ledger_page())
         self.ledger = TrainerLedger(trainer_page)
         self.ledger.resume(None)
@@ -100,13 +101,14 @@ class Bench:
         self.producer = InlineProducer(
             channel, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=self.actor_ledger
         )
-        self.buffer = FifoBuffer(layout=layout, batch_lanes=LANES, max_policy_lag=max_policy_lag)
+        self.buffer = FifoBuffer(layout=layout, batch_lanes=LANES, max_policy_lag=buffer_lag or max_policy_lag)
         never = dict.fromkeys(("return_mean", "env_steps", "train_steps", "wall_seconds"))
         self.thread = TrainingThread(
             learner=self.learner,  # type: ignore[arg-type]  # as much of one as the thread uses
             buffer=self.buffer,
             limiter=RateLimiter.on_policy(batch_lanes=LANES, max_policy_lag=max_policy_lag),
             batch_lanes=LANES,
+            max_policy_lag=max_policy_lag,
             version=version,
             progress=progress or Progress(episodes=2),
             stop_conditions=StopConditions(episodes=2, **{**never, **(stop or {})}),
@@ -116,7 +118,7 @@ class Bench:
                 push=FrequencyControl(steps=push_steps, clock=self.clock),
                 tag=FrequencyControl(steps=tag_steps, clock=self.clock),
             ),
-            context=context,
+            context=self.context,
             gang=SoloGang(),
             metadata={"program": None},
             grant=self.consumer.grant,
@@ -156,6 +158,11 @@ class Bench:
         """Feed so many batches, one after another."""
         for _ in range(num_steps):
             self.post(self.acquire())
+
+    def counted(self, *names: str) -> list[float | None]:
+        """What the counters of those names stand at."""
+        registry = self.context.metrics.registry
+        return [registry.get_sample_value(f"rlsrl_{name}_total") for name in names]
 
     def end(self) -> None:
         """Stop it and close everything as the trainer does; the books must balance."""
@@ -215,6 +222,24 @@ def test_credits_run_ahead_of_training_by_the_lag_and_no_further(make_bench: Cal
         bench.producer.acquire(timeout=0.05)
     bench.learner.may_step.set()
     assert bench.acquire().min_version == Version(1, 1), "a batch trained is a batch of credits, with the new weights"
+    bench.end()
+
+
+def test_what_it_trains_is_counted(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(max_policy_lag=0, stop={"train_steps": 2})
+    bench.train(2)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    assert bench.counted("train_steps", "transitions_trained", "episodes") == [2, 2 * SLOT, 0]
+    assert bench.counted("policy_lag_exceeded") == [0]
+    bench.end()
+
+
+def test_a_buffer_that_lets_the_lag_grow_is_found_out(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(max_policy_lag=0, buffer_lag=5, stop={"train_steps": 3})
+    for _ in range(3):
+        bench.post(bench.acquire(), Version(1, 0))
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    assert bench.counted("policy_lag_exceeded") == [2]
     bench.end()
 
 

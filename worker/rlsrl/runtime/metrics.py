@@ -106,12 +106,19 @@ class Metrics:
     transitions_trained = _Declared(
         Counter, "transitions_trained_total", "Transitions trained, each once however many epochs.", roles=("trainer",)
     )
+    episodes = _Declared(Counter, "episodes_total", "Episodes that ended in trained batches.", roles=("trainer",))
     policy_lag = _Declared(
         Histogram,
         "policy_lag_steps",
         "Trainer step minus the step of a batch's oldest action.",
         unit="steps",
         buckets=_STEPS,
+        roles=("trainer",),
+    )
+    policy_lag_exceeded = _Declared(
+        Counter,
+        "policy_lag_exceeded_total",
+        "Batches whose oldest action was further behind than pacing.maxPolicyLag; there should be none.",
         roles=("trainer",),
     )
     step_seconds = _Declared(
@@ -134,6 +141,20 @@ class Metrics:
     )
     durable_version_step = _Declared(
         Gauge, "durable_version_step", "Step of the newest version that a power loss cannot take.", roles=("trainer",)
+    )
+    durable_version_timestamp_seconds = _Declared(
+        Gauge,
+        "durable_version_timestamp_seconds",
+        "When the newest durable version was stored, in seconds since 1970.",
+        unit="seconds",
+        roles=("trainer",),
+    )
+    checkpoint_period_seconds = _Declared(
+        Gauge,
+        "checkpoint_period_seconds",
+        "How often a version should become durable: parameters.everySeconds.",
+        unit="seconds",
+        roles=("trainer",),
     )
     checkpoints_failed = _Declared(
         Counter, "checkpoints_failed_total", "Versions that the disk did not take.", roles=("trainer",)
@@ -183,23 +204,32 @@ class Metrics:
         labels=("kind",),
         roles=("policy",),
     )
-    workers = _Declared(Gauge, "workers", "Workers that hold a lease.", labels=("role",), roles=("coordinator",))
+    workers = _Declared(
+        Gauge, "workers", "Workers that hold a lease.", labels=("worker_role",), roles=("coordinator",)
+    )
+    workers_wanted = _Declared(
+        Gauge,
+        "workers_wanted",
+        "Workers that there should be.",
+        labels=("worker_role",),
+        roles=("coordinator",),
+    )
     heartbeat_age_seconds = _Declared(
         Gauge,
         "heartbeat_age_seconds",
         "Age of the oldest last sign of life among the workers of a role.",
         unit="seconds",
-        labels=("role",),
+        labels=("worker_role",),
         roles=("coordinator",),
     )
     joins = _Declared(
-        Counter, "joins_total", "Leases given: first starts and restarts.", labels=("role",), roles=("coordinator",)
+        Counter, "joins_total", "Leases given: first starts and restarts.", labels=("worker_role",), roles=("coordinator",)
     )
     joins_refused = _Declared(
         Counter,
         "joins_refused_total",
         "Workers refused at the Join stream.",
-        labels=("role",),
+        labels=("worker_role",),
         roles=("coordinator",),
     )
     parameter_calls_refused = _Declared(

@@ -173,8 +173,9 @@ class Meeting(CoordinatorServicer):
         holders = self._roster.holders
         for role in self._roster.roles:
             ages = [now - lease.heard_at for lease in holders if lease.role == role]
-            self._metrics.workers.labels(role=role).set(len(ages))
-            self._metrics.heartbeat_age_seconds.labels(role=role).set(max(ages, default=0.0))
+            self._metrics.workers.labels(worker_role=role).set(len(ages))
+            self._metrics.workers_wanted.labels(worker_role=role).set(self._roster.capacity[role])
+            self._metrics.heartbeat_age_seconds.labels(worker_role=role).set(max(ages, default=0.0))
 
     def _free(self, lease: Lease, event: str, **details: object) -> None:
         """Tell whoever waits for an index or goes by its address, and note on disk that nobody holds this one."""
@@ -218,7 +219,7 @@ class Meeting(CoordinatorServicer):
         )
         self._seen[lease.role, lease.index] = seen
         if not known:
-            self._metrics.joins.labels(role=lease.role).inc()
+            self._metrics.joins.labels(worker_role=lease.role).inc()
         self._log.info(
             "rejoined" if known else "joined",
             worker=f"{lease.role}-{lease.index}",
@@ -295,7 +296,8 @@ class Meeting(CoordinatorServicer):
     async def _refuse(self, context: Context, reason: str, role: str = "") -> None:
         self._log.warning("refused", reason=reason)
         # A label's values must be few, whatever a peer calls itself.
-        self._metrics.joins_refused.labels(role=role if role in self._roster.roles else "unknown").inc()
+        known = role if role in self._roster.roles else "unknown"
+        self._metrics.joins_refused.labels(worker_role=known).inc()
         await context.write(pb.CoordinatorMessage(refused=pb.Refused(reason=reason)))
 
     def _member(self, index: int, seen: Seen) -> Member:

@@ -79,6 +79,11 @@ class Roster:
         return tuple(sorted(self._capacity))
 
     @property
+    def capacity(self) -> Mapping[str, int]:
+        """How many workers each role has when all are there."""
+        return self._capacity
+
+    @property
     def holders(self) -> tuple[Lease, ...]:
         """The leases that are held, by role and index."""
         return tuple(self._leases[key] for key in sorted(self._leases) if self._leases[key].held)

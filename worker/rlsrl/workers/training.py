@@ -72,6 +72,7 @@ class TrainingThread:
         buffer: FifoBuffer,
         limiter: RateLimiter,
         batch_lanes: int,
+        max_policy_lag: int,
         version: Version,
         progress: Progress,
         stop_conditions: StopConditions,
@@ -89,6 +90,7 @@ class TrainingThread:
         self._buffer = buffer
         self._limiter = limiter
         self._batch_lanes = batch_lanes
+        self._max_policy_lag = max_policy_lag
         self._version = version
         self._progress = progress
         self._stop_conditions = stop_conditions
@@ -244,7 +246,7 @@ class TrainingThread:
             num_transitions=sum(part["transitions"] for part in parts),
             seconds=parts[0]["seconds"],
         )
-        self._count(batch, policy_lag)
+        self._count(batch, policy_lag, num_episodes=len(mine["returns"]))
         self._judge_progress()
         self._unreported = self._scalars(result, max(part["policy_lag"] for part in parts))
         if self._cadence.report.check():
@@ -258,11 +260,13 @@ class TrainingThread:
         if self._stop_reason is not None:
             self._stopping.set()
 
-    def _count(self, batch: LaneBatch, policy_lag: int) -> None:
+    def _count(self, batch: LaneBatch, policy_lag: int, *, num_episodes: int) -> None:
         metrics = self._context.metrics
         metrics.train_steps.inc()
         metrics.transitions_trained.inc(batch.num_transitions)
+        metrics.episodes.inc(num_episodes)
         metrics.policy_lag.observe(policy_lag)
+        metrics.policy_lag_exceeded.inc(policy_lag > self._max_policy_lag)
         if self._progress.return_mean is not None:
             metrics.return_mean.set(self._progress.return_mean)
 

@@ -106,12 +106,13 @@ def build_trainer(
             resources.callback(publisher.close)
             publish = publisher.publish
         buffer = FifoBuffer(layout=layout, batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
+        context.metrics.checkpoint_period_seconds.set(config.versions.every_seconds)
         checkpoints = CheckpointWriter(
             db=db,
             policy_name=config.policy_name,
             keep_last=config.versions.keep_last,
             log=context.log,
-            on_stored=lambda version: context.metrics.durable_version_step.set(version.step),
+            on_stored=lambda version: _show_durable(version, context),
             on_failed=context.metrics.checkpoints_failed.inc,
         )
         training = TrainingThread(
@@ -119,6 +120,7 @@ def build_trainer(
             buffer=buffer,
             limiter=_resumed_limiter(config, state),
             batch_lanes=config.lanes_per_rank,
+            max_policy_lag=config.max_policy_lag,
             version=Version(context.attempt, state.version.step if state is not None else 0),
             progress=_resumed_progress(config, state),
             stop_conditions=_stop_conditions(config),
@@ -145,6 +147,11 @@ def build_trainer(
             checkpoints=checkpoints,
             resources=resources.pop_all(),
         )
+
+
+def _show_durable(version: Version, context: WorkerContext) -> None:
+    context.metrics.durable_version_step.set(version.step)
+    context.metrics.durable_version_timestamp_seconds.set(context.clock.time())
 
 
 def _publish_nothing(parameters: Parameters) -> None:
