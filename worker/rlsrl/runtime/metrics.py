@@ -204,9 +204,7 @@ class Metrics:
         labels=("kind",),
         roles=("policy",),
     )
-    workers = _Declared(
-        Gauge, "workers", "Workers that hold a lease.", labels=("worker_role",), roles=("coordinator",)
-    )
+    workers = _Declared(Gauge, "workers", "Workers that hold a lease.", labels=("worker_role",), roles=("coordinator",))
     workers_wanted = _Declared(
         Gauge,
         "workers_wanted",
@@ -223,7 +221,11 @@ class Metrics:
         roles=("coordinator",),
     )
     joins = _Declared(
-        Counter, "joins_total", "Leases given: first starts and restarts.", labels=("worker_role",), roles=("coordinator",)
+        Counter,
+        "joins_total",
+        "Leases given: first starts and restarts.",
+        labels=("worker_role",),
+        roles=("coordinator",),
     )
     joins_refused = _Declared(
         Counter,
