@@ -149,7 +149,7 @@ load() { # to the store, and to the nodes that are up; those that are down are m
     docker save --output "${archives[-1]}" "$image" >/dev/null ||
       fail "image: $image is neither an archive (NAME.tar) nor an image of docker's"
   done
-  for image in "${archives[@]}"; do "$PARTS/archive_names.py" "$image" >/dev/null; done
+  for image in "${archives[@]}"; do "$PARTS/archive.py" names "$image" >/dev/null; done
   with_store import_and_prune "${archives[@]}" &
   imports+=($!)
   for i in $(nodes); do

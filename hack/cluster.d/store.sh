@@ -4,7 +4,6 @@
 # Only nodes that are up when an image is loaded import it too. Sourced.
 
 STORE=$CACHE/store
-ID_LABEL=rlsrl.dev/id                 # on an image: what archive_names.py calls its ID
 export CONTAINERD_NAMESPACE=k8s.io    # where a kubelet looks
 
 containerd_config() { # containerd_config ROOT RUN: what the store's and a node's have in common; RUN has sockets and state
@@ -46,15 +45,13 @@ copy_store() ( # copy_store ROOT: to a node's root, unless it has one; only the 
 )
 
 import() { # import ARCHIVE...: what is new of them, to the containerd at CONTAINERD_ADDRESS
-  local archive images raw name id
+  local archive images name digest
   for archive in "$@"; do
-    images=$("$PARTS/archive_names.py" "$archive")
-    while read -r raw name id; do
-      [[ -z $(ctr images ls -q "name==\"$name\",labels.\"$ID_LABEL\"==\"$id\"") ]] || continue
-      ctr images import "$archive" >/dev/null
-      # Names of an OCI archive are kept as they stand there, but a kubelet asks by the full name.
-      [[ $raw == "$name" ]] || ctr images tag --force "$raw" "$name" >/dev/null
-      ctr images label "$name" "$ID_LABEL=$id" >/dev/null
+    images=$("$PARTS/archive.py" names "$archive")
+    while read -r name digest; do
+      [[ $(ctr images ls "name==\"$name\"" | awk 'NR > 1 {print $3}') != "$digest" ]] || continue
+      ctr content ls --quiet | "$PARTS/archive.py" stream "$archive" | ctr images import - >/dev/null
+      break # with this one all others of the archive came
     done <<<"$images"
   done
 }
