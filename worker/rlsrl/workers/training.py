@@ -233,9 +233,10 @@ class TrainingThread:
     def _account(self, batch: LaneBatch, result: StepResult, policy_lag: int) -> None:
         """Count the step, all ranks' parts of it, so that every rank knows the same progress."""
         now = self._context.clock.monotonic()
+        returns = episode_returns(batch.arrays)
         mine = {
             "transitions": batch.num_transitions,
-            "returns": episode_returns(batch.arrays),
+            "returns": returns,
             "policy_lag": policy_lag,
             "seconds": now - self._boundary,
         }
@@ -246,7 +247,7 @@ class TrainingThread:
             num_transitions=sum(part["transitions"] for part in parts),
             seconds=parts[0]["seconds"],
         )
-        self._count(batch, policy_lag, num_episodes=len(mine["returns"]))
+        self._count(batch, policy_lag, num_episodes=len(returns))
         self._judge_progress()
         self._unreported = self._scalars(result, max(part["policy_lag"] for part in parts))
         if self._cadence.report.check():
