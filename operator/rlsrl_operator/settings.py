@@ -10,13 +10,17 @@ import yaml
 from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlsrl.api.model import Model
+from rlsrl.api.model import INTEGRAL, Model
 from rlsrl_operator.roles import BY_NAME
 
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 RoleName = Annotated[str, Field(pattern=f"^({'|'.join(['default', *BY_NAME])})$")]
 Free = dict[str, JsonValue]
 """A part of a Kubernetes object, handed on as it is."""
+Identity = Literal["runAsUser", "runAsGroup", "fsGroup"]
+"""Of a pod's ``securityContext``: all of it that can be chosen within the restricted profile and is of use."""
+Id = Annotated[int, Field(ge=1, le=2**31 - 1), INTEGRAL]
+"""A user's or a group's number; nobody is root."""
 
 
 class SettingsError(ValueError):
@@ -60,6 +64,8 @@ class PodDefaults(Model):
     """Whom they may displace; empty: nobody in particular."""
     extra_env: tuple[Free, ...] = Field(default=(), strict=False)
     """Further environment variables."""
+    security_context: dict[Identity, Id | None] = Field(default_factory=dict)
+    """Whom they run as, instead of 10001; null leaves it to the cluster, as where each namespace has ids of its own."""
 
 
 class NetworkPolicies(Model):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT, PROCESS_ENVIRONMENT, STREAMS_PORT
 from rlsrl_operator.manifests.config import TOKEN_KEY
 from rlsrl_operator.manifests.network import STORE_ROLES
@@ -13,7 +15,8 @@ from rlsrl_operator.manifests.subject import (
     Subject,
 )
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import ACTOR, COORDINATOR, MEETING_PORT, TRAINER, Role
+from rlsrl_operator.roles import ACTOR, COORDINATOR, EVALUATOR, MEETING_PORT, TRAINER, Role
+from rlsrl_operator.settings import Identity
 
 USER = 10001
 CONFIG_FOLDER = "/etc/rlsrl/config"
@@ -39,9 +42,7 @@ def pod_template(subject: Subject, role: Role) -> Manifest:
             "terminationGracePeriodSeconds": role.grace_seconds,
             "securityContext": {
                 "runAsNonRoot": True,
-                "runAsUser": USER,
-                "runAsGroup": USER,
-                "fsGroup": USER,
+                **_identity(defaults.security_context),
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "tolerations": [*_soon_elsewhere(), *defaults.tolerations],
@@ -53,6 +54,12 @@ def pod_template(subject: Subject, role: Role) -> Manifest:
             **({"priorityClassName": defaults.priority_class_name} if defaults.priority_class_name else {}),
         },
     }
+
+
+def _identity(chosen: Mapping[Identity, int | None]) -> Manifest:
+    """Whom a pod runs as: 10001 but for what was chosen; without what is left to the cluster."""
+    ids = {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, **chosen}
+    return {name: number for name, number in ids.items() if number is not None}
 
 
 def _container(subject: Subject, role: Role) -> Manifest:
@@ -127,7 +134,7 @@ def _ports(subject: Subject, role: Role) -> list[Manifest]:
     served = {"http": HTTP_PORT}
     if role.name == COORDINATOR:
         served["coordinator"] = COORDINATOR_PORT
-    elif role.name not in (ACTOR, "evaluator"):
+    elif role.name not in (ACTOR, EVALUATOR):
         served["streams"] = STREAMS_PORT
     return [
         {"name": name if rank == 0 else f"{name}-{rank}", "containerPort": port + rank, "protocol": "TCP"}

@@ -405,6 +405,19 @@ def test_settings_reach_the_pods_of_their_role() -> None:
     assert trainer["imagePullSecrets"] == actor["imagePullSecrets"] == [{"name": "registry"}]
 
 
+def test_whom_pods_run_as_is_chosen_or_left_to_the_cluster_within_the_restricted_profile() -> None:
+    chosen = {
+        "trainer": PodDefaults(security_context={"runAsUser": 2000, "fsGroup": None}),
+        "default": PodDefaults(security_context={"runAsUser": None, "runAsGroup": None, "fsGroup": None}),
+    }
+    made = workloads(subject_of(minimal(), settings=SETTINGS.model_copy(update={"roles": chosen})))
+    pods = {role: each["spec"]["template"]["spec"] for role, each in made.items()}
+    profile = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert pods[TRAINER]["securityContext"] == {**profile, "runAsUser": 2000, "runAsGroup": 10001}
+    assert pods["actor"]["securityContext"] == profile
+    assert [fault for pod in pods.values() for fault in faults_of_restricted(pod)] == []
+
+
 @pytest.mark.parametrize(
     ("spec", "images"),
     [

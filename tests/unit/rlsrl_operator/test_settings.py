@@ -81,6 +81,14 @@ FAULTS = {
         IMAGES + "roles: {actor: {nodeSelector: {gpu: true}}}\n",
         "roles.actor.nodeSelector.gpu: Input should be a valid string, not True",
     ),
+    "root": (
+        IMAGES + "roles: {actor: {securityContext: {runAsUser: 0}}}\n",
+        "roles.actor.securityContext.runAsUser: Input should be greater than or equal to 1, not 0",
+    ),
+    "less than restricted": (
+        IMAGES + "roles: {actor: {securityContext: {runAsNonRoot: false}}}\n",
+        "roles.actor.securityContext.runAsNonRoot: Input should be 'runAsUser', 'runAsGroup' or 'fsGroup', not",
+    ),
     "within a list": (IMAGES + "namespaces: [a, 1]\n", "namespaces.1: Input should be a valid string, not 1"),
     "long": (IMAGES + f"namespaces: {'x' * 1000}\n", f"namespaces: Input should be a valid tuple, not '{'x' * 99}..."),
     "two faults": (
