@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import uuid
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlsrl.testing.kubectl import Namespace, Nodes, namespace, nodes, run
+from rlsrl.testing.kubectl import Namespace, Nodes, Object, namespace, nodes, run
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts"
@@ -36,6 +37,33 @@ VALUES = {
                 }
             }
         }
+    },
+}
+
+
+CARTPOLE: Object = {
+    "apiVersion": "rlsrl.dev/v1alpha1",
+    "kind": "RLExperiment",
+    "metadata": {"name": "cartpole"},
+    "spec": {
+        "seed": 1,
+        "environment": {"id": "CartPole-v1"},
+        "policy": {"network": {"mlp": {"hiddenSizes": [64, 64], "activation": "tanh"}}},
+        "algorithm": {
+            "ppo": {
+                "learningRate": 0.001,
+                "discount": 0.98,
+                "gaeLambda": 0.9,
+                "clipValueLoss": False,
+                "minibatchSize": 256,
+            }
+        },
+        "actors": {"replicas": 2, "environments": 8, "rolloutLength": 128},
+        "policyWorkers": {"replicas": 1},
+        "bufferWorkers": {"replicas": 1},
+        "trainers": {"replicas": 2},
+        "parameters": {"everySeconds": 5},
+        "stop": {"returnMean": 475.0, "envSteps": 2_000_000},
     },
 }
 
@@ -76,3 +104,15 @@ def hands(kubeconfig: str) -> Iterator[Nodes]:
     assert kubeconfig
     with nodes(f"rlsrl/worker:{TAG}-actor") as found:
         yield found
+
+
+@pytest.fixture
+def actor_image() -> str:
+    """The image of workers without torch."""
+    return f"rlsrl/worker:{TAG}-actor"
+
+
+@pytest.fixture
+def cartpole() -> Object:
+    """CartPole to 475 with every role that there can be, but for evaluators."""
+    return copy.deepcopy(CARTPOLE)

@@ -14,60 +14,34 @@ from rlsrl.testing.waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 GOAL = 475.0
-EXPERIMENT: Object = {
-    "apiVersion": "rlsrl.dev/v1alpha1",
-    "kind": "RLExperiment",
-    "metadata": {"name": "cartpole"},
-    "spec": {
-        "seed": 1,
-        "environment": {"id": "CartPole-v1"},
-        "policy": {"network": {"mlp": {"hiddenSizes": [64, 64], "activation": "tanh"}}},
-        "algorithm": {
-            "ppo": {
-                "learningRate": 0.001,
-                "discount": 0.98,
-                "gaeLambda": 0.9,
-                "clipValueLoss": False,
-                "minibatchSize": 256,
-            }
-        },
-        "actors": {"replicas": 2, "environments": 8, "rolloutLength": 128},
-        "policyWorkers": {"replicas": 1},
-        "bufferWorkers": {"replicas": 1},
-        "trainers": {"replicas": 2},
-        "parameters": {"everySeconds": 5},
-        "stop": {"returnMean": GOAL, "envSteps": 2_000_000},
-    },
-}
-"""Every role that there can be, but for evaluators."""
 
 
 @pytest.fixture
-def cartpole(where: Namespace) -> Experiment:
-    where.apply(EXPERIMENT)
-    return Experiment(where, "cartpole")
+def trained(where: Namespace, cartpole: Object) -> Experiment:
+    where.apply(cartpole)
+    return Experiment(where, cartpole["metadata"]["name"])
 
 
 def test_every_role_trains_to_the_goal_and_the_weights_are_good_elsewhere(
-    cartpole: Experiment, hands: Nodes, tmp_path: Path
+    cartpole: Object, trained: Experiment, hands: Nodes, tmp_path: Path
 ) -> None:
-    cartpole.await_phase("Running")
-    trainers = cartpole.pods("trainer")
+    trained.await_phase("Running")
+    trainers = trained.pods("trainer")
     assert len({pod["spec"]["nodeName"] for pod in trainers}) == 2, "ranks on different nodes"
-    addresses = {pod["status"]["podIP"]: role_of(pod) for pod in cartpole.pods()}
+    addresses = {pod["status"]["podIP"]: role_of(pod) for pod in trained.pods()}
     services = {
         service["spec"]["clusterIP"]: service["metadata"]["labels"]["rlsrl.dev/role"]
-        for service in cartpole.where.list("services", experiment=cartpole.name)
+        for service in trained.where.list("services", experiment=trained.name)
     }
-    until(lambda: cartpole.env_steps() > 0, "the first numbers")
-    seen = hands.connections(cartpole.pods())
-    cartpole.await_phase("Succeeded", seconds=400)
-    until(lambda: [role_of(pod) for pod in cartpole.pods()] == ["coordinator"], "only the coordinator stays")
-    assert cartpole.status["attempt"] == 1
-    assert cartpole.status["restarts"] == 0
-    assert float(cartpole.status["training"]["returnMean"]) >= GOAL
+    until(lambda: trained.env_steps() > 0, "the first numbers")
+    seen = hands.connections(trained.pods())
+    trained.await_phase("Succeeded", seconds=400)
+    until(lambda: [role_of(pod) for pod in trained.pods()] == ["coordinator"], "only the coordinator stays")
+    assert trained.status["attempt"] == 1
+    assert trained.status["restarts"] == 0
+    assert float(trained.status["training"]["returnMean"]) >= GOAL
 
-    allowed = allowed_connections(cartpole)
+    allowed = allowed_connections(trained)
     used = {(role, (addresses | services)[host], port) for role, host, port in seen if host in addresses | services}
     strangers = {(role, host, port) for role, host, port in seen if host not in addresses | services and port != 53}
     assert not strangers, f"connections out of the experiment: {strangers}"
@@ -78,9 +52,9 @@ def test_every_role_trains_to_the_goal_and_the_weights_are_good_elsewhere(
 
     weights = tmp_path / "weights.safetensors"
     experiment = tmp_path / "experiment.yaml"
-    experiment.write_text(json.dumps(EXPERIMENT))
-    print(run("kubectl", "rlsrl", "params", "list", cartpole.name, "-n", cartpole.where.name))  # noqa: T201
-    run("kubectl", "rlsrl", "params", "export", cartpole.name, "-n", cartpole.where.name, "-o", str(weights))
+    experiment.write_text(json.dumps(cartpole))
+    print(run("kubectl", "rlsrl", "params", "list", trained.name, "-n", trained.where.name))  # noqa: T201
+    run("kubectl", "rlsrl", "params", "export", trained.name, "-n", trained.where.name, "-o", str(weights))
     told = run("rlsrl", "eval", str(weights), "--experiment", str(experiment), "--json")
     assert json.loads(told)["return_mean"] >= GOAL
 
@@ -103,11 +77,11 @@ def allowed_connections(experiment: Experiment) -> set[tuple[str, str, int | Non
     return allowed
 
 
-def test_kubectl_explains_and_tells_the_story(cartpole: Experiment) -> None:
+def test_kubectl_explains_and_tells_the_story(trained: Experiment) -> None:
     told = run("kubectl", "explain", "rlexperiment.spec.trainers")
     assert re.search(r"replicas\s+<integer>", told)
-    cartpole.await_phase("Running")
-    header, line = cartpole.where.kubectl("get", "rlx").splitlines()
+    trained.await_phase("Running")
+    header, line = trained.where.kubectl("get", "rlx").splitlines()
     for column in ("PHASE", "ACTORS", "FPS", "STEPS", "VERSION", "LAG", "RETURN", "RESTARTS", "AGE"):
         assert column in header
     assert line.split()[:3] == ["cartpole", "Running", "2"]

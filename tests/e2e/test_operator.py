@@ -1,0 +1,138 @@
+"""What the operator does beside training: ends, deletions, what is in its way, and nothing when nothing is to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rlsrl.testing.kubectl import Experiment, Namespace, Object
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+IDLE_SECONDS = 30
+KINDS = "statefulsets,deployments,services,configmaps,secrets,networkpolicies,pods"
+SHORT: Object = {
+    "apiVersion": "rlsrl.dev/v1alpha1",
+    "kind": "RLExperiment",
+    "metadata": {"name": "short"},
+    "spec": {
+        "environment": {"id": "CartPole-v1"},
+        "policy": {"network": {"mlp": {"hiddenSizes": [16]}}},
+        "actors": {"environments": 8},
+        "evaluators": {"environments": 2},
+        "parameters": {"everySeconds": 1},
+        "stop": {"trainSteps": 20},
+    },
+}
+
+
+def short(**spec: object) -> Object:
+    """A run of a few seconds."""
+    return {**SHORT, "spec": {**SHORT["spec"], **spec}}
+
+
+def start(where: Namespace, document: Object) -> Experiment:
+    where.apply(document)
+    return Experiment(where, document["metadata"]["name"])
+
+
+def made_for(experiment: Experiment) -> list[str]:
+    """Everything that is there of it, its volume apart."""
+    found = experiment.where.kubectl("get", KINDS, "-l", f"rlsrl.dev/experiment={experiment.name}", "-o", "name")
+    return found.split()
+
+
+def writes_of_the_operator(since: float) -> list[str]:
+    """What the operator changed since then, by the API server's audit log."""
+    log = os.environ.get("RLSRL_E2E_AUDIT_LOG", "")
+    if not log:
+        pytest.skip("RLSRL_E2E_AUDIT_LOG names no audit log: only the cluster's own backend has one")
+    found = []
+    for line in Path(log).read_text().splitlines():
+        event = json.loads(line)
+        if "rlsrl-operator" not in event["user"]["username"] or event["verb"] in ("get", "list", "watch"):
+            continue
+        if event["stage"] == "ResponseComplete" and event["requestReceivedTimestamp"] > stamp(since):
+            found.append(f"{event['verb']} {event['requestURI']}")
+    return found
+
+
+def stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def test_a_finished_experiment_is_left_alone_and_its_volume_outlives_it(where: Namespace, system: Namespace) -> None:
+    experiment = start(where, short())
+    experiment.await_phase("Succeeded")
+    assert experiment.condition("Finished")["message"].startswith("stop.trainSteps holds")
+    assert experiment.status["training"]["trainSteps"] == 20
+    listed = lambda: [pod["metadata"]["labels"]["rlsrl.dev/role"] for pod in experiment.pods()]  # noqa: E731
+    until(lambda: listed() == ["coordinator"], "only the coordinator stays")
+
+    began = time.time()
+    version = experiment.object["metadata"]["resourceVersion"]
+    time.sleep(IDLE_SECONDS)  # what is measured is that nothing happens
+    assert experiment.object["metadata"]["resourceVersion"] == version
+    assert writes_of_the_operator(began + 2) == []
+
+    # It is deleted while nobody is there to do it: the cluster's own collector does.
+    system.kubectl("scale", "deployment/rlsrl-operator", "--replicas=0")
+    until(lambda: not system.list("pods"), "the operator is gone")
+    where.delete("rlexperiment", experiment.name, wait=True)
+    until(lambda: not made_for(experiment), "all that was made for it is gone")
+    assert [claim["metadata"]["name"] for claim in where.list("persistentvolumeclaims")] == ["short-data"]
+    system.kubectl("scale", "deployment/rlsrl-operator", "--replicas=1")
+    system.kubectl("rollout", "status", "deployment/rlsrl-operator", "--timeout=60s")
+
+    # Another of the same name is another run, on the same volume.
+    again = start(where, short(ttlSecondsAfterFinished=3))
+    again.await_phase("Succeeded")
+    assert again.status["training"]["trainSteps"] == 20
+    until(lambda: where.get("rlexperiment", again.name) is None, "its time is over")
+    until(lambda: not made_for(again), "all that was made for it is gone")
+
+
+def test_what_cannot_run_fails_at_once_and_says_which_pod_and_why(where: Namespace) -> None:
+    experiment = start(where, short(environment={"id": "CartPole-v9"}))
+    experiment.await_phase("Failed")
+    finished = experiment.condition("Finished")
+    assert finished["reason"] == "ConfigurationError"
+    assert "CartPole-v9" in finished["message"]
+    assert finished["message"].startswith("short-")
+    assert experiment.status["restarts"] == 0
+    told = where.kubectl("describe", "rlexperiment", experiment.name)
+    assert "Warning  ConfigurationError" in told
+
+
+def test_what_is_not_ours_is_never_seized(where: Namespace) -> None:
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "short-coordinator"},
+        "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]},
+    }
+    where.apply(theirs)
+    experiment = start(where, short())
+    until(lambda: experiment.condition("Accepted").get("reason") == "NameConflict", "the conflict is told")
+    assert "Service short-coordinator" in experiment.condition("Accepted")["message"]
+    found = where.get("service", "short-coordinator")
+    assert found is not None
+    assert found["spec"]["selector"] == {"app": "theirs"}
+    where.delete("service", "short-coordinator")
+    where.kubectl("annotate", "rlexperiment", experiment.name, "look=again")
+    experiment.await_phase("Succeeded")
+
+
+def test_what_others_add_is_taken_away(where: Namespace) -> None:
+    experiment = start(where, short(stop={"wallSeconds": 600}))
+    experiment.await_phase("Running")
+    where.kubectl("set", "env", "deployment/short-actor", "SOMEBODY=else")
+    where.kubectl("label", "service", "short-trainer", "rlsrl.dev/role-", "rlsrl.dev/uid-")
+    until(lambda: "SOMEBODY" not in where.kubectl("get", "deployment", "short-actor", "-o", "json"), "it is as it was")
+    until(lambda: where.list("services", experiment="short", role="trainer"), "its labels are back")
+    experiment.await_phase("Running")
