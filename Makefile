@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,rpc,env,mujoco,atari,wandb,torch,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-.PHONY: help setup run s3-server system-tools images test e2e test-slow lint format protos crd clean
+.PHONY: help setup run s3-server system-tools images test e2e test-slow lint format protos crd docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,6 +54,9 @@ lint: setup  ## ruff, mypy, layers, drift of generated files
 	  || { echo "lint: the stubs are not those of protos/: run \`make protos\` and commit"; exit 1; }
 	@diff <(hack/crd /dev/stdout) charts/templates/crd.yaml \
 	  || { echo "lint: the CRD is not the models': run \`make crd\` and commit"; exit 1; }
+	@diff <(hack/crd-reference /dev/stdout) docs/kubernetes/reference.md && diff <(hack/chart-readme /dev/stdout) charts/README.md \
+	  || { echo "lint: a page is not what it is made from: run \`make docs\` and commit"; exit 1; }
+	@hack/actionlint
 
 format: setup  ## Format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
@@ -64,6 +67,10 @@ protos: setup  ## Remake the gRPC stubs from protos/
 
 crd: setup  ## Remake the chart's CustomResourceDefinition from the models
 	hack/crd
+
+docs: setup  ## Remake the reference of RLExperiment and the chart's README
+	hack/crd-reference
+	hack/chart-readme
 
 clean:  ## Remove what make made, runs/ excepted
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

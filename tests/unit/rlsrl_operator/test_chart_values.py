@@ -1,0 +1,73 @@
+"""The chart's values and their schema say the same, and the schema says what the operator takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from pydantic.alias_generators import to_camel
+
+from rlsrl_operator.roles import BY_NAME
+from rlsrl_operator.settings import Identity, PodDefaults
+
+CHART = Path(__file__).parents[3] / "charts"
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+NOT_IN_VALUES = {"global", *(f"roles.{role}" for role in BY_NAME)}
+"""Helm's own; and roles, which have the default as long as they are not named."""
+
+Schema = dict[str, Any]
+
+
+def resolved(found: Schema) -> Schema:
+    reference = found.get("$ref", "").rpartition("/")[2]
+    return {**SCHEMA["definitions"][reference], **found} if reference else found
+
+
+def described(found: Schema, value: Any, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """Schemas by path, as deep as values.yaml has values of its own."""
+    for name, member in found.get("properties", {}).items():
+        inner, inner_path = resolved(member), f"{path}.{name}" if path else name
+        yield inner_path, inner
+        if isinstance(value, dict) and value.get(name):
+            yield from described(inner, value[name], inner_path)
+
+
+def given(value: Any, found: Schema | None, path: str = "") -> Iterator[str]:
+    """Paths of values.yaml, as deep as the schema names fields."""
+    if isinstance(value, dict) and found is not None and "properties" in found:
+        for name, member in value.items():
+            inner = found["properties"].get(name)
+            yield f"{path}.{name}" if path else name
+            yield from given(member, inner and resolved(inner), f"{path}.{name}" if path else name)
+
+
+def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
+    in_schema = {path for path, _ in described(SCHEMA, VALUES)}
+    assert in_schema - NOT_IN_VALUES == set(given(VALUES, SCHEMA))
+    assert in_schema >= NOT_IN_VALUES
+
+
+@pytest.mark.parametrize("definition", [None, *SCHEMA["definitions"]])
+def test_everything_in_the_schema_has_a_description_and_a_kind(definition: str | None) -> None:
+    start = SCHEMA if definition is None else SCHEMA["definitions"][definition]
+    for path, found in described(start, VALUES if definition is None else None):
+        assert found.get("description", "").endswith("."), path
+        assert "type" in found or "enum" in found, path
+        assert found.get("type") != "array" or "items" in found, path
+        assert "properties" not in found or found.get("additionalProperties") is False, path
+
+
+def test_the_schema_has_the_operators_roles_and_what_their_pods_can_be_given() -> None:
+    assert set(SCHEMA["properties"]["roles"]["properties"]) == {"default", *BY_NAME}
+    assert set(SCHEMA["definitions"]["pod"]["properties"]) == set(map(to_camel, PodDefaults.model_fields))
+    assert set(SCHEMA["definitions"]["securityContext"]["properties"]) == set(get_args(Identity))
+
+
+def test_the_operators_pod_can_be_given_what_roles_pods_can() -> None:
+    own = SCHEMA["properties"]["operator"]["properties"]
+    assert set(own) == {*SCHEMA["definitions"]["pod"]["properties"], "statusSeconds", "podLabels"}
