@@ -11,6 +11,7 @@ import kopf
 import structlog
 
 from rlsrl_operator.handlers import registry
+from rlsrl_operator.metrics import PORT
 from rlsrl_operator.settings import SettingsError, read_settings
 
 CONFIGURATION_ERROR = 2
@@ -21,6 +22,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="rlsrl_operator", description="Look after RLExperiments on a cluster.")
     parser.add_argument("--settings", type=Path, required=True, help="the administrator's settings, YAML")
     parser.add_argument("--health", default="http://0.0.0.0:8081/healthz", help="where liveness is answered")
+    parser.add_argument(
+        "--metrics-port", type=int, default=PORT, help="where metrics are served (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     try:
         settings = read_settings(arguments.settings)
@@ -37,7 +41,7 @@ def main() -> int:
         ]
     )
     kopf.run(
-        registry=registry(settings),
+        registry=registry(settings, metrics_port=arguments.metrics_port),
         standalone=True,
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,11 @@ CALL_SECONDS = 10
 _CONFLICT, _INVALID, _NOT_FOUND, _BAD_REQUEST, _FORBIDDEN = 409, 422, 404, 400, 403
 
 
+_READING = frozenset({"get", "list"})
+_VERBS = {"server_side_apply": "apply"}
+"""What others call what the client calls otherwise."""
+
+
 class Conflict(Exception):  # noqa: N818 - named for what the server calls it
     """Somebody else was faster, or the object is another one: look again."""
 
@@ -30,9 +35,10 @@ class Refused(Exception):  # noqa: N818 - named for what the server does
 class Cluster:
     """One API server. Not found is None; other failures than those named are the client's own exceptions."""
 
-    def __init__(self, dynamic: DynamicClient) -> None:
-        """Use a client that is connected."""
+    def __init__(self, dynamic: DynamicClient, *, on_write: Callable[[str, str], None]) -> None:
+        """Use a client that is connected. ``on_write`` is called with kind and verb before each write."""
         self._dynamic = dynamic
+        self._on_write = on_write
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Manifest | None:
         """The object of that name."""
@@ -99,6 +105,8 @@ class Cluster:
     async def _call(
         self, verb: str, api_version: str, kind: str, subresource: str | None = None, **options: Any
     ) -> Manifest | None:
+        if verb not in _READING:
+            self._on_write(kind if subresource is None else f"{kind}/{subresource}", _VERBS.get(verb, verb))
         resource = await self._dynamic.resources.get(api_version=api_version, kind=kind)
         if subresource is not None:
             resource = resource.subresources[subresource]
@@ -121,8 +129,8 @@ def message_of(error: ApiException) -> str:
 
 
 @asynccontextmanager
-async def connect() -> AsyncIterator[Cluster]:
-    """The cluster that this process is in, or that KUBECONFIG names."""
+async def connect(*, on_write: Callable[[str, str], None]) -> AsyncIterator[Cluster]:
+    """The cluster that this process is in, or that KUBECONFIG names; see ``Cluster``."""
     await config.load_config()  # type: ignore[no-untyped-call]
     async with client.ApiClient() as api:
-        yield Cluster(await DynamicClient(api))  # type: ignore[no-untyped-call]
+        yield Cluster(await DynamicClient(api), on_write=on_write)  # type: ignore[no-untyped-call]

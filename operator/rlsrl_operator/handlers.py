@@ -9,17 +9,20 @@ from typing import Any
 
 import aiohttp
 import kopf
+from prometheus_client import CollectorRegistry
 
 from rlsrl.api.spec import KIND
 from rlsrl_operator.cluster import connect
 from rlsrl_operator.keyed_queue import KeyedQueue
 from rlsrl_operator.manifests.subject import EXPERIMENT_LABEL, MANAGER
+from rlsrl_operator.metrics import OperatorMetrics, serving
 from rlsrl_operator.numbers import HttpNumbers
 from rlsrl_operator.operator_key import read_key
 from rlsrl_operator.reconcile import Key, Reconciler
 from rlsrl_operator.settings import OperatorSettings
 
 NUM_WORKERS = 16
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - a pod of its own; a NetworkPolicy says who may come
 _CHILDREN = (
     ("", "v1", "pods"),
     ("", "v1", "configmaps"),
@@ -33,8 +36,9 @@ _CHILDREN = (
 _GROUP, _VERSION, _PLURAL = "rlsrl.dev", "v1alpha1", "rlexperiments"
 
 
-def registry(settings: OperatorSettings) -> kopf.OperatorRegistry:
-    """The handlers of one operator."""
+def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorRegistry:
+    """The handlers of one operator; its metrics are served at that port."""
+    metrics = OperatorMetrics(CollectorRegistry())
     handlers = kopf.OperatorRegistry()
     keys: KeyedQueue[Key] | None = None
     tasks: list[asyncio.Task[None]] = []
@@ -52,11 +56,19 @@ def registry(settings: OperatorSettings) -> kopf.OperatorRegistry:
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         nonlocal keys
         _tune(settings)
-        cluster = await resources.enter_async_context(connect())
+        await resources.enter_async_context(serving(metrics.registry, host=_EVERYWHERE, port=metrics_port))
+        cluster = await resources.enter_async_context(connect(on_write=metrics.wrote))
         session = await resources.enter_async_context(aiohttp.ClientSession())
         key = await read_key(cluster, operator_settings.key_secret)
-        reconciler = Reconciler(cluster, operator_settings, HttpNumbers(session), key=key)
-        keys = KeyedQueue(reconciler.reconcile, num_workers=NUM_WORKERS)
+        reconciler = Reconciler(
+            cluster,
+            operator_settings,
+            HttpNumbers(session),
+            key=key,
+            seen=lambda key, status: metrics.experiments.saw(key.namespace, key.name, status),
+        )
+        keys = KeyedQueue(metrics.measured(reconciler.reconcile), num_workers=NUM_WORKERS)
+        metrics.watch(keys)
         tasks.append(asyncio.create_task(keys.run()))
 
     @kopf.on.cleanup(registry=handlers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -31,6 +32,23 @@ class KeyedQueue(Generic[Key]):
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._num_failures: dict[Key, int] = {}
+        self._since: dict[Key, float] = {}
+        """When a key that waits or is worked on came, in seconds on the monotonic clock; the oldest first."""
+
+    @property
+    def length(self) -> int:
+        """Keys in line."""
+        return len(self._waiting)
+
+    @property
+    def num_failing(self) -> int:
+        """Keys whose last attempt failed."""
+        return len(self._num_failures)
+
+    @property
+    def oldest_seconds(self) -> float:
+        """For how long the oldest key has been in line or worked on; 0 when there is none."""
+        return time.monotonic() - next(iter(self._since.values())) if self._since else 0.0
 
     def add(self, key: Key) -> None:
         """Have the key looked at soon."""
@@ -40,6 +58,7 @@ class KeyedQueue(Generic[Key]):
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
+            self._since[key] = time.monotonic()
             self._line.put_nowait(key)
 
     async def run(self) -> None:
@@ -55,6 +74,7 @@ class KeyedQueue(Generic[Key]):
             self._busy.add(key)
             delay = await self._attempt(key)
             self._busy.discard(key)
+            self._since.pop(key)
             again = key in self._again and key not in self._num_failures
             self._again.discard(key)
             if again:

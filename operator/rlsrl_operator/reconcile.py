@@ -83,11 +83,14 @@ class Reconciler:
         *,
         key: bytes,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        seen: Callable[[Key, ExperimentStatus | None], None] = lambda _, __: None,
     ) -> None:
+        """``seen`` is told how an experiment stands after each look; None when it is gone."""
         self._cluster = cluster
         self._settings = settings
         self._numbers = numbers
         self._now = now
+        self._seen = seen
         self._applied: dict[tuple[str, str, str], Applied] = {}
         """By the experiment's uid, kind and name."""
         self._key = key
@@ -101,6 +104,7 @@ class Reconciler:
         if document is None or "deletionTimestamp" in document["metadata"]:
             # Its objects go with it: the cluster's garbage collector follows their owner references.
             self._forget(document)
+            self._seen(key, None)
             return None
         before = statuses.read(document)
         try:
@@ -111,6 +115,7 @@ class Reconciler:
         except Conflict as conflict:
             _log.info("conflict", key=str(key), said=str(conflict))
             return RETRY_SECONDS
+        self._seen(key, reconciled.status)
         return reconciled.again_in
 
     def _forget(self, document: Manifest | None) -> None:
