@@ -22,8 +22,7 @@ prepare() { # root, Debian's packages, the build
 nodes() { find "$STATE" -maxdepth 1 -name 'node-*' -printf '%f\n' 2>/dev/null | sed 's/node-//' | sort -n; }
 
 node_pid() { # prints the PID of node I's init, as the host numbers it, while it lives
-  local pid
-  pid=$(cat "$STATE/node-$1/pid" 2>/dev/null) && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q node-init.sh && echo "$pid"
+  pgrep --parent "$(cat "$STATE/node-$1/unshare.pid" 2>/dev/null)" --full node-init.sh 2>/dev/null
 }
 
 require_node() { # require_node WORD: it is one of the cluster's nodes
@@ -41,16 +40,13 @@ inside() { # inside I COMMAND...: runs it in node I
 }
 
 start_node() {
-  local outer pid=
+  local pid
   mkdir -p "$STATE/node-$1"
   setsid unshare --mount --net --pid --uts --ipc --fork --mount-proc --kill-child \
     "$PARTS/node-init.sh" "$1" >>"$STATE/node-$1/init.log" 2>&1 </dev/null &
-  outer=$!
-  until pid=$(pgrep -P "$outer") && [[ -n $pid ]]; do
-    kill -0 "$outer" 2>/dev/null || fail "node $1 did not start; see $STATE/node-$1/init.log"
-    sleep 0.02
-  done
-  echo "$pid" >"$STATE/node-$1/pid"
+  echo $! >"$STATE/node-$1/unshare.pid"
+  until_true 30 "node $1 has begun" node_pid "$1"
+  pid=$(node_pid "$1")
   ip link del "rlsrl-v$1" 2>/dev/null || true
   ip link add "rlsrl-v$1" type veth peer name "rlsrl-p$1"
   ip link set "rlsrl-v$1" master "$BRIDGE" up
@@ -63,7 +59,6 @@ kill_node() { # as a power loss; idempotent
     kill -9 "$pid"
     until_true 30 "node $1 is gone" test ! -d "/proc/$pid"
   fi
-  rm -f "$STATE/node-$1/pid"
   for group in /sys/fs/cgroup/*/rlsrl-node-"$1" /sys/fs/cgroup/rlsrl-node-"$1"; do
     [[ ! -d $group ]] || until_true 10 "$group is empty" remove_group "$group"
   done

@@ -18,10 +18,6 @@ MAX_NODES=9
 NUM_VOLUMES=16
 SYSCTLS=(kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes
   vm.overcommit_memory vm.panic_on_oom) # machine-wide, and a kubelet sets them
-NODE_GRACE=${RLSRL_CLUSTER_NODE_GRACE:-50s} # without news of a node until it is NotReady; 50s is Kubernetes' own
-# What a cluster was brought up with: NUM_NODES and NODE_GRACE.
-# shellcheck source=/dev/null
-[[ ! -e $STATE/settings.sh ]] || . "$STATE/settings.sh"
 
 node_ip() { echo "$NET.$((10 + $1))"; }
 kubectl() { "$TOOLS/kubectl" --kubeconfig "$ADMIN" --cache-dir "$STATE/kubectl-cache" "$@"; }
@@ -36,3 +32,9 @@ until_true() {
     sleep 0.1
   done
 }
+
+NODE_GRACE=${RLSRL_CLUSTER_NODE_GRACE:-50s} # without news of a node until it is NotReady; 50s is Kubernetes' own
+[[ $NODE_GRACE =~ ^[1-9][0-9]*s$ ]] || fail "RLSRL_CLUSTER_NODE_GRACE: $NODE_GRACE; allowed: seconds, as 10s"
+# What a cluster was brought up with: NUM_NODES and NODE_GRACE.
+# shellcheck source=/dev/null
+[[ ! -e $STATE/settings.sh ]] || . "$STATE/settings.sh"
