@@ -39,6 +39,8 @@ def pod_template(subject: Subject, role: Role) -> Manifest:
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
+            # A namespace's first process is spared signals that it does not handle (yet): let that be another one.
+            "shareProcessNamespace": True,
             "terminationGracePeriodSeconds": role.grace_seconds,
             "securityContext": {
                 "runAsNonRoot": True,

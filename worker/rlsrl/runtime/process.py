@@ -31,14 +31,6 @@ def die_with_parent(parent_pid: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def obey_sigterm() -> None:
-    """Have SIGTERM end this process until it knows better: the kernel spares the first process of a container, which
-    would then be waited for in vain.
-    """
-    if os.getpid() == 1:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-
-
 def worker_environment(base: Mapping[str, str]) -> dict[str, str]:
     """The environment for a worker that this process starts: ``base``, overridden by what every worker process has."""
     return {**base, **PROCESS_ENVIRONMENT, PARENT_VARIABLE: str(os.getpid())}

@@ -37,7 +37,7 @@ from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
 from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
-from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, obey_sigterm
+from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
 from rlsrl.runtime.roster import STREAMS, Membership
 from rlsrl.runtime.worker import Worker
 from rlsrl.workers.context import WorkerContext
@@ -66,7 +66,6 @@ CONFIGS: dict[str, type[RoleConfig]] = {
 def main() -> int:
     """Run one worker to its end; returns the exit code."""
     arguments = _arguments()
-    obey_sigterm()
     if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
         die_with_parent(int(parent))
     # The controller ends workers, not the terminal: a Ctrl-C that reaches the whole group is not for them.

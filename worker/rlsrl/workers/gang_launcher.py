@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
-from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, obey_sigterm
+from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
 
 SHUTDOWN_SECONDS = 50
 """How long ranks may take for their last checkpoint after SIGTERM; shorter than who started the gang waits for it."""
@@ -32,7 +32,6 @@ def main() -> int:
     parser.add_argument("--meet-at", default="", metavar="HOST:PORT", help="port of machine 0; for several machines")
     parser.add_argument("--once", type=Path, metavar="FILE", help="start only if the file is not there, and make it")
     arguments, rest = parser.parse_known_args()
-    obey_sigterm()
     if arguments.once is not None and not _is_first(arguments.once):
         sys.stderr.write("rlsrl: this gang has ended; its next attempt begins in a new pod\n")
         threading.Event().wait()
