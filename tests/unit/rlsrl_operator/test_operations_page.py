@@ -1,0 +1,70 @@
+"""docs/kubernetes/operations.md explains every word that the operator says, and none that it does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from rlsrl.api.status import Phase
+from rlsrl_operator.reasons import QUIET, REASONS, Aspect
+
+REPOSITORY = Path(__file__).parents[3]
+PAGE = (REPOSITORY / "docs" / "kubernetes" / "operations.md").read_text(encoding="utf-8")
+SOURCES = {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / "operator").rglob("*.py")}
+ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
+
+
+def section(title: str) -> str:
+    """What stands under a heading, up to the next one."""
+    found = re.split(rf"(?m)^#+ {title}$", PAGE)
+    assert len(found) == 2, f"one heading {title}"
+    return re.split(r"(?m)^#+ ", found[1])[0]
+
+
+def first_table(text: str) -> dict[str, list[str]]:
+    """By the word in code style that a row begins with: its other cells."""
+    lines = "\n".join(text.splitlines()).split("| --- |", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def said_in_code(pattern: str) -> set[str]:
+    return {word for text in SOURCES.values() for word in re.findall(pattern, text)}
+
+
+def test_every_phase_is_explained() -> None:
+    assert set(first_table(section("Phases"))) == set(get_args(Phase))
+
+
+def test_every_condition_has_a_section() -> None:
+    assert re.findall(r"(?m)^### (.*)$", PAGE) == list(ASPECTS)
+    assert set(REASONS) == set(ASPECTS)
+
+
+@pytest.mark.parametrize("aspect", ASPECTS)
+def test_every_reason_of_a_condition_is_explained(aspect: Aspect) -> None:
+    table = first_table(section(aspect))
+    assert set(table) == set(REASONS[aspect])
+    for reason, cells in table.items():
+        status, meaning, cure = cells
+        assert status in ("True", "False"), reason
+        assert meaning.endswith(".") and cure.endswith((".", "`")), reason  # noqa: PT018 - both cells of one row
+
+
+def test_no_reason_is_one_that_nothing_says() -> None:
+    own = {path: text for path, text in SOURCES.items() if path.name != "reasons.py"}
+    said = {word for text in own.values() for word in re.findall(r'"([A-Za-z]+)"', text)}
+    assert {reason for reasons in REASONS.values() for reason in reasons} <= said
+
+
+def test_the_reasons_of_normal_events_are_named() -> None:
+    words = set(re.findall(r"`([A-Z][A-Za-z]+)`", section("Events")))
+    assert words == QUIET
+    assert {reason for reasons in REASONS.values() for reason in reasons} > QUIET
+
+
+def test_every_line_of_the_log_is_explained() -> None:
+    assert set(first_table(section("The operator's log"))) == said_in_code(r'_log\.\w+\(\s*"(\w+)"')
