@@ -83,8 +83,8 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
         wake(namespace, name)
 
     for group, version, plural in _CHILDREN:
-        # Our own only: the watch asks for the label.
-        @kopf.on.event(group, version, plural, labels={EXPERIMENT_LABEL: kopf.PRESENT}, registry=handlers)
+
+        @kopf.on.event(group, version, plural, registry=handlers)
         async def child(namespace: str | None, meta: Mapping[str, Any], **_: Any) -> None:
             # By owner as well as by label: one that was relabelled has to wake whoever it belongs to.
             wake(namespace, meta.get("labels", {}).get(EXPERIMENT_LABEL))
@@ -104,6 +104,8 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
 
 def _tune(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
+    # The API server sends what has our label, and says when it is taken away; not every pod and Secret of the cluster.
+    settings.watching.label_selectors[lambda resource: resource.group != _GROUP] = EXPERIMENT_LABEL
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.networking.request_timeout = 30

@@ -1,0 +1,53 @@
+"""The operator has the permissions that it uses, and no others: the last of these tests, about all before it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlsrl.testing.kubectl import Namespace, Object, run
+
+pytestmark = pytest.mark.e2e
+
+OPERATOR = "system:serviceaccount:rlsrl-system:rlsrl-operator"
+EVERYBODYS = ("selfsubjectreviews", "selfsubjectaccessreviews")
+Permission = tuple[str, str, str]
+"""Group, resource with its subresource, verb."""
+
+
+def granted(kind: str, name: str, *where: str) -> set[Permission]:
+    role: Object = json.loads(run("kubectl", "get", kind, name, "-o", "json", *where))
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used(log: Path) -> set[Permission]:
+    found = set()
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        about = event.get("objectRef")
+        if event["user"]["username"] != OPERATOR or about is None or event["stage"] != "ResponseComplete":
+            continue
+        resource = "/".join(filter(None, (about["resource"], about.get("subresource", ""))))
+        if resource not in EVERYBODYS:
+            found.add((about.get("apiGroup", ""), resource, event["verb"]))
+    return found
+
+
+def test_every_permission_is_used_and_every_use_is_permitted(system: Namespace) -> None:
+    log = os.environ.get("RLSRL_E2E_AUDIT_LOG", "")
+    if not log:
+        pytest.skip("RLSRL_E2E_AUDIT_LOG names no audit log: only the cluster's own backend has one")
+    may = granted("clusterrole", "rlsrl-operator") | granted("role", "rlsrl-operator-key", "-n", system.name)
+    did = used(Path(log))
+    assert "*" not in {part for permission in may for part in permission}
+    assert did - may == set(), "used without a rule"
+    assert may - did == set(), "rules that nothing used"
