@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# node-init.sh I: PID 1 of node I, in mount, network, PID, UTS and IPC namespaces of its own. Killing
-# this one process takes the node with its kubelet and every container, as a power loss does.
+# node-init.sh I: PID 1 of node I, in mount, network, PID, UTS and IPC namespaces of its own. Killing this one process
+# takes the node with its kubelet and every container, as a power loss does.
 # Waits for its link, then for the API server; runs until it is killed.
 set -uo pipefail
 # shellcheck source-path=SCRIPTDIR source=settings.sh
