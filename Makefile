@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,rpc,env,mujoco,atari,wandb,torch,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-.PHONY: help setup run s3-server system-tools images test e2e test-slow lint format protos crd docs clean
+.PHONY: help setup run s3-server system-tools images test e2e test-slow lint format protos crd dashboards docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,12 +48,15 @@ lint: setup  ## ruff, mypy, layers, drift of generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=hack/dashboards.d $(BIN)/mypy hack/dashboards.d/main.py
 	$(BIN)/lint-imports --no-logo
 	@drift=$$(mktemp -d); trap 'rm -rf "$$drift"' EXIT; hack/protos "$$drift"; \
 	  diff -r -x __init__.py -x __pycache__ "$$drift/rlsrl/rpc/v1" worker/rlsrl/rpc/v1 \
 	  || { echo "lint: the stubs are not those of protos/: run \`make protos\` and commit"; exit 1; }
 	@diff <(hack/crd /dev/stdout) charts/templates/crd.yaml \
 	  || { echo "lint: the CRD is not the models': run \`make crd\` and commit"; exit 1; }
+	@drift=$$(mktemp -d); trap 'rm -rf "$$drift"' EXIT; hack/dashboards "$$drift"; diff -r "$$drift" charts/dashboards \
+	  || { echo "lint: the dashboards are not the metrics': run \`make dashboards\` and commit"; exit 1; }
 	@diff <(hack/crd-reference /dev/stdout) docs/kubernetes/reference.md && diff <(hack/chart-readme /dev/stdout) charts/README.md \
 	  || { echo "lint: a page is not what it is made from: run \`make docs\` and commit"; exit 1; }
 	@hack/actionlint
@@ -67,6 +70,9 @@ protos: setup  ## Remake the gRPC stubs from protos/
 
 crd: setup  ## Remake the chart's CustomResourceDefinition from the models
 	hack/crd
+
+dashboards: setup  ## Remake Grafana's dashboards from the metric declarations
+	hack/dashboards
 
 docs: setup  ## Remake the reference of RLExperiment and the chart's README
 	hack/crd-reference

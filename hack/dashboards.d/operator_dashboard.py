@@ -1,0 +1,76 @@
+"""The dashboard of the operator: how the experiments stand, and whether it keeps up with them."""
+
+from __future__ import annotations
+
+from grafana import Json, Line, Panel, Row, Variable, dashboard
+from promql import EXPERIMENT, Asking, age, operator_metrics
+
+METRICS = operator_metrics()
+OPERATOR = Asking('role="operator"')
+OF_EXPERIMENTS = OPERATOR.where('namespace=~"$namespace"')
+
+
+def operator_dashboard() -> Json:
+    """The whole."""
+    variables = [Variable("namespace", "label_values(rlsrl_experiment_phase, namespace)")]
+    about = "The operator of rlsrl: experiments by phase, its queue, its writes, what it uses."
+    return dashboard("rlsrl-operator", "rlsrl / Operator", about, variables, [experiments(), work(), resources()])
+
+
+def experiments() -> Row:
+    """How the experiments of the chosen namespaces stand."""
+    phase = OF_EXPERIMENTS.level("sum", METRICS["rlsrl_experiment_phase"], "phase")
+    restarts = OF_EXPERIMENTS.growth(METRICS["rlsrl_experiment_gang_restarts_total"], "1h", *EXPERIMENT)
+    failing = OPERATOR.level("sum", METRICS["rlsrl_operator_failing_experiments"], "role")
+    return Row(
+        "Experiments",
+        (
+            Panel("Experiments", "short", (Line(phase, "{{phase}}"),)),
+            Panel("Gangs started anew in an hour", "short", (Line(restarts, "{{namespace}}/{{experiment}}"),)),
+            Panel("Experiments whose look fails", "short", (Line(failing, "failing"),)),
+        ),
+    )
+
+
+def work() -> Row:
+    """Whether the operator keeps up."""
+    looks = OPERATOR.rate(METRICS["rlsrl_operator_reconciles_total"], "outcome")
+    seconds = METRICS["rlsrl_operator_reconcile_seconds"]
+    success = age(OPERATOR.level("max", METRICS["rlsrl_operator_last_success_timestamp_seconds"], "role"))
+    writes = OPERATOR.rate(METRICS["rlsrl_operator_api_writes_total"], "kind", "verb")
+    return Row(
+        "Work",
+        (
+            Panel("Looks a second", "short", (Line(looks, "{{outcome}}"),)),
+            Panel(
+                "Duration of a look",
+                "s",
+                (
+                    Line(OPERATOR.quantile(0.5, seconds), "median"),
+                    Line(OPERATOR.quantile(0.99, seconds), "99 %"),
+                ),
+            ),
+            Panel("Since the last look that succeeded", "s", (Line(success, "seconds"),)),
+            level("Experiments in the queue", "short", "rlsrl_operator_queue_length"),
+            level("Oldest in the queue", "s", "rlsrl_operator_oldest_key_seconds"),
+            Panel("Writes a second", "short", (Line(writes, "{{verb}} {{kind}}"),)),
+        ),
+    )
+
+
+def resources() -> Row:
+    """What the operator uses."""
+    cores = OPERATOR.rate(METRICS["process_cpu_seconds_total"], "pod")
+    return Row(
+        "Resources",
+        (
+            Panel("CPU cores", "short", (Line(cores, "{{pod}}"),)),
+            level("Resident memory", "bytes", "process_resident_memory_bytes"),
+            Panel("Open files of those allowed", "percentunit", (Line(OPERATOR.open_files("pod"), "{{pod}}"),)),
+        ),
+    )
+
+
+def level(title: str, unit: str, name: str) -> Panel:
+    """A panel of one gauge."""
+    return Panel(title, unit, (Line(OPERATOR.level("max", METRICS[name], "pod"), "{{pod}}"),))
