@@ -94,7 +94,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
 def where(system: Namespace) -> Iterator[Namespace]:
     """A namespace for one test's experiments."""
     assert system.name
-    with namespace(f"e2e-{uuid.uuid4().hex[:8]}") as made:
+    with namespace(f"e2e-{uuid.uuid4().hex[:8]}", wait=False) as made:
         yield made
 
 

@@ -14,7 +14,7 @@ from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-IDLE_SECONDS = 30
+IDLE_SECONDS = 15
 KINDS = "statefulsets,deployments,services,configmaps,secrets,networkpolicies,pods"
 SHORT: Object = {
     "apiVersion": "rlsrl.dev/v1alpha1",

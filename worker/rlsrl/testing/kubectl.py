@@ -71,22 +71,19 @@ class Namespace:
 
 
 @contextmanager
-def namespace(name: str) -> Iterator[Namespace]:
-    """A new namespace in which nothing but restricted pods may run; deleted with all that is in it at the end."""
+def namespace(name: str, *, wait: bool = True) -> Iterator[Namespace]:
+    """A new namespace in which nothing but restricted pods may run; deleted with all that is in it at the end.
+
+    Without ``wait`` the end is only asked for: trainers whose coordinator goes with them try for a minute to store
+    their last state.
+    """
     made = Namespace(name)
     made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _RESTRICTED}})
     try:
         yield made
     finally:
-        run(
-            "kubectl",
-            "delete",
-            "namespace",
-            name,
-            "--wait=true",
-            f"--timeout={CLUSTER_SECONDS:.0f}s",
-            seconds=CLUSTER_SECONDS,
-        )
+        command = ["delete", "namespace", name, f"--wait={str(wait).lower()}", f"--timeout={CLUSTER_SECONDS:.0f}s"]
+        run("kubectl", *command, seconds=CLUSTER_SECONDS)
 
 
 @dataclass(frozen=True)
