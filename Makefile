@@ -38,7 +38,7 @@ images:  ## Build the images of workers and operator; print their archives
 test: setup s3-server system-tools  ## All tests that need no cluster
 	$(BIN)/python -m pytest -m 'not slow and not e2e'
 
-e2e: setup  ## The tests on a real cluster of two nodes, which it brings up and takes down (root)
+e2e: setup system-tools  ## The tests on a real cluster of two nodes, which it brings up and takes down (root)
 	@hack/e2e tests/e2e -m 'not full'
 
 test-slow: setup s3-server system-tools  ## The fault tests and training runs that `make test` has no time for
