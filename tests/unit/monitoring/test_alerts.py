@@ -1,0 +1,196 @@
+"""Each alert is silent while all is well and while what heals by itself heals, and fires when its cause is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from rlsrl.runtime.metrics import Metrics
+from rlsrl_operator.metrics import OperatorMetrics
+
+CHARTS = Path(__file__).parents[3] / "charts"
+FILES = sorted((CHARTS / "alerts").glob("*.yaml"))
+GROUPS = [group for path in FILES for group in yaml.safe_load(path.read_text())["groups"]]
+RULES = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
+EXPERIMENT = 'namespace="lab",experiment="run"'
+PHASE = f"rlsrl_experiment_phase{{{EXPERIMENT},phase="
+MINUTES = 180
+
+Series = Mapping[str, str | None]
+"""By series: its values, one a minute, in promtool's notation; None takes one away."""
+
+WELL: dict[str, str | None] = {
+    f'{PHASE}"Running"}}': "1x180",
+    f'up{{{EXPERIMENT},role="coordinator"}}': "1x180",
+    'up{namespace="rlsrl-system",pod="o",role="operator"}': "1x180",
+    f"rlsrl_env_steps_total{{{EXPERIMENT}}}": "0+6000x180",
+    f"rlsrl_train_steps_total{{{EXPERIMENT}}}": "0+10x180",
+    f'rlsrl_ledger_transitions{{{EXPERIMENT},term="lost.receiver_died"}}': "0x180",
+    f'rlsrl_ledger_transitions{{{EXPERIMENT},term="dropped.stale"}}': "0+6000x180",
+    f"rlsrl_policy_lag_exceeded_total{{{EXPERIMENT}}}": "0x180",
+    f'rlsrl_workers{{{EXPERIMENT},worker_role="actor"}}': "2x180",
+    f'rlsrl_workers_wanted{{{EXPERIMENT},worker_role="actor"}}': "2x180",
+    f"rlsrl_experiment_gang_restarts_total{{{EXPERIMENT}}}": "0x180",
+    f"rlsrl_checkpoints_failed_total{{{EXPERIMENT}}}": "0x180",
+    f"rlsrl_durable_version_timestamp_seconds{{{EXPERIMENT}}}": "0+60x180",
+    f"rlsrl_checkpoint_period_seconds{{{EXPERIMENT}}}": "10x180",
+    'rlsrl_operator_failing_experiments{namespace="rlsrl-system",pod="o"}': "0x180",
+    'rlsrl_operator_oldest_key_seconds{namespace="rlsrl-system",pod="o"}': "0.2x180",
+}
+"""A run that trains for three hours."""
+
+
+def series(name: str) -> str:
+    """The one of that name in ``WELL``."""
+    found = [each for each in WELL if each.startswith(f"{name}{{")]
+    assert len(found) == 1, name
+    return found[0]
+
+
+STEPS = series("rlsrl_env_steps_total")
+LOST = f'rlsrl_ledger_transitions{{{EXPERIMENT},term="lost.receiver_died"}}'
+COORDINATOR = f'up{{{EXPERIMENT},role="coordinator"}}'
+OPERATOR = 'up{namespace="rlsrl-system",pod="o",role="operator"}'
+RUNNING = f'{PHASE}"Running"}}'
+
+SILENT: dict[str, Series] = {
+    "a run that trains": {},
+    "a run that has ended well: only the coordinator stays": {
+        RUNNING: "1x100",
+        f'{PHASE}"Succeeded"}}': "_x100 1x80",
+        STEPS: "0+6000x100",
+        series("rlsrl_workers"): "2x100 0x80",
+        series("rlsrl_durable_version_timestamp_seconds"): "0+60x100",
+        series("rlsrl_train_steps_total"): "0+10x100",
+        series("rlsrl_checkpoint_period_seconds"): "10x100",
+    },
+    "a run that takes 20 minutes to start": {
+        RUNNING: "_x20 1x160",
+        f'{PHASE}"Starting"}}': "1x19 _x160",
+        STEPS: "_x20 0+6000x160",
+        series("rlsrl_train_steps_total"): "_x20 0+10x160",
+        series("rlsrl_workers"): "1x10 2x170",
+    },
+    "an actor is replaced, within ten minutes": {series("rlsrl_workers"): "2x60 1x9 2x110"},
+    "the coordinator moves to another node, within three minutes": {COORDINATOR: "1x60 0x2 1x118"},
+    "the operator is upgraded": {OPERATOR: "1x60 _x2 1x118"},
+    "a trainer dies once: the gang restarts, and loses little": {
+        series("rlsrl_experiment_gang_restarts_total"): "0x60 1x120",
+        LOST: "0x60 2048x120",
+        series("rlsrl_durable_version_timestamp_seconds"): "0+60x60 3600x4 3900+60x116",
+    },
+    "a paused run stores nothing new": {
+        RUNNING: None,
+        f'{PHASE}"Starting"}}': "1x20",
+        series("rlsrl_train_steps_total"): "0+10x60 600x120",
+        series("rlsrl_durable_version_timestamp_seconds"): "0+60x60 3600x120",
+    },
+    "versions are meant to be rare": {
+        series("rlsrl_checkpoint_period_seconds"): "3600x180",
+        series("rlsrl_durable_version_timestamp_seconds"): "0x60 3600x60 7200x60",
+    },
+    "the operator is busy for a while": {
+        series("rlsrl_operator_oldest_key_seconds"): "0.2x60 0+60x5 0.2x115",
+        series("rlsrl_operator_failing_experiments"): "0x60 1x5 0x115",
+    },
+}
+"""What nobody has to do anything about."""
+
+FIRING: dict[str, Sequence[Series]] = {
+    "RlsrlExperimentNotStarting": [
+        {RUNNING: None, f'{PHASE}"Pending"}}': "1x180", STEPS: None},
+        {RUNNING: None, f'{PHASE}"Starting"}}': "_x20 1x160", f'{PHASE}"Pending"}}': "1x19", STEPS: None},
+    ],
+    "RlsrlExperimentStalled": [{STEPS: "0+6000x150 900000x30"}, {STEPS: None}, {STEPS: "0+6000x150"}],
+    "RlsrlExperimentFailed": [{RUNNING: "1x150", f'{PHASE}"Failed"}}': "_x150 1x30"}],
+    "RlsrlGangRestarting": [{series("rlsrl_experiment_gang_restarts_total"): "0x140 1x10 2x10 3x20"}],
+    "RlsrlCoordinatorAbsent": [{COORDINATOR: "1x150 0x30"}, {COORDINATOR: "1x150"}],
+    "RlsrlWorkersAbsent": [{series("rlsrl_workers"): "2x150 1x30"}],
+    "RlsrlCheckpointsFailing": [{series("rlsrl_checkpoints_failed_total"): "0x170 1x10"}],
+    "RlsrlCheckpointLate": [{series("rlsrl_durable_version_timestamp_seconds"): "0+60x150 9000x30"}],
+    "RlsrlSamplesLost": [{LOST: "0x160 0+2000x20"}],
+    "RlsrlPolicyLagExceeded": [{series("rlsrl_policy_lag_exceeded_total"): "0x170 1x10"}],
+    "RlsrlOperatorAbsent": [{OPERATOR: "1x150 0x30"}, {OPERATOR: "1x150"}],
+    "RlsrlReconcileFailing": [{series("rlsrl_operator_failing_experiments"): "0x160 1x20"}],
+    "RlsrlOperatorQueueStuck": [{series("rlsrl_operator_oldest_key_seconds"): "0.2x160 0+60x20"}],
+}
+"""By alert: what has to be seen for it to fire, each alone."""
+
+
+def firing(changes: Series, folder: Path, *moments: int) -> list[set[str]]:
+    """The alerts that fire at each of those minutes."""
+    values = {name: value for name, value in {**WELL, **changes}.items() if value is not None}
+    asked = {
+        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+        # Expects what never is, so that promtool tells what there is.
+        "exp_samples": [{"labels": '{never="1"}', "value": 1}],
+    }
+    document = {
+        "rule_files": [str(path) for path in FILES],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": value} for name, value in values.items()],
+                "promql_expr_test": [{**asked, "eval_time": f"{minute}m"} for minute in moments],
+            }
+        ],
+    }
+    path = folder / "test.yaml"
+    path.write_text(yaml.safe_dump(document))
+    said = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    got = re.findall(r"got:(.*)", said.stdout + said.stderr)
+    assert len(got) == len(moments), said
+    return [set(re.findall(r'alertname="(\w+)"', each)) for each in got]
+
+
+def test_promtool_takes_the_rules() -> None:
+    checked = subprocess.run(
+        ["promtool", "check", "rules", "--lint-fatal", *map(str, FILES)], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("what", SILENT)
+def test_nobody_is_called(what: str, tmp_path: Path) -> None:
+    moments = (10, 30, 66, 75, 110, 130, 179)
+    assert firing(SILENT[what], tmp_path, *moments) == [set() for _ in moments]
+
+
+@pytest.mark.parametrize(("alert", "cause"), [(alert, cause) for alert, causes in FIRING.items() for cause in causes])
+def test_its_cause_makes_it_fire_and_no_other(alert: str, cause: Series, tmp_path: Path) -> None:
+    assert firing(cause, tmp_path, 179) == [{alert}]
+
+
+def test_a_failure_is_told_for_an_hour(tmp_path: Path) -> None:
+    cause = {RUNNING: "1x20", f'{PHASE}"Failed"}}': "_x20 1x160"}
+    assert firing(cause, tmp_path, 19, 30, 75, 90, 179) == [set(), *[{"RlsrlExperimentFailed"}] * 2, set(), set()]
+
+
+def test_each_alert_is_tried() -> None:
+    assert set(FIRING) == set(RULES)
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_each_alert_says_what_to_do(alert: str) -> None:
+    rule = RULES[alert]
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert set(rule["annotations"]) == {"summary", "description"}
+    assert rule["annotations"]["summary"].endswith(".")
+    assert re.search(r"[Ll]ook at|report|mend|`kubectl|[Ff]ind out", rule["annotations"]["description"])
+
+
+def test_alerts_ask_for_metrics_that_there_are() -> None:
+    workers = {each.name for each in Metrics.declared()}
+    families = OperatorMetrics(CollectorRegistry()).registry.collect()
+    operator = {f"{each.name}_total" if each.type == "counter" else each.name for each in families}
+    asked = {name for rule in RULES.values() for name in re.findall(r"\brlsrl_[a-z_]+", rule["expr"])}
+    assert asked <= workers | operator
+    tried = {re.split(r"[{]", each)[0] for each in WELL} - {"up"}
+    assert asked <= tried, "each has a series in a healthy run"
