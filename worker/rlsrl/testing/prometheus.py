@@ -1,0 +1,148 @@
+"""A real Prometheus for tests, on the loopback interface: it scrapes what it is told to and answers queries."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from rlsrl.testing.waiting import until
+
+ANSWER_SECONDS = 10.0
+_START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """An endpoint that serves ``/metrics``, and what a PodMonitor would say of it."""
+
+    address: str
+    labels: Mapping[str, str]
+    honor_labels: bool = False
+    """Whether labels that it gives itself go before these."""
+
+
+class Prometheus:
+    """One server process, with its data in a folder. Use it as a context manager."""
+
+    def __init__(self, folder: Path, targets: Sequence[Target], rules: Sequence[Path] = ()) -> None:
+        """Start it; it looks at every target and every rule once a second.
+
+        Raises:
+            TimeoutError: it does not start.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._address = f"127.0.0.1:{_free_port()}"
+        configuration = folder / "prometheus.yaml"
+        configuration.write_text(yaml.safe_dump(_configuration(targets, rules)))
+        with (folder / "log.txt").open("wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    "setpriv", "--pdeathsig", "KILL",
+                    "prometheus", f"--web.listen-address={self._address}", f"--config.file={configuration}",
+                    f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        try:
+            until(self._is_ready, "prometheus takes queries", timeout=_START_SECONDS)
+        except TimeoutError as error:
+            self.close()
+            raise TimeoutError(f"{error}: {(folder / 'log.txt').read_text(errors='replace')}") from error
+
+    def query(self, expression: str) -> dict[tuple[tuple[str, str], ...], float]:
+        """What an expression is now: finite values by the labels of their series.
+
+        Raises:
+            ValueError: it is no expression.
+        """
+        result = self._get("query", query=expression)["result"]
+        values = {tuple(sorted(each["metric"].items())): float(each["value"][1]) for each in result}
+        return {labels: value for labels, value in values.items() if math.isfinite(value)}
+
+    def label_values(self, query: str) -> set[str]:
+        """The values that a variable of a dashboard has: ``label_values(selector, label)``."""
+        match = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
+        if match is None:
+            raise ValueError(f"{query!r} is no label_values(selector, label)")
+        return {value for labels in self.query(f"count by ({match[2]}) ({match[1]})") for _, value in labels}
+
+    def alerts(self) -> set[str]:
+        """The alerts that fire, or would if it went on."""
+        return {each["labels"]["alertname"] for each in self._get("alerts")["alerts"]}
+
+    def evaluations(self) -> dict[str, str]:
+        """By alert: ``ok`` once its rule was evaluated without an error."""
+        groups = self._get("rules")["groups"]
+        return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+
+    def faults(self) -> list[str]:
+        """What is wrong with targets that cannot be scraped."""
+        targets = self._get("targets")["activeTargets"]
+        return [f"{each['scrapeUrl']}: {each['lastError']}" for each in targets if each["health"] != "up"]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _is_ready(self) -> bool:
+        if self._process.poll() is not None:
+            raise TimeoutError(f"prometheus ended with {self._process.returncode}")
+        try:
+            with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=ANSWER_SECONDS):
+                return True
+        except OSError:
+            return False
+
+    def _get(self, what: str, **parameters: str) -> Any:
+        url = f"http://{self._address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{parameters}: {error.read().decode(errors='replace')}") from error
+
+
+def _configuration(targets: Sequence[Target], rules: Sequence[Path]) -> dict[str, Any]:
+    return {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(path) for path in rules],
+        "scrape_configs": list(_jobs(targets)),
+    }
+
+
+def _jobs(targets: Sequence[Target]) -> Iterator[dict[str, Any]]:
+    for honor in (False, True):
+        places = [
+            {"targets": [each.address], "labels": dict(each.labels)} for each in targets if each.honor_labels is honor
+        ]
+        yield {"job_name": f"pods-{honor}", "honor_labels": honor, "static_configs": places}
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
