@@ -20,6 +20,8 @@ DONE = "done"
 """With what rank 0's termination message begins once the experiment has its result, which follows as JSON."""
 CONFIGURATION_ERROR = 2
 """Exit code of a worker that would fail again however often it is started."""
+COMPLAINT = "rlsrl: "
+"""With what a worker's line begins that says why it cannot run so."""
 _INDEX_LABEL = "apps.kubernetes.io/pod-index"
 _DISPLACED = frozenset({"Evicted", "Preempted", "NodeShutdown", "Terminated", "DisruptionTarget"})
 
@@ -113,8 +115,14 @@ def configuration_error(pods: Sequence[Manifest]) -> tuple[str, str] | None:
     for pod in pods:
         for ended in terminations(pod):
             if ended.get("exitCode") == CONFIGURATION_ERROR:
-                return pod["metadata"]["name"], (ended.get("message") or "").strip()
+                return pod["metadata"]["name"], _complaint((ended.get("message") or "").strip())
     return None
+
+
+def _complaint(message: str) -> str:
+    """What a worker says of its configuration, out of the end of its log; all of it if it says nothing so."""
+    said = [line.removeprefix(COMPLAINT) for line in message.splitlines() if line.startswith(COMPLAINT)]
+    return said[-1] if said else message
 
 
 def _end(pod: Manifest, life: Life) -> str | None:

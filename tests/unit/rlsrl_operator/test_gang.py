@@ -167,7 +167,14 @@ def test_other_containers_are_not_the_workers() -> None:
     assert configuration_error([own]) is None
 
 
-@pytest.mark.parametrize("state", [{"state": ended(2, " no such field\n")}, {"last_state": ended(2, "no such field")}])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"state": ended(2, " no such field\n")},
+        {"last_state": ended(2, "no such field")},
+        {"state": ended(2, '{"event": "configuring"}\nrlsrl: no such field\nE1121 launcher.py: failed\n')},
+    ],
+)
 def test_a_worker_that_cannot_run_so_is_named(state: dict[str, Any]) -> None:
     pods = [ours(), pod("actor", 3, **state), pod("actor", 4, state=waiting("CrashLoopBackOff"), last_state=ended(1))]
     assert configuration_error(pods) == ("a-actor-3", "no such field")
