@@ -1,0 +1,387 @@
+"""What the chart renders has what the values ask for, the operator reads it so, and the API server takes all of it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlsrl.testing.kubectl import Object, namespace, run
+from rlsrl_operator.manifests import config_map, render, token_secret, volume_claim
+from rlsrl_operator.roles import ROLES
+from rlsrl_operator.settings import OperatorSettings, read_settings
+from rlsrl_operator.testing import subject_of
+
+pytestmark = pytest.mark.e2e
+
+REPOSITORY = Path(__file__).parents[2]
+CHART = REPOSITORY / "charts"
+VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
+MODULE_SECONDS = 300
+"""For the monitors' definitions, which are downloaded once."""
+_SUFFIX = uuid.uuid4().hex[:8]
+RELEASE, WHERE, OTHER = "rendered", f"chart-{_SUFFIX}", f"chart-{_SUFFIX}-other"
+OPERATOR, KEY = f"{RELEASE}-operator", f"{RELEASE}-operator-key"
+OPERATORS_LABELS = {
+    "app.kubernetes.io/name": "rlsrl",
+    "app.kubernetes.io/instance": RELEASE,
+    "app.kubernetes.io/component": "operator",
+}
+
+Name = tuple[str, str, str]
+"""Kind, namespace (empty where there is none) and name of an object."""
+CRD = {("CustomResourceDefinition", "", "rlexperiments.rlsrl.dev")}
+FOR_USERS = {("ClusterRole", "", f"{RELEASE}-{role}") for role in ("view", "edit", "admin")}
+EVERYWHERE = {("ClusterRole", "", OPERATOR), ("ClusterRoleBinding", "", OPERATOR)}
+ALWAYS = {(kind, WHERE, OPERATOR) for kind in ("ServiceAccount", "ConfigMap", "Deployment")}
+ITS_KEY = {(kind, WHERE, KEY) for kind in ("Role", "RoleBinding")}
+BY_DEFAULT: Set[Name] = CRD | FOR_USERS | EVERYWHERE | ALWAYS | ITS_KEY
+
+TOLD_BY_DEFAULT: Object = {
+    "keySecret": {"namespace": WHERE, "name": KEY},
+    "statusSeconds": 10,
+    "images": {
+        "actor": f"rlsrl/worker:{VERSION}-actor",
+        "learner": f"rlsrl/worker:{VERSION}-learner",
+        "pullPolicy": "IfNotPresent",
+    },
+    "roles": {"default": {}},
+    "networkPolicies": {
+        "enabled": True,
+        "dns": {"namespaceSelector": {}, "podSelector": {}},
+        "operator": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": WHERE}},
+            "podSelector": {"matchLabels": OPERATORS_LABELS},
+        },
+    },
+}
+"""The operator's settings where no value says otherwise."""
+RESTRICTED: Object = {
+    "metadata": {"labels": OPERATORS_LABELS},
+    "spec": {
+        "serviceAccountName": OPERATOR,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [
+            {
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                }
+            }
+        ],
+    },
+}
+"""Of the operator's pod, whatever the values are."""
+
+POD: Object = {
+    "resources": {
+        "requests": {"cpu": 0.25, "memory": "1.5Gi"},
+        "limits": {"memory": "2e9", "example.com/device": 1},
+    },
+    "nodeSelector": {"pool": "rl", "zone": "1", "node-role.kubernetes.io/worker": ""},
+    "tolerations": [
+        {"key": "dedicated", "operator": "Equal", "value": "rl", "effect": "NoSchedule"},
+        {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+    ],
+    "affinity": {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "other"}}}
+            ]
+        }
+    },
+    "priorityClassName": "high.priority",
+    "extraEnv": [
+        {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"},
+        {"name": "LEVEL", "value": "1"},
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ],
+    # As large as OpenShift's, and as they come: a float would be written with an exponent.
+    "securityContext": {"runAsUser": 1000650000, "runAsGroup": 1, "fsGroup": 2147483647},
+}
+"""Everything that pods can be given."""
+SCRAPERS = [
+    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}, "podSelector": {}},
+    {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
+]
+DIGESTS = {name: f"sha256:{digit * 64}" for name, digit in (("operator", "0"), ("actor", "a"), ("learner", "f"))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Values, and what they are to lead to."""
+
+    values: Object
+    template: Object = field(default_factory=dict)
+    """Of the operator's pod, beside what is always so; None is nothing."""
+    told: Object = field(default_factory=dict)
+    """To the operator, beside the defaults; None instead of a default is nothing."""
+    more: Set[Name] = frozenset()
+    less: Set[Name] = frozenset()
+
+
+def in_template(**given: Any) -> Object:
+    """Where a pod template has what a pod is given."""
+    spec, container = dict(given), {}
+    for name, theirs in (("resources", "resources"), ("extraEnv", "env"), ("image", "image")):
+        if name in spec:
+            container[theirs] = spec.pop(name)
+    return {"spec": {**spec, "containers": [container]}}
+
+
+def roles_in(*places: str) -> set[Name]:
+    return {(kind, place, OPERATOR) for kind in ("Role", "RoleBinding") for place in places}
+
+
+CASES: Mapping[str, Case] = {
+    "defaults": Case(
+        values={},
+        template=in_template(
+            image=f"rlsrl/operator:{VERSION}",
+            securityContext={"runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001},
+            imagePullSecrets=None,
+            nodeSelector=None,
+            tolerations=None,
+            affinity=None,
+            priorityClassName=None,
+        ),
+    ),
+    "global": Case(values={"global": {"of": "a parent chart"}}),
+    "crds.enabled": Case(values={"crds": {"enabled": False}}, less=CRD),
+    "rbac.aggregate": Case(values={"rbac": {"aggregate": False}}, less=FOR_USERS),
+    "namespaces": Case(
+        values={"namespaces": [OTHER]}, told={"namespaces": [OTHER]}, more=roles_in(OTHER), less=EVERYWHERE
+    ),
+    "namespaces, its own too": Case(
+        values={"namespaces": [WHERE, OTHER]},
+        told={"namespaces": [WHERE, OTHER]},
+        more=roles_in(WHERE, OTHER),
+        less=EVERYWHERE,
+    ),
+    "images.tag": Case(
+        values={"images": {"tag": "v1.2_3"}},
+        template=in_template(image="rlsrl/operator:v1.2_3"),
+        told={"images": {"actor": "rlsrl/worker:v1.2_3-actor", "learner": "rlsrl/worker:v1.2_3-learner"}},
+    ),
+    "images.registry": Case(
+        values={"images": {"registry": "registry.example:5000/team"}},
+        template=in_template(image=f"registry.example:5000/team/rlsrl/operator:{VERSION}"),
+        told={
+            "images": {
+                "actor": f"registry.example:5000/team/rlsrl/worker:{VERSION}-actor",
+                "learner": f"registry.example:5000/team/rlsrl/worker:{VERSION}-learner",
+            }
+        },
+    ),
+    "images by role": Case(
+        values={
+            "images": {
+                "tag": "not-this",
+                "operator": {"repository": "own/the-operator", "tag": "a"},
+                "actor": {"repository": "own/actor", "tag": "b"},
+                "learner": {"repository": "learner", "tag": "c"},
+            }
+        },
+        template=in_template(image="own/the-operator:a"),
+        told={"images": {"actor": "own/actor:b", "learner": "learner:c"}},
+    ),
+    "images by digest": Case(
+        values={
+            "images": {
+                "registry": "localhost:5000",
+                **{name: {"tag": "not-this", "digest": digest} for name, digest in DIGESTS.items()},
+            }
+        },
+        template=in_template(image=f"localhost:5000/rlsrl/operator@{DIGESTS['operator']}"),
+        told={
+            "images": {
+                "actor": f"localhost:5000/rlsrl/worker@{DIGESTS['actor']}",
+                "learner": f"localhost:5000/rlsrl/worker@{DIGESTS['learner']}",
+            }
+        },
+    ),
+    **{
+        f"images.pullPolicy {policy}": Case(
+            values={"images": {"pullPolicy": policy}},
+            template={"spec": {"containers": [{"imagePullPolicy": policy}]}},
+            told={"images": {"pullPolicy": policy}},
+        )
+        for policy in ("Always", "IfNotPresent", "Never")
+    },
+    "images.pullSecrets": Case(
+        values={"images": {"pullSecrets": ["a", "b.example"]}},
+        template=in_template(imagePullSecrets=[{"name": "a"}, {"name": "b.example"}]),
+        told={"images": {"pullSecrets": ["a", "b.example"]}},
+    ),
+    "operator.statusSeconds": Case(values={"operator": {"statusSeconds": 2.5}}, told={"statusSeconds": 2.5}),
+    "operator.podLabels": Case(
+        values={"operator": {"podLabels": {"team": "rl", "sidecar.example/inject": "false"}}},
+        template={"metadata": {"labels": {"team": "rl", "sidecar.example/inject": "false"}}},
+    ),
+    "operator.resources, no limits": Case(
+        values={"operator": {"resources": {"limits": None}}},
+        template=in_template(resources={"limits": None, "requests": {"cpu": "50m", "memory": "128Mi"}}),
+    ),
+    "operator.securityContext, left to the cluster": Case(
+        values={"operator": {"securityContext": dict.fromkeys(POD["securityContext"])}},
+        template=in_template(securityContext=dict.fromkeys(POD["securityContext"])),
+    ),
+    **{
+        f"operator.{name}": Case(values={"operator": {name: value}}, template=in_template(**{name: value}))
+        for name, value in POD.items()
+    },
+    **{
+        f"roles.{role}": Case(values={"roles": {role: POD}}, told={"roles": {role: POD}})
+        for role in ("default", *(role.name for role in ROLES))
+    },
+    "roles, left to the cluster": Case(
+        values={"roles": {"default": {"securityContext": dict.fromkeys(POD["securityContext"])}}},
+        told={"roles": {"default": {"securityContext": dict.fromkeys(POD["securityContext"])}}},
+    ),
+    "networkPolicy.enabled": Case(
+        values={"networkPolicy": {"enabled": False}}, told={"networkPolicies": {"enabled": False}}
+    ),
+    "networkPolicy.scrapers": Case(
+        values={"networkPolicy": {"scrapers": SCRAPERS}}, told={"networkPolicies": {"scrapers": SCRAPERS}}
+    ),
+    "networkPolicy.dns": Case(
+        values={"networkPolicy": {"dns": {"podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}}},
+        told={"networkPolicies": {"dns": {"podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}}},
+    ),
+    "networkPolicy.dns, by address": Case(
+        values={
+            "networkPolicy": {
+                "dns": {"namespaceSelector": None, "podSelector": None, "ipBlock": {"cidr": "169.254.20.10/32"}}
+            }
+        },
+        told={
+            "networkPolicies": {
+                "dns": {"namespaceSelector": None, "podSelector": None, "ipBlock": {"cidr": "169.254.20.10/32"}}
+            }
+        },
+    ),
+}
+
+
+def merged(base: Object, over: Object) -> Object:
+    """As helm merges values: None takes away what was there."""
+    found = dict(base)
+    for name, value in over.items():
+        if value is None and name in base:
+            del found[name]
+        else:
+            both = isinstance(value, dict) and isinstance(base.get(name), dict)
+            found[name] = merged(base[name], value) if both else value
+    return found
+
+
+def differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
+    """Where something is not as wanted; fields that nobody asked for may be there."""
+    match wanted:
+        case dict() if isinstance(found, dict):
+            for name, value in wanted.items():
+                yield from differences(found.get(name), value, f"{path}.{name}")
+        case list() if isinstance(found, list) and len(found) == len(wanted):
+            for i in range(len(wanted)):
+                yield from differences(found[i], wanted[i], f"{path}[{i}]")
+        case _ if found != wanted:
+            yield f"{path}: {found!r}, not {wanted!r}"
+
+
+def rendered_of(values: Object) -> list[Object]:
+    text = run("helm", "template", RELEASE, str(CHART), "-n", WHERE, "-f", "-", stdin=json.dumps(values))
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def by_name(objects: Sequence[Object]) -> dict[Name, Object]:
+    found = {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in objects}
+    assert len(found) == len(objects), "no name twice"
+    return found
+
+
+def of_an_experiment(document: Object, settings: OperatorSettings) -> list[Object]:
+    """All that the operator would make for it."""
+    subject = replace(subject_of(document, settings=settings), namespace=WHERE)
+    rendered = render(subject)
+    claim = volume_claim(subject)
+    assert claim is not None
+    return [token_secret(subject, "0" * 64), claim, config_map(subject, rendered), *rendered]
+
+
+def try_on_the_cluster(objects: Sequence[Object]) -> None:
+    """Have the API server judge them all, and make none; an unknown field or a warning is a refusal."""
+    options = ["--dry-run=server", "--validate=strict", "--warnings-as-errors"]
+    # Whatever is there already has other owners: only what is asked for is judged here.
+    told = run(
+        *("kubectl", "apply", "--server-side", "--force-conflicts", *options, "--filename", "-"),
+        stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}),
+    ).splitlines()
+    assert len(told) == len(objects)
+    assert all(line.endswith("serverside-applied (server dry run)") for line in told), told
+
+
+@pytest.fixture(scope="module")
+def places(kubeconfig: str) -> Iterator[None]:
+    """The release's namespace, and another one."""
+    assert kubeconfig
+    with namespace(WHERE, wait=False), namespace(OTHER, wait=False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def monitors(kubeconfig: str) -> Iterator[None]:
+    """The definitions of PodMonitor and PrometheusRule; those that are there already stay as they are."""
+    assert kubeconfig
+    paths = run(str(REPOSITORY / "hack" / "monitor-crds"), seconds=MODULE_SECONDS).split()
+    there = run("kubectl", "get", "crd", "-o", "name").split()
+    with ExitStack() as stack:
+        for path in paths:
+            name = f"crd/{yaml.safe_load(Path(path).read_text(encoding='utf-8'))['metadata']['name']}"
+            if name.replace("crd/", "customresourcedefinition.apiextensions.k8s.io/") not in there:
+                run("kubectl", "apply", "--server-side", "-f", path)
+                stack.callback(run, "kubectl", "delete", name, "--wait=true")
+                run("kubectl", "wait", "--for=condition=Established", name)
+        yield
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "values", [{}, merged(CASES["images.tag"].values, {"namespaces": ["a"], "roles": {"actor": POD}})]
+)
+def test_lint_finds_nothing(values: Object, strict: bool) -> None:
+    options = ["--strict"] if strict else []
+    assert "0 chart(s) failed" in run("helm", "lint", str(CHART), "-f", "-", *options, stdin=json.dumps(values))
+
+
+@pytest.mark.usefixtures("places", "monitors")
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_rendered_is_what_was_asked_for_and_the_server_takes_it(
+    name: str, cartpole: Object, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    objects = rendered_of(case.values)
+    found = by_name(objects)
+    assert set(found) == (BY_DEFAULT | case.more) - case.less
+    labels = {**OPERATORS_LABELS, "app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/version": VERSION}
+    assert {key for key in found if list(differences(found[key]["metadata"].get("labels"), labels))} <= CRD
+
+    template = found["Deployment", WHERE, OPERATOR]["spec"]["template"]
+    assert list(differences(template, RESTRICTED)) == []
+    assert list(differences(template, case.template)) == []
+
+    path = tmp_path / "settings.yaml"
+    path.write_text(found["ConfigMap", WHERE, OPERATOR]["data"]["settings.yaml"], encoding="utf-8")
+    settings = read_settings(path)
+    told = OperatorSettings.model_validate(merged(TOLD_BY_DEFAULT, case.told), by_alias=True, by_name=False)
+    assert settings == told
+
+    cartpole["spec"]["evaluators"] = {"environments": 2}
+    try_on_the_cluster([*objects, *of_an_experiment(cartpole, settings)])
