@@ -1,0 +1,84 @@
+"""What pages name is there: files and headings that they lead to, targets of make, commands and their options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from rlsrl.cli import main
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = sorted(
+    [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), REPOSITORY / "charts" / "README.md"],
+)
+CODE_SPAN = re.compile(r"`[^`\n]*`")
+
+
+def prose(page: Path) -> str:
+    """The page without what stands in code."""
+    return CODE_SPAN.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings as links name them."""
+    headings = re.findall(r"(?m)^#+ (.*)$", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def command_lines(page: Path) -> Iterator[str]:
+    """Lines of indented code, continued ones as one."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    yield from (line.strip() for line in re.findall(r"(?m)^    (.*)$", text))
+
+
+def calls(line: str) -> Iterator[list[str]]:
+    """The words of each call of rlsrl in a line, by itself or as kubectl's plugin."""
+    for part in re.split(r"&&|\||;", line):
+        words = shlex.split(part, comments=True) if part.count("'") % 2 == 0 else []
+        if words[:2] == ["kubectl", "rlsrl"]:
+            yield words[2:]
+        elif words[:1] == ["rlsrl"]:
+            yield words[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_targets_of_make_are_there() -> None:
+    targets = set(re.findall(r"(?m)^([a-z0-9-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8")))
+    named = {
+        target
+        for page in PAGES
+        for words in re.findall(r"(?:`|^    )make ((?:[a-z0-9-]+ ?)+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        for target in words.split()
+    }
+    assert named <= targets
+    assert {"setup", "lint", "test", "images", "docs"} <= named
+
+
+def test_commands_have_the_options_that_pages_give_them() -> None:
+    found = [(page, words) for page in PAGES for line in command_lines(page) for words in calls(line)]
+    assert len(found) >= 10
+    for page, words in found:
+        command: click.Command = main
+        with click.Context(main) as context:
+            while isinstance(command, click.Group):
+                name = words.pop(0)
+                inner = command.get_command(context, name)
+                assert inner is not None, f"{page.name}: {name}"
+                command = inner
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known, f"{page.name}: {words}"
