@@ -1,0 +1,179 @@
+"""Values that nothing could be made of are refused before anything is installed, and helm says which and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from rlsrl.testing.kubectl import KubectlFailed, Object, run
+
+pytestmark = pytest.mark.e2e
+
+CHART = Path(__file__).parents[2] / "charts"
+UNKNOWN = "additional properties '{}' not allowed"
+
+REFUSED: Mapping[str, tuple[Object, str, str]] = {
+    # What they are: values, the path in helm's message (fields and indices), what it says of it.
+    "a misspelt section": ({"image": {}}, "", UNKNOWN.format("image")),
+    "a section taken away": ({"rbac": None}, "", "missing property 'rbac'"),
+    "a section of another kind": ({"crds": True}, "/crds", "got boolean, want object"),
+    "a word for a truth": ({"crds": {"enabled": "false"}}, "/crds/enabled", "got string, want boolean"),
+    "a misspelt value": ({"images": {"pullPolici": "Always"}}, "/images", UNKNOWN.format("pullPolici")),
+    "no such choice": ({"images": {"pullPolicy": "Sometimes"}}, "/images/pullPolicy", "must be one of 'Always', 'IfN"),
+    "a registry with a scheme": ({"images": {"registry": "https://a.example"}}, "/images/registry", "does not match"),
+    "a registry with a slash": ({"images": {"registry": "a.example/"}}, "/images/registry", "does not match"),
+    "a number for a tag": ({"images": {"tag": 1.0}}, "/images/tag", "got number, want string"),
+    "a tag with a digest": ({"images": {"tag": f"a@sha256:{'0' * 64}"}}, "/images/tag", "does not match"),
+    "a role's tag with a space": ({"images": {"actor": {"tag": "a b"}}}, "/images/actor/tag", "does not match"),
+    "a repository with a tag": (
+        {"images": {"learner": {"repository": "a/b:c"}}},
+        "/images/learner/repository",
+        "does not match",
+    ),
+    "no repository": ({"images": {"operator": {"repository": ""}}}, "/images/operator/repository", "does not match"),
+    "a repository taken away": (
+        {"images": {"operator": {"repository": None}}},
+        "/images/operator",
+        "missing property 'repository'",
+    ),
+    "a digest cut short": (
+        {"images": {"actor": {"digest": f"sha256:{'0' * 63}"}}},
+        "/images/actor/digest",
+        "does not match",
+    ),
+    "a digest without its kind": (
+        {"images": {"actor": {"digest": "0" * 64}}},
+        "/images/actor/digest",
+        "does not match",
+    ),
+    "an image that is not ours": ({"images": {"trainer": {}}}, "/images", UNKNOWN.format("trainer")),
+    "one pull secret, no list": ({"images": {"pullSecrets": "a"}}, "/images/pullSecrets", "got string, want array"),
+    "an empty pull secret": ({"images": {"pullSecrets": ["a", ""]}}, "/images/pullSecrets/1", "does not match"),
+    "a pull secret as in a pod": (
+        {"images": {"pullSecrets": [{"name": "a"}]}},
+        "/images/pullSecrets/0",
+        "got object, want string",
+    ),
+    "a pull secret twice": (
+        {"images": {"pullSecrets": ["a", "a"]}},
+        "/images/pullSecrets",
+        "items at 0 and 1 are equal",
+    ),
+    "one namespace, no list": ({"namespaces": "a"}, "/namespaces", "got string, want array"),
+    "an empty namespace": ({"namespaces": [""]}, "/namespaces/0", "does not match"),
+    "a namespace that can be none": ({"namespaces": ["a", "B_c"]}, "/namespaces/1", "does not match"),
+    "a namespace too long": ({"namespaces": ["a" * 64]}, "/namespaces/0", "does not match"),
+    "a namespace twice": ({"namespaces": ["a", "b", "a"]}, "/namespaces", "items at 0 and 2 are equal"),
+    "too often": ({"operator": {"statusSeconds": 0.5}}, "/operator/statusSeconds", "minimum: got 0.5, want 1"),
+    "too seldom": ({"operator": {"statusSeconds": 3601}}, "/operator/statusSeconds", "maximum: got 3,601, want 3,600"),
+    "a duration": ({"operator": {"statusSeconds": "10s"}}, "/operator/statusSeconds", "got string, want number"),
+    "more operators": ({"operator": {"replicas": 2}}, "/operator", UNKNOWN.format("replicas")),
+    "a resource beside": ({"operator": {"resources": {"cpu": 1}}}, "/operator/resources", UNKNOWN.format("cpu")),
+    "no quantity": (
+        {"operator": {"resources": {"limits": {"memory": "512MB"}}}},
+        "/operator/resources/limits/memory",
+        "does not match",
+    ),
+    "less than nothing": (
+        {"operator": {"resources": {"requests": {"cpu": -1}}}},
+        "/operator/resources/requests/cpu",
+        "minimum: got -1, want 0",
+    ),
+    "a label that is no text": (
+        {"operator": {"nodeSelector": {"gpu": True}}},
+        "/operator/nodeSelector/gpu",
+        "got boolean, want string",
+    ),
+    "a label of the chart's own": (
+        {"operator": {"podLabels": {"app.kubernetes.io/name": "a"}}},
+        "/operator/podLabels/app.kubernetes.io~1name",
+        "false schema",
+    ),
+    "a label that can be none": ({"operator": {"podLabels": {"a": "b/c"}}}, "/operator/podLabels/a", "does not match"),
+    "an unknown effect": (
+        {"operator": {"tolerations": [{"effect": "NoSchedul"}]}},
+        "/operator/tolerations/0/effect",
+        "must be one of 'NoSchedule'",
+    ),
+    "variables as a map": ({"operator": {"extraEnv": {"A": "1"}}}, "/operator/extraEnv", "got object, want array"),
+    "a variable's number": (
+        {"operator": {"extraEnv": [{"name": "A", "value": 1}]}},
+        "/operator/extraEnv/0/value",
+        "got number, want string",
+    ),
+    "a variable without a name": (
+        {"operator": {"extraEnv": [{"value": "1"}]}},
+        "/operator/extraEnv/0",
+        "missing property 'name'",
+    ),
+    "a priority that can be none": (
+        {"operator": {"priorityClassName": "High"}},
+        "/operator/priorityClassName",
+        "does not match",
+    ),
+    "affinity one level up": (
+        {"operator": {"affinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}},
+        "/operator/affinity",
+        UNKNOWN.format("requiredDuringSchedulingIgnoredDuringExecution"),
+    ),
+    "root": (
+        {"operator": {"securityContext": {"runAsUser": 0}}},
+        "/operator/securityContext/runAsUser",
+        "minimum: got 0, want 1",
+    ),
+    "more than restricted": (
+        {"operator": {"securityContext": {"privileged": True}}},
+        "/operator/securityContext",
+        UNKNOWN.format("privileged"),
+    ),
+    "no such role": ({"roles": {"trainers": {}}}, "/roles", UNKNOWN.format("trainers")),
+    "a field that roles' pods do not have": (
+        {"roles": {"actor": {"podLabels": {}}}},
+        "/roles/actor",
+        UNKNOWN.format("podLabels"),
+    ),
+    "within a role": (
+        {"roles": {"evaluator": {"tolerations": [{"tolerationSeconds": "60"}]}}},
+        "/roles/evaluator/tolerations/0/tolerationSeconds",
+        "got string, want integer",
+    ),
+    "a group's name": (
+        {"roles": {"trainer": {"securityContext": {"fsGroup": "users"}}}},
+        "/roles/trainer/securityContext/fsGroup",
+        "got string, want null or integer",
+    ),
+    "no peer": (
+        {"networkPolicy": {"dns": {"namespaceSelector": None, "podSelector": None}}},
+        "/networkPolicy/dns",
+        "minProperties: got 0, want 1",
+    ),
+    "a peer of both kinds": (
+        {"networkPolicy": {"dns": {"ipBlock": {"cidr": "10.0.0.10/32"}}}},
+        "/networkPolicy/dns",
+        "maxProperties: got 3, want 1",
+    ),
+    "an unknown kind of peer": (
+        {"networkPolicy": {"scrapers": [{"namespace": {}}]}},
+        "/networkPolicy/scrapers/0",
+        UNKNOWN.format("namespace"),
+    ),
+    "one scraper, no list": (
+        {"networkPolicy": {"scrapers": {"podSelector": {}}}},
+        "/networkPolicy/scrapers",
+        "got object, want array",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_be_nothing_is_refused_by_its_path(name: str) -> None:
+    values, path, reason = REFUSED[name]
+    with pytest.raises(KubectlFailed) as refused:
+        run("helm", "template", "a", str(CHART), "-f", "-", stdin=json.dumps(values))
+    said = str(refused.value)
+    assert "values don't meet the specifications of the schema(s)" in said
+    (line,) = [line for line in said.splitlines() if line.lstrip(" -").startswith(f"at '{path}': ")]
+    assert reason in line
