@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -72,6 +73,18 @@ class Reconciled:
     again_in: float | None
 
 
+@dataclass
+class _Memory:
+    """What is remembered of an experiment between two looks. All of it may be lost: then more is asked and written."""
+
+    applied: dict[tuple[str, str], Applied] = field(default_factory=dict)
+    """How objects were after their last apply, by kind and name."""
+    asked_at: datetime | None = None
+    """When its coordinator was asked for numbers last."""
+    pruned: int = 0
+    """The generation for which what earlier ones needed was removed."""
+
+
 class Reconciler:
     """Looks at experiments, each as often as it is asked to; never at one twice at a time."""
 
@@ -91,19 +104,16 @@ class Reconciler:
         self._numbers = numbers
         self._now = now
         self._seen = seen
-        self._applied: dict[tuple[str, str, str], Applied] = {}
-        """By the experiment's uid, kind and name."""
+        self._memories: defaultdict[Key, _Memory] = defaultdict(_Memory)
         self._key = key
         """Tokens derive from it, so that one that was deleted comes back as it was."""
-        self._asked: dict[str, datetime] = {}
-        self._pruned: dict[str, int] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring the experiment closer to what it should be; returns the seconds after which to look again."""
         document = await self._cluster.get(API_VERSION, KIND, key.namespace, key.name)
         if document is None or "deletionTimestamp" in document["metadata"]:
             # Its objects go with it: the cluster's garbage collector follows their owner references.
-            self._forget(document)
+            self._memories.pop(key, None)
             self._seen(key, None)
             return None
         before = statuses.read(document)
@@ -118,12 +128,8 @@ class Reconciler:
         self._seen(key, reconciled.status)
         return reconciled.again_in
 
-    def _forget(self, document: Manifest | None) -> None:
-        if document is not None:
-            uid = document["metadata"]["uid"]
-            self._applied = {key: value for key, value in self._applied.items() if key[0] != uid}
-            self._asked.pop(uid, None)
-            self._pruned.pop(uid, None)
+    def _memory(self, subject: Subject) -> _Memory:
+        return self._memories[Key(subject.namespace, subject.name)]
 
     async def _look(self, document: Manifest, status: ExperimentStatus) -> Reconciled | None:
         now = self._now()
@@ -234,9 +240,9 @@ class Reconciler:
 
     async def _apply(self, subject: Subject, wanted: Manifest) -> None:
         kind, name = wanted["kind"], wanted["metadata"]["name"]
-        key = (subject.uid, kind, name)
+        known = self._memory(subject).applied
         observed = await self._get(wanted)
-        what = step(wanted, observed, self._applied.get(key))
+        what = step(wanted, observed, known.get((kind, name)))
         if what is Step.CONFLICT:
             raise Foreign(_in_the_way(wanted))
         if what is Step.NOTHING:
@@ -249,7 +255,7 @@ class Reconciler:
             written = await self._cluster.replace(whole(wanted, observed))
         if is_overruled(written):
             written = await self._cluster.replace(whole(wanted, written))
-        self._applied[key] = applied(wanted, written)
+        known[kind, name] = applied(wanted, written)
         _log.info("applied", experiment=str(Key(subject.namespace, subject.name)), kind=kind, name=name)
 
     async def _remove_pods(self, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> None:
@@ -271,16 +277,16 @@ class Reconciler:
         """The coordinator's page, if it is time for one."""
         if status.phase != "Running":
             return None
-        last = self._asked.get(subject.uid)
-        if last is not None and (now - last).total_seconds() < self._settings.status_seconds:
+        memory = self._memory(subject)
+        if memory.asked_at is not None and (now - memory.asked_at).total_seconds() < self._settings.status_seconds:
             return None
-        self._asked[subject.uid] = now
+        memory.asked_at = now
         return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", token)
 
     async def _prune(self, subject: Subject, status: ExperimentStatus) -> None:
         """Remove what earlier generations needed, once this one runs."""
-        ready = statuses.condition(status, READY)
-        if self._pruned.get(subject.uid) == subject.generation or ready is None or ready.status != "True":
+        ready, memory = statuses.condition(status, READY), self._memory(subject)
+        if memory.pruned == subject.generation or ready is None or ready.status != "True":
             return
         wanted = {(each["kind"], each["metadata"]["name"]) for each in render(subject)}
         wanted.add(("ConfigMap", subject.config_name))
@@ -289,7 +295,7 @@ class Reconciler:
                 owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}
                 if subject.uid in owners and (kind, found["metadata"]["name"]) not in wanted:
                     await self._cluster.delete(found)
-        self._pruned[subject.uid] = subject.generation
+        memory.pruned = subject.generation
 
     async def _say(self, document: Manifest, before: ExperimentStatus, status: ExperimentStatus) -> str:
         """Write the status if it is another than the document has; returns the document's resourceVersion then."""
