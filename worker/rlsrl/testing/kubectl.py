@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,6 +65,24 @@ class Namespace:
             self.kubectl("get", kind, "--output", "json", *(["--selector", selector] if selector else []))
         )["items"]
         return items
+
+    @contextmanager
+    def forwarded(self, pod: str, port: int) -> Iterator[int]:
+        """A port of this machine that leads to the pod's.
+
+        Raises:
+            KubectlFailed: the pod cannot be reached.
+        """
+        command = ["kubectl", "--namespace", self.name, "port-forward", "--address", "127.0.0.1", pod, f":{port}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None and process.stderr is not None  # noqa: PT018, S101 - piped above
+                found = re.search(r"Forwarding from 127\.0\.0\.1:(\d+)", process.stdout.readline())
+                if found is None:
+                    raise KubectlFailed(f"{' '.join(command)}: {process.stderr.read().strip()}")
+                yield int(found[1])
+            finally:
+                process.kill()
 
     def delete(self, kind: str, name: str, *, wait: bool = False) -> None:
         """Delete an object, if it is there."""

@@ -1,0 +1,134 @@
+"""A real Prometheus scrapes the operator and an experiment's pods, found and labelled as the chart's PodMonitors say.
+
+It runs beside the cluster and reaches pods through port-forwards; what the Prometheus operator and Prometheus's own
+discovery do between a PodMonitor and a target, this test does in their place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlsrl.testing.kubectl import Experiment, Namespace, Object, run
+from rlsrl.testing.prometheus import Prometheus, Target
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+CHART = Path(__file__).parents[2] / "charts"
+EXPERIMENT: Object = {
+    "apiVersion": "rlsrl.dev/v1alpha1",
+    "kind": "RLExperiment",
+    "metadata": {"name": "watched"},
+    "spec": {
+        "environment": {"id": "CartPole-v1"},
+        "algorithm": {"ppo": {"epochs": 1, "minibatchSize": 256}},
+        "actors": {"replicas": 1, "environments": 8, "rolloutLength": 64, "ringSize": 2},
+        "policyWorkers": {"replicas": 1},
+        "bufferWorkers": {"replicas": 1},
+        "evaluators": {"replicas": 1, "environments": 2, "episodesPerEnvironment": 1},
+        "parameters": {"everySeconds": 2},
+        "stop": {"envSteps": 1_000_000_000},
+    },
+}
+"""Every role, and no end."""
+CHOICES = {"$experiment": "watched", "$role": ".+", "$__rate_interval": "30s"}
+
+
+def monitors(namespace: str) -> list[Object]:
+    """The PodMonitors of the release that is installed there."""
+    made = run(
+        "helm", "template", "rlsrl", str(CHART), "--namespace", namespace,
+        "--set", "metrics.podMonitor.enabled=true", "--show-only", "templates/monitoring.yaml",
+    )  # fmt: skip
+    return [each for each in yaml.safe_load_all(made) if each["kind"] == "PodMonitor"]
+
+
+def chooses(monitor: Object, pod: Object) -> bool:
+    """Whether the monitor's selector finds the pod."""
+    labels = pod["metadata"]["labels"]
+    selector = monitor["spec"]["selector"]
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        each["operator"] == "Exists" and each["key"] in labels for each in selector.get("matchExpressions", ())
+    )
+
+
+def labels_of(endpoint: Object, pod: Object, port: Object) -> dict[str, str] | None:
+    """What a target is labelled; None if it is none."""
+    if endpoint.get("port", port["name"]) != port["name"]:
+        return None
+    known = {
+        "__meta_kubernetes_pod_container_port_name": port["name"],
+        **{
+            f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9_]', '_', name)}": value
+            for name, value in pod["metadata"]["labels"].items()
+        },
+    }
+    labels = {"namespace": pod["metadata"]["namespace"], "pod": pod["metadata"]["name"]}
+    for rule in endpoint["relabelings"]:
+        value = ";".join(known.get(name, "") for name in rule.get("sourceLabels", ()))
+        if rule.get("action") == "keep":
+            if re.fullmatch(rule["regex"], value) is None:
+                return None
+        else:
+            assert rule.keys() <= {"sourceLabels", "targetLabel", "replacement"}, "no more is done here"
+            labels[rule["targetLabel"]] = rule.get("replacement", value)
+    return labels
+
+
+def targets(monitor: Object, where: Namespace, open_ports: ExitStack) -> Iterator[Target]:
+    """What a Prometheus would scrape by the monitor in a namespace."""
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for pod in where.list("pods"):
+        if not chooses(monitor, pod):
+            continue
+        for port in pod["spec"]["containers"][0]["ports"]:
+            labels = labels_of(endpoint, pod, port)
+            if labels is not None:
+                there = where.forwarded(f"pod/{pod['metadata']['name']}", port["containerPort"])
+                address = f"127.0.0.1:{open_ports.enter_context(there)}"
+                yield Target(address=address, labels=labels, honor_labels=endpoint.get("honorLabels", False))
+
+
+def queries(dashboard: str) -> Iterator[str]:
+    """What the panels of a dashboard ask."""
+    document: dict[str, Any] = json.loads((CHART / "dashboards" / f"{dashboard}.json").read_text())
+    for panel in document["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+
+
+def test_every_panel_of_both_dashboards_shows_something_and_no_alert_is_raised(
+    system: Namespace, where: Namespace, tmp_path: Path
+) -> None:
+    where.apply(EXPERIMENT)
+    experiment = Experiment(where, "watched")
+    experiment.await_phase("Running")
+    with ExitStack() as resources:
+        found = [
+            target
+            for monitor in monitors(system.name)
+            for place in (system, where)
+            if "namespaceSelector" in monitor["spec"] or place is system
+            for target in targets(monitor, place, resources)
+        ]
+        roles = sorted(target.labels["role"] for target in found)
+        assert roles == ["actor", "buffer", "coordinator", "evaluator", "operator", "policy", "trainer"]
+        rules = sorted((CHART / "alerts").glob("*.yaml"))
+        server = resources.enter_context(Prometheus(tmp_path / "prometheus", found, rules))
+        until(lambda: not server.faults(), "every target answers")
+        for dashboard in ("experiment", "operator"):
+            for query in queries(dashboard):
+                asked = re.sub(r"\$\w+", lambda match: {**CHOICES, "$namespace": where.name}[match[0]], query)
+                until(lambda asked=asked: server.query(asked), f"{dashboard}: {asked}")
+        until(lambda: set(server.evaluations().values()) == {"ok"}, "every rule was evaluated")
+        until(lambda: not server.alerts(), "no alert is even pending")
+        writes = server.query("sum by (kind, verb) (rlsrl_operator_api_writes_total)")
+        written = {tuple(value for _, value in labels) for labels in writes}
+        assert {("Deployment", "apply"), ("RLExperiment/status", "replace"), ("Secret", "create")} <= written
