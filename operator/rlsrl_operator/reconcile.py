@@ -40,13 +40,8 @@ TROUBLE_SECONDS = 30.0
 """When to look again at what only somebody else can mend."""
 LOST_SECONDS = 30.0
 """How long a pod may outstay its grace before it is given up: its node is dead or cut off."""
-_PRUNED = (
-    ("apps/v1", "Deployment"),
-    ("apps/v1", "StatefulSet"),
-    ("v1", "Service"),
-    ("v1", "ConfigMap"),
-    ("networking.k8s.io/v1", "NetworkPolicy"),
-)
+_PRUNED = (("apps/v1", "Deployment"), ("networking.k8s.io/v1", "NetworkPolicy"), ("v1", "ConfigMap"))
+"""What a generation may have that a later one has not."""
 _log = structlog.stdlib.get_logger("reconcile")
 
 

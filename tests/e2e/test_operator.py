@@ -131,8 +131,57 @@ def test_what_is_not_ours_is_never_seized(where: Namespace) -> None:
 def test_what_others_add_is_taken_away(where: Namespace) -> None:
     experiment = start(where, short(stop={"wallSeconds": 600}))
     experiment.await_phase("Running")
+    kinds = ("deployment", "statefulset", "service", "networkpolicy", "configmap", "secret")
+    before = {
+        (kind, each["metadata"]["name"]): contents(each)
+        for kind in kinds
+        for each in where.list(kind, experiment="short")
+    }
     where.kubectl("set", "env", "deployment/short-actor", "SOMEBODY=else")
-    where.kubectl("label", "service", "short-trainer", "rlsrl.dev/role-", "rlsrl.dev/uid-")
-    until(lambda: "SOMEBODY" not in where.kubectl("get", "deployment", "short-actor", "-o", "json"), "it is as it was")
-    until(lambda: where.list("services", experiment="short", role="trainer"), "its labels are back")
+    where.kubectl("set", "env", "statefulset/short-coordinator", "SOMEBODY=else")
+    port = [{"op": "add", "path": "/spec/ports/-", "value": {"name": "theirs", "port": 81}}]
+    where.kubectl("patch", "service", "short-coordinator", "--type=json", "-p", json.dumps(port))
+    anybody = [{"op": "add", "path": "/spec/ingress/-", "value": {}}]
+    where.kubectl("patch", "networkpolicy", "short-coordinator", "--type=json", "-p", json.dumps(anybody))
+    for kind in ("service", "configmap", "secret"):
+        name = next(name for known, name in before if known == kind)
+        where.kubectl("label", kind, name, "rlsrl.dev/uid-", "app.kubernetes.io/instance=theirs", "--overwrite")
+
+    def now() -> dict[tuple[str, str], Object]:
+        return {(kind, name): contents(found) for kind, name in before if (found := where.get(kind, name)) is not None}
+
+    until(lambda: now() == before, "everything is as it was")
     experiment.await_phase("Running")
+
+
+def contents(found: Object) -> Object:
+    """What is asked for of an object."""
+    labels = found["metadata"]["labels"]
+    return {"labels": labels, "spec": found.get("spec"), "data": found.get("data")}
+
+
+def test_an_edit_replaces_what_it_concerns_and_removes_what_is_not_needed_any_more(where: Namespace) -> None:
+    experiment = start(where, short(stop={"wallSeconds": 600}, policyWorkers={}))
+    experiment.await_phase("Running")
+    assert {"short-policy"} <= {each["metadata"]["name"] for each in where.list("deployments", experiment="short")}
+    steps = experiment.env_steps()
+    edit = [
+        {"op": "remove", "path": "/spec/policyWorkers"},
+        {"op": "add", "path": "/spec/parameters/store", "value": {"filesystem": {"whenDeleted": "Delete"}}},
+    ]
+    where.kubectl("patch", "rlexperiment", "short", "--type=json", "-p", json.dumps(edit))
+
+    def adopted() -> bool:
+        claim = where.get("persistentvolumeclaim", "short-data")
+        return claim is not None and bool(claim["metadata"].get("ownerReferences"))
+
+    until(adopted, "the volume goes with the experiment")
+    until(lambda: experiment.status["attempt"] == 2, "the gang begins anew")
+    gone = {"deployments": "short-policy", "networkpolicies": "short-policy"}
+    for kind, name in gone.items():
+        until(lambda kind=kind, name=name: where.get(kind, name) is None, f"{kind} {name} is gone")  # type: ignore[misc]
+    until(lambda: len(where.list("configmaps", experiment="short")) == 1, "so is what the first generation was told")
+    until(lambda: experiment.env_steps() > steps, "it trains on")
+    assert experiment.status["recentFailures"] == 0, "an edit is no failure"
+    where.delete("rlexperiment", "short", wait=True)
+    until(lambda: where.get("persistentvolumeclaim", "short-data") is None, "the volume went with it")
