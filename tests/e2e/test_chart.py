@@ -15,6 +15,7 @@ import yaml
 
 from rlsrl.testing.kubectl import Object, namespace, run
 from rlsrl_operator.manifests import config_map, render, token_secret, volume_claim
+from rlsrl_operator.metrics import PORT
 from rlsrl_operator.roles import ROLES
 from rlsrl_operator.settings import OperatorSettings, read_settings
 from rlsrl_operator.testing import subject_of
@@ -63,18 +64,19 @@ TOLD_BY_DEFAULT: Object = {
     },
 }
 """The operator's settings where no value says otherwise."""
-RESTRICTED: Object = {
+ALWAYS_SO: Object = {
     "metadata": {"labels": OPERATORS_LABELS},
     "spec": {
         "serviceAccountName": OPERATOR,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [
             {
+                "ports": [{"name": "health", "containerPort": 8081}, {"name": "metrics", "containerPort": PORT}],
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
                     "readOnlyRootFilesystem": True,
                     "capabilities": {"drop": ["ALL"]},
-                }
+                },
             }
         ],
     },
@@ -124,8 +126,10 @@ class Case:
     """Of the operator's pod, beside what is always so; None is nothing."""
     told: Object = field(default_factory=dict)
     """To the operator, beside the defaults; None instead of a default is nothing."""
-    more: Set[Name] = frozenset()
+    more: Mapping[Name, Object] = field(default_factory=dict)
+    """Objects beside those of the defaults, and what they have."""
     less: Set[Name] = frozenset()
+    """Objects of the defaults that are not there."""
 
 
 def in_template(**given: Any) -> Object:
@@ -137,8 +141,45 @@ def in_template(**given: Any) -> Object:
     return {"spec": {**spec, "containers": [container]}}
 
 
-def roles_in(*places: str) -> set[Name]:
-    return {(kind, place, OPERATOR) for kind in ("Role", "RoleBinding") for place in places}
+def roles_in(*places: str) -> dict[Name, Object]:
+    subjects = [{"kind": "ServiceAccount", "name": OPERATOR, "namespace": WHERE}]
+    return {
+        **{("Role", place, OPERATOR): {} for place in places},
+        **{("RoleBinding", place, OPERATOR): {"subjects": subjects} for place in places},
+    }
+
+
+def pod_monitors(*, namespaces: Object, interval: str = "30s", **labels: str) -> dict[Name, Object]:
+    """What scrapes the operator, and what scrapes the workers in those namespaces."""
+    of_operator = {
+        "selector": {"matchLabels": OPERATORS_LABELS},
+        "podMetricsEndpoints": [{"port": "metrics", "interval": interval}],
+    }
+    of_workers = {"namespaceSelector": namespaces, "podMetricsEndpoints": [{"interval": interval}]}
+    return {
+        ("PodMonitor", WHERE, OPERATOR): {"metadata": {"labels": labels}, "spec": of_operator},
+        ("PodMonitor", WHERE, f"{RELEASE}-workers"): {"metadata": {"labels": labels}, "spec": of_workers},
+    }
+
+
+def alerts(**labels: str) -> dict[Name, Object]:
+    return {
+        ("PrometheusRule", WHERE, f"{RELEASE}-{path.stem}"): {
+            "metadata": {"labels": labels},
+            "spec": yaml.safe_load(path.read_text(encoding="utf-8")),
+        }
+        for path in (CHART / "alerts").iterdir()
+    }
+
+
+def dashboards(annotations: Object | None, **labels: str | None) -> dict[Name, Object]:
+    return {
+        ("ConfigMap", WHERE, f"{RELEASE}-dashboard-{path.stem}"): {
+            "metadata": {"labels": labels, "annotations": annotations},
+            "data": {f"rlsrl-{path.name}": path.read_text(encoding="utf-8")},
+        }
+        for path in (CHART / "dashboards").iterdir()
+    }
 
 
 CASES: Mapping[str, Case] = {
@@ -268,6 +309,38 @@ CASES: Mapping[str, Case] = {
             }
         },
     ),
+    "metrics.podMonitor": Case(
+        values={"metrics": {"podMonitor": {"enabled": True}}}, more=pod_monitors(namespaces={"any": True})
+    ),
+    "metrics.podMonitor, chosen by labels, of some namespaces": Case(
+        values={
+            "namespaces": [OTHER],
+            "metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prom"}, "interval": "500ms"}},
+        },
+        told={"namespaces": [OTHER]},
+        more=roles_in(OTHER) | pod_monitors(namespaces={"matchNames": [OTHER]}, interval="500ms", release="prom"),
+        less=EVERYWHERE,
+    ),
+    "metrics.prometheusRule": Case(values={"metrics": {"prometheusRule": {"enabled": True}}}, more=alerts()),
+    "metrics.prometheusRule, chosen by labels": Case(
+        values={"metrics": {"prometheusRule": {"enabled": True, "labels": {"release": "prom"}}}},
+        more=alerts(release="prom"),
+    ),
+    "metrics.dashboards": Case(
+        values={"metrics": {"dashboards": {"enabled": True}}}, more=dashboards(None, grafana_dashboard="1")
+    ),
+    "metrics.dashboards, in a folder": Case(
+        values={
+            "metrics": {
+                "dashboards": {
+                    "enabled": True,
+                    "labels": {"grafana_dashboard": None, "look": "here"},
+                    "annotations": {"grafana_folder": "rlsrl"},
+                }
+            }
+        },
+        more=dashboards({"grafana_folder": "rlsrl"}, look="here", grafana_dashboard=None),
+    ),
 }
 
 
@@ -369,12 +442,13 @@ def test_what_is_rendered_is_what_was_asked_for_and_the_server_takes_it(
     case = CASES[name]
     objects = rendered_of(case.values)
     found = by_name(objects)
-    assert set(found) == (BY_DEFAULT | case.more) - case.less
+    assert set(found) == (BY_DEFAULT | set(case.more)) - case.less
+    assert [text for key in case.more for text in differences(found[key], case.more[key], str(key))] == []
     labels = {**OPERATORS_LABELS, "app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/version": VERSION}
     assert {key for key in found if list(differences(found[key]["metadata"].get("labels"), labels))} <= CRD
 
     template = found["Deployment", WHERE, OPERATOR]["spec"]["template"]
-    assert list(differences(template, RESTRICTED)) == []
+    assert list(differences(template, ALWAYS_SO)) == []
     assert list(differences(template, case.template)) == []
 
     path = tmp_path / "settings.yaml"

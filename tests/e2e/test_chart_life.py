@@ -1,0 +1,166 @@
+"""A release's life: what it installs changes with its values, comes back with a rollback, and goes with an uninstall.
+
+The operator's key alone stays, for experiments outlive the release and their tokens derive from it; and the definition
+of experiments, which another release brings here: the fixture `system` deletes it after an uninstall.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlsrl.testing.kubectl import Namespace, Object, namespace, run
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+CHART = Path(__file__).parents[2] / "charts"
+TAG = os.environ.get("TAG", "dev")
+RELEASE = f"life-{uuid.uuid4().hex[:8]}"
+WHERE, OTHER = f"{RELEASE}-a", f"{RELEASE}-b"
+OPERATOR = f"{RELEASE}-operator"
+NOWHERE = {"no-node": "has-this"}
+NAMESPACED: Object = {"crds": {"enabled": False}, "images": {"tag": TAG}, "namespaces": [WHERE]}
+RECORDS = ("events", "events.events.k8s.io")
+"""Kinds that tell what was, and go by themselves."""
+
+Name = tuple[str, str, str]
+"""Kind, namespace (empty where there is none) and name of an object."""
+KEY = ("Secret", WHERE, f"{OPERATOR}-key")
+EVERYWHERE = {("ClusterRole", "", OPERATOR), ("ClusterRoleBinding", "", OPERATOR)}
+
+
+def roles_in(*places: str) -> set[Name]:
+    return {(kind, place, OPERATOR) for kind in ("Role", "RoleBinding") for place in places}
+
+
+def traces() -> set[Name]:
+    """All objects of all kinds in the two namespaces, and all others that mention the release.
+
+    Others work on the same cluster meanwhile. Whatever the release or its operator makes is in these namespaces, or
+    names them or the release: the operator has no rights elsewhere, and Helm labels what it installs.
+    """
+    kinds = set(run("kubectl", "api-resources", "--verbs=list", "-o", "name").split()) - set(RECORDS)
+    found = json.loads(run("kubectl", "get", ",".join(sorted(kinds)), "--all-namespaces", "-o", "json"))
+    return {
+        (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"])
+        for each in found["items"]
+        if RELEASE in json.dumps(each)
+    }
+
+
+def helm(command: str, *arguments: str, values: Object | None = None, wait: bool = True) -> str:
+    given = [] if values is None else [str(CHART), "--values", "-"]
+    waits = ["--wait", "--timeout", "2m"] if wait else []
+    return run(
+        *("helm", command, RELEASE, *given, *arguments, *waits, "--namespace", WHERE),
+        stdin=None if values is None else json.dumps(values),
+    )
+
+
+def pod(where: Namespace) -> Object:
+    """The operator's, once it is the only one."""
+    pods = until(lambda: found if len(found := where.list("pods")) == 1 else None, "one pod")
+    return pods[0]
+
+
+def settings(where: Namespace) -> Object:
+    found = where.get("configmap", OPERATOR)
+    assert found is not None
+    told: Object = yaml.safe_load(found["data"]["settings.yaml"])
+    return told
+
+
+def may_look_after(place: str) -> bool:
+    """Whether the operator may, in the API server's eyes."""
+    who = f"system:serviceaccount:{WHERE}:{OPERATOR}"
+    # `can-i` ends with an error where the answer is no.
+    review: Object = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": who,
+            "resourceAttributes": {"group": "apps", "resource": "deployments", "verb": "patch", "namespace": place},
+        },
+    }
+    told = json.loads(run("kubectl", "create", "-f", "-", "-o", "json", stdin=json.dumps(review)))
+    return bool(told["status"]["allowed"])
+
+
+@pytest.fixture
+def definition(kubeconfig: str) -> Iterator[None]:
+    """The definition of experiments: another release's, or one of this test's own."""
+    assert kubeconfig
+    if "rlexperiments.rlsrl.dev" in run("kubectl", "get", "crd", "-o", "name"):
+        yield
+        return
+    run("kubectl", "create", "-f", "-", stdin=run("helm", "template", str(CHART), "-s", "templates/crd.yaml"))
+    run("kubectl", "wait", "--for=condition=Established", "crd/rlexperiments.rlsrl.dev")
+    yield
+    run("kubectl", "delete", "crd", "rlexperiments.rlsrl.dev")
+
+
+@pytest.fixture
+def where(definition: None) -> Iterator[Namespace]:
+    """The release's namespace; there is another one."""
+    with namespace(WHERE, wait=False) as made, namespace(OTHER, wait=False):
+        made.kubectl("wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt")
+        Namespace(OTHER).kubectl("wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt")
+        yield made
+
+
+def test_a_release_leaves_nothing_but_the_operators_key(where: Namespace) -> None:
+    before = traces()
+
+    told = helm("install", values=NAMESPACED)
+    assert f"looks after RLExperiments in the namespaces {WHERE}." in told
+    assert f"{OPERATOR}-key" in told, "what stays is told"
+    first, installed = pod(where), traces()
+    key = where.get("secret", f"{OPERATOR}-key")
+    assert key is not None, "an operator that is ready has its key"
+    assert installed >= before | roles_in(WHERE)
+    assert installed.isdisjoint(EVERYWHERE | roles_in(OTHER))
+    assert (may_look_after(WHERE), may_look_after(OTHER)) == (True, False)
+
+    helm("upgrade", values=NAMESPACED)
+    assert pod(where)["metadata"]["uid"] == first["metadata"]["uid"], "nothing changed: nobody is restarted"
+
+    helm("upgrade", values={**NAMESPACED, "namespaces": [WHERE, OTHER], "operator": {"statusSeconds": 2}})
+    assert pod(where)["metadata"]["uid"] != first["metadata"]["uid"], "settings are read at the start"
+    assert (settings(where)["namespaces"], settings(where)["statusSeconds"]) == ([WHERE, OTHER], 2)
+    assert traces() >= roles_in(WHERE, OTHER)
+    assert (may_look_after(WHERE), may_look_after(OTHER), may_look_after("default")) == (True, True, False)
+
+    # All namespaces; but nowhere does such an operator start, and get in the way of the others on this cluster.
+    helm("upgrade", values={**NAMESPACED, "namespaces": [], "operator": {"nodeSelector": NOWHERE}}, wait=False)
+    assert traces() >= EVERYWHERE
+    assert traces().isdisjoint(roles_in(WHERE, OTHER))
+    assert may_look_after("default")
+
+    # An image that is not there.
+    missing: Object = {**NAMESPACED, "images": {"tag": "missing", "pullPolicy": "Never"}}
+    helm("upgrade", values=missing, wait=False)
+    until(lambda: "ErrImageNeverPull" in json.dumps(pod(where)["status"]), "it cannot start", timeout=60)
+
+    helm("rollback", "1")
+    assert pod(where)["spec"]["containers"][0]["image"].endswith(f":{TAG}")
+    assert settings(where)["namespaces"] == [WHERE]
+    assert traces().isdisjoint(EVERYWHERE | roles_in(OTHER))
+    assert (may_look_after(WHERE), may_look_after(OTHER)) == (True, False)
+
+    helm("uninstall")
+    until(lambda: traces() == before | {KEY}, "all is gone but the key")
+
+    # And a release of the same name goes on with it.
+    helm("install", values=NAMESPACED)
+    again = where.get("secret", f"{OPERATOR}-key")
+    assert again is not None
+    assert (again["metadata"]["uid"], again["data"]) == (key["metadata"]["uid"], key["data"])
+    helm("uninstall")
+    until(lambda: traces() == before | {KEY}, "all is gone but the key")
