@@ -129,9 +129,13 @@ def _take_away(root: Path, names: Sequence[str]) -> None:
             shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
 
 
-def run(image: Image, *arguments: str, entrypoint: Sequence[str] | None = None) -> subprocess.CompletedProcess[str]:
-    """What a container of the image does: its own user, a read-only root, an empty /tmp, no capability, no network."""
-    user, group = map(int, image.config["User"].split(":"))
+def run(
+    image: Image, *arguments: str, entrypoint: Sequence[str] | None = None, user: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a container of the image does: a read-only root, an empty /tmp, no capability, no network; the image's own
+    user unless another is given.
+    """
+    own, group = map(int, image.config["User"].split(":"))
     command = [*(image.config["Entrypoint"] if entrypoint is None else entrypoint), *arguments]
     with tempfile.TemporaryDirectory(prefix="rlsrl-container-") as bundle:
         subprocess.run(["runc", "spec", "--bundle", bundle], check=True)
@@ -141,7 +145,7 @@ def run(image: Image, *arguments: str, entrypoint: Sequence[str] | None = None) 
         spec["mounts"].append({"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"})
         spec["process"] |= {
             "terminal": False,
-            "user": {"uid": user, "gid": group},
+            "user": {"uid": own if user is None else user, "gid": group},
             "args": command,
             "env": image.config["Env"],
             "capabilities": {},
@@ -180,6 +184,12 @@ def test_the_entry_point_starts(images: dict[str, Image], kind: str, arguments: 
     done = run(images[kind], *arguments)
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout
+
+
+def test_a_user_whom_the_image_does_not_know_has_a_name(image: Image) -> None:
+    """kopf asks for it, and so does torch."""
+    done = run(image, "-c", "import getpass; print(getpass.getuser())", entrypoint=["python"], user=1_000_680_000)
+    assert (done.stdout, done.stderr) == ("rlsrl\n", "")
 
 
 @pytest.mark.parametrize("role", ["coordinator", "actor", "buffer", "evaluator"])
