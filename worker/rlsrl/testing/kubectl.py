@@ -93,11 +93,15 @@ class Namespace:
 def namespace(name: str, *, wait: bool = True) -> Iterator[Namespace]:
     """A new namespace in which nothing but restricted pods may run; deleted with all that is in it at the end.
 
+    Raises ``KubectlFailed``, and deletes nothing, if there is one of that name.
+
     Without ``wait`` the end is only asked for: trainers whose coordinator goes with them try for a minute to store
     their last state.
     """
     made = Namespace(name)
-    made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _RESTRICTED}})
+    document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _RESTRICTED}}
+    # Not applied: one that is there already is somebody else's, and must not be deleted at the end.
+    run("kubectl", "create", "--filename", "-", stdin=json.dumps(document))
     try:
         yield made
     finally:
