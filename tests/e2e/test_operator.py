@@ -141,7 +141,10 @@ def test_what_others_add_is_taken_away(where: Namespace) -> None:
     where.kubectl("set", "env", "statefulset/short-coordinator", "SOMEBODY=else")
     port = [{"op": "add", "path": "/spec/ports/-", "value": {"name": "theirs", "port": 81}}]
     where.kubectl("patch", "service", "short-coordinator", "--type=json", "-p", json.dumps(port))
-    anybody = [{"op": "add", "path": "/spec/ingress/-", "value": {}}]
+    anybody = [
+        {"op": "add", "path": "/spec/ingress/-", "value": {}},
+        {"op": "add", "path": "/spec/podSelector/matchLabels/theirs", "value": "yes"},
+    ]
     where.kubectl("patch", "networkpolicy", "short-coordinator", "--type=json", "-p", json.dumps(anybody))
     for kind in ("service", "configmap", "secret"):
         name = next(name for known, name in before if known == kind)
