@@ -98,7 +98,7 @@ def test_the_variables_have_values(prometheus: Prometheus) -> None:
 
 
 def test_time_is_divided_wholly(prometheus: Prometheus) -> None:
-    """What the panels show makes sense: once they cover more than the longest wait, nobody waits longer than time goes."""
+    """What the panels show makes sense: soon nobody is seen to wait longer than time goes."""
     (query,) = (panel["targets"][0]["expr"] for panel in DASHBOARD["panels"] if panel["title"] == "Busy")
 
     def makes_sense() -> bool:
