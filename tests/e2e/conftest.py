@@ -6,6 +6,7 @@ import copy
 import os
 import uuid
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from rlsrl.testing.kubectl import Namespace, Nodes, Object, namespace, nodes, ru
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts"
-TAG = os.environ.get("TAG", "dev")
+TAG = os.environ.get("TAG", version("rlsrl"))
 SYSTEM = "rlsrl-system"
 VALUES = {
     "images": {"tag": TAG},

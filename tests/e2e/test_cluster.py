@@ -10,6 +10,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from rlsrl.testing.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-IMAGE = f"rlsrl/operator:{os.environ.get('RLSRL_E2E_TAG', 'dev')}"
+IMAGE = f"rlsrl/operator:{os.environ.get('TAG', version('rlsrl'))}"
 """Any that the nodes have and that has Python."""
 USER = 10001
 PORT = 8000

@@ -13,6 +13,7 @@ import tomllib
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rlsrl.runtime.errors import CONFIGURATION_ERROR
 pytestmark = pytest.mark.e2e
 
 REPOSITORY = Path(__file__).parents[2]
-TAG = os.environ.get("TAG", "dev")
+TAG = os.environ.get("TAG", version("rlsrl"))
 NAMES = {
     "worker-actor": f"rlsrl/worker:{TAG}-actor",
     "worker-learner": f"rlsrl/worker:{TAG}-learner",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -71,3 +72,9 @@ def test_the_schema_has_the_operators_roles_and_what_their_pods_can_be_given() -
 def test_the_operators_pod_can_be_given_what_roles_pods_can() -> None:
     own = SCHEMA["properties"]["operator"]["properties"]
     assert set(own) == {*SCHEMA["definitions"]["pod"]["properties"], "statusSeconds", "podLabels"}
+
+
+def test_the_chart_has_the_projects_version_and_asks_for_its_images() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = tomllib.loads((CHART.parent / "pyproject.toml").read_text())["project"]
+    assert chart["version"] == chart["appVersion"] == project["version"]
