@@ -10,6 +10,8 @@ import json
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from rlsrl.testing.waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 CHART = Path(__file__).parents[2] / "charts"
-TAG = os.environ.get("TAG", "dev")
+TAG = os.environ.get("TAG", version("rlsrl"))
 RELEASE = f"life-{uuid.uuid4().hex[:8]}"
 WHERE, OTHER = f"{RELEASE}-a", f"{RELEASE}-b"
 OPERATOR = f"{RELEASE}-operator"
@@ -53,6 +55,13 @@ def traces() -> set[Name]:
         for each in found["items"]
         if RELEASE in json.dumps(each)
     }
+
+
+def await_traces(expected: set[Name]) -> None:
+    """Wait for the cluster's collector; a failure says what differs."""
+    with suppress(TimeoutError):
+        until(lambda: traces() == expected, "nothing else is left")
+    assert traces() == expected
 
 
 def helm(command: str, *arguments: str, values: Object | None = None, wait: bool = True) -> str:
@@ -155,7 +164,7 @@ def test_a_release_leaves_nothing_but_the_operators_key(where: Namespace) -> Non
     assert (may_look_after(WHERE), may_look_after(OTHER)) == (True, False)
 
     helm("uninstall")
-    until(lambda: traces() == before | {KEY}, "all is gone but the key")
+    await_traces(before | {KEY})
 
     # And a release of the same name goes on with it.
     helm("install", values=NAMESPACED)
@@ -163,4 +172,4 @@ def test_a_release_leaves_nothing_but_the_operators_key(where: Namespace) -> Non
     assert again is not None
     assert (again["metadata"]["uid"], again["data"]) == (key["metadata"]["uid"], key["data"])
     helm("uninstall")
-    until(lambda: traces() == before | {KEY}, "all is gone but the key")
+    await_traces(before | {KEY})
