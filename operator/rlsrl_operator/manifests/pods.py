@@ -109,6 +109,7 @@ def _environment(subject: Subject, role: Role) -> list[Manifest]:
     known: list[Manifest] = [
         *({"name": name, "value": value} for name, value in PROCESS_ENVIRONMENT.items()),
         {"name": "RLSRL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "RLSRL_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "RLSRL_TOKEN_FILE", "value": f"{TOKEN_FOLDER}/{TOKEN_KEY}"},
     ]
     if role.name == TRAINER:

@@ -115,6 +115,19 @@ def test_the_same_place_claimed_by_another_instance_is_refused(roster: Roster) -
     assert "given to another process" in refused(roster, "b", index=0, incarnation=0)
 
 
+def test_who_comes_after_another_in_one_place_need_not_wait_for_it(roster: Roster) -> None:
+    first = lease(roster, "a", role="actor", process="pod/1/0")
+    other = lease(roster, "b", role="actor", process="pod/2/0")
+    again = lease(roster, "c", role="actor", process="pod/1/0")
+    assert (again.index, again.incarnation) == (first.index, first.incarnation + 1)
+    assert roster.holder("a") is None
+    assert roster.holder("b") == other
+    lease(roster, "d")
+    assert [held.instance for held in roster.holders] == ["c", "b", "d"], "who has no name is nobody's successor"
+    lease(roster, "e", role="trainer", process="pod/2/0")
+    assert roster.holder("b") == other, "another role is another process"
+
+
 @pytest.mark.parametrize("claim", [{"index": 1}, {"index": 0, "incarnation": 1}, {"role": "trainer"}])
 def test_a_holder_cannot_be_somebody_else_as_well(roster: Roster, claim: dict[str, object]) -> None:
     lease(roster, "a")

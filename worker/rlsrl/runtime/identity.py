@@ -6,9 +6,16 @@ import os
 from functools import cache
 from pathlib import Path
 
+POD_VARIABLE = "RLSRL_POD_UID"
+"""Environment variable with the uid of the pod whose one worker, or one of whose ranks, this process is."""
+
 
 def own_process() -> str:
-    """This process's name: boot, pid namespace, pid and start time."""
+    """This process's name: boot, pid namespace, pid and start time. In a pod the pod's and the rank's: those of the
+    process after this one too, since a container is started again only when nothing of it lives.
+    """
+    if pod := os.environ.get(POD_VARIABLE):
+        return f"pod/{pod}/{os.environ.get('LOCAL_RANK', '0')}"
     pid = os.getpid()
     _, started = _stat(pid)
     return f"{_namespace()}/{pid}/{started}"

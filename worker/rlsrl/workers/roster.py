@@ -26,7 +26,7 @@ class Claim:
     attempt: int = 0
     """The trainer gang's attempt; 0 for other roles. Claims of an older attempt than the role has seen are refused."""
     process: str = ""
-    """The operating system's name of the process (see ``rlsrl.runtime.identity``)."""
+    """The name of the process (see ``rlsrl.runtime.identity``): of two instances with one name the earlier is dead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +104,7 @@ class Roster:
             return Refusal(reason=f"{claim.role} attempt {claim.attempt} was succeeded by attempt {seen}")
         if (held := self.holder(claim.instance)) is not None:
             return self._again(held, claim, now)
+        self._bury(claim)
         if claim.index is None:
             return self._lowest_free(claim, now)
         if claim.incarnation is not None:
@@ -174,6 +175,12 @@ class Roster:
                     )
                 )
         return roster
+
+    def _bury(self, claim: Claim) -> None:
+        """Free what the claimant's predecessor held, in the same place and by now dead."""
+        for lease in self.holders if claim.process else ():
+            if (lease.role, lease.process) == (claim.role, claim.process):
+                self._put(replace(lease, held=False))
 
     def _again(self, held: Lease, claim: Claim, now: float) -> Lease | Refusal:
         same = claim.role == held.role and claim.index in (None, held.index)
