@@ -51,6 +51,15 @@ class Cluster:
         items: list[Manifest] = found["items"] if found is not None else []
         return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
 
+    async def last_event(self, about: Manifest, reason: str) -> str | None:
+        """What was said last of an object for that reason; None if nothing was, or not lately."""
+        selector = f"involvedObject.uid={about['metadata']['uid']},reason={reason}"
+        found = await self._call(
+            "get", "v1", "Event", namespace=about["metadata"]["namespace"], field_selector=selector
+        )
+        events = sorted(found["items"] if found is not None else [], key=lambda each: str(each.get("lastTimestamp")))
+        return str(events[-1].get("message", "")) if events else None
+
     async def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply, by force; returns the object as it is then.
 

@@ -18,7 +18,7 @@ FINISHED: Final = "Finished"
 AcceptedReason = Literal["Accepted", "InvalidSpec", "NameConflict"]
 EndReason = Literal["Succeeded", "ConfigurationError", "BudgetExhausted"]
 GangReason = Literal["Starting", "Complete", "Restarting"]
-ReadyReason = Literal["Ready", "Starting", "Waiting", "Unschedulable", "Finished"]
+ReadyReason = Literal["Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Finished"]
 Reason = AcceptedReason | EndReason | GangReason | ReadyReason
 """What the operator says by itself."""
 PodReason = NewType("PodReason", str)

@@ -30,7 +30,7 @@ from rlsrl_operator.numbers import Numbers
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole
 from rlsrl_operator.reasons import ACCEPTED, READY, AcceptedReason
-from rlsrl_operator.roles import COORDINATOR
+from rlsrl_operator.roles import COORDINATOR, roles_of
 from rlsrl_operator.settings import OperatorSettings
 from rlsrl_operator.status import TERMINAL
 
@@ -161,7 +161,7 @@ class Reconciler:
         except Refused as error:
             return not_accepted("InvalidSpec", str(error))
         await self._remove_pods(judged, pods, now)
-        told = statuses.summarize(judged, subject, pods, now)
+        told = statuses.summarize(judged, subject, pods, now, refusal=await self._refusal(subject, judged, pods))
         if (page := await self._page(subject, told, token, now)) is not None:
             told = told.model_copy(update={"training": statuses.training(page, now)})
         await self._prune(subject, told)
@@ -252,6 +252,20 @@ class Reconciler:
             written = await self._cluster.replace(whole(wanted, written))
         known[kind, name] = applied(wanted, written)
         _log.info("applied", experiment=str(Key(subject.namespace, subject.name)), kind=kind, name=name)
+
+    async def _refusal(self, subject: Subject, status: ExperimentStatus, pods: Sequence[Manifest]) -> str | None:
+        """Why a role has no pod at all, if its controller may not make any: a quota, an admission policy."""
+        there = {pod["metadata"]["labels"][ROLE_LABEL] for pod in pods}
+        for role in roles_of(subject.told) if status.phase not in TERMINAL else ():
+            if role.name in there:
+                continue
+            workload = await self._cluster.get("apps/v1", role.workload, subject.namespace, subject.name_of(role.name))
+            if workload is None:
+                continue
+            said = statuses.replica_failure(workload) or await self._cluster.last_event(workload, "FailedCreate")
+            if said is not None:
+                return f"{role.workload} {subject.name_of(role.name)}: {said}"
+        return None
 
     async def _remove_pods(self, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> None:
         """Pods of another attempt, and those whose node does not end them. The fence makes the latter safe: what an

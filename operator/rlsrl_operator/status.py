@@ -115,8 +115,10 @@ def outcome(before: Training | None, record: Mapping[str, Any] | None, now: date
     return told, f"stop.{record.get('reason')} holds: mean return {told.return_mean} after {told.env_steps} transitions"
 
 
-def summarize(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest], now: datetime) -> ExperimentStatus:
-    """The status with what the pods show beside the gang's life."""
+def summarize(
+    status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest], now: datetime, *, refusal: str | None = None
+) -> ExperimentStatus:
+    """The status with what the pods show beside the gang's life; ``refusal`` says why some cannot even be made."""
     generation, over = subject.generation, status.phase in TERMINAL
     by_role = {
         role: [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name]
@@ -141,6 +143,8 @@ def summarize(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifes
         reason, message = "Finished", "the experiment is over"
     elif missing:
         reason, message = blocker(pods, attempt=status.attempt or 1) or ("Starting", "pods are being made")
+        if reason == "Starting" and refusal is not None:
+            reason, message = "FailedCreate", refusal
         message = f"{', '.join(missing)} ready: {message}"
     else:
         reason, message = "Ready", "every pod is ready"
@@ -156,6 +160,14 @@ def summarize(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifes
             "trainers": counts[TRAINER],
         }
     )
+
+
+def replica_failure(deployment: Manifest) -> str | None:
+    """Why a Deployment cannot make its pods; None if nothing keeps it."""
+    for each in deployment.get("status", {}).get("conditions", ()):
+        if each["type"] == "ReplicaFailure" and each["status"] == "True":
+            return str(each.get("message", ""))
+    return None
 
 
 def is_trouble(reason: str) -> bool:

@@ -109,6 +109,24 @@ def test_what_cannot_run_fails_at_once_and_says_which_pod_and_why(where: Namespa
     assert "Warning  ConfigurationError" in told
 
 
+def test_pods_that_may_not_be_made_are_told(where: Namespace) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "nothing"},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    where.apply(quota)
+    until(lambda: "hard" in (where.get("resourcequota", "nothing") or {}).get("status", {}), "the quota is in force")
+    experiment = start(where, short())
+    until(lambda: experiment.condition("Ready").get("reason") == "FailedCreate", "it is told")
+    message = experiment.condition("Ready")["message"]
+    assert "trainer 0/1" in message
+    assert "exceeded quota: nothing" in message
+    where.delete("resourcequota", "nothing")
+    experiment.await_phase("Succeeded", seconds=300)
+
+
 def test_what_is_not_ours_is_never_seized(where: Namespace) -> None:
     theirs = {
         "apiVersion": "v1",

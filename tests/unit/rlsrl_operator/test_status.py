@@ -17,6 +17,7 @@ from rlsrl_operator.status import (
     condition,
     is_trouble,
     read,
+    replica_failure,
     stamp,
     summarize,
     training,
@@ -278,3 +279,25 @@ def test_pods_are_counted_by_role_and_found_by_selector() -> None:
 )
 def test_what_somebody_should_look_at(reason: str, expected: bool) -> None:
     assert is_trouble(reason) is expected
+
+
+def test_pods_that_may_not_be_made_are_told_unless_one_that_is_there_is_in_trouble() -> None:
+    before = ExperimentStatus(phase="Starting", attempt=1)
+    told = condition(summarize(before, subject(), [], NOW, refusal="Deployment a-actor: exceeded quota"), "Ready")
+    assert told is not None
+    assert (told.status, told.reason) == ("False", "FailedCreate")
+    assert told.message.endswith("Deployment a-actor: exceeded quota")
+    stuck = [pod(state=waiting("ImagePullBackOff"))]
+    told = condition(summarize(before, subject(), stuck, NOW, refusal="Deployment a-actor: exceeded quota"), "Ready")
+    assert told is not None
+    assert told.reason == "ImagePullBackOff"
+
+
+def test_a_deployment_says_what_keeps_it() -> None:
+    holding = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
+    assert (
+        replica_failure({"status": {"conditions": [{"type": "Available", "status": "False"}, holding]}})
+        == "exceeded quota"
+    )
+    for quiet in ({}, {"status": {}}, {"status": {"conditions": [{**holding, "status": "False"}]}}):
+        assert replica_failure(quiet) is None
