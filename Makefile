@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,rpc,env,mujoco,atari,wandb,torch,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-.PHONY: help setup run s3-server system-tools images test e2e test-slow lint format protos crd dashboards docs clean
+.PHONY: help setup run s3-server system-tools images test e2e e2e-full test-slow lint format protos crd dashboards docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ test: setup s3-server system-tools  ## All tests that need no cluster
 
 e2e: setup system-tools  ## The tests on a real cluster of two nodes, which it brings up and takes down (root)
 	@hack/e2e tests/e2e -m 'not full'
+
+e2e-full: setup  ## The same with more documents and faults than there is time for every day
+	@hack/e2e tests/e2e
 
 test-slow: setup s3-server system-tools  ## The fault tests and training runs that `make test` has no time for
 	$(BIN)/python -m pytest -m slow

@@ -6,17 +6,15 @@ import copy
 import os
 import uuid
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rlsrl.testing.kubectl import Namespace, Nodes, Object, namespace, nodes, run
+from rlsrl.testing.kubectl import TAG, Namespace, Nodes, Object, namespace, nodes, run
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts"
-TAG = os.environ.get("TAG", version("rlsrl"))
 SYSTEM = "rlsrl-system"
 VALUES = {
     "images": {"tag": TAG},

@@ -7,23 +7,20 @@ of experiments, which another release brings here: the fixture `system` deletes 
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rlsrl.testing.kubectl import Namespace, Object, namespace, run
+from rlsrl.testing.kubectl import TAG, Namespace, Object, namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 CHART = Path(__file__).parents[2] / "charts"
-TAG = os.environ.get("TAG", version("rlsrl"))
 RELEASE = f"life-{uuid.uuid4().hex[:8]}"
 WHERE, OTHER = f"{RELEASE}-a", f"{RELEASE}-b"
 OPERATOR = f"{RELEASE}-operator"

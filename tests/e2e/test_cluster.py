@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import threading
 import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
 
 import pytest
 
-from rlsrl.testing.kubectl import KubectlFailed, Namespace, Object, namespace, run
+from rlsrl.testing.kubectl import TAG, KubectlFailed, Namespace, Object, namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-IMAGE = f"rlsrl/operator:{os.environ.get('TAG', version('rlsrl'))}"
+IMAGE = f"rlsrl/operator:{TAG}"
 """Any that the nodes have and that has Python."""
 USER = 10001
 PORT = 8000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import tomllib
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,11 @@ import pytest
 
 from rlsrl.api.load import load_file
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
+from rlsrl.testing.kubectl import TAG
 
 pytestmark = pytest.mark.e2e
 
 REPOSITORY = Path(__file__).parents[2]
-TAG = os.environ.get("TAG", version("rlsrl"))
 NAMES = {
     "worker-actor": f"rlsrl/worker:{TAG}-actor",
     "worker-learner": f"rlsrl/worker:{TAG}-learner",

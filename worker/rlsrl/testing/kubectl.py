@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from rlsrl.testing.waiting import until
 
 Object = dict[str, Any]
+TAG = os.environ.get("TAG", version("rlsrl"))
+"""Of the images that the nodes have; hack/images reads the same variable."""
 COMMAND_SECONDS = 120.0
 CLUSTER_SECONDS = 180.0
 """For what a cluster takes seconds for, on a machine that does something else too."""
