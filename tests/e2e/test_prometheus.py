@@ -1,6 +1,6 @@
 """A real Prometheus scrapes the operator and an experiment's pods, found and labelled as the chart's PodMonitors say.
 
-It runs beside the cluster and reaches pods through port-forwards; what the Prometheus operator and Prometheus's own
+It runs beside the cluster and reaches pods through the API server; what the Prometheus operator and Prometheus's own
 discovery do between a PodMonitor and a target, this test does in their place.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlsrl.testing.kubectl import Experiment, Namespace, Object, run
+from rlsrl.testing.kubectl import Experiment, Namespace, Object, api_proxy, run
 from rlsrl.testing.prometheus import Prometheus, Target
 from rlsrl.testing.waiting import until
 
@@ -83,7 +83,7 @@ def labels_of(endpoint: Object, pod: Object, port: Object) -> dict[str, str] | N
     return labels
 
 
-def targets(monitor: Object, where: Namespace, open_ports: ExitStack) -> Iterator[Target]:
+def targets(monitor: Object, where: Namespace, api_server: str) -> Iterator[Target]:
     """What a Prometheus would scrape by the monitor in a namespace."""
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     for pod in where.list("pods"):
@@ -92,9 +92,13 @@ def targets(monitor: Object, where: Namespace, open_ports: ExitStack) -> Iterato
         for port in pod["spec"]["containers"][0]["ports"]:
             labels = labels_of(endpoint, pod, port)
             if labels is not None:
-                there = where.forwarded(f"pod/{pod['metadata']['name']}", port["containerPort"])
-                address = f"127.0.0.1:{open_ports.enter_context(there)}"
-                yield Target(address=address, labels=labels, honor_labels=endpoint.get("honorLabels", False))
+                name = f"{pod['metadata']['name']}:{port['containerPort']}"
+                yield Target(
+                    address=api_server,
+                    path=f"/api/v1/namespaces/{where.name}/pods/{name}/proxy/metrics",
+                    labels=labels,
+                    honor_labels=endpoint.get("honorLabels", False),
+                )
 
 
 def queries(dashboard: str) -> Iterator[str]:
@@ -111,12 +115,13 @@ def test_every_panel_of_both_dashboards_shows_something_and_no_alert_is_raised(
     experiment = Experiment(where, "watched")
     experiment.await_phase("Running")
     with ExitStack() as resources:
+        api_server = resources.enter_context(api_proxy())
         found = [
             target
             for monitor in monitors(system.name)
             for place in (system, where)
             if "namespaceSelector" in monitor["spec"] or place is system
-            for target in targets(monitor, place, resources)
+            for target in targets(monitor, place, api_server)
         ]
         roles = sorted(target.labels["role"] for target in found)
         assert roles == ["actor", "buffer", "coordinator", "evaluator", "operator", "policy", "trainer"]

@@ -70,24 +70,6 @@ class Namespace:
         )["items"]
         return items
 
-    @contextmanager
-    def forwarded(self, pod: str, port: int) -> Iterator[int]:
-        """A port of this machine that leads to the pod's.
-
-        Raises:
-            KubectlFailed: the pod cannot be reached.
-        """
-        command = ["kubectl", "--namespace", self.name, "port-forward", "--address", "127.0.0.1", pod, f":{port}"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None and process.stderr is not None  # noqa: PT018, S101 - piped above
-                found = re.search(r"Forwarding from 127\.0\.0\.1:(\d+)", process.stdout.readline())
-                if found is None:
-                    raise KubectlFailed(f"{' '.join(command)}: {process.stderr.read().strip()}")
-                yield int(found[1])
-            finally:
-                process.kill()
-
     def delete(self, kind: str, name: str, *, wait: bool = False) -> None:
         """Delete an object, if it is there."""
         self.kubectl("delete", kind, name, f"--wait={str(wait).lower()}", "--ignore-not-found")
@@ -111,6 +93,25 @@ def namespace(name: str, *, wait: bool = True) -> Iterator[Namespace]:
     finally:
         command = ["delete", "namespace", name, f"--wait={str(wait).lower()}", f"--timeout={CLUSTER_SECONDS:.0f}s"]
         run("kubectl", *command, seconds=CLUSTER_SECONDS)
+
+
+@contextmanager
+def api_proxy() -> Iterator[str]:
+    """An address of this machine that is the API server's, without credentials; pods are below it, by their paths.
+
+    Raises:
+        KubectlFailed: it does not come up.
+    """
+    command = ["kubectl", "proxy", "--address", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None  # noqa: PT018, S101 - piped above
+            found = re.search(r"Starting to serve on (127\.0\.0\.1:\d+)", process.stdout.readline())
+            if found is None:
+                raise KubectlFailed(f"{' '.join(command)}: {process.stderr.read().strip()}")
+            yield found[1]
+        finally:
+            process.kill()
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,11 @@ _START_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An endpoint that serves ``/metrics``, and what a PodMonitor would say of it."""
+    """An endpoint that serves metrics, and what a PodMonitor would say of it."""
 
     address: str
     labels: Mapping[str, str]
+    path: str = "/metrics"
     honor_labels: bool = False
     """Whether labels that it gives itself go before these."""
 
@@ -137,7 +138,9 @@ def _configuration(targets: Sequence[Target], rules: Sequence[Path]) -> dict[str
 def _jobs(targets: Sequence[Target]) -> Iterator[dict[str, Any]]:
     for honor in (False, True):
         places = [
-            {"targets": [each.address], "labels": dict(each.labels)} for each in targets if each.honor_labels is honor
+            {"targets": [each.address], "labels": {**each.labels, "__metrics_path__": each.path}}
+            for each in targets
+            if each.honor_labels is honor
         ]
         yield {"job_name": f"pods-{honor}", "honor_labels": honor, "static_configs": places}
 
