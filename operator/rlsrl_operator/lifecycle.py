@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
-from rlsrl_operator.gang import Life, configuration_error, generation_of, judge, parse_time, terminations
+from rlsrl_operator.gang import Life, attempt_of, configuration_error, generation_of, judge, parse_time, terminations
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, ROLE_LABEL, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.reasons import FINISHED, GANG_COMPLETE, EndReason, GangReason
@@ -76,8 +76,10 @@ def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manife
     made = copy.deepcopy(manifest)
     over = status.phase in TERMINAL
     if role == TRAINER:
+        # None of them begins before the last of the attempt before has gone: it would meet that one.
+        ending = any(attempt_of(pod) not in (0, status.attempt) for pod in _of(TRAINER, pods))
         made["spec"]["template"]["metadata"]["annotations"][ATTEMPT_ANNOTATION] = str(status.attempt)
-        made["spec"]["replicas"] = 0 if over else made["spec"]["replicas"]
+        made["spec"]["replicas"] = 0 if over or ending else made["spec"]["replicas"]
     elif over and not _of(TRAINER, pods) and not (role == EVALUATOR and _plays_on(status, pods, now)):
         made["spec"]["replicas"] = 0
     return made

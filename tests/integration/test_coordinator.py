@@ -25,6 +25,7 @@ from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, CoordinatorUnavailable, WorkerState
+from rlsrl.runtime.identity import POD_VARIABLE
 from rlsrl.runtime.roster import STREAMS, JoinRefused, JoinTimeout, Membership, MembershipError
 from rlsrl.testing.waiting import until
 
@@ -160,12 +161,14 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProces
 
 
 @pytest.fixture
-def join() -> Iterator[Join]:
+def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
     with ExitStack() as closing:
 
         def join(coordinator: CoordinatorProcess, *, role: str = "actor", **options: Any) -> Membership:
             options = {"token": TOKEN, "on_command": lambda command: None, "timeout": DEADLINE} | options
-            member = Membership.join(coordinator.address, options.pop("token"), role=role, **options)
+            with monkeypatch.context() as pod:  # of two members with one process's name the earlier is taken for dead
+                pod.setenv(POD_VARIABLE, uuid.uuid4().hex)
+                member = Membership.join(coordinator.address, options.pop("token"), role=role, **options)
             closing.callback(member.leave, "test over", timeout=0.5)
             return member
 

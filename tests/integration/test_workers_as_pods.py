@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import signal
-import subprocess
-import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rlsrl.api.load import load_text
-from rlsrl.api.placement import HTTP_PORT, STREAMS_PORT, ClusterPlacement
-from rlsrl.api.resolve import POLICY_NAME, resolve
-from rlsrl.api.resolved import RoleConfig
+from rlsrl.api.placement import HTTP_PORT, STREAMS_PORT
+from rlsrl.api.resolve import POLICY_NAME
 from rlsrl.local.session import read_ledger
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.terminal import terminal_record
-from rlsrl.runtime.coordination import CoordinatorClient
-from rlsrl.runtime.process import worker_environment
 from rlsrl.testing.live_runs import fetch
+from rlsrl.testing.pods import Pods
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 EXPERIMENT = """
@@ -42,64 +33,12 @@ spec:
   parameters: {everySteps: 20}
   stop: {trainSteps: 1000000}
 """
-TOKEN = "the-token"
-
-
-class Pods:
-    """One run's workers, each at an address of the loopback network that no other has."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder = folder
-        self._stack = stack
-        self._network = f"127.{random.randint(2, 250)}.{random.randint(1, 250)}"
-        self._num_hosts = 0
-        placement = ClusterPlacement(
-            run_uid=uuid.uuid4().hex,
-            coordinator_host=f"{self._network}.1",
-            record_folder=str(folder / "data"),
-            ledger_folder=str(folder / "ledger"),
-        )
-        self.told = resolve(load_text(EXPERIMENT.encode()), placement)
-        self.client = CoordinatorClient(self.told.coordinator.coordinator_address, TOKEN)
-        stack.callback(self.client.close)
-
-    def start(self, role: str, config: RoleConfig | None, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
-        """A worker at the next free address: its process, and the address. The coordinator has to be the first."""
-        assert config is not None
-        self._num_hosts += 1
-        host = f"{self._network}.{self._num_hosts}"
-        path = self._folder / f"{role}.json"
-        path.write_text(config.to_json())
-        command = [sys.executable, "-m", "rlsrl.workers", "--role", role, "--config", str(path), *arguments]
-        environment = worker_environment({**os.environ, "RLSRL_TOKEN": TOKEN, "RLSRL_HOST": host})
-        with (self._folder / f"{role}-{host}.log").open("wb") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        self._stack.callback(process.wait, DEADLINE_SECONDS)
-        self._stack.callback(process.kill)
-        return process, host
-
-    def log(self, role: str, host: str) -> str:
-        """What the worker there wrote to its standard output and error."""
-        return (self._folder / f"{role}-{host}.log").read_text()
-
-    def status(self) -> dict[str, Any]:
-        return self.client.status(DEADLINE_SECONDS)
-
-    def train_steps(self) -> int:
-        return self.status()["totals"]["train_steps"] or 0
-
-    def place(self, role: str, index: int) -> str | None:
-        """Where the present worker at that index serves its streams."""
-        for worker in self.status()["roles"].get(role, []):
-            if worker["index"] == index and worker["state"] == "running":
-                return str(worker["endpoints"]["streams"])
-        return None
 
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Pods]:
     with ExitStack() as stack:
-        yield Pods(tmp_path, stack)
+        yield Pods(EXPERIMENT, tmp_path, stack)
 
 
 def test_successors_elsewhere_are_found_and_the_run_goes_on(pods: Pods, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import psutil
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 CONFIGURATION_ERROR = 2
+OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net", "--kill-child", "--fork", "bash", "-c")
 
 
 def test_a_gang_is_started_once_and_then_waits_to_be_ended(tmp_path: Path) -> None:
@@ -31,3 +32,13 @@ def test_a_gang_is_started_once_and_then_waits_to_be_ended(tmp_path: Path) -> No
             assert second.wait(DEADLINE_SECONDS) == -signal.SIGTERM
         finally:
             second.kill()
+
+
+def test_when_one_machine_is_ended_the_others_launcher_does_not_wait_for_it(tmp_path: Path) -> None:
+    """torchrun's would, five minutes, deaf to SIGTERM: the pod is killed, and its successors meet a dead gang."""
+    driver = Path(__file__).with_name("two_machines.py")
+    command = f"ip link set lo up && exec {sys.executable} {driver} {tmp_path}"
+    done = subprocess.run([*OWN_NETWORK, command], capture_output=True, text=True, check=False)
+    logs = "".join(path.read_text() for path in tmp_path.glob("trainer-*.log"))
+    assert done.returncode == 0, done.stderr + logs
+    assert done.stdout.split() == ["[0,", "0]"], logs

@@ -304,6 +304,7 @@ NOBODY = dict.fromkeys(ROLES, 0) | {"coordinator": 1}
     [
         ("Pending", [], ALL),
         ("Running", gang(), ALL),
+        ("Starting", [pod(attempt=2), pod(index=1, attempt=2, deleted=stamp(NOW))], ALL | {"trainer": 0}),
         ("Succeeded", [*gang(), pod("actor")], ALL | {"trainer": 0}),
         ("Failed", [pod(deleted=stamp(NOW)), pod("actor")], ALL | {"trainer": 0}),
         ("Succeeded", [pod("coordinator"), pod("actor")], NOBODY),

@@ -11,6 +11,7 @@ one's address: among pods, whom a NetworkPolicy keeps strangers from.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import threading
@@ -21,6 +22,11 @@ from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
 
 SHUTDOWN_SECONDS = 50
 """How long ranks may take for their last checkpoint after SIGTERM; shorter than who started the gang waits for it."""
+
+
+BARRIER_SECONDS = 5
+"""How long this machine's launcher waits, once its ranks have ended, for those of the other machines. torchrun's own
+300 s cannot be cut short by SIGTERM, and a launcher that was ended meanwhile never comes."""
 
 
 def main() -> int:
@@ -72,12 +78,17 @@ def _by_address(arguments: argparse.Namespace) -> list[str]:
 
 def _launch(options: list[str], rest: list[str]) -> int:
     from torch.distributed import run as torchrun
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher import api as launcher
 
     # The ranks log for themselves, and torchrun's folder for it would stay behind after a SIGKILL.
     options += ["--max-restarts=0", f"--log-dir={os.devnull}"]
     options += ["--signals-to-handle=SIGTERM", f"--shutdown-timeout={SHUTDOWN_SECONDS}"]
+    # torchrun has no option for it.
+    agent = functools.partial(LocalElasticAgent, exit_barrier_timeout=BARRIER_SECONDS)
+    launcher.LocalElasticAgent = agent  # type: ignore[attr-defined, assignment]
     try:
         arguments = torchrun.parse_args([*options, "-m", "rlsrl.workers", *rest])  # type: ignore[no-untyped-call]
         torchrun.run(arguments)  # type: ignore[no-untyped-call]

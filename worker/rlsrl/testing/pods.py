@@ -1,0 +1,92 @@
+"""Workers told what pods are told, without Kubernetes: each is a process at a loopback address of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rlsrl.api.load import load_text
+from rlsrl.api.placement import ClusterPlacement
+from rlsrl.api.resolve import resolve
+from rlsrl.api.resolved import RoleConfig
+from rlsrl.runtime.coordination import CoordinatorClient
+from rlsrl.runtime.process import worker_environment
+from rlsrl.testing.waiting import DEADLINE_SECONDS
+
+TOKEN = "the-token"  # noqa: S105 - of tests
+
+
+class Pods:
+    """One run's workers, each at an address of the loopback network that no other has."""
+
+    def __init__(self, experiment: str, folder: Path, stack: ExitStack) -> None:
+        """Start nobody yet. ``stack`` ends at its end whoever was started."""
+        self._folder = folder
+        self._stack = stack
+        self._network = f"127.{secrets.randbelow(250) + 2}.{secrets.randbelow(250) + 1}"
+        self._num_hosts = 0
+        placement = ClusterPlacement(
+            run_uid=uuid.uuid4().hex,
+            coordinator_host=f"{self._network}.1",
+            record_folder=str(folder / "data"),
+            ledger_folder=str(folder / "ledger"),
+        )
+        self.told = resolve(load_text(experiment), placement)
+        self.client = CoordinatorClient(self.told.coordinator.coordinator_address, TOKEN)
+        stack.callback(self.client.close)
+
+    @property
+    def next_host(self) -> str:
+        """Where the next worker is going to be."""
+        return f"{self._network}.{self._num_hosts + 1}"
+
+    def start(
+        self, role: str, config: RoleConfig | None, *arguments: str, launcher: Sequence[str] = ()
+    ) -> tuple[subprocess.Popen[bytes], str]:
+        """A worker at the next free address: its process, and the address. The coordinator has to be the first.
+
+        ``launcher`` are the gang launcher's arguments, for ranks that it starts.
+
+        Raises:
+            ValueError: the experiment has no such role.
+        """
+        if config is None:
+            raise ValueError(f"the experiment has no {role}")
+        self._num_hosts += 1
+        host = f"{self._network}.{self._num_hosts}"
+        path = self._folder / f"{role}.json"
+        path.write_text(config.to_json())
+        module = ["rlsrl.workers.gang_launcher", *launcher] if launcher else ["rlsrl.workers"]
+        command = [sys.executable, "-m", *module, "--role", role, "--config", str(path), *arguments]
+        environment = worker_environment({**os.environ, "RLSRL_TOKEN": TOKEN, "RLSRL_HOST": host})
+        with (self._folder / f"{role}-{host}.log").open("wb") as log:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self._stack.callback(process.wait, DEADLINE_SECONDS)
+        self._stack.callback(process.kill)
+        return process, host
+
+    def log(self, role: str, host: str) -> str:
+        """What the worker there wrote to its standard output and error."""
+        return (self._folder / f"{role}-{host}.log").read_text()
+
+    def status(self) -> dict[str, Any]:
+        """What the coordinator says."""
+        return self.client.status(DEADLINE_SECONDS)
+
+    def train_steps(self) -> int:
+        """Training steps, as the coordinator knows them."""
+        return int(self.status()["totals"]["train_steps"] or 0)
+
+    def place(self, role: str, index: int) -> str | None:
+        """Where the present worker at that index serves its streams."""
+        for worker in self.status()["roles"].get(role, []):
+            if worker["index"] == index and worker["state"] == "running":
+                return str(worker["endpoints"]["streams"])
+        return None
