@@ -119,7 +119,8 @@ class CoordinatorProcess:
         return workers
 
     def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        whole, _, _ = (self.folder / "metrics.jsonl").read_text().rpartition("\n")  # the last may be half written yet
+        return [json.loads(line) for line in whole.splitlines()]
 
     def log(self) -> str:
         return (self.folder / "coordinator.log").read_text()
