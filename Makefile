@@ -62,6 +62,7 @@ lint: setup  ## ruff, mypy, layers, drift of generated files
 	  || { echo "lint: the dashboards are not the metrics': run \`make dashboards\` and commit"; exit 1; }
 	@diff <(hack/crd-reference /dev/stdout) docs/kubernetes/reference.md && diff <(hack/chart-readme /dev/stdout) charts/README.md \
 	  && diff <(hack/monitoring-page /dev/stdout) docs/kubernetes/monitoring.md \
+	  && diff <(hack/operations-page /dev/stdout) docs/kubernetes/operations.md \
 	  || { echo "lint: a page is not what it is made from: run \`make docs\` and commit"; exit 1; }
 	@hack/actionlint
 
@@ -78,10 +79,11 @@ crd: setup  ## Remake the chart's CustomResourceDefinition from the models
 dashboards: setup  ## Remake Grafana's dashboards from the metric declarations
 	hack/dashboards
 
-docs: setup  ## Remake the reference of RLExperiment, the page about monitoring and the chart's README
+docs: setup  ## Remake the reference of RLExperiment, the pages about monitoring and operations, the chart's README
 	hack/crd-reference
 	hack/chart-readme
 	hack/monitoring-page
+	hack/operations-page
 
 clean:  ## Remove what make made, runs/ excepted
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

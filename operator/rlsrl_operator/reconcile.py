@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from rlsrl.api.load import SpecError, load_text
+from rlsrl.api.reasons import ACCEPTED, READY, AcceptedReason, is_trouble
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
@@ -29,7 +30,6 @@ from rlsrl_operator.manifests.subject import MANAGER, ROLE_LABEL
 from rlsrl_operator.numbers import Numbers
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole
-from rlsrl_operator.reasons import ACCEPTED, READY, AcceptedReason
 from rlsrl_operator.roles import COORDINATOR, roles_of
 from rlsrl_operator.settings import OperatorSettings
 from rlsrl_operator.status import TERMINAL
@@ -336,7 +336,7 @@ class Reconciler:
                 "namespace": metadata["namespace"],
                 "uid": metadata["uid"],
             },
-            "type": "Warning" if statuses.is_trouble(reason) else "Normal",
+            "type": "Warning" if is_trouble(reason) else "Normal",
             "reason": reason,
             "message": message,
             "source": {"component": MANAGER},

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from rlsrl.api.reasons import ACCEPTED, GANG_COMPLETE, READY, Aspect, PodReason, ReadyReason, Reason
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl_operator.gang import attempt_of, is_ready, parse_time, terminations
 from rlsrl_operator.manifests.pods import CONTAINER
 from rlsrl_operator.manifests.subject import ROLE_LABEL, Subject
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.reasons import ACCEPTED, GANG_COMPLETE, QUIET, READY, Aspect, PodReason, ReadyReason, Reason
 from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
 
 TERMINAL: tuple[Phase, ...] = ("Succeeded", "Failed")
@@ -168,11 +168,6 @@ def replica_failure(deployment: Manifest) -> str | None:
         if each["type"] == "ReplicaFailure" and each["status"] == "True":
             return str(each.get("message", ""))
     return None
-
-
-def is_trouble(reason: str) -> bool:
-    """Whether somebody should look at it."""
-    return reason not in QUIET
 
 
 def blocker(pods: Sequence[Manifest], *, attempt: int) -> tuple[ReadyReason | PodReason, str] | None:

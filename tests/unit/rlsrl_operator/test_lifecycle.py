@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlsrl.api.reasons import FINISHED, GANG_COMPLETE
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, overlaid
 from rlsrl_operator.manifests import Manifest, Subject, render
-from rlsrl_operator.reasons import FINISHED, GANG_COMPLETE
 from rlsrl_operator.status import TERMINAL, condition, failures, stamp, with_condition
 from rlsrl_operator.testing import ended, pod, subject_of, waiting
 

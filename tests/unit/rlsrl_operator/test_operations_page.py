@@ -1,4 +1,4 @@
-"""docs/kubernetes/operations.md explains every word that the operator says, and none that it does not."""
+"""Every word that the operator says is explained, and none that it does not, in the table and on the page."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from typing import get_args
 
 import pytest
 
+from rlsrl.api.reasons import (
+    PHASES,
+    QUIET,
+    REASONS,
+    AcceptedReason,
+    Aspect,
+    EndReason,
+    GangReason,
+    ReadyReason,
+    explain,
+)
 from rlsrl.api.status import Phase
-from rlsrl_operator.reasons import QUIET, REASONS, Aspect
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "kubernetes" / "operations.md").read_text(encoding="utf-8")
@@ -26,8 +36,9 @@ def section(title: str) -> str:
 
 def first_table(text: str) -> dict[str, list[str]]:
     """By the word in code style that a row begins with: its other cells."""
-    lines = "\n".join(text.splitlines()).split("| --- |", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    found = re.search(r"(?m)^\| --- .*\n((?:\|.*\n)+)", text)
+    assert found is not None, "a table"
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()]
     return {row[0].strip("`"): row[1:] for row in rows}
 
 
@@ -36,7 +47,7 @@ def said_in_code(pattern: str) -> set[str]:
 
 
 def test_every_phase_is_explained() -> None:
-    assert set(first_table(section("Phases"))) == set(get_args(Phase))
+    assert set(first_table(section("Phases"))) == set(PHASES) == set(get_args(Phase))
 
 
 def test_every_condition_has_a_section() -> None:
@@ -44,19 +55,26 @@ def test_every_condition_has_a_section() -> None:
     assert set(REASONS) == set(ASPECTS)
 
 
-@pytest.mark.parametrize("aspect", ASPECTS)
-def test_every_reason_of_a_condition_is_explained(aspect: Aspect) -> None:
+@pytest.mark.parametrize(
+    ("aspect", "reasons"), list(zip(ASPECTS, (AcceptedReason, ReadyReason, GangReason, EndReason), strict=True))
+)
+def test_every_reason_of_a_condition_is_explained(aspect: Aspect, reasons: object) -> None:
     table = first_table(section(aspect))
-    assert set(table) == set(REASONS[aspect])
+    assert set(table) == set(REASONS[aspect]) == set(get_args(reasons))
     for reason, cells in table.items():
         status, meaning, cure = cells
         assert status in ("True", "False"), reason
         assert meaning.endswith(".") and cure.endswith((".", "`")), reason  # noqa: PT018 - both cells of one row
 
 
+def test_words_of_kubernetes_are_explained_and_unknown_ones_lead_somewhere() -> None:
+    assert explain("Ready", "ErrImagePull").meaning == "The node does not get the image."
+    assert explain("GangComplete", "Starting") != explain("Ready", "Starting")
+    assert "kubectl describe pod" in explain("Ready", "ContainerStatusUnknown").cure
+
+
 def test_no_reason_is_one_that_nothing_says() -> None:
-    own = {path: text for path, text in SOURCES.items() if path.name != "reasons.py"}
-    said = {word for text in own.values() for word in re.findall(r'"([A-Za-z]+)"', text)}
+    said = {word for text in SOURCES.values() for word in re.findall(r'"([A-Za-z]+)"', text)}
     assert {reason for reasons in REASONS.values() for reason in reasons} <= said
 
 

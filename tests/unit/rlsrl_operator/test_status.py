@@ -8,14 +8,13 @@ from typing import Any, Literal
 
 import pytest
 
+from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, READY, is_trouble
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import Manifest, Subject
-from rlsrl_operator.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, READY
 from rlsrl_operator.status import (
     blocker,
     condition,
-    is_trouble,
     read,
     replica_failure,
     stamp,
