@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from rlsrl_operator.manifests.pods import CONTAINER
+from rlsrl.api.pods import is_ready, restarts, terminations
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, GENERATION_ANNOTATION
 from rlsrl_operator.manifests.types import Manifest
 
@@ -84,30 +84,6 @@ def attempt_of(pod: Manifest) -> int:
 def generation_of(pod: Manifest) -> int:
     """The generation of the experiment that a pod was made from."""
     return _number(pod, GENERATION_ANNOTATION)
-
-
-def is_ready(pod: Manifest) -> bool:
-    """Whether a pod is ready, and not on its way out."""
-    conditions = pod.get("status", {}).get("conditions", ())
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-    return ready and "deletionTimestamp" not in pod["metadata"]
-
-
-def terminations(pod: Manifest) -> list[Manifest]:
-    """How the worker's container ended, now and the time before."""
-    states = [
-        state.get("terminated")
-        for container in pod.get("status", {}).get("containerStatuses", ())
-        if container["name"] == CONTAINER
-        for state in (container.get("state", {}), container.get("lastState", {}))
-    ]
-    return [state for state in states if state]
-
-
-def restarts(pod: Manifest) -> int:
-    """How often the worker's container was started again."""
-    statuses = pod.get("status", {}).get("containerStatuses", ())
-    return sum(int(each.get("restartCount", 0)) for each in statuses if each["name"] == CONTAINER)
 
 
 def configuration_error(pods: Sequence[Manifest]) -> tuple[str, str] | None:

@@ -11,10 +11,11 @@ import aiohttp
 import kopf
 from prometheus_client import CollectorRegistry
 
+from rlsrl.api.pods import EXPERIMENT_LABEL
 from rlsrl.api.spec import KIND
 from rlsrl_operator.cluster import connect
 from rlsrl_operator.keyed_queue import KeyedQueue
-from rlsrl_operator.manifests.subject import EXPERIMENT_LABEL, MANAGER
+from rlsrl_operator.manifests.subject import MANAGER
 from rlsrl_operator.metrics import OperatorMetrics, serving
 from rlsrl_operator.numbers import HttpNumbers
 from rlsrl_operator.operator_key import read_key

@@ -6,11 +6,12 @@ import copy
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from rlsrl.api.pods import ROLE_LABEL, terminations
 from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, EndReason, GangReason
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
-from rlsrl_operator.gang import Life, attempt_of, configuration_error, generation_of, judge, parse_time, terminations
-from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, ROLE_LABEL, Subject
+from rlsrl_operator.gang import Life, attempt_of, configuration_error, generation_of, judge, parse_time
+from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl_operator.status import TERMINAL

@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from rlsrl.api.load import SpecError, load_text
+from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY
 from rlsrl.api.reasons import ACCEPTED, READY, AcceptedReason, is_trouble
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import ExperimentStatus
@@ -25,8 +26,8 @@ from rlsrl_operator.cluster import Cluster, Conflict, Refused
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.lifecycle import decide, overlaid
 from rlsrl_operator.manifests import Manifest, Subject, config_map, render, token_secret, volume_claim
-from rlsrl_operator.manifests.config import MANIFESTS_KEY, TOKEN_KEY
-from rlsrl_operator.manifests.subject import MANAGER, ROLE_LABEL
+from rlsrl_operator.manifests.config import MANIFESTS_KEY
+from rlsrl_operator.manifests.subject import MANAGER
 from rlsrl_operator.numbers import Numbers
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, terminations
 from rlsrl.api.reasons import ACCEPTED, GANG_COMPLETE, READY, Aspect, PodReason, ReadyReason, Reason
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
-from rlsrl_operator.gang import attempt_of, is_ready, parse_time, terminations
-from rlsrl_operator.manifests.pods import CONTAINER
-from rlsrl_operator.manifests.subject import ROLE_LABEL, Subject
+from rlsrl_operator.gang import attempt_of, parse_time
+from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
 

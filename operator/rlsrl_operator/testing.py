@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlsrl.api.load import load_text
-from rlsrl_operator.manifests.pods import CONTAINER
-from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, GENERATION_ANNOTATION, ROLE_LABEL, Subject
+from rlsrl.api.pods import CONTAINER, ROLE_LABEL
+from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, GENERATION_ANNOTATION, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import TRAINER
 from rlsrl_operator.settings import Images, OperatorSettings

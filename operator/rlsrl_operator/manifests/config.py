@@ -6,13 +6,13 @@ import base64
 import json
 from collections.abc import Sequence
 
+from rlsrl.api.pods import TOKEN_KEY
 from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import roles_of
 
 MANIFESTS_KEY = "manifests.json"
 """Of the ConfigMap: the objects as they were rendered for this generation, so that a newer operator restarts nobody."""
-TOKEN_KEY = "token"  # noqa: S105 - a key's name
 
 
 def config_map(subject: Subject, manifests: Sequence[Manifest]) -> Manifest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT, PROCESS_ENVIRONMENT, STREAMS_PORT
-from rlsrl_operator.manifests.config import TOKEN_KEY
+from rlsrl.api.pods import CONTAINER, TOKEN_KEY
 from rlsrl_operator.manifests.network import STORE_ROLES
 from rlsrl_operator.manifests.subject import (
     ATTEMPT_ANNOTATION,
@@ -22,7 +22,6 @@ USER = 10001
 CONFIG_FOLDER = "/etc/rlsrl/config"
 TOKEN_FOLDER = "/etc/rlsrl/token"  # noqa: S105 - a path
 RESULT_FILE = "/dev/termination-log"
-CONTAINER = "worker"
 EVICTED_AFTER_SECONDS = 30
 """How long pods stay on a node that is not heard of."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlsrl.api.placement import ClusterPlacement
+from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import ResolvedExperiment
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
@@ -14,10 +15,6 @@ from rlsrl_operator.roles import COORDINATOR
 from rlsrl_operator.settings import OperatorSettings
 
 MANAGER = "rlsrl-operator"
-EXPERIMENT_LABEL = "rlsrl.dev/experiment"
-UID_LABEL = "rlsrl.dev/uid"
-"""Tells an experiment from an earlier one of the same name, whose pods may still be ending."""
-ROLE_LABEL = "rlsrl.dev/role"
 ATTEMPT_ANNOTATION = "rlsrl.dev/attempt"
 """On trainer pods: the gang's life that they belong to."""
 GENERATION_ANNOTATION = "rlsrl.dev/generation"

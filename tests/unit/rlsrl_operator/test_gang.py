@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlsrl_operator.gang import Life, Loss, Verdict, configuration_error, judge, restarts
+from rlsrl.api.pods import restarts
+from rlsrl_operator.gang import Life, Loss, Verdict, configuration_error, judge
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.testing import ended, pod, waiting
 
