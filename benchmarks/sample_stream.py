@@ -62,7 +62,9 @@ def serve_stream(name: str, layout_name: str, folder: str) -> None:
     if folder:
         ledger = ActorLedger(LedgerPage.open(Path(folder) / "actor-0.page", "actor", 0))
         ledger.begin(0)
-    producer = producer_for(name)(name, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger)
+    producer = producer_for(name, find=str, tls=None)(
+        name, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger
+    )
     source = layout.view(bytearray(layout.nbytes))
     while True:
         slot = producer.acquire(3600)
@@ -95,7 +97,7 @@ class Stream:
         ledger: NoLedger | TrainerLedger = NoLedger()
         if with_ledger:
             ledger = TrainerLedger(LedgerPage.open(Path(self._folder.name) / "trainer-0.page", "trainer", 0))
-        self._consumer = consumer_for(name)(
+        self._consumer = consumer_for(name, tls=None)(
             name, token=TOKEN, layout_digest=layout.step_digest, ledger=ledger, slots_per_producer=num_slots
         )
         folder = self._folder.name if with_ledger else ""

@@ -157,6 +157,7 @@ class Bench:
             incarnation=0,
             attempt=0,
             token="",
+            tls=None,
             log=structlog.stdlib.get_logger(),
             metrics=self.metrics,
             clock=ManualClock(),

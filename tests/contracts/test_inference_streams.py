@@ -8,6 +8,7 @@ from rlsrl.testing.inference_bench import (
     InferenceTransport,
     InlineInferenceTransport,
     TcpInferenceTransport,
+    TlsInferenceTransport,
     UnixInferenceTransport,
 )
 from rlsrl.testing.inference_streams import InferenceStreamConformance, InferenceStreamProcessConformance
@@ -41,3 +42,18 @@ class TestGrpcTcpBetweenProcesses(InferenceStreamProcessConformance):
     @pytest.fixture
     def transport(self) -> InferenceTransport:
         return TcpInferenceTransport()
+
+
+@pytest.mark.usefixtures("certificates")
+class TestGrpcTls(InferenceStreamConformance):
+    @pytest.fixture
+    def transport(self) -> InferenceTransport:
+        return TlsInferenceTransport()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("certificates")
+class TestGrpcTlsBetweenProcesses(InferenceStreamProcessConformance):
+    @pytest.fixture
+    def transport(self) -> InferenceTransport:
+        return TlsInferenceTransport()

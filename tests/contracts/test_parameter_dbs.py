@@ -16,6 +16,7 @@ from rlsrl.parameters.memory import MemoryBlobs, MemoryParameterDB
 from rlsrl.parameters.names import file_stem
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.service import ServiceParameterDB
+from rlsrl.rpc.tls import tls_from_environment
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.parameter_dbs import ParameterDBConformance, ParameterStore
 from rlsrl.testing.puppet import Puppet
@@ -77,7 +78,7 @@ class ServedStore(FolderStore):
         self.closing = closing
 
     def open(self) -> ParameterDB:
-        db = ServiceParameterDB(self.address, TOKEN)
+        db = ServiceParameterDB(self.address, TOKEN, tls=tls_from_environment())
         self.closing.callback(db.close)
         return db
 
@@ -85,6 +86,16 @@ class ServedStore(FolderStore):
 @pytest.fixture(scope="module")
 def server() -> Iterator[Puppet]:
     server = Puppet("rlsrl.testing.parameter_puppet")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def tls_server(tls_variables: dict[str, str]) -> Iterator[Puppet]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in tls_variables.items():
+            patch.setenv(name, value)
+        server = Puppet("rlsrl.testing.parameter_puppet")
     yield server
     server.close()
 
@@ -113,3 +124,10 @@ class TestServiceOverAnAbstractSocket(ParameterDBConformance):
     def store(self, tmp_path: Path, server: Puppet) -> Iterator[ParameterStore]:
         with ExitStack() as closing:
             yield ServedStore(tmp_path / "there", server, f"unix-abstract:rlsrl-test-{uuid.uuid4()}", closing)
+
+
+class TestServiceOverTls(ParameterDBConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path, tls_server: Puppet, certificates: None) -> Iterator[ParameterStore]:
+        with ExitStack() as closing:
+            yield ServedStore(tmp_path / "there", tls_server, "127.0.0.1:0", closing)

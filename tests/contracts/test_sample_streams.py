@@ -9,6 +9,7 @@ from rlsrl.testing.stream_bench import (
     InlineTransport,
     SharedMemoryTransport,
     TcpTransport,
+    TlsTransport,
     Transport,
     UnixTransport,
 )
@@ -54,3 +55,18 @@ class TestGrpcTcpBetweenProcesses(SampleStreamProcessConformance):
     @pytest.fixture
     def transport(self) -> Transport:
         return TcpTransport()
+
+
+@pytest.mark.usefixtures("certificates")
+class TestGrpcTls(SampleStreamConformance):
+    @pytest.fixture
+    def transport(self) -> Transport:
+        return TlsTransport()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("certificates")
+class TestGrpcTlsBetweenProcesses(SampleStreamProcessConformance):
+    @pytest.fixture
+    def transport(self) -> Transport:
+        return TlsTransport()

@@ -87,7 +87,7 @@ def test_training_goes_on_over_a_kill_of_the_coordinator_and_ends_with_everythin
     coordinator.wait(DEADLINE_SECONDS)
     coordinator = run.start("coordinator", run.coordinator)
     after = next(version for version in versions if version.step > before.step + 20)
-    source = open_parameter_source(run.actor, TOKEN)
+    source = open_parameter_source(run.actor, TOKEN, None)
     run.stack.callback(source.close)
     assert source.wait(after, DEADLINE_SECONDS).version >= after
     assert trainer.wait(DEADLINE_SECONDS) == 0

@@ -423,11 +423,11 @@ def test_clients_that_come_and_go_leave_nothing_behind(calm: Served) -> None:
 
     def churn(times: int) -> None:
         for number in range(times):
-            with closing(ServiceParameterDB(calm.address, TOKEN)) as db:
-                if number % 2:
+            if number % 2:
+                with closing(ServiceParameterDB(calm.address, TOKEN)) as db:
                     assert db.get("churn") is not None
-                else:  # left in the middle
-                    channel = db._channel
+            else:  # left in the middle
+                with closing(open_channel(calm.address)) as channel:
                     call = channel.unary_stream(
                         "/rlsrl.rpc.v1.ParameterTransfers/Download",
                         request_serializer=pb.DownloadRequest.SerializeToString,

@@ -262,7 +262,7 @@ def test_a_consumer_that_makes_no_sense_is_told_apart_from_none(bench: StreamBen
         converser.say(wire.note(Kind.POST))
         await converser.read()
 
-    server = ConversationServer(bench.address, token=TOKEN, method=wire.METHOD, converse=answer)
+    server = ConversationServer(bench.address, token=TOKEN, tls=None, method=wire.METHOD, converse=answer)
     with pytest.raises(StreamError, match="sent a POST"):
         bench.producer().acquire(DEADLINE)
     server.close()

@@ -60,7 +60,7 @@ class Chain:
 
     def _consumer(self, role: str, ledger: TrainerLedger | BufferLedger, *, slots: int) -> SampleConsumer:
         endpoint = f"{self._name}-{role}"
-        consumer = consumer_for(endpoint)(
+        consumer = consumer_for(endpoint, tls=None)(
             endpoint, token=TOKEN, layout_digest=LAYOUT.step_digest, ledger=ledger, slots_per_producer=slots
         )
         self._resources.callback(consumer.close)
@@ -74,6 +74,7 @@ class Chain:
         self.downstream = open_producer(
             {0: f"{self._name}-trainer"},
             token=token,
+            tls=None,
             layout=LAYOUT,
             producer_id=ProducerId(0, self._lives),
             ledger=self.ledger,
@@ -103,6 +104,7 @@ class Chain:
         producer = open_producer(
             {0: f"{self._name}-buffer"},
             token=TOKEN,
+            tls=None,
             layout=LAYOUT,
             producer_id=ProducerId(index, 0),
             ledger=ActorLedger(self._page("actor", index)),

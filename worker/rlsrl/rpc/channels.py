@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from rlsrl.rpc.settings import ChannelOptions, shared_options, validate_address
+from rlsrl.rpc.tls import Tls
 
 AUTHORIZATION = "authorization"
 """Metadata key of the token; its value is ``Bearer TOKEN``."""
@@ -22,16 +23,19 @@ def token_metadata(token: str) -> Metadata:
     return ((AUTHORIZATION, f"Bearer {token}"),)
 
 
-def open_channel(address: str) -> grpc.Channel:
+def open_channel(address: str, tls: Tls | None = None) -> grpc.Channel:
     """A channel to ``unix-abstract:NAME`` or ``HOST:PORT``; it connects, and reconnects after any outage, by itself.
 
     Returns at once. The caller closes it. Calls made with ``wait_for_ready`` wait for the connection within their own
-    deadline.
+    deadline. A channel keeps the certificates that it was made with: with ``tls``, make one for each try.
 
     Raises:
         ValueError: the address has neither form.
     """
-    return grpc.insecure_channel(validate_address(address), options=_options())
+    if tls is None:
+        return grpc.insecure_channel(validate_address(address), options=_options())
+    options = [*_options(), ("grpc.ssl_target_name_override", tls.peer_name)]
+    return grpc.secure_channel(validate_address(address), tls.channel_credentials(), options=options)
 
 
 def end_call(call: grpc.CallIterator[Any]) -> None:

@@ -23,6 +23,7 @@ from grpc import aio
 
 from rlsrl.rpc.channels import Metadata, cancel_call, end_call, open_channel
 from rlsrl.rpc.servers import bind, new_server
+from rlsrl.rpc.tls import Tls
 
 FIRST_BACK_OFF_SECONDS = 0.1
 LAST_BACK_OFF_SECONDS = 1.0
@@ -57,6 +58,7 @@ class Conversation:
         method: str,
         *,
         metadata: Metadata,
+        tls: Tls | None,
         first: bytes,
         on_message: Callable[[bytes], None],
         on_end: Callable[[Exception | None], None],
@@ -67,6 +69,7 @@ class Conversation:
             address: ``unix-abstract:NAME`` or ``HOST:PORT``.
             method: ``/service/method``.
             metadata: the token.
+            tls: certificates, where the server wants them.
             first: what to send as soon as there is a connection.
             on_message: given each message; what it raises ends the conversation.
             on_end: called last: with what ``on_message`` raised, with gRPC's error, or with None after an orderly end.
@@ -75,7 +78,7 @@ class Conversation:
         self._on_message = on_message
         self._on_end = on_end
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, tls)
         begin = self._channel.stream_stream(method, request_serializer=None, response_deserializer=None)
         self._outgoing.put(first)
         self._call: Any = begin(iter(self._outgoing.get, None), metadata=metadata)
@@ -196,6 +199,7 @@ class ConversationServer:
         address: str,
         *,
         token: str,
+        tls: Tls | None,
         method: str,
         converse: Callable[[Converser], Awaitable[None]],
         farewell: bytes | None = None,
@@ -208,6 +212,7 @@ class ConversationServer:
         Args:
             address: ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one.
             token: what clients have to show.
+            tls: certificates, where clients have to have one too.
             method: ``/service/method``.
             converse: serves one client, on the event loop; the call ends when it returns.
             farewell: sent to every client when this end closes, who then ends its call; without it calls are aborted.
@@ -231,7 +236,7 @@ class ConversationServer:
         async def serve() -> None:
             server = new_server(token, max_calls=max_conversations, on_stranger=on_stranger)
             server.add_generic_rpc_handlers((_handler(method, self._serve_one),))
-            await self._run(server, address)
+            await self._run(server, address, tls)
 
         self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name=f"server-{address}", daemon=True)
         self._thread.start()
@@ -275,9 +280,9 @@ class ConversationServer:
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
 
-    async def _run(self, server: aio.Server, address: str) -> None:
+    async def _run(self, server: aio.Server, address: str, tls: Tls | None) -> None:
         try:
-            bound = bind(server, address)
+            bound = bind(server, address, tls)
             await server.start()
         except BaseException as error:  # noqa: BLE001 - raised by the constructor
             self._started.set_exception(error)

@@ -11,6 +11,7 @@ from grpc import aio
 from rlsrl.rpc.auth import token_matches
 from rlsrl.rpc.channels import AUTHORIZATION
 from rlsrl.rpc.settings import ChannelOptions, shared_options, validate_address
+from rlsrl.rpc.tls import Tls
 
 
 class AddressTaken(OSError):  # noqa: N818 - named for the fact
@@ -29,15 +30,21 @@ def new_server(
     )
 
 
-def bind(server: aio.Server, address: str) -> str:
+def bind(server: aio.Server, address: str, tls: Tls | None = None) -> str:
     """Listen on ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one. Returns the address bound.
+
+    With ``tls`` only clients with a certificate of its authorities get as far as showing a token.
 
     Raises:
         AddressTaken: somebody else listens there.
         ValueError: the address has neither form.
     """
+    validate_address(address)
     try:
-        port = server.add_insecure_port(validate_address(address))
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, tls.server_credentials())
     except RuntimeError as error:
         raise AddressTaken(f"cannot listen on {address}: is another process of this run alive?") from error
     host, _, _ = address.rpartition(":")

@@ -11,7 +11,7 @@ PEER_TIMEOUT_SECONDS = 5.0
 """A peer that leaves a probe unanswered this long is gone. Probes are answered below Python, so a long GIL hold or a
 busy training thread does not look like death; a stopped process or a cut network does."""
 
-ChannelOptions = list[tuple[str, int]]
+ChannelOptions = list[tuple[str, int | str]]
 """gRPC's channel arguments."""
 
 

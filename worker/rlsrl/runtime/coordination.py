@@ -11,6 +11,7 @@ from typing import Any, Self, cast
 import grpc
 
 from rlsrl.rpc.channels import open_channel, token_metadata
+from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 
@@ -78,9 +79,13 @@ class CoordinatorUnavailable(Exception):  # noqa: N818 - named for the fact
 class CoordinatorClient:
     """Asks the coordinator and commands workers through it. Any thread may call it; each call has its own timeout."""
 
-    def __init__(self, address: str, token: str) -> None:
-        """Raises ``ValueError`` if the address is neither ``unix-abstract:NAME`` nor ``HOST:PORT``."""
-        self._channel = open_channel(address)
+    def __init__(self, address: str, token: str, tls: Tls | None = None) -> None:
+        """Uses the certificates that ``tls`` has now.
+
+        Raises:
+            ValueError: the address is neither ``unix-abstract:NAME`` nor ``HOST:PORT``.
+        """
+        self._channel = open_channel(address, tls)
         self._stub = CoordinatorStub(self._channel)
         self._metadata = token_metadata(token)
 

@@ -20,6 +20,8 @@ import grpc
 
 from rlsrl.data.version import Version
 from rlsrl.rpc.channels import open_channel, token_metadata
+from rlsrl.rpc.settings import validate_address
+from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.coordination import Command, WorkerState, describe
@@ -62,10 +64,18 @@ class Membership:
     """
 
     def __init__(
-        self, *, channel: grpc.Channel, token: str, instance: str, outbox: Outbox, on_command: Callable[[Command], None]
+        self,
+        *,
+        address: str,
+        token: str,
+        tls: Tls | None,
+        instance: str,
+        outbox: Outbox,
+        on_command: Callable[[Command], None],
     ) -> None:
         """Use ``Membership.join``."""
-        self._channel = channel
+        self._address = address
+        self._tls = tls
         self._metadata = token_metadata(token)
         self._instance = instance
         self._outbox = outbox
@@ -90,6 +100,7 @@ class Membership:
         role: str,
         on_command: Callable[[Command], None],
         timeout: float,
+        tls: Tls | None = None,
         index: int | None = None,
         attempt: int = 0,
         endpoints: Mapping[str, str] | None = None,
@@ -104,6 +115,7 @@ class Membership:
             role: the worker's role.
             on_command: called from the membership thread with each command; must return at once and not raise.
             timeout: seconds to wait at most.
+            tls: certificates, where the coordinator wants them.
             index: the index this worker must have (a trainer's rank); None takes the lowest free one.
             attempt: the trainer gang's attempt; 0 for other roles.
             endpoints: where this worker serves what, for example ``{"metrics": "127.0.0.1:4711"}``; others are told
@@ -128,13 +140,14 @@ class Membership:
             follows=sorted(follows),
         )
         membership = cls(
-            channel=open_channel(address),
+            address=validate_address(address),
             token=token,
+            tls=tls,
             instance=hello.instance,
             outbox=Outbox(hello, wall_clock=wall_clock),
             on_command=on_command,
         )
-        membership._begin(address, timeout)
+        membership._begin(timeout)
         return membership
 
     @property
@@ -221,7 +234,7 @@ class Membership:
         self._abandon()
         return self._delivered
 
-    def _begin(self, address: str, timeout: float) -> None:
+    def _begin(self, timeout: float) -> None:
         self._thread.start()
         with self._changed:
             answered = self._changed.wait_for(lambda: self._welcome or self._failure, timeout)
@@ -231,7 +244,9 @@ class Membership:
         self._abandon()
         if answered:
             self.check()
-        raise JoinTimeout(f"no place in the roster from the coordinator at {address} within {timeout} s: {problem}")
+        raise JoinTimeout(
+            f"no place in the roster from the coordinator at {self._address} within {timeout} s: {problem}"
+        )
 
     def _abandon(self) -> None:
         """End the thread whatever it waits for: a cancelled call is read to its end, never dropped."""
@@ -242,7 +257,6 @@ class Membership:
         if call is not None:
             _cancel(call)
         self._thread.join(_CANCEL_SECONDS)
-        self._channel.close()
 
     def _run(self) -> None:
         """One stream after another until goodbye is said or nobody waits for it any more."""
@@ -262,13 +276,17 @@ class Membership:
         return self._abandoned or self._delivered
 
     def _converse(self) -> bool:
-        """One stream from Hello to its end, for whatever reason it ends; returns whether there was a welcome.
+        """One connection, until it ends for whatever reason; returns whether there was a welcome.
 
         Raises:
             JoinRefused: the end is final.
         """
+        with contextlib.closing(open_channel(self._address, self._tls)) as channel:
+            return self._converse_over(channel)
+
+    def _converse_over(self, channel: grpc.Channel) -> bool:
         stream = Stream(self._outbox)
-        call = CoordinatorStub(self._channel).Join(stream, metadata=self._metadata, wait_for_ready=True)
+        call = CoordinatorStub(channel).Join(stream, metadata=self._metadata)
         with self._changed:
             self._call = call
             if self._abandoned:

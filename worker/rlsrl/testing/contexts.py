@@ -81,6 +81,7 @@ def make_context(
         incarnation=incarnation,
         attempt=attempt,
         token=TOKEN,
+        tls=None,
         log=structlog.stdlib.get_logger(role),
         metrics=Metrics(CollectorRegistry()),
         clock=clock or SystemClock(),

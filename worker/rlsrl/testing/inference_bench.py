@@ -21,6 +21,7 @@ import numpy as np
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import INITIAL, Version
+from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.streams.grpc_inference import GrpcInferenceClient, GrpcInferenceServer
 from rlsrl.streams.inference import InferenceBatch, InferenceClient, InferenceServer
 from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
@@ -82,10 +83,14 @@ class UnixInferenceTransport:
         return f"unix-abstract:rlsrl-test-{uuid.uuid4().hex}"
 
     def server(self, address: str, *, layout: InferenceLayout, on_refused: Callable[[str], None]) -> ObservableServer:
-        return GrpcInferenceServer(address, token=TOKEN, layout=layout, on_refused=on_refused)
+        return GrpcInferenceServer(address, token=TOKEN, layout=layout, on_refused=on_refused, tls=self.tls())
 
     def client(self, addresses: Sequence[str], *, layout: InferenceLayout, **arguments: Any) -> InferenceClient:
-        return GrpcInferenceClient(addresses, layout=layout, **({"token": TOKEN} | arguments))
+        return GrpcInferenceClient(addresses, layout=layout, **({"token": TOKEN, "tls": self.tls()} | arguments))
+
+    def tls(self) -> Tls | None:
+        """What both ends show each other."""
+        return None
 
 
 class TcpInferenceTransport(UnixInferenceTransport):
@@ -95,6 +100,13 @@ class TcpInferenceTransport(UnixInferenceTransport):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+class TlsInferenceTransport(TcpInferenceTransport):
+    """gRPC over TLS, with the certificates that the environment names: those of a worker."""
+
+    def tls(self) -> Tls | None:
+        return tls_from_environment()
 
 
 def small_layout(*, features: int = 3, state: int = 0) -> InferenceLayout:

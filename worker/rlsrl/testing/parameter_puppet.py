@@ -16,6 +16,7 @@ from grpc import aio
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.service import ParameterService
 from rlsrl.rpc.servers import bind, new_server
+from rlsrl.rpc.tls import tls_from_environment
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.puppet import REPLY_SECONDS, perform
 
@@ -69,7 +70,7 @@ class ParameterServer:
         refused: Counter[str] = Counter()
         service = ParameterService(db, log=log, on_refused=lambda kind: refused.update([kind]), **options)
         service.add_to(server)
-        bound = bind(server, address)
+        bound = bind(server, address, tls_from_environment())
         await server.start()
         self._serving[bound] = _Serving(server=server, service=service, clock=clock, refused=refused)
         return bound

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.rpc.tls import tls_from_environment
 from rlsrl.runtime.ledger import ActorLedger, Balance, LedgerPage, TrainerLedger, balance, read_pages
 from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer
 from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
@@ -131,6 +132,16 @@ class TcpTransport(UnixTransport):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+class TlsTransport(TcpTransport):
+    """gRPC over TLS, with the certificates that the environment names: those of a worker."""
+
+    def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
+        return super().consumer(address, **({"tls": tls_from_environment()} | arguments))
+
+    def producer(self, address: str, **arguments: Any) -> SampleProducer:
+        return super().producer(address, **({"tls": tls_from_environment()} | arguments))
 
 
 def small_layout(*, num_lanes: int = NUM_LANES, num_steps: int = NUM_STEPS, observation: int = 4) -> SlotLayout:

@@ -30,6 +30,7 @@ from rlsrl.api.resolved import (
     TrainerConfig,
 )
 from rlsrl.rpc.auth import TokenMissing, token_from_environment
+from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.runtime.addresses import followed_roles, own_address
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
@@ -113,6 +114,7 @@ def _coordinate(config: CoordinatorConfig) -> None:
     _log(config, "coordinator", 0)
     worker = CoordinatorWorker(
         token=token_from_environment(),
+        tls=tls_from_environment(),
         metrics=Metrics(CollectorRegistry()),
         log=structlog.stdlib.get_logger("coordinator"),
     )
@@ -139,7 +141,7 @@ class _Process:
         """Join, work, leave."""
         metrics = Metrics(CollectorRegistry())
         host, _, port = own_address(self._config.metrics_address).rpartition(":")
-        token = token_from_environment()
+        token, tls = token_from_environment(), tls_from_environment()
         pages = {HEALTH_PAGE: healthy, READY_PAGE: self._ready_page}
         with MetricsServer(metrics.registry, host=host, port=int(port), token=token, pages=pages) as server:
             endpoints = {"metrics": "{}:{}".format(*server.address)}
@@ -148,6 +150,7 @@ class _Process:
             membership = self._membership = Membership.join(
                 self._config.coordinator_address,
                 token,
+                tls=tls,
                 role=self._arguments.role,
                 index=self._arguments.rank if self._arguments.role == TRAINER else None,
                 attempt=self._arguments.attempt,
@@ -158,7 +161,7 @@ class _Process:
             )
             reason = "failed"
             try:
-                self._work(self._context(membership, metrics))
+                self._work(self._context(membership, metrics, tls))
                 reason = "exit"
             finally:
                 membership.leave(reason, done=self._worker is not None and self._worker.done)
@@ -166,7 +169,7 @@ class _Process:
             if result is not None and membership.index == 0 and (path := os.environ.get(RESULT_VARIABLE)) is not None:
                 Path(path).write_text(f"{DONE} {json.dumps(result)}", encoding="ascii")
 
-    def _context(self, membership: Membership, metrics: Metrics) -> WorkerContext:
+    def _context(self, membership: Membership, metrics: Metrics, tls: Tls | None) -> WorkerContext:
         role, index = self._arguments.role, membership.index
         _log(self._config, role, index)
         return WorkerContext(
@@ -175,6 +178,7 @@ class _Process:
             incarnation=membership.incarnation,
             attempt=self._arguments.attempt,
             token=token_from_environment(),
+            tls=tls,
             log=structlog.stdlib.get_logger(role),
             metrics=metrics,
             clock=SystemClock(),

@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from rlsrl.data.version import Version
+from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.ledger import LedgerPage
@@ -32,6 +33,8 @@ class WorkerContext:
     attempt: int
     """The trainer gang's current life; 0 for other roles."""
     token: str
+    tls: Tls | None
+    """Certificates, where workers talk over TLS."""
     log: structlog.stdlib.BoundLogger
     metrics: Metrics
     clock: Clock

@@ -22,6 +22,7 @@ import structlog
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.parameters.service import ParameterService
 from rlsrl.rpc.servers import bind, new_server
+from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from rlsrl.runtime.addresses import forwarded_address, own_address
 from rlsrl.runtime.clock import Clock, SystemClock
@@ -52,10 +53,19 @@ WAKE_SECONDS = 1.0
 class CoordinatorWorker(Worker[CoordinatorConfig]):
     """Serves the roster, the status and the learning curve until it is told to exit."""
 
-    def __init__(self, *, token: str, metrics: Metrics, log: structlog.stdlib.BoundLogger, clock: Clock | None = None):
+    def __init__(
+        self,
+        *,
+        token: str,
+        metrics: Metrics,
+        log: structlog.stdlib.BoundLogger,
+        tls: Tls | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         clock = clock if clock is not None else SystemClock()
         super().__init__(log=log, clock=clock)
         self._token = token
+        self._tls = tls
         self._metrics = metrics
         self._server: MeetingServer | None = None
         self._http: MetricsServer | None = None
@@ -99,6 +109,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._server = MeetingServer(
             config,
             token=self._token,
+            tls=self._tls,
             curve=self._curve,
             endpoints={"http": "{}:{}".format(*self._http.address)},
             metrics=self._metrics,
@@ -173,6 +184,7 @@ class MeetingServer:
         config: CoordinatorConfig,
         *,
         token: str,
+        tls: Tls | None,
         curve: LearningCurve,
         endpoints: dict[str, str],
         metrics: Metrics,
@@ -187,6 +199,7 @@ class MeetingServer:
         """
         self._config = config
         self._token = token
+        self._tls = tls
         self._curve = curve
         self._metrics = metrics
         self._clock = clock
@@ -272,9 +285,9 @@ class MeetingServer:
         add_CoordinatorServicer_to_server(meeting, server)
         parameters.add_to(server)
         place = self._config.serving([self._config.coordinator_address], 0)
-        bind(server, own_address(place))
+        bind(server, own_address(place), self._tls)
         if (forwarded := forwarded_address(place)) is not None:
-            bind(server, forwarded)
+            bind(server, forwarded, self._tls)
         await server.start()
         stopping = asyncio.Event()
         self._serving.set_result((meeting, asyncio.get_running_loop(), stopping))

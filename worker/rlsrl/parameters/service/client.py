@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -37,6 +38,8 @@ from rlsrl.parameters.service.transfers import (
     parse_header,
 )
 from rlsrl.rpc.channels import end_call, open_channel, token_metadata
+from rlsrl.rpc.settings import validate_address
+from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.rpc.v1.parameters_pb2_grpc import ParametersStub
 from rlsrl.runtime.coordination import describe
@@ -65,34 +68,31 @@ class ServiceParameterDB:
         address: str,
         token: str,
         *,
+        tls: Tls | None = None,
         call_seconds: float = CALL_SECONDS,
         max_transfer_bytes: int = MAX_TRANSFER_BYTES,
     ) -> None:
-        """Connects, and reconnects after any outage, by itself.
+        """Connects for each call; with ``tls``, to a service that wants certificates.
 
         Raises:
             ValueError: the address is neither ``unix-abstract:NAME`` nor ``HOST:PORT``.
         """
-        self._address = address
+        self._address = validate_address(address)
+        self._tls = tls
         self._call_seconds = call_seconds
         self._max_nbytes = max_transfer_bytes
         self._metadata = token_metadata(token)
-        self._channel = open_channel(address)
-        self._stub = ParametersStub(self._channel)
-        self._upload = self._channel.stream_unary(
-            f"/{TRANSFERS}/Upload", request_serializer=None, response_deserializer=pb.Stored.FromString
-        )
-        self._download = self._channel.unary_stream(
-            f"/{TRANSFERS}/Download",
-            request_serializer=pb.DownloadRequest.SerializeToString,
-            response_deserializer=None,
-        )
         self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._open: set[_Connection] = set()
+        """Of the calls that are being made."""
 
     def close(self) -> None:
-        """Let go of the connection; calls that wait end with ``ServiceUnavailable``. Idempotent."""
-        self._closed.set()
-        self._channel.close()
+        """Make no more calls; those that wait end with ``ServiceUnavailable``. Idempotent."""
+        with self._lock:
+            self._closed.set()
+            for connection in self._open:
+                connection.close()
 
     def get(self, policy: str, ref: Ref = LATEST, newer_than: Version | None = None) -> Parameters | None:
         """See ``ParameterReader.get``."""
@@ -155,13 +155,13 @@ class ServiceParameterDB:
     def tag(self, policy: str, ref: Ref, *tags: str) -> None:
         """See ``ParameterDB.tag``."""
         request = pb.TagRequest(policy=policy, ref=str(ref), tags=tags)
-        self._call(lambda seconds: self._stub.Tag(request, **self._options(seconds)))
+        self._call(lambda service, options: service.stub.Tag(request, **options))
 
     def annotate(self, policy: str, version: Version, metadata: Mapping[str, Any]) -> None:
         """See ``ParameterDB.annotate``."""
         text = json.dumps(check_json(metadata, "metadata"))
         request = pb.AnnotateRequest(policy=policy, version=version_to_proto(version), metadata=text)
-        self._call(lambda seconds: self._stub.Annotate(request, **self._options(seconds)))
+        self._call(lambda service, options: service.stub.Annotate(request, **options))
 
     def versions(self, policy: str) -> list[VersionInfo]:
         """See ``ParameterDB.versions``."""
@@ -170,33 +170,33 @@ class ServiceParameterDB:
     def query(self, policy: str, where: Mapping[str, Any]) -> list[VersionInfo]:
         """See ``ParameterDB.query``."""
         request = pb.QueryRequest(policy=policy, where=json.dumps(check_json(where, "where")))
-        infos = self._call(lambda seconds: list(self._stub.Query(request, **self._options(seconds))))
+        infos = self._call(lambda service, options: list(service.stub.Query(request, **options)))
         return [info_from_proto(info, policy) for info in infos]
 
     def prune(self, policy: str, *, keep_last: int) -> list[Version]:
         """See ``ParameterDB.prune``."""
         request = pb.PruneRequest(policy=policy, keep_last=keep_last)
-        reply = self._call(lambda seconds: self._stub.Prune(request, **self._options(seconds)))
+        reply = self._call(lambda service, options: service.stub.Prune(request, **options))
         return [version_from_proto(version) for version in reply.versions]
 
     def policies(self) -> list[str]:
         """See ``ParameterDB.policies``."""
-        reply = self._call(lambda seconds: self._stub.Policies(pb.PoliciesRequest(), **self._options(seconds)))
+        reply = self._call(lambda service, options: service.stub.Policies(pb.PoliciesRequest(), **options))
         return list(reply.policies)
 
     def _await(self, policy: str, newer_than: Version | None, wait: float) -> Version | None:
         request = pb.AwaitRequest(policy=policy, newer_than=_optional(newer_than), seconds=wait)
-        reply = self._call(lambda seconds: self._stub.Await(request, **self._options(seconds)), wait=wait)
+        reply = self._call(lambda service, options: service.stub.Await(request, **options), wait=wait)
         return version_from_proto(reply.version) if reply.HasField("version") else None
 
     def _send(self, header: pb.Upload, data: bytes) -> None:
         self._call(
-            lambda seconds: self._upload(cut(header.SerializeToString(), data), **self._options(seconds)),
+            lambda service, options: service.upload(cut(header.SerializeToString(), data), **options),
         )
 
     def _fetch(self, request: pb.DownloadRequest) -> bytes | None:
-        def download(seconds: float) -> bytes | None:
-            call = self._download(request, **self._options(seconds))
+        def download(service: _Connection, options: dict[str, Any]) -> bytes | None:
+            call = service.download(request, **options)
             try:
                 return self._assemble(call)
             finally:
@@ -222,10 +222,22 @@ class ServiceParameterDB:
             raise TransferRefused(f"a download of {header.nbytes} bytes ended before they were there")
         return assembly.content()
 
-    def _options(self, seconds: float) -> dict[str, Any]:
-        return {"timeout": seconds, "metadata": self._metadata, "wait_for_ready": True}
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[_Connection]:
+        """A connection of one call's own, made with the certificates of today. Ends with the call, or by ``close``."""
+        connection = _Connection(open_channel(self._address, self._tls))
+        try:
+            with self._lock:
+                if self._closed.is_set():
+                    raise ServiceUnavailable("closed")
+                self._open.add(connection)
+            yield connection
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            connection.close()
 
-    def _call(self, call: Callable[[float], T], *, wait: float = 0.0) -> T:
+    def _call(self, call: Callable[[_Connection, dict[str, Any]], T], *, wait: float = 0.0) -> T:
         """Make a call again until it gets through, in the seconds it is given; ``wait`` seconds it may wait there.
 
         Woken by the answer, by ``close``, or by the deadline.
@@ -233,8 +245,10 @@ class ServiceParameterDB:
         deadline = time.monotonic() + self._call_seconds + wait
         back_off = _FIRST_BACK_OFF_SECONDS
         while True:
+            options = {"timeout": max(deadline - time.monotonic(), 0.0), "metadata": self._metadata}
             try:
-                return call(max(deadline - time.monotonic(), 0.0))
+                with self._connected() as service:
+                    return call(service, options)
             except grpc.RpcError as failed:
                 if (error := error_of(failed)) is not None:
                     raise error from failed
@@ -248,6 +262,22 @@ class ServiceParameterDB:
                     f"no answer from the parameter service at {self._address}: {problem}"
                 ) from cause
             back_off = min(2 * back_off, _MAX_BACK_OFF_SECONDS)
+
+
+class _Connection:
+    """The service's calls, over a channel."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.close = channel.close
+        self.stub = ParametersStub(channel)
+        self.upload = channel.stream_unary(
+            f"/{TRANSFERS}/Upload", request_serializer=None, response_deserializer=pb.Stored.FromString
+        )
+        self.download = channel.unary_stream(
+            f"/{TRANSFERS}/Download",
+            request_serializer=pb.DownloadRequest.SerializeToString,
+            response_deserializer=None,
+        )
 
 
 def _optional(version: Version | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,6 +19,8 @@ from rlsrl.parameters.service.live import description_messages, version_messages
 from rlsrl.parameters.service.messages import version_from_proto
 from rlsrl.parameters.service.transfers import TRANSFERS
 from rlsrl.rpc.channels import cancel_call, end_call, open_channel, token_metadata
+from rlsrl.rpc.settings import validate_address
+from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.runtime.coordination import describe
 
@@ -37,8 +40,11 @@ class LivePublisher:
     One version is on its way at a time. What was published meanwhile is passed over for what is newest then.
     """
 
-    def __init__(self, address: str, token: str, policy: str, description: Mapping[str, Any]) -> None:
-        """Publish under the name ``policy``. ``description`` is JSON of any length.
+    def __init__(
+        self, address: str, token: str, policy: str, description: Mapping[str, Any], *, tls: Tls | None = None
+    ) -> None:
+        """Publish under the name ``policy``. ``description`` is JSON of any length. ``tls`` is for a coordinator that
+        wants certificates.
 
         Raises:
             ValueError: policy or address cannot be one.
@@ -46,10 +52,8 @@ class LivePublisher:
         """
         self._description = description_messages(check_policy(policy), description)
         self._metadata = token_metadata(token)
-        self._channel = open_channel(address)
-        self._publish = self._channel.stream_stream(
-            f"/{TRANSFERS}/Publish", request_serializer=None, response_deserializer=pb.Published.FromString
-        )
+        self._address = validate_address(address)
+        self._tls = tls
         self._changed = threading.Condition(threading.Lock())
         # Guarded by _changed:
         self._newest: Parameters | None = None
@@ -99,7 +103,6 @@ class LivePublisher:
         if call is not None:
             cancel_call(call)
         self._thread.join(_CLOSE_SECONDS)
-        self._channel.close()
 
     def _run(self) -> None:
         """One stream after another until ``close``. Waits for the first version, then for the coordinator's answers."""
@@ -121,13 +124,20 @@ class LivePublisher:
             self._changed.wait_for(lambda: self._newest is not None or self._closed)
 
     def _converse(self) -> bool:
-        """One stream, until it ends for whatever reason; returns whether it confirmed a version.
+        """One connection, until it ends for whatever reason; returns whether it confirmed a version.
 
         Raises:
             The coordinator's refusal, where trying again would not help.
         """
+        with contextlib.closing(open_channel(self._address, self._tls)) as channel:
+            return self._converse_over(channel)
+
+    def _converse_over(self, channel: grpc.Channel) -> bool:
+        publish = channel.stream_stream(
+            f"/{TRANSFERS}/Publish", request_serializer=None, response_deserializer=pb.Published.FromString
+        )
         stream = _Stream()
-        call = self._publish(self._messages(stream), metadata=self._metadata, wait_for_ready=True)
+        call = publish(self._messages(stream), metadata=self._metadata)
         with self._changed:
             self._call = call
             if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from rlsrl.parameters.service.live import read_version
 from rlsrl.parameters.service.messages import version_to_proto
 from rlsrl.parameters.service.transfers import MAX_TRANSFER_BYTES, TRANSFERS, Assembly, open_message, parse_header
 from rlsrl.rpc.channels import cancel_call, end_call, open_channel, token_metadata
+from rlsrl.rpc.settings import validate_address
+from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.runtime.coordination import describe
 
@@ -43,20 +46,25 @@ class LiveReader:
     that was away by itself. Versions never move back.
     """
 
-    def __init__(self, address: str, token: str, policy: str, *, max_transfer_bytes: int = MAX_TRANSFER_BYTES) -> None:
-        """Connects by itself, whenever there is a coordinator.
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        policy: str,
+        *,
+        tls: Tls | None = None,
+        max_transfer_bytes: int = MAX_TRANSFER_BYTES,
+    ) -> None:
+        """Connects by itself, whenever there is a coordinator; with ``tls``, to one that wants certificates.
 
         Raises:
             ValueError: policy or address cannot be one.
         """
-        self._address = address
+        self._address = validate_address(address)
+        self._tls = tls
         self._policy = check_policy(policy)
         self._max_nbytes = max_transfer_bytes
         self._metadata = token_metadata(token)
-        self._channel = open_channel(address)
-        self._watch = self._channel.unary_stream(
-            f"/{TRANSFERS}/Watch", request_serializer=pb.WatchRequest.SerializeToString, response_deserializer=None
-        )
         self._changed = threading.Condition(threading.Lock())
         # Guarded by _changed:
         self._description: dict[str, Any] | None = None
@@ -98,7 +106,6 @@ class LiveReader:
         if call is not None:
             cancel_call(call)
         self._thread.join(_CLOSE_SECONDS)
-        self._channel.close()
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float) -> None:
         self._changed.wait_for(lambda: condition() or self._closed or self._failure is not None, timeout)
@@ -129,16 +136,23 @@ class LiveReader:
                 self._changed.notify_all()
 
     def _listen(self) -> bool:
-        """One stream, until it ends for whatever reason; returns whether what came was good.
+        """One connection, until it ends for whatever reason; returns whether what came was good.
 
         Raises:
             SourceRefused: trying again would not help.
         """
+        with contextlib.closing(open_channel(self._address, self._tls)) as channel:
+            return self._listen_over(channel)
+
+    def _listen_over(self, channel: grpc.Channel) -> bool:
+        watch = channel.unary_stream(
+            f"/{TRANSFERS}/Watch", request_serializer=pb.WatchRequest.SerializeToString, response_deserializer=None
+        )
         newest = self._newest
         request = pb.WatchRequest(
             policy=self._policy, newer_than=None if newest is None else version_to_proto(newest.version)
         )
-        call = self._watch(request, metadata=self._metadata, wait_for_ready=True)
+        call = watch(request, metadata=self._metadata)
         with self._changed:
             self._call = call
             if self._closed:

@@ -20,6 +20,7 @@ from rlsrl.rpc.channels import Metadata, token_metadata
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS, Conversation, is_final
 from rlsrl.rpc.settings import validate_address
+from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.coordination import describe
 from rlsrl.streams.grpc_inference import wire
@@ -58,6 +59,7 @@ class GrpcInferenceClient:
         peer_timeout: float = 10.0,
         return_seconds: float = RETURN_SECONDS,
         find: Callable[[str], str | None] | None = None,
+        tls: Tls | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Ask those servers: ``unix-abstract:NAME`` or ``HOST:PORT`` each.
@@ -71,6 +73,7 @@ class GrpcInferenceClient:
             return_seconds: how often a client that is not at its own server tries that again.
             find: with it the addresses may be any names: before each connection it is asked where one is then, None
                 while it is nowhere.
+            tls: certificates, where servers want them.
             clock: the machine's unless given.
 
         Raises:
@@ -84,6 +87,7 @@ class GrpcInferenceClient:
         self._find = find or str
         self._hello = wire.hello(f"client {home}", layout)
         self._metadata = token_metadata(token)
+        self._tls = tls
         self._messages = LaneMessages(layout)
         self._peer_timeout = peer_timeout
         self._return_seconds = return_seconds
@@ -303,6 +307,7 @@ class GrpcInferenceClient:
             address,
             target,
             metadata=self._metadata,
+            tls=self._tls,
             hello=self._hello,
             now=now,
             on_message=self._received,
@@ -319,6 +324,7 @@ class _Connection:
         target: str,
         *,
         metadata: Metadata,
+        tls: Tls | None,
         hello: bytes,
         now: float,
         on_message: Callable[[_Connection, Message], None],
@@ -339,6 +345,7 @@ class _Connection:
             target,
             wire.METHOD,
             metadata=metadata,
+            tls=tls,
             first=hello,
             on_message=lambda message: on_message(self, wire.read(message)),
             on_end=self._ended,

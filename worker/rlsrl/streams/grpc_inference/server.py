@@ -10,6 +10,7 @@ import structlog
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import ConversationServer, Converser
+from rlsrl.rpc.tls import Tls
 from rlsrl.streams.grpc_inference import wire
 from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages, Refusal
 from rlsrl.streams.inference import Answers, InferenceBatch, PendingRequest, RequestQueue
@@ -23,7 +24,15 @@ _log = structlog.get_logger(__name__)
 class GrpcInferenceServer:
     """Serves clients over gRPC; implements ``InferenceServer``."""
 
-    def __init__(self, address: str, *, token: str, layout: InferenceLayout, on_refused: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str,
+        layout: InferenceLayout,
+        on_refused: Callable[[str], None],
+        tls: Tls | None = None,
+    ) -> None:
         """Serve ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one.
 
         Args:
@@ -32,6 +41,7 @@ class GrpcInferenceServer:
             layout: what requests and results look like; clients of another layout are refused.
             on_refused: called, from the server's thread, with the kind of what was refused: ``layout``, ``protocol`` or
                 ``malformed``. What shows no token, and messages over 64 MiB, gRPC refuses before they get here.
+            tls: certificates, where clients have to have one too.
 
         Raises:
             AddressTaken: somebody else listens there.
@@ -45,6 +55,7 @@ class GrpcInferenceServer:
         self._server = ConversationServer(
             address,
             token=token,
+            tls=tls,
             method=wire.METHOD,
             converse=self._converse,
             farewell=wire.note(Kind.LEAVING),

@@ -10,6 +10,7 @@ from typing import Self
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import ConversationServer, Converser
+from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.streams.credits import Credit
@@ -45,12 +46,14 @@ class GrpcSampleConsumer(InboxConsumer):
         peer_timeout: float = 10.0,
         expected_producers: int = 0,
         startup_timeout: float = 30.0,
+        tls: Tls | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Serve ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one.
 
-        The other arguments are those of ``SharedMemoryConsumer``. ``counters`` has ``refused_token`` for calls without
-        the token; messages over 64 MiB gRPC itself refuses, and ends the connection: ``dismissed`` or ``gone``.
+        With ``tls`` producers have to have certificates too. The other arguments are those of ``SharedMemoryConsumer``.
+        ``counters`` has ``refused_token`` for calls without the token; messages over 64 MiB gRPC itself refuses, and
+        ends the connection: ``dismissed`` or ``gone``.
 
         Raises:
             AddressTaken: somebody else listens there.
@@ -72,6 +75,7 @@ class GrpcSampleConsumer(InboxConsumer):
         self._server = ConversationServer(
             address,
             token=token,
+            tls=tls,
             method=wire.METHOD,
             converse=self._converse,
             max_conversations=MAX_CONNECTIONS,

@@ -20,6 +20,7 @@ from rlsrl.rpc.channels import token_metadata
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS, Conversation, is_final
 from rlsrl.rpc.settings import validate_address
+from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.coordination import describe
 from rlsrl.runtime.ledger import Posted as LedgerEntry
@@ -45,7 +46,16 @@ class _Ended(NamedTuple):
 class _Connection:
     """A conversation with a consumer, and the slots that are filled for it."""
 
-    def __init__(self, address: str, *, token: str, hello: bytes, layout: SlotLayout, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str,
+        tls: Tls | None,
+        hello: bytes,
+        layout: SlotLayout,
+        wake: Callable[[], None],
+    ) -> None:
         self.incoming: deque[Message | _Ended] = deque()
         """What has come, for the owner's thread."""
         self.show_life_within = 0.0
@@ -61,6 +71,7 @@ class _Connection:
             address,
             wire.METHOD,
             metadata=token_metadata(token),
+            tls=tls,
             first=hello,
             on_message=lambda raw: bring(wire.read(raw)),
             on_end=lambda error: bring(_Ended(error)),
@@ -112,12 +123,14 @@ class GrpcSampleProducer:
         on_settled: Callable[[], None] = lambda: None,
         sequences: Iterator[int] | None = None,
         find: Callable[[str], str | None] | None = None,
+        tls: Tls | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Prepare to connect to the consumer at ``unix-abstract:NAME`` or ``HOST:PORT``.
 
         With ``find`` the consumer's address may be any name: before each connection it is asked where that is then,
-        None while it is nowhere. The other arguments are those of ``SharedMemoryProducer``.
+        None while it is nowhere. ``tls`` is for consumers that want certificates. The other arguments are those of
+        ``SharedMemoryProducer``.
 
         Raises:
             ConfigurationError: a slot does not fit into a message of 64 MiB.
@@ -127,6 +140,7 @@ class GrpcSampleProducer:
         self._address = address if find is not None else validate_address(address)
         self._find = find or str
         self._token = token
+        self._tls = tls
         self._layout = layout
         self._now = (clock or SystemClock()).monotonic
         self._outbox = Outbox(
@@ -276,7 +290,7 @@ class GrpcSampleProducer:
             return
         hello = wire.handshake(Kind.HELLO, self._outbox.hello().to_json(self._token))
         self._connection = _Connection(
-            address, token=self._token, hello=hello, layout=self._layout, wake=self._wake.set
+            address, token=self._token, tls=self._tls, hello=hello, layout=self._layout, wake=self._wake.set
         )
 
     def _read(self, connection: _Connection, message: Message | _Ended) -> None:

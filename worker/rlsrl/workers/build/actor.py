@@ -61,7 +61,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
             max_decorrelation_steps=config.max_decorrelation_steps,
         )
         resources.callback(envs.close)
-        parameters = open_parameter_source(config, context.token)
+        parameters = open_parameter_source(config, context.token, context.tls)
         resources.callback(parameters.close)
         description = _await_description(parameters, context, still_wanted)
         if description is None:
@@ -72,6 +72,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
         producer = open_producer(
             config.consumers_of(context.index),
             token=context.token,
+            tls=context.tls,
             layout=rollout_layout(
                 envs.spec,
                 num_steps=config.rollout_length,

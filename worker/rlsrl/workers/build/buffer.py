@@ -48,13 +48,14 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
         downstream = open_producer(
             dict(enumerate(config.samples_endpoints)),
             token=context.token,
+            tls=context.tls,
             layout=layout,
             producer_id=ProducerId(index=context.index, incarnation=context.incarnation),
             ledger=ledger,
             directory=context.directory,
         )
         resources.callback(downstream.close)
-        upstream = consumer_for(endpoint)(
+        upstream = consumer_for(endpoint, tls=context.tls)(
             endpoint,
             token=context.token,
             layout_digest=layout.step_digest,

@@ -16,6 +16,7 @@ from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rlsrl.parameters.objects import Objects
+    from rlsrl.rpc.tls import Tls
 
 
 def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
@@ -24,14 +25,16 @@ def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
     Raises:
         ConfigurationError: the environment has no credentials, or a package is missing.
         TokenMissing: a service is to be used, and the environment has no token for it.
+        TlsUnusable: a service is to be used, and the environment names certificates that cannot be.
     """
     if store.folder is not None:
         return FilesystemParameterDB(Path(store.folder))
     if store.service is not None:
         from rlsrl.parameters.service import ServiceParameterDB
         from rlsrl.rpc.auth import token_from_environment
+        from rlsrl.rpc.tls import tls_from_environment
 
-        return ServiceParameterDB(store.service, token_from_environment())
+        return ServiceParameterDB(store.service, token_from_environment(), tls=tls_from_environment())
     assert store.object_store is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
     objects = open_objects(store.object_store)
     from rlsrl.parameters.object_store import ObjectStoreParameterDB
@@ -54,16 +57,18 @@ def open_objects(place: ObjectStoreConfig) -> Objects:
     return Objects.s3(place.url, endpoint=place.endpoint, region=place.region, answer_seconds=place.answer_seconds)
 
 
-def open_parameter_source(config: ActorConfig | PolicyWorkerConfig, token: str) -> ParameterSource:
+def open_parameter_source(config: ActorConfig | PolicyWorkerConfig, token: str, tls: Tls | None) -> ParameterSource:
     """Where a worker that acts gets the newest weights from."""
     if config.parameters_endpoint is not None:
         return BroadcastReader(config.parameters_endpoint, token)
     from rlsrl.parameters.service import LiveReader
 
-    return LiveReader(config.coordinator_address, token, config.policy_name)
+    return LiveReader(config.coordinator_address, token, config.policy_name, tls=tls)
 
 
-def open_parameter_publisher(config: TrainerConfig, token: str, description: Mapping[str, Any]) -> ParameterPublisher:
+def open_parameter_publisher(
+    config: TrainerConfig, token: str, tls: Tls | None, description: Mapping[str, Any]
+) -> ParameterPublisher:
     """Where rank 0 puts every version.
 
     Raises:
@@ -77,6 +82,8 @@ def open_parameter_publisher(config: TrainerConfig, token: str, description: Map
         if config.publishes_live:
             from rlsrl.parameters.service import LivePublisher
 
-            publishers.append(LivePublisher(config.coordinator_address, token, config.policy_name, description))
+            publishers.append(
+                LivePublisher(config.coordinator_address, token, config.policy_name, description, tls=tls)
+            )
         opened.pop_all()
     return FanOutPublisher(publishers)

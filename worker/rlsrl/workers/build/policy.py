@@ -42,11 +42,12 @@ def build_policy_worker(config: PolicyWorkerConfig, context: WorkerContext) -> P
         server = GrpcInferenceServer(
             own_address(config.serving(config.inference_endpoints, context.index)),
             token=context.token,
+            tls=context.tls,
             layout=InferenceLayout.of(env_spec),
             on_refused=lambda kind: context.metrics.inference_refused.labels(kind=kind).inc(),
         )
         resources.callback(server.close)
-        parameters = open_parameter_source(config, context.token)
+        parameters = open_parameter_source(config, context.token, context.tls)
         resources.callback(parameters.close)
         fresh = FreshParameters()
         pipeline = InferencePipeline(

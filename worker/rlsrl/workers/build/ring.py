@@ -67,6 +67,7 @@ def build_ring(config: ActorConfig, context: WorkerContext) -> RingParts:
         client = GrpcInferenceClient(
             config.inference_endpoints,
             token=context.token,
+            tls=context.tls,
             layout=InferenceLayout.of(env_spec),
             home=context.index,
             find=context.directory.find,
@@ -78,6 +79,7 @@ def build_ring(config: ActorConfig, context: WorkerContext) -> RingParts:
         producer = open_producer(
             config.consumers_of(context.index),
             token=context.token,
+            tls=context.tls,
             layout=rollout_layout(
                 env_spec,
                 num_steps=config.rollout_length,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from rlsrl.data.slots import ProducerId, SlotLayout
+from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.ledger import Posted, PosterLedger
 from rlsrl.streams.connect import producer_for
@@ -32,6 +33,7 @@ def open_producer(
     endpoints: Mapping[int, str],
     *,
     token: str,
+    tls: Tls | None,
     layout: SlotLayout,
     producer_id: ProducerId,
     ledger: PosterLedger,
@@ -51,7 +53,7 @@ def open_producer(
     sequences = count()
 
     def shard(consumer: int, endpoint: str) -> Shard:
-        make = producer_for(endpoint, find=directory.find)
+        make = producer_for(endpoint, find=directory.find, tls=tls)
         return make(
             endpoint,
             token=token,

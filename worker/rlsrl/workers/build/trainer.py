@@ -90,7 +90,7 @@ def build_trainer(
         ledger = TrainerLedger(page)
         ledger.resume(state.values["ledgers"][gang.rank] if state is not None else None)
         endpoint = own_address(config.serving(config.samples_endpoints, context.index))
-        consumer = consumer_for(endpoint)(
+        consumer = consumer_for(endpoint, tls=context.tls)(
             endpoint,
             token=context.token,
             layout_digest=layout.step_digest,
@@ -102,7 +102,7 @@ def build_trainer(
         resources.callback(consumer.close)
         publish: Callable[[Parameters], None] = _publish_nothing
         if gang.rank == 0:
-            publisher = open_parameter_publisher(config, context.token, description)
+            publisher = open_parameter_publisher(config, context.token, context.tls, description)
             resources.callback(publisher.close)
             publish = publisher.publish
         buffer = FifoBuffer(layout=layout, batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
