@@ -46,6 +46,12 @@ class Judgement(Explanation):
     """Whether the condition holds then."""
 
 
+UNSEEN = Explanation(
+    "No operator has looked at it: it does not run.",
+    "See that the operator is there (`kubectl get deployments -A -l app.kubernetes.io/name=rlsrl`), and that "
+    "`namespaces` of the chart does not leave this namespace out.",
+)
+"""Of an experiment without a status."""
 PHASES: Mapping[Phase, Explanation] = {
     "Pending": Explanation(
         "Nothing was made: the experiment was not accepted, or a moment ago.", "Look at the condition `Accepted`."
@@ -175,6 +181,28 @@ POD_REASONS: Mapping[str, Explanation] = {
     "SchedulingGated": Explanation("Something else, a queue for instance, holds the pod back.", "Look there."),
 }
 """The usual ones of Kubernetes' own words under ``Ready``."""
+ENDS: Mapping[str, Explanation] = {
+    "OOMKilled": Explanation(
+        "The container used more memory than its limit.",
+        "Raise `roles.ROLE.resources` in the chart's values, or let a pod hold less: fewer environments an actor, a "
+        "smaller batch.",
+    ),
+    "Error": Explanation(
+        "The worker failed; its last words are beside it. Exit code 2 is a configuration that cannot work, 137 a kill, "
+        "143 an end that was asked for.",
+        "Read its log: `kubectl rlsrl logs NAME --previous`.",
+    ),
+    "ContainerStatusUnknown": Explanation(
+        "The node went away with the container.", "Look at the node: `kubectl describe node`."
+    ),
+}
+"""How containers end that did not end well, in Kubernetes' words."""
+CLAIM_PENDING = Explanation(
+    "The volume is not there yet.",
+    "Its events say why: there is no default StorageClass, or nothing that makes volumes of that one; "
+    "`parameters.store.filesystem.storageClassName` chooses another.",
+)
+"""Of a volume's claim that is not bound."""
 _OTHER_POD_REASON = Explanation("Kubernetes' own word for why the pod does not run.", "`kubectl describe pod`.")
 
 

@@ -1,4 +1,4 @@
-"""Experiments on a cluster, as commands reach them: by kubectl, which knows the cluster and who the user is."""
+"""The coordinator of an experiment on a cluster, as commands reach it: through a port-forward of kubectl's."""
 
 from __future__ import annotations
 
@@ -6,20 +6,59 @@ import base64
 import contextlib
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from rlsrl.api.placement import COORDINATOR_PORT
+from rlsrl.api.pods import TOKEN_KEY
 from rlsrl.cli.errors import UserError
+from rlsrl.cli.kubectl import Kubectl, Object, complaint, own_labels
 from rlsrl.parameters.protocols import ParameterDB
-from rlsrl.runtime.errors import did_you_mean
 
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 10.0
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
+
+
+class Reached(NamedTuple):
+    """A coordinator, from this machine."""
+
+    address: str
+    token: str
+
+
+@contextlib.contextmanager
+def coordinator(kubectl: Kubectl, experiment: Object) -> Iterator[Reached]:
+    """An experiment's coordinator, for as long as its pod is the one that it is.
+
+    Raises:
+        UserError: it cannot be reached; with what kubectl said.
+    """
+    token = _token(kubectl, experiment)
+    with _forwarded(kubectl, experiment["metadata"]["name"]) as port:
+        yield Reached(f"127.0.0.1:{port}", token)
+
+
+def coordinator_status(kubectl: Kubectl, experiment: Object) -> Mapping[str, Any]:
+    """What an experiment's coordinator says of it.
+
+    Raises:
+        UserError: it cannot be reached, or does not answer.
+    """
+    from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable
+
+    with coordinator(kubectl, experiment) as reached:
+        client = CoordinatorClient(reached.address, reached.token)
+        try:
+            return client.status(ANSWER_SECONDS)
+        except CoordinatorUnavailable as error:
+            raise UserError(f"the coordinator of {experiment['metadata']['name']} does not answer: {error}") from error
+        finally:
+            client.close()
 
 
 @contextlib.contextmanager
 def cluster_database(name: str, namespace: str | None) -> Iterator[ParameterDB]:
-    """The parameter DB of an experiment on the cluster, through its coordinator and a port-forward.
+    """The parameter DB of an experiment on the cluster, through its coordinator.
 
     ``namespace`` None is the one of kubectl's current context.
 
@@ -28,59 +67,31 @@ def cluster_database(name: str, namespace: str | None) -> Iterator[ParameterDB]:
     """
     from rlsrl.parameters.service import ServiceParameterDB
 
-    kubectl = ["kubectl", *(["--namespace", namespace] if namespace else [])]
-    token = _token(kubectl, name)
-    with _forwarded(kubectl, name) as port:
-        yield ServiceParameterDB(f"127.0.0.1:{port}", token)
+    kubectl = Kubectl(namespace)
+    with coordinator(kubectl, kubectl.experiment(name)) as reached:
+        yield ServiceParameterDB(reached.address, reached.token)
 
 
-def _token(kubectl: list[str], name: str) -> str:
-    uids = _ask(
-        kubectl,
-        "get",
-        "rlexperiments.rlsrl.dev",
-        "-o",
-        "jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}\n{end}",
-    )
-    known = dict(line.split() for line in uids.splitlines())
-    if name not in known:
-        raise UserError(f"there is no experiment {name} in this namespace{did_you_mean(name, known)}")
-    selector = f"rlsrl.dev/uid={known[name]}"
-    encoded = _ask(kubectl, "get", "secrets", "--selector", selector, "-o", "jsonpath={.items[0].data.token}")
-    return base64.b64decode(encoded).decode()
+def _token(kubectl: Kubectl, experiment: Object) -> str:
+    for secret in kubectl.objects("secrets", own_labels(experiment)):
+        if TOKEN_KEY in secret.get("data", {}):
+            return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
+    raise UserError(f"{experiment['metadata']['name']} has no token yet: the operator has not made its objects")
 
 
 @contextlib.contextmanager
-def _forwarded(kubectl: list[str], name: str) -> Iterator[int]:
+def _forwarded(kubectl: Kubectl, name: str) -> Iterator[int]:
     """A port of this machine that leads to the coordinator's."""
-    command = [
-        *kubectl,
-        "port-forward",
-        "--address",
-        "127.0.0.1",
-        f"service/{name}-coordinator",
-        f":{COORDINATOR_PORT}",
-    ]
+    command = kubectl.command(
+        "port-forward", "--address", "127.0.0.1", f"service/{name}-coordinator", f":{COORDINATOR_PORT}"
+    )
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as forward:
         try:
             assert forward.stdout is not None and forward.stderr is not None  # noqa: S101, PT018 - piped above
             found = _FORWARDING.search(forward.stdout.readline())
             if found is None:
-                raise UserError(f"the coordinator of {name} cannot be reached: {forward.stderr.read().strip()}")
+                said = complaint(forward.stderr.read())
+                raise UserError(f"the coordinator of {name} cannot be reached: {said}")
             yield int(found[1])
         finally:
             forward.kill()
-
-
-def _ask(kubectl: list[str], *arguments: str) -> str:
-    try:
-        answer = subprocess.run(
-            [*kubectl, *arguments], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True
-        )
-    except FileNotFoundError as error:
-        raise UserError("no kubectl on the PATH: experiments on a cluster are reached by it") from error
-    except subprocess.CalledProcessError as error:
-        raise UserError(f"kubectl {' '.join(arguments[:2])}: {error.stderr.strip()}") from error
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"kubectl {' '.join(arguments[:2])}: no answer within {ANSWER_SECONDS:.0f} seconds") from error
-    return answer.stdout

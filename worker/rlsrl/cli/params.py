@@ -17,6 +17,7 @@ from rlsrl.api.placement import PARAMETERS
 from rlsrl.api.resolve import POLICY_NAME
 from rlsrl.cli import is_kubectl
 from rlsrl.cli.errors import UserError
+from rlsrl.cli.text import columns
 from rlsrl.data.version import Version
 from rlsrl.local.run_folder import RUNS
 from rlsrl.parameters.encoding import encode_parameters
@@ -63,7 +64,7 @@ def list_versions(run: Path, namespace: str | None, policy: str, as_json: bool) 
     """List the stored versions, oldest first."""
     with _told_to_the_user(), _opened(run, namespace) as db:
         infos = _stored(db, policy)
-    click.echo(_as_json([_describe(info) for info in infos]) if as_json else _table(infos))
+    click.echo(_as_json([_describe(info) for info in infos]) if as_json else columns([_HEADER, *map(_row, infos)]))
 
 
 @params.command()
@@ -200,12 +201,6 @@ def _describe(info: VersionInfo) -> dict[str, Any]:
         "has_state": info.has_state,
         "metadata": dict(info.metadata),
     }
-
-
-def _table(infos: Sequence[VersionInfo]) -> str:
-    rows = [_HEADER, *map(_row, infos)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _row(info: VersionInfo) -> tuple[str, ...]:

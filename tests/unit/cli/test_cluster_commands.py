@@ -1,0 +1,226 @@
+"""``kubectl rlsrl status``, ``why`` and ``logs``, with a kubectl that is a program of the tests'."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlsrl.api.reasons import ENDS
+from rlsrl.cli import main
+from rlsrl.testing.cluster_objects import UID, condition, experiment, pod, warning, workload
+from rlsrl.testing.kubectl_standin import KubectlStandIn
+from rlsrl.testing.waiting import DEADLINE_SECONDS, until
+
+READY = condition("Ready", "Ready", "every pod is ready")
+RUNNING = experiment("Running", READY, attempt=1)
+OTHER = experiment("Running", name="pong", uid="another")
+TRAINER = pod("cartpole-trainer-0", "trainer", index=0)
+ACTOR = pod("cartpole-actor-x", "actor")
+COMMANDS = ("status", "why", "logs")
+
+
+def called(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_misspelt_experiment_is_named_with_the_nearest(cluster: KubectlStandIn, command: str) -> None:
+    cluster.show(RUNNING, OTHER)
+    result = called(command, "cartpol", "-n", "research")
+    assert result.exit_code == 2
+    assert result.output == "Error: there is no experiment cartpol in this namespace (did you mean 'cartpole'?)\n"
+    assert cluster.calls[0].startswith("--namespace research get rlexperiments.rlsrl.dev cartpol ")
+
+
+def test_where_no_name_is_near_those_there_are_are_listed(cluster: KubectlStandIn) -> None:
+    cluster.show(RUNNING, OTHER)
+    assert "in this namespace: there are cartpole, pong\n" in called("status", "x").output
+    cluster.show()
+    assert "in this namespace: there is none\n" in called("status", "x").output
+
+
+REFUSED = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+NO_KIND = 'error: the server doesn\'t have a resource type "rlexperiments"'
+FORBIDDEN = 'Error from server (Forbidden): rlexperiments.rlsrl.dev is forbidden: User "me" cannot get it'
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            f"E1121 09:27:35.020298 11662 memcache.go:265] Unhandled Error\n{REFUSED}\n",
+            f"{REFUSED} (no cluster answers: `kubectl config get-contexts` lists the ones you have)",
+        ),
+        (NO_KIND, f"{NO_KIND} (rlsrl is not on this cluster: `helm install rlsrl charts/` puts it there)"),
+        (FORBIDDEN, f"{FORBIDDEN} (whoever administers the namespace can allow it)"),
+        ("", "it failed without a word"),
+    ],
+)
+def test_what_kubectl_cannot_do_is_one_line_with_the_cure(
+    cluster: KubectlStandIn, command: str, said: str, told: str
+) -> None:
+    cluster.refuse(said)
+    result = called(command, "cartpole")
+    assert result.exit_code == 2
+    assert result.output == f"Error: kubectl get rlexperiments.rlsrl.dev: {told}\n"
+
+
+def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert called("status", "cartpole").output.startswith("Error: no kubectl on the PATH")
+
+
+def test_the_story_counts_the_pods_of_this_experiment_alone(cluster: KubectlStandIn) -> None:
+    before = workload("actor", ready=9, replicas=9)
+    before["metadata"]["labels"]["rlsrl.dev/uid"] = "of an earlier one"
+    cluster.show(RUNNING, workload("actor", ready=1, replicas=2), before)
+    result = called("status", "cartpole")
+    assert result.exit_code == 0, result.output
+    assert "experiment  research/cartpole" in result.output
+    assert "ROLE   READY\nactor  1/2\n" in result.output
+    assert f"rlsrl.dev/uid={UID}" in cluster.calls[-1]
+
+
+def test_watching_shows_what_changes_and_ends_with_the_experiment(cluster: KubectlStandIn) -> None:
+    cluster.show(RUNNING)
+    with started("status", "cartpole", "--watch") as watching:
+        assert watching.stdout is not None
+        until_said(watching, "phase")
+        cluster.show(experiment("Succeeded", condition("Finished", "Succeeded", "stop.envSteps holds"), attempt=1))
+        told, _ = watching.communicate(timeout=DEADLINE_SECONDS)
+    assert "result      stop.envSteps holds" in told
+    assert watching.returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [("status", "cartpole", "--watch"), ("logs", "cartpole", "--follow")])
+def test_an_interrupt_is_quiet(cluster: KubectlStandIn, arguments: tuple[str, ...]) -> None:
+    cluster.show(RUNNING, TRAINER)
+    cluster.log("cartpole-trainer-0", "a line")
+    with started(*arguments) as running:
+        until_said(running, "cartpole")
+        os.killpg(running.pid, signal.SIGINT)
+        _, said = running.communicate(timeout=DEADLINE_SECONDS)
+    assert running.returncode == 130
+    assert said == ""
+
+
+def test_what_is_well_is_said_to_be_with_status_0(cluster: KubectlStandIn) -> None:
+    cluster.show(RUNNING, TRAINER)
+    result = called("why", "cartpole")
+    assert (result.exit_code, result.output) == (0, "all is well with cartpole: Running: The trainers train.\n")
+
+
+def test_what_is_wrong_is_said_with_the_cure_and_status_1(cluster: KubectlStandIn) -> None:
+    ended = {"reason": "Error", "exitCode": 1, "message": "ValueError: no such thing"}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+    crashing = pod("cartpole-actor-x", "actor", state=waiting, lastState={"terminated": ended}, restartCount=4)
+    blamed = condition("Ready", "CrashLoopBackOff", "actor 0/1 ready: cartpole-actor-x: ValueError: no such thing")
+    cluster.show(experiment("Running", blamed, attempt=1), crashing, warning(crashing, "BackOff", "restarting it"))
+    result = called("why", "cartpole")
+    assert result.exit_code == 1
+    condition_line, *rest = result.output.splitlines()
+    assert condition_line.startswith("Ready: CrashLoopBackOff, for ")
+    assert rest[:3] == [
+        "  actor 0/1 ready: cartpole-actor-x: ValueError: no such thing",
+        "  meaning: The worker ends again and again; its last words are in the message.",
+        "  cure: Read its log, also the one of the time before: `kubectl logs POD --previous`.",
+    ]
+    assert rest[3].startswith("pod cartpole-actor-x (actor): CrashLoopBackOff, for ")
+    assert rest[4:] == [
+        "  its worker ended: Error, exit code 1",
+        "  its last words:",
+        "    ValueError: no such thing",
+        "  event: BackOff at 2026-01-01T12:02:00Z: restarting it",
+        f"  meaning: {ENDS['Error'].meaning}",
+        "  cure: Read its log: `kubectl rlsrl logs cartpole --previous`.",
+    ]
+
+
+def test_of_many_alike_the_first_are_told_and_the_rest_counted(cluster: KubectlStandIn) -> None:
+    waiting = {"waiting": {"reason": "ErrImagePull"}}
+    cluster.show(RUNNING, *(pod(f"cartpole-actor-{number}", "actor", state=waiting) for number in range(20)))
+    output = called("why", "cartpole").output
+    assert output.count("pod cartpole-actor-") == 8
+    assert output.endswith("and 12 more\n")
+
+
+def test_logs_have_their_pod_before_each_line(cluster: KubectlStandIn, capfd: pytest.CaptureFixture[str]) -> None:
+    unborn = pod("cartpole-actor-y", "actor", state={"waiting": {"reason": "ContainerCreating"}})
+    cluster.show(RUNNING, TRAINER, ACTOR, unborn)
+    cluster.log("cartpole-trainer-0", "one\ntwo")
+    cluster.log("cartpole-actor-x", "three")
+    assert called("logs", "cartpole", "--tail", "7").exit_code == 0
+    assert capfd.readouterr().out.splitlines() == [
+        "[pod/cartpole-actor-x/worker] three",
+        "[pod/cartpole-trainer-0/worker] one",
+        "[pod/cartpole-trainer-0/worker] two",
+    ]
+    assert "--container worker --prefix --tail 7" in cluster.calls[-1]
+
+
+def test_logs_of_one_role_of_one_rank_and_of_the_time_before(
+    cluster: KubectlStandIn, capfd: pytest.CaptureFixture[str]
+) -> None:
+    again = pod("cartpole-trainer-1", "trainer", index=1, ready=True, restartCount=1)
+    cluster.show(RUNNING, TRAINER, again, ACTOR)
+    for name in ("cartpole-trainer-0", "cartpole-trainer-1", "cartpole-actor-x"):
+        cluster.log(name, "now")
+    cluster.log("cartpole-trainer-1", "before", previous=True)
+
+    def lines(*arguments: str) -> list[str]:
+        assert called("logs", "cartpole", *arguments).exit_code == 0
+        return capfd.readouterr().out.splitlines()
+
+    assert len(lines("--role", "trainer")) == 2
+    assert lines("--role", "trainer", "--index", "1") == ["[pod/cartpole-trainer-1/worker] now"]
+    assert lines("--previous") == ["[pod/cartpole-trainer-1/worker] before"]
+
+
+def test_a_pod_with_several_gpus_holds_as_many_ranks(
+    cluster: KubectlStandIn, capfd: pytest.CaptureFixture[str]
+) -> None:
+    document = experiment("Running")
+    document["spec"]["trainers"] = {"replicas": 8, "gpusPerPod": 4}
+    cluster.show(document, TRAINER, pod("cartpole-trainer-1", "trainer", index=1))
+    cluster.log("cartpole-trainer-1", "of four ranks")
+    assert called("logs", "cartpole", "--role", "trainer", "--index", "6").exit_code == 0
+    assert capfd.readouterr().out == "[pod/cartpole-trainer-1/worker] of four ranks\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--role", "trainr"), "--role trainr: cartpole has pods of actor, trainer (did you mean 'trainer'?)"),
+        (("--index", "0"), "--index counts within a role: give --role, too"),
+        (("--role", "trainer", "--index", "3"), "--index 3: there are 0 of role trainer"),
+        (("-f", "--previous"), "--follow and --previous exclude each other: a worker that has ended writes no more"),
+        (("--previous",), "no worker was started again among the 2 pods: kubectl rlsrl why cartpole"),
+    ],
+)
+def test_logs_that_are_not_there(cluster: KubectlStandIn, arguments: tuple[str, ...], told: str) -> None:
+    cluster.show(RUNNING, TRAINER, ACTOR)
+    result = called("logs", "cartpole", *arguments)
+    assert (result.exit_code, result.output) == (2, f"Error: {told}\n")
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """The command as a process at the head of a group of its own, as a shell starts it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from rlsrl.cli import main; main()", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+
+
+def until_said(process: subprocess.Popen[str], word: str) -> None:
+    """Wait until a line has the word."""
+    assert process.stdout is not None
+    stdout = process.stdout
+    until(lambda: word in stdout.readline(), f"{word} in the output")

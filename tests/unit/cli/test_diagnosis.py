@@ -1,0 +1,124 @@
+"""What is wrong with an experiment on the cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlsrl.api.reasons import CLAIM_PENDING, ENDS, UNSEEN, explain
+from rlsrl.cli.diagnosis import Finding, diagnose, has_ended_before
+from rlsrl.cli.story import read_status
+from rlsrl.testing.cluster_objects import MADE, NAME, condition, experiment, labels, pod, warning, workload
+
+Object = dict[str, Any]
+WELL = (
+    condition("Accepted", "Accepted", "every object is as it should be"),
+    condition("GangComplete", "Complete", "all 1 trainer pods of attempt 1 are ready"),
+    condition("Ready", "Ready", "every pod is ready"),
+)
+
+
+def found(document: Object, *objects: Object, warnings: tuple[Object, ...] = ()) -> list[Finding]:
+    return diagnose(document, read_status(document), objects, warnings)
+
+
+def test_nothing_is_wrong_with_what_runs() -> None:
+    trainer, actors = pod("cartpole-trainer-0", "trainer"), workload("actor", ready=2, replicas=2)
+    old_news = warning(actors, "FailedCreate", "quota")
+    assert found(experiment("Running", *WELL), trainer, actors, warnings=(old_news,)) == []
+
+
+def test_without_a_status_it_is_for_want_of_an_operator() -> None:
+    assert found(experiment(None)) == [Finding(what="status", reason="None", since=MADE, explanation=UNSEEN)]
+
+
+def test_an_image_that_does_not_come_is_told_with_its_pod_and_the_cure_once() -> None:
+    message = "trainer 0/1 ready: cartpole-trainer-0, since 12:00: Back-off pulling image"
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
+    trainer = pod("cartpole-trainer-0", "trainer", state=waiting)
+    pulled = warning(trainer, "Failed", "no such\nimage", count=7)
+    judged, blamed = found(
+        experiment("Starting", WELL[0], condition("Ready", "ImagePullBackOff", message)), trainer, warnings=(pulled,)
+    )
+    assert (judged.what, judged.reason, judged.message) == ("Ready", "ImagePullBackOff", message)
+    assert judged.explanation == explain("Ready", "ImagePullBackOff")
+    assert blamed == Finding(
+        what="pod cartpole-trainer-0 (trainer)",
+        reason="ImagePullBackOff",
+        since=MADE,
+        message="Back-off pulling image",
+        event="Failed at 2026-01-01T12:02:00Z, 7 times: no such image",
+    )
+
+
+def test_what_a_container_said_last_is_told_with_how_it_ended() -> None:
+    said = "\n".join(f"line {number}" for number in range(20))
+    ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-01-01T12:03:00Z", "message": said}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
+    actor = pod("cartpole-actor-x", "actor", state=waiting, lastState={"terminated": ended}, restartCount=4)
+    (finding,) = found(experiment("Running", *WELL), actor)
+    assert finding.reason == "CrashLoopBackOff"
+    assert finding.message == "its worker ended: OOMKilled, exit code 137 at 2026-01-01T12:03:00Z"
+    assert finding.said == tuple(f"line {number}" for number in range(12, 20))
+    assert finding.explanation == ENDS["OOMKilled"]
+
+
+def test_a_pod_that_no_node_takes() -> None:
+    stuck = pod("cartpole-trainer-0", "trainer", ready=False)
+    stuck["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes have a GPU"}
+    ]
+    (finding,) = found(experiment("Starting"), stuck)
+    assert (finding.reason, finding.message) == ("Unschedulable", "0/2 nodes have a GPU")
+    assert finding.explanation == explain("Ready", "Unschedulable")
+
+
+def test_a_volume_that_does_not_come() -> None:
+    claim = {
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": f"{NAME}-data", "uid": "1", "labels": labels("coordinator"), "creationTimestamp": MADE},
+        "status": {"phase": "Pending"},
+    }
+    (finding,) = found(experiment("Starting"), claim, warnings=(warning(claim, "ProvisioningFailed", "no class"),))
+    assert finding.what == "volume claim cartpole-data"
+    assert finding.event.startswith("ProvisioningFailed at")
+    assert finding.explanation == CLAIM_PENDING
+    assert found(experiment("Starting"), {**claim, "status": {"phase": "Bound"}}) == []
+
+
+def test_a_role_whose_pods_may_not_be_made() -> None:
+    actors = workload("actor", ready=0, replicas=2)
+    (finding,) = found(experiment("Starting"), actors, warnings=(warning(actors, "FailedCreate", "exceeded quota"),))
+    assert (finding.what, finding.reason) == ("Deployment cartpole-actor", "Warning")
+    assert "exceeded quota" in finding.event
+    assert found(experiment("Starting"), actors) == []
+
+
+def test_what_is_starting_is_not_well_yet_and_conditions_come_in_their_order() -> None:
+    gang = condition("GangComplete", "Starting", "attempt 1 begins")
+    findings = found(experiment("Starting", gang, condition("Ready", "Starting", "trainer 0/1 ready"), WELL[0]))
+    assert [finding.what for finding in findings] == ["Ready", "GangComplete"]
+
+
+@pytest.mark.parametrize(("reason", "told"), [("Succeeded", []), ("BudgetExhausted", ["Finished"])])
+def test_of_what_is_over_only_the_end_counts(reason: str, told: list[str]) -> None:
+    phase = "Succeeded" if reason == "Succeeded" else "Failed"
+    conditions = (condition("Finished", reason, "x"), condition("GangComplete", "Restarting", "y"))
+    leaving = pod("cartpole-actor-x", "actor", ready=False)
+    assert [each.what for each in found(experiment(phase, *conditions), leaving)] == told
+
+
+def test_a_pod_that_is_being_ended_is_told_without_a_cure() -> None:
+    leaving = pod("cartpole-actor-x", "actor")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T12:04:00Z"
+    (finding,) = found(experiment("Running", *WELL), leaving)
+    assert (finding.reason, finding.since, finding.explanation) == ("Terminating", "2026-01-01T12:04:00Z", None)
+
+
+def test_earlier_ends_of_what_is_well_are_known() -> None:
+    ended = {"reason": "Error", "exitCode": 1, "finishedAt": "2026-01-01T12:03:00Z"}
+    again = pod("cartpole-actor-x", "actor", ready=True, lastState={"terminated": ended}, restartCount=2)
+    assert has_ended_before([again, pod("cartpole-actor-y", "actor")]) == [
+        "cartpole-actor-x was started again 2 times; it had ended: Error, exit code 1 at 2026-01-01T12:03:00Z"
+    ]

@@ -1,0 +1,104 @@
+"""The story of an experiment on the cluster, as text."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from rlsrl.cli.errors import UserError
+from rlsrl.cli.story import read_status, story
+from rlsrl.cli.text import columns, span
+from rlsrl.testing.cluster_objects import condition, experiment, workload
+
+NOW = datetime(2026, 1, 1, 12, 5, 3, tzinfo=UTC)
+TRAINING = {
+    "envSteps": 62971,
+    "trainSteps": 62,
+    "envStepsPerSecond": 5381,
+    "version": "2.62",
+    "policyLag": 1,
+    "returnMean": "243.0",
+    "updatedAt": "2026-01-01T12:05:01Z",
+}
+ACCEPTED = condition("Accepted", "Accepted", "every object is as it should be", since="2026-01-01T12:00:00Z")
+COMPLETE = condition("GangComplete", "Complete", "all 1 trainer pods of attempt 2 are ready")
+RUNNING = experiment("Running", ACCEPTED, COMPLETE, attempt=2, restarts=1, recentFailures=1, training=TRAINING)
+
+
+def test_a_running_experiment_on_a_screen() -> None:
+    workloads = [workload("trainer", ready=1, replicas=1), workload("actor", ready=1, replicas=2)]
+    assert story(RUNNING, workloads, NOW).splitlines() == [
+        "experiment  research/cartpole, made 5m3s ago",
+        "phase       Running since 4m3s: The trainers train.",
+        "attempt     2, 1 restart, 1 of the 10 failures in restarts.budget",
+        "trained     62,971 env steps, 62 train steps, 5,381 env steps/s",
+        "policy      return 243.0, lag 1, version 2.62",
+        "told        2s ago",
+        "stop        returnMean 475, envSteps 2,000,000",
+        "parameters  volume cartpole-data: kubectl rlsrl params list cartpole",
+        "",
+        "ROLE     READY",
+        "actor    1/2",
+        "trainer  1/1",
+        "",
+        "CONDITION     STATUS  REASON    SINCE  MESSAGE",
+        "Accepted      True    Accepted  5m3s   every object is as it should be",
+        "GangComplete  True    Complete  4m3s   all 1 trainer pods of attempt 2 are ready",
+    ]
+
+
+def test_numbers_that_the_coordinator_told_long_ago_are_called_old() -> None:
+    later = datetime(2026, 1, 1, 13, 0, 0, tzinfo=UTC)
+    assert "told        54m59s ago: the coordinator does not answer" in story(RUNNING, [], later)
+
+
+def test_what_has_its_result_says_it_and_no_numbers_are_old_then() -> None:
+    message = "stop.returnMean holds: mean return 480.6 after 104869 transitions"
+    over = experiment("Succeeded", condition("Finished", "Succeeded", message), attempt=1, training=TRAINING)
+    told = story(over, [], datetime(2026, 1, 2, tzinfo=UTC))
+    assert f"result      {message}" in told
+    assert "phase       Succeeded since 11h59m" in told
+    assert "told" not in told
+
+
+def test_without_a_status_it_says_that_no_operator_has_looked() -> None:
+    assert "phase       none: No operator has looked at it" in story(experiment(None), [], NOW)
+
+
+def test_numbers_that_are_not_known_are_not_made_up() -> None:
+    told = story(experiment("Running", attempt=1, training={}), [], NOW)
+    assert "trained     - env steps, - train steps, - env steps/s" in told
+    assert "policy      return -, lag -, version -" in told
+
+
+def test_weights_in_a_bucket_are_found_there() -> None:
+    document = experiment("Running")
+    document["spec"]["parameters"]["store"] = {"objectStore": {"url": "s3://weights/here"}}
+    assert "parameters  s3://weights/here: kubectl rlsrl params list" in story(document, [], NOW)
+
+
+def test_a_status_of_another_version_is_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"status\.phase: .* another version than this rlsrl"):
+        read_status(experiment("Dreaming"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0s"),
+        (0, "0s"),
+        (45.9, "45s"),
+        (60, "1m"),
+        (192, "3m12s"),
+        (7500, "2h5m"),
+        (86_400, "1d"),
+        (90_000, "1d1h"),
+    ],
+)
+def test_lengths_of_time(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert columns([("A", "B"), ("long", "x"), ("s", "")]) == "A     B\nlong  x\ns"

@@ -1,0 +1,123 @@
+"""``kubectl rlsrl logs``: the logs of an experiment's pods, by kubectl."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+import click
+
+from rlsrl.api.pods import CONTAINER, ROLE_LABEL, restarts
+from rlsrl.cli.errors import UserError
+from rlsrl.cli.kubectl import Kubectl, Object, complaint, own_labels
+from rlsrl.cli.live import quiet_interrupt
+from rlsrl.runtime.errors import did_you_mean
+
+INDEX_LABEL = "apps.kubernetes.io/pod-index"
+TRAINER = "trainer"
+
+
+@click.command()
+@click.argument("name")
+@click.option("-n", "--namespace", metavar="NAME", help="By default the one of kubectl's context.")
+@click.option("--role", metavar="ROLE", help="Only of that role: trainer, actor and so on.")
+@click.option("--index", type=click.IntRange(min=0), help="Only of the role's worker with that index.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what they write.")
+@click.option("--previous", is_flag=True, help="Of the worker that was there before, where one was started again.")
+@click.option("--tail", type=click.IntRange(min=-1), default=100, show_default=True, help="Lines a pod; -1 for all.")
+def logs(
+    name: str, namespace: str | None, role: str | None, index: int | None, follow: bool, previous: bool, tail: int
+) -> None:
+    """Print the logs of the experiment NAME on the cluster, each line with its pod's name before it."""
+    if index is not None and role is None:
+        raise UserError("--index counts within a role: give --role, too")
+    if follow and previous:
+        raise UserError("--follow and --previous exclude each other: a worker that has ended writes no more")
+    kubectl = Kubectl(namespace)
+    with quiet_interrupt():
+        experiment = kubectl.experiment(name)
+        pods = kubectl.objects("pods", own_labels(experiment))
+        chosen = _of_role(pods, role, name)
+        if role is not None and index is not None:
+            chosen = [_with_index(kubectl, experiment, chosen, role, index)]
+        readable = [pod for pod in chosen if (restarts(pod) if previous else _has_begun(pod))]
+        if not readable:
+            told = "was started again" if previous else "has begun"
+            raise UserError(f"no worker {told} among the {len(chosen)} pods: kubectl rlsrl why {name}")
+        options = ["--container", CONTAINER, "--prefix", "--tail", str(tail), *(["--previous"] if previous else [])]
+        if follow:
+            _follow(kubectl, readable, options)
+        else:
+            for pod in readable:
+                _print(kubectl, "logs", pod["metadata"]["name"], *options)
+
+
+def _of_role(pods: Sequence[Object], role: str | None, name: str) -> list[Object]:
+    by_role: dict[str, list[Object]] = {}
+    for pod in sorted(pods, key=lambda pod: (pod["metadata"]["labels"].get(ROLE_LABEL, ""), pod["metadata"]["name"])):
+        by_role.setdefault(pod["metadata"]["labels"].get(ROLE_LABEL, ""), []).append(pod)
+    if not by_role:
+        raise UserError(f"{name} has no pods: kubectl rlsrl why {name}")
+    if role is None:
+        return [pod for found in by_role.values() for pod in found]
+    if role not in by_role:
+        raise UserError(f"--role {role}: {name} has pods of {', '.join(by_role)}{did_you_mean(role, by_role)}")
+    return by_role[role]
+
+
+def _with_index(kubectl: Kubectl, experiment: Object, pods: Sequence[Object], role: str, index: int) -> Object:
+    """The pod of a role's worker. A StatefulSet's say their index; who holds the others' the coordinator knows."""
+    if all(INDEX_LABEL in pod["metadata"]["labels"] for pod in pods):
+        by_pod = {int(pod["metadata"]["labels"][INDEX_LABEL]): pod for pod in pods}
+        hosts = {rank: pod for number, pod in by_pod.items() for rank in _ranks_of(experiment, role, number)}
+    else:
+        by_name = {pod["metadata"]["name"]: pod for pod in pods}
+        hosts = {place: by_name[host] for place, host in _leases(kubectl, experiment, role) if host in by_name}
+    if index not in hosts:
+        raise UserError(f"--index {index}: there are {', '.join(map(str, sorted(hosts))) or 'none'} of role {role}")
+    return hosts[index]
+
+
+def _ranks_of(experiment: Object, role: str, pod: int) -> range:
+    """The indices of a pod's workers: a trainer's pod holds a rank for each of its GPUs."""
+    ranks = experiment["spec"].get("trainers", {}).get("gpusPerPod") if role == TRAINER else None
+    return range(pod * (ranks or 1), (pod + 1) * (ranks or 1))
+
+
+def _leases(kubectl: Kubectl, experiment: Object, role: str) -> list[tuple[int, str]]:
+    """The role's indices, with the hosts that hold them."""
+    from rlsrl.cli.on_cluster import coordinator_status
+
+    workers = coordinator_status(kubectl, experiment).get("roles", {}).get(role, [])
+    return [(int(worker["index"]), str(worker["host"])) for worker in workers]
+
+
+def _has_begun(pod: Object) -> bool:
+    """Whether there is a log to read."""
+    states = [each.get("state", {}) for each in pod.get("status", {}).get("containerStatuses", ())]
+    return bool(restarts(pod)) or any("running" in state or "terminated" in state for state in states)
+
+
+def _follow(kubectl: Kubectl, pods: Sequence[Object], options: Sequence[str]) -> None:
+    """One kubectl a pod, until each has ended; the others go on when one fails."""
+    running = [
+        subprocess.Popen(
+            kubectl.command("logs", pod["metadata"]["name"], "--follow", *options), stderr=subprocess.PIPE, text=True
+        )
+        for pod in pods
+    ]
+    try:
+        for pod, process in zip(pods, running, strict=True):
+            _, said = process.communicate()
+            if process.returncode:
+                click.echo(f"{pod['metadata']['name']}: {complaint(said)}", err=True)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def _print(kubectl: Kubectl, *arguments: str) -> None:
+    done = subprocess.run(kubectl.command(*arguments), stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"kubectl {' '.join(arguments[:2])}: {complaint(done.stderr)}")

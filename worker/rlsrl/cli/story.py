@@ -1,0 +1,139 @@
+"""The story of one experiment on a screen. Pure: from what the API server shows, and the time, to lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlsrl.api.pods import ROLE_LABEL
+from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, PHASES, UNSEEN, Aspect
+from rlsrl.api.status import ExperimentStatus, Phase, Training
+from rlsrl.cli.errors import UserError
+from rlsrl.cli.kubectl import Object
+from rlsrl.cli.text import UNKNOWN, columns, since
+
+OLD_SECONDS = 60.0
+"""Numbers that the coordinator told longer ago are called old while the experiment runs."""
+SINCE: Mapping[Phase, Aspect] = {
+    "Pending": ACCEPTED,
+    "Starting": GANG_COMPLETE,
+    "Running": GANG_COMPLETE,
+    "Succeeded": FINISHED,
+    "Failed": FINISHED,
+}
+"""By phase: the condition that changed when the experiment came into it."""
+
+
+def read_status(experiment: Object) -> ExperimentStatus:
+    """What the operator says of an experiment.
+
+    Raises:
+        UserError: it is said by an operator of another version, in words that this one does not know.
+    """
+    try:
+        return ExperimentStatus.model_validate(experiment.get("status") or {}, by_alias=True, by_name=False)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, ("status", *fault["loc"])))
+        raise UserError(
+            f"{where}: {fault['msg']}: is the operator of another version than this rlsrl, {version('rlsrl')}?"
+        ) from error
+
+
+def is_over(status: ExperimentStatus) -> bool:
+    """Whether nothing more will happen."""
+    return status.phase in ("Succeeded", "Failed")
+
+
+def story(experiment: Object, workloads: Sequence[Object], now: datetime) -> str:
+    """The experiment, with the Deployments and StatefulSets that make its pods."""
+    status = read_status(experiment)
+    blocks = [columns(list(_facts(experiment, status, now)))]
+    if workloads:
+        blocks.append(columns([("ROLE", "READY"), *sorted(map(_role, workloads))]))
+    if status.conditions:
+        blocks.append(columns([("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), *_conditions(status, now)]))
+    return "\n\n".join(blocks)
+
+
+def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Iterator[tuple[str, str]]:
+    metadata, spec = experiment["metadata"], experiment.get("spec", {})
+    made = since(metadata.get("creationTimestamp"), now)
+    yield "experiment", f"{metadata.get('namespace', '')}/{metadata['name']}, made {made} ago"
+    yield "phase", _phase(status, now)
+    if status.attempt is not None:
+        yield "attempt", _attempt(status, spec)
+    if (training := status.training) is not None:
+        yield "trained", _trained(training)
+        yield "policy", _policy(training)
+        if not is_over(status):
+            yield "told", _told(training, now)
+    yield "stop", ", ".join(f"{name} {_number(value)}" for name, value in spec.get("stop", {}).items())
+    if (end := next((each for each in status.conditions if each.type == FINISHED), None)) is not None:
+        yield "result", end.message
+    yield "parameters", f"{_store(metadata['name'], spec)}: kubectl rlsrl params list {metadata['name']}"
+
+
+def _phase(status: ExperimentStatus, now: datetime) -> str:
+    if status.phase is None:
+        return f"none: {UNSEEN.meaning}"
+    changed = next((each for each in status.conditions if each.type == SINCE.get(status.phase)), None)
+    lasting = "" if changed is None else f" since {since(changed.last_transition_time, now)}"
+    return f"{status.phase}{lasting}: {PHASES[status.phase].meaning}"
+
+
+def _attempt(status: ExperimentStatus, spec: Mapping[str, Any]) -> str:
+    restarts = status.restarts or 0
+    told = f"{status.attempt}, {'1 restart' if restarts == 1 else f'{restarts} restarts'}"
+    budget = spec.get("restarts", {}).get("budget")
+    if status.recent_failures and budget is not None:
+        told += f", {status.recent_failures} of the {budget} failures in restarts.budget"
+    return told
+
+
+def _trained(training: Training) -> str:
+    return (
+        f"{_number(training.env_steps)} env steps, {_number(training.train_steps)} train steps, "
+        f"{_number(training.env_steps_per_second)} env steps/s"
+    )
+
+
+def _policy(training: Training) -> str:
+    return (
+        f"return {training.return_mean or UNKNOWN}, lag {_number(training.policy_lag)}, "
+        f"version {training.version or UNKNOWN}"
+    )
+
+
+def _told(training: Training, now: datetime) -> str:
+    if training.updated_at is None:
+        return UNKNOWN
+    age = (now - datetime.fromisoformat(training.updated_at)).total_seconds()
+    old = ": the coordinator does not answer the operator, so these numbers are old" if age > OLD_SECONDS else ""
+    return f"{since(training.updated_at, now)} ago{old}"
+
+
+def _store(name: str, spec: Mapping[str, Any]) -> str:
+    store = spec.get("parameters", {}).get("store", {})
+    bucket = store.get("objectStore")
+    return f"volume {name}-data" if bucket is None else str(bucket.get("url"))
+
+
+def _role(workload: Object) -> tuple[str, str]:
+    wanted = workload.get("spec", {}).get("replicas", 1)
+    ready = workload.get("status", {}).get("readyReplicas", 0)
+    return str(workload["metadata"].get("labels", {}).get(ROLE_LABEL, UNKNOWN)), f"{ready}/{wanted}"
+
+
+def _conditions(status: ExperimentStatus, now: datetime) -> Iterator[tuple[str, ...]]:
+    for each in status.conditions:
+        message = " ".join(each.message.split())
+        yield each.type, each.status, each.reason, since(each.last_transition_time, now), message
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else format(value, ",.0f" if float(value).is_integer() else ",g")

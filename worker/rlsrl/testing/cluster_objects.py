@@ -1,0 +1,91 @@
+"""Objects as an API server shows them, for tests of what reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlsrl.api.pods import CONTAINER, EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL
+from rlsrl.api.reasons import REASONS
+from rlsrl.api.spec import API_VERSION, KIND
+
+Object = dict[str, Any]
+NAME = "cartpole"
+UID = "0f5a5b0a-0000-4000-8000-000000000001"
+MADE = "2026-01-01T12:00:00Z"
+"""When the experiment and all that belongs to it was made."""
+
+
+def labels(role: str) -> dict[str, str]:
+    """Those of what was made for a role."""
+    return {EXPERIMENT_LABEL: NAME, UID_LABEL: UID, ROLE_LABEL: role}
+
+
+def experiment(phase: str | None, *conditions: Object, name: str = NAME, uid: str = UID, **status: Any) -> Object:
+    """An experiment in a phase, with conditions; without a phase it has no status."""
+    told = {} if phase is None else {"status": {"phase": phase, "conditions": list(conditions), **status}}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": "research", "uid": uid, "creationTimestamp": MADE, "generation": 1},
+        "spec": {
+            "trainers": {"replicas": 1},
+            "restarts": {"budget": 10},
+            "parameters": {"store": {"filesystem": {"size": "10Gi"}}},
+            "stop": {"returnMean": 475.0, "envSteps": 2_000_000},
+        },
+        **told,
+    }
+
+
+def condition(aspect: str, reason: str, message: str, *, since: str = "2026-01-01T12:01:00Z") -> Object:
+    """One condition, with the status that goes with its reason; a word of Kubernetes' own is trouble."""
+    judgement = next((words for name, words in REASONS.items() if name == aspect), {})
+    status = next((said.status for word, said in judgement.items() if word == reason), "False")
+    return {"type": aspect, "status": status, "reason": reason, "message": message, "lastTransitionTime": since}
+
+
+def workload(role: str, *, ready: int, replicas: int, kind: str = "Deployment") -> Object:
+    """What makes a role's pods."""
+    metadata = {"name": f"{NAME}-{role}", "uid": f"uid-of-{role}s", "labels": labels(role), "creationTimestamp": MADE}
+    return {
+        "kind": kind,
+        "metadata": metadata,
+        "spec": {"replicas": replicas},
+        "status": {"readyReplicas": ready} if ready else {},
+    }
+
+
+def pod(name: str, role: str, *, index: int | None = None, **container: Any) -> Object:
+    """A pod; ready unless something is said of its worker's container (``state``, ``lastState``, ``restartCount``,
+    ``ready``)."""
+    ready = container.pop("ready", not container)
+    pod_index = {} if index is None else {"apps.kubernetes.io/pod-index": str(index)}
+    state = {"name": CONTAINER, "restartCount": 0, "state": {"running": {}}, **container}
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "uid": f"uid-of-{name}",
+            "labels": {**labels(role), **pod_index},
+            "creationTimestamp": MADE,
+        },
+        "status": {
+            "phase": "Running" if ready else "Pending",
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+            "containerStatuses": [state],
+        },
+    }
+
+
+def warning(about: Object, reason: str, message: str, *, at: str = "2026-01-01T12:02:00Z", count: int = 1) -> Object:
+    """An event about an object."""
+    return {
+        "kind": "Event",
+        "metadata": {"name": f"{about['metadata']['name']}.{reason}", "creationTimestamp": at},
+        "involvedObject": {"uid": about["metadata"]["uid"], "name": about["metadata"]["name"]},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": at,
+        "count": count,
+    }

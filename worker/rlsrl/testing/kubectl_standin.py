@@ -1,0 +1,121 @@
+"""A kubectl for tests without a cluster: a program that shows objects from a folder, as commands call the real one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Object = Mapping[str, Any]
+
+_PROGRAM = """#!{python}
+import json, pathlib, socket, sys, threading, time
+HERE = pathlib.Path(__file__).parent
+words = sys.argv[1:]
+with (HERE / "calls").open("a") as calls:
+    calls.write(" ".join(words) + "\\n")
+def option(*names):
+    for name in names:
+        if name in words:
+            at = words.index(name)
+            value = words[at + 1]
+            del words[at : at + 2]
+            return value
+def fail(said):
+    sys.exit(said.rstrip())
+option("--namespace")
+if (HERE / "refusal").exists():
+    fail((HERE / "refusal").read_text())
+objects = json.loads((HERE / "objects.json").read_text())
+def of(kinds):
+    kinds = [kind.split(".")[0].rstrip("s") for kind in kinds.split(",")]
+    return [each for each in objects if each["kind"].lower() in kinds]
+def has(each, labels):
+    own = each["metadata"].get("labels", {{}})
+    return all(own.get(name) == value for name, value in (label.split("=") for label in labels.split(",")))
+def get():
+    selector, field, output = option("--selector"), option("--field-selector"), option("--output")
+    found = of(words[1])
+    if selector:
+        found = [each for each in found if has(each, selector)]
+    if field:
+        name, value = field.split("=")
+        found = [each for each in found if each.get(name) == value]
+    names = [word for word in words[2:] if not word.startswith("--")]
+    if names:
+        found = [each for each in found if each["metadata"]["name"] in names]
+        print(json.dumps(found[0]) if found else "", end="")
+    elif output == "name":
+        print("\\n".join(each["kind"].lower() + "/" + each["metadata"]["name"] for each in found))
+    else:
+        print(json.dumps({{"items": found}}))
+def logs():
+    option("--container"), option("--tail")
+    name = words[1]
+    path = HERE / (name + (".previous" if "--previous" in words else "") + ".log")
+    if not path.exists():
+        fail("Error from server (BadRequest): container \\"worker\\" in pod \\"" + name + "\\" is waiting to start")
+    for line in path.read_text().splitlines():
+        print("[pod/" + name + "/worker] " + line, flush=True)
+    if "--follow" in words:
+        time.sleep(3600)
+def pump(source, target):
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+    except OSError:
+        pass
+    for end in (source, target):
+        try:
+            end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+def port_forward():
+    if not (HERE / "coordinator").exists():
+        fail("error: unable to forward port because pod is not running. Current status=Pending")
+    host, port = (HERE / "coordinator").read_text().rsplit(":", 1)
+    server = socket.create_server(("127.0.0.1", 0))
+    print("Forwarding from 127.0.0.1:" + str(server.getsockname()[1]) + " -> 7000", flush=True)
+    while True:
+        near, _ = server.accept()
+        far = socket.create_connection((host, int(port)))
+        for ends in ((near, far), (far, near)):
+            threading.Thread(target=pump, args=ends, daemon=True).start()
+{{"get": get, "logs": logs, "port-forward": port_forward}}[words[0]]()
+"""
+
+
+class KubectlStandIn:
+    """A folder to be put first on the PATH, with what the cluster is to show."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the program; the cluster shows nothing."""
+        self.folder = folder
+        program = folder / "kubectl"
+        program.write_text(_PROGRAM.format(python=sys.executable))
+        program.chmod(0o755)
+        self.show()
+
+    @property
+    def calls(self) -> list[str]:
+        """The words of each call so far."""
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def show(self, *objects: Object) -> None:
+        """The cluster shows these, and nothing else."""
+        (self.folder / "objects.json").write_text(json.dumps(objects))
+
+    def refuse(self, said: str) -> None:
+        """From now on every call fails with those words."""
+        (self.folder / "refusal").write_text(said)
+
+    def log(self, pod: str, text: str, *, previous: bool = False) -> None:
+        """What a pod's worker wrote."""
+        (self.folder / f"{pod}{'.previous' if previous else ''}.log").write_text(text)
+
+    def reach(self, coordinator: str) -> None:
+        """Port-forwards lead to that address."""
+        (self.folder / "coordinator").write_text(coordinator)
