@@ -10,6 +10,7 @@ from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, terminations
 from rlsrl.api.reasons import ACCEPTED, GANG_COMPLETE, READY, Aspect, PodReason, ReadyReason, Reason
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl_operator.gang import attempt_of, parse_time
+from rlsrl_operator.manifests.pods import TLS_KEYS
 from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
@@ -145,6 +146,9 @@ def summarize(
         reason, message = blocker(pods, attempt=status.attempt or 1) or ("Starting", "pods are being made")
         if reason == "Starting" and refusal is not None:
             reason, message = "FailedCreate", refusal
+        elif reason == "Starting" and (secret := subject.experiment.spec.security.tls_secret) is not None:
+            # What a volume lacks is told in events of the pod alone.
+            message += f"; pods wait for a Secret {secret} with the keys {', '.join(TLS_KEYS)}"
         message = f"{', '.join(missing)} ready: {message}"
     else:
         reason, message = "Ready", "every pod is ready"

@@ -21,6 +21,8 @@ from rlsrl_operator.settings import Identity
 USER = 10001
 CONFIG_FOLDER = "/etc/rlsrl/config"
 TOKEN_FOLDER = "/etc/rlsrl/token"  # noqa: S105 - a path
+TLS_FOLDER = "/etc/rlsrl/tls"
+TLS_KEYS = ("tls.crt", "tls.key", "ca.crt")
 RESULT_FILE = "/dev/termination-log"
 EVICTED_AFTER_SECONDS = 30
 """How long pods stay on a node that is not heard of."""
@@ -83,6 +85,7 @@ def _container(subject: Subject, role: Role) -> Manifest:
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
             {"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True},
+            *([{"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}] if _tls_secret(subject) else []),
             {"name": "state", "mountPath": STATE_FOLDER},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point
             *([{"name": "data", "mountPath": DATA_FOLDER}] if role.name == COORDINATOR else []),
@@ -111,6 +114,11 @@ def _environment(subject: Subject, role: Role) -> list[Manifest]:
         {"name": "RLSRL_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "RLSRL_TOKEN_FILE", "value": f"{TOKEN_FOLDER}/{TOKEN_KEY}"},
     ]
+    if _tls_secret(subject):
+        known += [
+            {"name": "RLSRL_TLS_FOLDER", "value": TLS_FOLDER},
+            {"name": "RLSRL_TLS_NAME", "value": subject.peer_name},
+        ]
     if role.name == TRAINER:
         index, attempt = (
             "metadata.labels['apps.kubernetes.io/pod-index']",
@@ -122,6 +130,10 @@ def _environment(subject: Subject, role: Role) -> list[Manifest]:
             {"name": "RLSRL_RESULT_FILE", "value": RESULT_FILE},
         ]
     return [*known, *subject.settings.defaults_of(role.name).extra_env]
+
+
+def _tls_secret(subject: Subject) -> str | None:
+    return subject.experiment.spec.security.tls_secret
 
 
 def _credentials(subject: Subject, role: Role) -> Manifest:
@@ -183,6 +195,10 @@ def _volumes(subject: Subject, role: Role) -> list[Manifest]:
         {"name": "state", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
     ]
+    if (secret := _tls_secret(subject)) is not None:
+        # By key: a Secret without one of them keeps the pod from starting instead of the worker from connecting.
+        items = [{"key": key, "path": key} for key in TLS_KEYS]
+        volumes.append({"name": "tls", "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}})
     if role.name == COORDINATOR:
         stays = subject.experiment.spec.parameters.store.filesystem is not None
         claim = {"persistentVolumeClaim": {"claimName": subject.name_of("data")}}

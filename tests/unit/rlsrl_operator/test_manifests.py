@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsrl.api.load import SpecError, load_file
+from rlsrl.rpc.tls import FILES
 from rlsrl.testing.documents import Document, minimal, variation
 from rlsrl_operator.manifests import Manifest, Subject, config_map, render, token_secret, volume_claim
 from rlsrl_operator.manifests.config import MANIFESTS_KEY
@@ -315,7 +316,9 @@ def test_whatever_a_pod_names_is_made(subject: Subject) -> None:
             if "configMap" in volume:
                 told = made["ConfigMap", volume["configMap"]["name"]]
                 assert {item["key"] for item in volume["configMap"]["items"]} == {f"{role}.json"} <= set(told["data"])
-            if "secret" in volume:
+            if volume["name"] == "tls":
+                assert volume["secret"]["secretName"] == subject.experiment.spec.security.tls_secret, "the user's"
+            elif "secret" in volume:
                 assert ("Secret", volume["secret"]["secretName"]) in made
             if "persistentVolumeClaim" in volume:
                 assert role == COORDINATOR, "the only mounter"
@@ -325,6 +328,23 @@ def test_whatever_a_pod_names_is_made(subject: Subject) -> None:
         assert option(workload, "--config") == f"{mounted['config']}/{role}.json"
         if workload["kind"] == "StatefulSet":
             assert ("Service", workload["spec"]["serviceName"]) in made
+
+
+@of_any_subject
+def test_all_pods_have_the_certificates_that_the_user_names_or_none_has(subject: Subject) -> None:
+    secret = subject.experiment.spec.security.tls_secret
+    for workload in workloads(subject).values():
+        environment = {each["name"]: each.get("value") for each in container(workload)["env"]}
+        mounted = {each["name"]: each for each in container(workload)["volumeMounts"]}
+        if secret is None:
+            assert "tls" not in mounted
+            assert "RLSRL_TLS_FOLDER" not in environment
+            continue
+        assert environment["RLSRL_TLS_FOLDER"] == mounted["tls"]["mountPath"]
+        assert environment["RLSRL_TLS_NAME"] == f"{subject.name}-coordinator.research.svc"
+        assert "subPath" not in mounted["tls"], "which is not kept up to date"
+        (volume,) = [each for each in workload["spec"]["template"]["spec"]["volumes"] if each["name"] == "tls"]
+        assert {each["path"] for each in volume["secret"]["items"]} == set(FILES), "where the workers look"
 
 
 @of_any_subject

@@ -292,6 +292,18 @@ def test_pods_that_may_not_be_made_are_told_unless_one_that_is_there_is_in_troub
     assert told.reason == "ImagePullBackOff"
 
 
+def test_pods_that_do_not_start_name_the_secret_that_they_may_lack() -> None:
+    document = minimal()
+    creating = [pod("actor", state=waiting("ContainerCreating"))]
+    said = ready_of(summarize(ExperimentStatus(), subject_of(document), creating, NOW)).message
+    assert "Secret" not in said
+    document["spec"]["security"] = {"tlsSecret": "mine"}
+    said = ready_of(summarize(ExperimentStatus(), subject_of(document), creating, NOW)).message
+    assert said.endswith("pods wait for a Secret mine with the keys tls.crt, tls.key, ca.crt")
+    running = [pod(role) for role in ("coordinator", "trainer", "actor")]
+    assert ready_of(summarize(ExperimentStatus(), subject_of(document), running, NOW)).reason == "Ready"
+
+
 def test_a_deployment_says_what_keeps_it() -> None:
     holding = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
     assert (

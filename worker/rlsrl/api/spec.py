@@ -538,6 +538,16 @@ class Tracking(Model):
     """Weights & Biases; not used unless given."""
 
 
+class Security(Model):
+    """What protects workers of a cluster from others, beside the token that each of them shows."""
+
+    tls_secret: ObjectName | None = None
+    """On a cluster: a Secret of the type kubernetes.io/tls with the keys tls.crt, tls.key and ca.crt, with which
+    workers talk to each other by mutual TLS. Its certificate is for servers and clients, and carries the DNS name
+    ``<name>-coordinator.<namespace>.svc`` or ``*.<namespace>.svc``. New certificates are used without a restart. On one
+    machine it means nothing: what workers say to each other does not leave it."""
+
+
 class ExperimentSpec(Model):
     """What to train, on what, with what, until when."""
 
@@ -573,6 +583,8 @@ class ExperimentSpec(Model):
     """How often workers that failed are started again."""
     tracking: Tracking = Tracking()
     """Where the learning curve is shown."""
+    security: Security = Security()
+    """What protects workers of a cluster from others."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000), INTEGRAL] | None = None
     """On a cluster: seconds after its end in which the experiment can be looked at; then it is deleted, its volume by
     ``whenDeleted``. Without it, it stays."""

@@ -100,7 +100,7 @@ EXAMPLES = {
     "spec.parameters.store.objectStore.credentialsSecret": "bucket-keys",
     "spec.parameters.store.filesystem.size": "50Gi",
     "spec.parameters.store.filesystem.storageClassName": "standard",
-    "spec.trainers.gpuResource": "amd.com/gpu",
+    "spec.trainers.gpuResource": "amd.com/gpu", "spec.security.tlsSecret": "certificates",
     "spec.tracking.wandb.project": "my-project", "spec.tracking.wandb.entity": "my-team",
 }  # fmt: skip
 """Legal strings whose pattern no generator needs to solve; factories share one."""
