@@ -9,13 +9,19 @@ from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.outbox import MAX_RECORDS, MAX_RECORDS_PER_HEARTBEAT, Outbox, Stream
+from rlsrl.testing.clock import ManualClock
 
 LONG = 3600.0
 
 
 @pytest.fixture
-def outbox() -> Outbox:
-    return Outbox(pb.Hello(role="trainer", instance="i"), wall_clock=lambda: 12.5)
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def outbox(clock: ManualClock) -> Outbox:
+    return Outbox(pb.Hello(role="trainer", instance="i"), wall_clock=lambda: 12.5, monotonic=clock.monotonic)
 
 
 def welcomed(outbox: Outbox) -> Stream:
@@ -42,6 +48,22 @@ def test_the_first_heartbeat_follows_the_welcome_at_once_with_the_newest_report(
     assert [(r.sequence, r.step, r.wall_time, dict(r.scalars)) for r in heartbeat.records] == [
         (0, 7, 12.5, {"loss": 0.5})
     ]
+
+
+def test_a_heartbeat_says_how_the_last_seconds_were_spent(outbox: Outbox, clock: ManualClock) -> None:
+    def activity() -> dict[str, float]:
+        return dict(outbox.heartbeat(-1)[0].activity)
+
+    clock.advance(5.0)
+    assert activity() == {}, "what is being built is not counted"
+    outbox.report(state=WorkerState.RUNNING)
+    clock.advance(1.0)
+    outbox.report(waiting_for="credit")
+    clock.advance(3.0)
+    assert activity() == {"working": 0.25, "credit": 0.75}, "a wait that lasts is counted, too"
+    outbox.report(state=WorkerState.PAUSED)
+    clock.advance(100.0)
+    assert activity() == {}, "nothing within the last seconds"
 
 
 def test_a_later_stream_claims_the_lease_of_the_first(outbox: Outbox) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -71,6 +72,7 @@ class Bench:
         self.client = InlineInferenceClient(channel, layout=small_layout())
         self.fresh = FreshParameters()
         self.metrics = Metrics(CollectorRegistry())
+        self.waits: list[str] = []
         self.pipeline = InferencePipeline(
             self.policy,
             self.server,
@@ -78,6 +80,7 @@ class Bench:
             max_batch_size=max_batch_size,
             metrics=self.metrics,
             clock=SystemClock(),
+            waiting=self.waiting,
         )
         self.pipeline.start()
 
@@ -85,6 +88,14 @@ class Bench:
         futures = [self.client.submit(request(value, min_version=min_version)) for value in values]
         self.client.flush()
         return futures
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        self.waits.append(what)
+        try:
+            yield
+        finally:
+            self.waits.append("")
 
     def close(self) -> None:
         self.policy.may_answer.set()
@@ -120,6 +131,17 @@ def test_answers_with_the_newest_weights(bench: Bench) -> None:
     assert bench.ask(3)[0].result(DEADLINE).version == V3
     assert bench.policy.loaded == [V1, V3], "each version is loaded once, and only the newest"
     assert bench.pipeline.version == V3
+
+
+def test_without_requests_it_waits_for_them_and_meanwhile_it_works(bench: Bench) -> None:
+    until(lambda: bench.waits[-1:] == ["requests"])
+    bench.policy.may_answer.clear()
+    bench.fresh.put(parameters(V1))
+    (future,) = bench.ask(1)
+    assert bench.policy.evaluating.wait(DEADLINE)
+    assert bench.waits[-1] == ""
+    bench.policy.may_answer.set()
+    assert future.result(DEADLINE).version == V1
 
 
 def test_never_answers_with_weights_older_than_asked_for(bench: Bench) -> None:

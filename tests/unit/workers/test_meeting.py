@@ -8,11 +8,12 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
+from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
 from rlsrl.workers.learning_curve import LearningCurve
-from rlsrl.workers.meeting import LOOK_SECONDS, Meeting
+from rlsrl.workers.meeting import LOOK_SECONDS, Meeting, report_of
 from rlsrl.workers.roster import Claim, Roster
 from rlsrl.workers.roster_record import RosterFile
 from rlsrl.workers.status import Experiment
@@ -98,3 +99,8 @@ def test_the_index_of_a_process_that_is_known_to_be_dead_is_free_at_once(watch: 
         assert roster.holder("a") is None
 
     watch(check, own_process() + "0")
+
+
+def test_of_an_activity_only_shares_are_taken() -> None:
+    heartbeat = pb.Heartbeat(activity={"working": 0.5, "credit": float("nan"), "batch": 7.0, "samples": -0.1})
+    assert report_of(heartbeat).activity == {"working": 0.5}

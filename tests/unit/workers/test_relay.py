@@ -120,7 +120,8 @@ class Chain:
             with suppress(StreamTimeout, StreamClosed):
                 actor.flush(0)
         self.relay.check()
-        self.relay.poll(TICK)
+        self.relay.receive(TICK)
+        self.relay.pass_on()
         slots = self.trainer.receive(64, TICK)
         assert all(slot.oldest_version >= slot.min_version for slot in slots), "the policy lag is kept"
         self.arrived += slots
@@ -264,7 +265,8 @@ def test_what_it_posted_and_the_trainer_never_got_is_settled_by_its_next_life(ch
     chain.trainer.grant(NUM_LANES, INITIAL)
     actor.post(fill(chain.acquire(actor), 1))
     while chain.page.record.counters["passed_on"] == 0:
-        chain.relay.poll(TICK)
+        chain.relay.receive(TICK)
+        chain.relay.pass_on()
         with pytest.raises(StreamTimeout):
             actor.acquire(TICK)
     chain.kill_buffer()
@@ -386,7 +388,8 @@ def test_a_worker_that_hangs_shows_no_life(tmp_path: Path) -> None:
             return shard.touches
 
         assert look_around() == look_around() == 1
-        relay.poll(0.0)
+        relay.receive(0.0)
+        relay.pass_on()
         while look_around() == 1:
             pass
         assert look_around() == look_around() == 2

@@ -29,7 +29,12 @@ def member(role: str, index: int = 0, *, present: bool = True, heard_at: float =
 def test_the_document_lists_who_is_there_by_role_and_index() -> None:
     members = [
         member("actor", 1, stats={"env_steps": 5.0}),
-        member("trainer", version=Version(2, 9), stats={"train_steps": 9.0}),
+        member(
+            "trainer",
+            version=Version(2, 9),
+            stats={"train_steps": 9.0},
+            activity={"working": 2 / 3, "batch": 1 / 3},
+        ),
         member("actor", 0, waiting_for="credit"),
         member("actor", 2, present=False),
     ]
@@ -47,6 +52,7 @@ def test_the_document_lists_who_is_there_by_role_and_index() -> None:
             "host": "here",
             "state": "running",
             "waiting_for": "",
+            "activity": {"batch": 0.333, "working": 0.667},
             "stats": {"train_steps": 9.0},
             "version": "2.9",
             "age_seconds": 1.5,

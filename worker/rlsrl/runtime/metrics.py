@@ -97,10 +97,10 @@ class Metrics:
     waiting_seconds = _Declared(
         Counter,
         "waiting_seconds_total",
-        "Time spent waiting, by what for (credit, parameters, inference, samples, batch, version).",
+        "Time spent waiting, by what for (credit, parameters, inference, requests, samples, batch, version).",
         unit="seconds",
         labels=("reason",),
-        roles=("actor", "buffer", "trainer", "evaluator"),
+        roles=("actor", "buffer", "trainer", "evaluator", "policy"),
     )
     train_steps = _Declared(Counter, "train_steps_total", "Calls of Learner.step.", roles=("trainer",))
     transitions_trained = _Declared(

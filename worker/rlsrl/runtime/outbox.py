@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.runtime.activity import WORKING, Activity
 from rlsrl.runtime.coordination import WorkerState
 
 MAX_RECORDS = 8192
@@ -24,13 +25,16 @@ MAX_RECORDS_PER_HEARTBEAT = 256
 class Outbox:
     """Collects what is to be sent. Any thread may call any method; none waits."""
 
-    def __init__(self, hello: pb.Hello, *, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self, hello: pb.Hello, *, wall_clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         """An outbox whose streams begin with ``hello``; ``wall_clock`` gives the records' Unix seconds."""
         self._wall_clock = wall_clock
         self.changed = threading.Condition()
         """Guards everything here and in the streams; notified when a stream has something new to do."""
         self._hello = hello
         self._report = pb.Heartbeat(state=pb.WORKER_STATE_CONFIGURING)
+        self._activity = Activity(now=monotonic)
         self._stats: dict[str, float] = {}
         self._ledger: dict[str, int] = {}
         self._records: deque[pb.Record] = deque()
@@ -58,6 +62,9 @@ class Outbox:
                 self._report.state = state.to_proto()
             if waiting_for is not None:
                 self._report.waiting_for = waiting_for
+            if state is not None or waiting_for is not None:
+                runs = self._report.state == pb.WORKER_STATE_RUNNING
+                self._activity.turn_to((self._report.waiting_for or WORKING) if runs else None)
             if version is not None:
                 self._report.version.attempt, self._report.version.step = version
             self._stats.update(stats or {})
@@ -113,7 +120,10 @@ class Outbox:
         with self.changed:
             waiting = [record for record in self._records if record.sequence > after]
             heartbeat = pb.Heartbeat(
-                stats=self._stats, ledger=self._ledger, records=waiting[:MAX_RECORDS_PER_HEARTBEAT]
+                stats=self._stats,
+                ledger=self._ledger,
+                records=waiting[:MAX_RECORDS_PER_HEARTBEAT],
+                activity=self._activity.shares(),
             )
             heartbeat.MergeFrom(self._report)
             return heartbeat, len(waiting) - len(heartbeat.records)

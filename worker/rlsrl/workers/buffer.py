@@ -37,7 +37,8 @@ class BufferWorker(Worker[BufferConfig]):
         self._context.membership.check()
         parts.relay.check()
         with self._context.waiting("samples" if parts.relay.num_orders else "credit"):
-            passed = parts.relay.poll(WAKE_SECONDS)
+            parts.relay.receive(WAKE_SECONDS)
+        passed = parts.relay.pass_on()
         self._slots_passed_on += passed.num_slots
         self._context.metrics.rollouts.inc(passed.num_slots)
         return PollResult(num_samples=passed.num_transitions, num_batches=passed.num_slots)

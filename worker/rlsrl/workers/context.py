@@ -11,14 +11,12 @@ import structlog
 
 from rlsrl.data.version import Version
 from rlsrl.rpc.tls import Tls
+from rlsrl.runtime.activity import WORKING
 from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.ledger import LedgerPage
 from rlsrl.runtime.metrics import LedgerCollector, Metrics
 from rlsrl.runtime.roster import Membership
-
-WORKING = "working"
-"""What a worker is shown to do when it waits for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ first. A third thread, the worker's main one, gets the weights.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from rlsrl.data.inference import RolloutResult
@@ -75,8 +76,9 @@ class InferencePipeline:
         max_batch_size: int,
         metrics: Metrics,
         clock: Clock,
+        waiting: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        """``max_batch_size``: lanes that are evaluated together at most."""
+        """``max_batch_size``: lanes that are evaluated together at most; ``waiting`` is told what is waited for."""
         self._policy = policy
         self._fresh = fresh
         self._metrics = metrics
@@ -84,7 +86,7 @@ class InferencePipeline:
         self._lock = threading.Lock()
         self._tally = InferenceTally()
         self._version: Version | None = None
-        self._batches = _Batches(server, max_batch_size)
+        self._batches = _Batches(server, max_batch_size, waiting)
         answered: Pipe[Answered] = Pipe(MAX_ANSWERED)
         self._rollout = MappingThread(
             "rollout", self._evaluate, upstream_queue=self._batches, downstream_queue=answered
@@ -168,15 +170,20 @@ class InferencePipeline:
 class _Batches:
     """A server's batches as a stage's upstream: each is formed when the stage is ready for it."""
 
-    def __init__(self, server: InferenceServer, max_size: int) -> None:
+    def __init__(
+        self, server: InferenceServer, max_size: int, waiting: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
         self._server = server
         self._max_size = max_size
+        self._waiting = waiting
         self._closed = False
 
     def get(self) -> InferenceBatch:
         """The next batch."""
         while not self._closed:
-            if (batch := self._server.next_batch(self._max_size, WAKE_SECONDS)) is not None:
+            with self._waiting("requests"):
+                batch = self._server.next_batch(self._max_size, WAKE_SECONDS)
+            if batch is not None:
                 return batch
         raise PipeClosed("no more batches are taken")
 

@@ -477,6 +477,7 @@ def report_of(heartbeat: pb.Heartbeat) -> Report:
         version=Version(version.attempt, version.step) if heartbeat.HasField("version") else None,
         ledger=dict(heartbeat.ledger),
         records_dropped=heartbeat.records_dropped,
+        activity={what: share for what, share in heartbeat.activity.items() if 0.0 <= share <= 1.0},
     )
 
 

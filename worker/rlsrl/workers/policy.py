@@ -69,6 +69,7 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
         wanted = parts.fresh.wanted(self._patience)
         if wanted is None:
             return parts.parameters.get(newer_than=self._version) if self._pull.check() else None
+        # It is the evaluating thread that waits: it counts as this worker's own meanwhile.
         with self._context.waiting("parameters"):
             try:
                 return parts.parameters.wait(wanted, timeout=WAKE_SECONDS)

@@ -4,7 +4,7 @@ Flow stays exact. Each credit that a consumer grants ("order" here) is granted o
 nothing else is. So the orders in hand bound what is held, back-pressure and policy lag reach through, and what comes
 finds an order, first come, first passed on.
 
-Two threads. The owner's receives, copies and releases (``poll``); the other takes orders and posts what was filled, for
+Two threads. The owner's receives, copies and releases; the other takes orders and posts what was filled, for
 a producer belongs to one thread and ``receive`` and ``acquire`` both wait. Whoever is handed something is woken: by the
 upstream consumer, and by a descriptor beside the downstream producer's own.
 """
@@ -132,12 +132,23 @@ class Relay:
         with self._lock:
             return len(self._orders)
 
-    def poll(self, timeout: float) -> Passed:
-        """Wait for slots, at most ``timeout`` seconds, and pass on what can be."""
+    def receive(self, timeout: float) -> None:
+        """Wait for slots, at most ``timeout`` seconds."""
         with self._lock:
             self._polls += 1
         self._held.extend(self._upstream.receive(MAX_SLOTS_A_POLL, timeout))
-        return self._pass_on()
+
+    def pass_on(self) -> Passed:
+        """Pass on what was received, as far as there are orders."""
+        num_slots = num_transitions = 0
+        while self._held and (order := self._order_for(self._held[0])) is not None:
+            slot = self._held.popleft()
+            if isinstance(order, Slot):
+                self._fill(order, slot)
+                num_slots, num_transitions = num_slots + 1, num_transitions + slot.num_transitions
+            else:
+                self._drop(slot, order)
+        return Passed(num_slots, num_transitions)
 
     def close(self) -> None:
         """Post what is filled, pass on what can be, count what cannot, and part from both sides."""
@@ -148,7 +159,7 @@ class Relay:
         self._upstream.close()
         self._held.extend(self._upstream.receive(MAX_SLOTS_A_POLL, timeout=0))
         if self._error is None and not self._thread.is_alive():
-            self._pass_on()
+            self.pass_on()
             self._post_filled()
         for slot in self._held:
             self._ledger.dropped("end_of_run", slot.num_transitions)
@@ -157,17 +168,6 @@ class Relay:
         self._wake.close()
 
     # The owner's thread.
-
-    def _pass_on(self) -> Passed:
-        num_slots = num_transitions = 0
-        while self._held and (order := self._order_for(self._held[0])) is not None:
-            slot = self._held.popleft()
-            if isinstance(order, Slot):
-                self._fill(order, slot)
-                num_slots, num_transitions = num_slots + 1, num_transitions + slot.num_transitions
-            else:
-                self._drop(slot, order)
-        return Passed(num_slots, num_transitions)
 
     def _order_for(self, slot: Slot) -> Slot | StaleReason | None:
         """See ``Orders.take_for``; None while there is none at all."""

@@ -32,6 +32,8 @@ class Report:
     version: Version | None = None
     ledger: Mapping[str, int] = field(default_factory=dict)
     records_dropped: int = 0
+    activity: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the last seconds, by what was done or waited for (``rlsrl.runtime.activity``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,7 @@ def _worker(member: Member, experiment: Experiment, now: float) -> dict[str, Any
         "host": member.host,
         "state": member.report.state,
         "waiting_for": member.report.waiting_for,
+        "activity": {what: round(share, 3) for what, share in sorted(member.report.activity.items())},
         "stats": {name: _finite(value) for name, value in sorted(member.report.stats.items())},
         "version": _text(member.report.version),
         "age_seconds": round(age, 3),

@@ -231,6 +231,26 @@ class Heartbeat(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ActivityEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATE_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
@@ -238,6 +258,7 @@ class Heartbeat(_message.Message):
     LEDGER_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     RECORDS_DROPPED_FIELD_NUMBER: _builtins.int
+    ACTIVITY_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     waiting_for: _builtins.str
     """What the worker waits for, in a few words; empty while it works."""
@@ -255,6 +276,10 @@ class Heartbeat(_message.Message):
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]:
         """Learning-curve rows that this stream has not carried yet, by ascending sequence."""
 
+    @_builtins.property
+    def activity(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Shares of the last seconds: "working", and what the worker waited for. They add up to 1; empty before it runs."""
+
     def __init__(
         self,
         *,
@@ -265,10 +290,11 @@ class Heartbeat(_message.Message):
         ledger: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         records: _abc.Iterable[Global___Record] | None = ...,
         records_dropped: _builtins.int = ...,
+        activity: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger", b"ledger", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

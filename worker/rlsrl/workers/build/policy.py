@@ -57,5 +57,6 @@ def build_policy_worker(config: PolicyWorkerConfig, context: WorkerContext) -> P
             max_batch_size=config.max_batch_size,
             metrics=context.metrics,
             clock=context.clock,
+            waiting=context.waiting,
         )
         return PolicyParts(parameters=parameters, fresh=fresh, pipeline=pipeline, resources=resources.pop_all())
