@@ -16,8 +16,10 @@ from rlsrl.api.load import load_text
 from rlsrl.api.placement import ClusterPlacement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import RoleConfig
+from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE, TLS_NAME_VARIABLE, Tls
 from rlsrl.runtime.coordination import CoordinatorClient
 from rlsrl.runtime.process import worker_environment
+from rlsrl.testing.certificates import PEER_NAME, MountedSecret
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 
 TOKEN = "the-token"  # noqa: S105 - of tests
@@ -26,8 +28,8 @@ TOKEN = "the-token"  # noqa: S105 - of tests
 class Pods:
     """One run's workers, each at an address of the loopback network that no other has."""
 
-    def __init__(self, experiment: str, folder: Path, stack: ExitStack) -> None:
-        """Start nobody yet. ``stack`` ends at its end whoever was started."""
+    def __init__(self, experiment: str, folder: Path, stack: ExitStack, *, secret: MountedSecret | None = None) -> None:
+        """Start nobody yet. ``stack`` ends at its end whoever was started; with ``secret`` they talk over TLS."""
         self._folder = folder
         self._stack = stack
         self._network = f"127.{secrets.randbelow(250) + 2}.{secrets.randbelow(250) + 1}"
@@ -39,7 +41,12 @@ class Pods:
             ledger_folder=str(folder / "ledger"),
         )
         self.told = resolve(load_text(experiment), placement)
-        self.client = CoordinatorClient(self.told.coordinator.coordinator_address, TOKEN)
+        self._variables = {"RLSRL_TOKEN": TOKEN}
+        tls: Tls | None = None
+        if secret is not None:
+            self._variables |= {TLS_FOLDER_VARIABLE: str(secret.folder), TLS_NAME_VARIABLE: PEER_NAME}
+            tls = secret.tls()
+        self.client = CoordinatorClient(self.told.coordinator.coordinator_address, TOKEN, tls)
         stack.callback(self.client.close)
 
     @property
@@ -65,7 +72,7 @@ class Pods:
         path.write_text(config.to_json())
         module = ["rlsrl.workers.gang_launcher", *launcher] if launcher else ["rlsrl.workers"]
         command = [sys.executable, "-m", *module, "--role", role, "--config", str(path), *arguments]
-        environment = worker_environment({**os.environ, "RLSRL_TOKEN": TOKEN, "RLSRL_HOST": host})
+        environment = worker_environment({**os.environ, **self._variables, "RLSRL_HOST": host})
         with (self._folder / f"{role}-{host}.log").open("wb") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         self._stack.callback(process.wait, DEADLINE_SECONDS)
