@@ -30,7 +30,7 @@ STATUS: dict[str, Any] = {
             {
                 "pid": 11,
                 "state": "running",
-                "waiting_for": "samples",
+                "activity": {"working": 0.38, "batch": 0.617, "other": 0.003},
                 "stats": {"b": 2.0, "a": 12345.678},
                 "version": "1.7",
             }
@@ -83,7 +83,7 @@ def test_how_far_a_goal_is(target: float, current: float | None, fraction: float
 def test_rows_join_what_the_controller_and_the_coordinator_know() -> None:
     assert rows(VIEW) == [
         Row(name="coordinator-0", state="running"),
-        Row(name="trainer-0", state="running", waiting_for="samples", version="1.7", stats="a 12,346  b 2"),
+        Row(name="trainer-0", state="running", busy="38%", waits="batch 62%", version="1.7", stats="a 12,346  b 2"),
         Row(name="actor-0", state="running", version="1.6"),
         Row(name="actor-1", state="restarting"),
     ]
@@ -159,7 +159,7 @@ def test_the_plain_line_before_anything_is_known() -> None:
 
 def test_the_picture_has_it_all() -> None:
     text = drawn(VIEW)
-    for expected in ("toy", "training", "12.3 s", "48,640 env steps", "52,100 steps/s", "lag 1", "samples", "actor-1"):
+    for expected in ("toy", "training", "12.3 s", "48,640 env steps", "52,100 steps/s", "lag 1", "38%", "batch 62%", "actor-1"):
         assert expected in text
     assert "coordinator-0  " in text, "names are not cut for the sake of statistics"
     assert "201.3 of 475" in text
@@ -174,7 +174,7 @@ def test_the_picture_has_it_all() -> None:
         {"roles": {"evaluator": [None, {"stats": {"step": "x", "return_mean": None}}]}},
         {"roles": {"trainer": 3, "actor": [None, {"pid": "x"}, {"pid": 12, "stats": [], "version": 7}]}},
         {"totals": {"return_mean": "high", "env_steps": None, "version": None}, "phase": None},
-        {"roles": {"actor": [{"pid": 12, "waiting_for": "[red]markup[/red]", "state": "running"}]}},
+        {"roles": {"actor": [{"pid": 12, "activity": {"[red]markup[/red]": 1.0}, "state": "running"}]}},
     ],
 )
 def test_a_status_that_is_not_as_expected_is_shown_as_far_as_it_goes(status: dict[str, Any]) -> None:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlsrl.api.placement import COORDINATOR_PORT
 from rlsrl.api.pods import TOKEN_KEY
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Kubectl, Object, complaint, own_labels
-from rlsrl.parameters.protocols import ParameterDB
 
-ANSWER_SECONDS = 10.0
+if TYPE_CHECKING:
+    from rlsrl.parameters.protocols import ParameterDB
+    from rlsrl.rpc.tls import Tls
+
+ANSWER_SECONDS = 5.0
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
@@ -24,6 +31,7 @@ class Reached(NamedTuple):
 
     address: str
     token: str
+    tls: Tls | None
 
 
 @contextlib.contextmanager
@@ -34,8 +42,11 @@ def coordinator(kubectl: Kubectl, experiment: Object) -> Iterator[Reached]:
         UserError: it cannot be reached; with what kubectl said.
     """
     token = _token(kubectl, experiment)
-    with _forwarded(kubectl, experiment["metadata"]["name"]) as port:
-        yield Reached(f"127.0.0.1:{port}", token)
+    with (
+        _certificates(kubectl, experiment) as tls,
+        _forwarded(kubectl, experiment["metadata"]["name"]) as port,
+    ):
+        yield Reached(f"127.0.0.1:{port}", token, tls)
 
 
 def coordinator_status(kubectl: Kubectl, experiment: Object) -> Mapping[str, Any]:
@@ -46,14 +57,11 @@ def coordinator_status(kubectl: Kubectl, experiment: Object) -> Mapping[str, Any
     """
     from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable
 
-    with coordinator(kubectl, experiment) as reached:
-        client = CoordinatorClient(reached.address, reached.token)
+    with coordinator(kubectl, experiment) as reached, closing(CoordinatorClient(*reached)) as client:
         try:
             return client.status(ANSWER_SECONDS)
         except CoordinatorUnavailable as error:
             raise UserError(f"the coordinator of {experiment['metadata']['name']} does not answer: {error}") from error
-        finally:
-            client.close()
 
 
 @contextlib.contextmanager
@@ -69,7 +77,7 @@ def cluster_database(name: str, namespace: str | None) -> Iterator[ParameterDB]:
 
     kubectl = Kubectl(namespace)
     with coordinator(kubectl, kubectl.experiment(name)) as reached:
-        yield ServiceParameterDB(reached.address, reached.token)
+        yield ServiceParameterDB(reached.address, reached.token, tls=reached.tls)
 
 
 def _token(kubectl: Kubectl, experiment: Object) -> str:
@@ -77,6 +85,27 @@ def _token(kubectl: Kubectl, experiment: Object) -> str:
         if TOKEN_KEY in secret.get("data", {}):
             return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
     raise UserError(f"{experiment['metadata']['name']} has no token yet: the operator has not made its objects")
+
+
+@contextlib.contextmanager
+def _certificates(kubectl: Kubectl, experiment: Object) -> Iterator[Tls | None]:
+    """Those of the experiment's workers, for as long as they are needed; None where it has none."""
+    from rlsrl.rpc.tls import FILES, Tls, TlsUnusable
+
+    metadata = experiment["metadata"]
+    name = experiment.get("spec", {}).get("security", {}).get("tlsSecret")
+    if name is None:
+        yield None
+        return
+    data = json.loads(kubectl.ask("get", "secret", name, "--output", "json")).get("data", {})
+    with tempfile.TemporaryDirectory(prefix="rlsrl-tls-") as folder:
+        for file in FILES:
+            Path(folder, file).write_bytes(base64.b64decode(data.get(file, "")))
+        try:
+            tls = Tls(folder=Path(folder), peer_name=f"{metadata['name']}-coordinator.{metadata['namespace']}.svc")
+        except TlsUnusable as error:
+            raise UserError(f"the certificates in the Secret {name} cannot be used: {error}") from error
+        yield tls
 
 
 @contextlib.contextmanager
@@ -91,7 +120,7 @@ def _forwarded(kubectl: Kubectl, name: str) -> Iterator[int]:
             found = _FORWARDING.search(forward.stdout.readline())
             if found is None:
                 said = complaint(forward.stderr.read())
-                raise UserError(f"the coordinator of {name} cannot be reached: {said}")
+                raise UserError(f"the coordinator of {name} cannot be reached: {said}; see kubectl rlsrl why {name}")
             yield int(found[1])
         finally:
             forward.kill()

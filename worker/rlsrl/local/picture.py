@@ -16,6 +16,16 @@ from rich.text import Text
 
 from rlsrl.api.spec import Stop
 from rlsrl.local.controller import COORDINATOR, EVALUATOR, ProcessState
+from rlsrl.local.worker_report import (
+    UNKNOWN,
+    activity,
+    busy,
+    mapping,
+    number,
+    reports_of,
+    state,
+    waits,
+)
 
 STALE_SECONDS = 5.0
 """A status older than this is marked: the coordinator is away or busy."""
@@ -25,8 +35,6 @@ MAX_ROWS_A_ROLE = 8
 
 SHOWN_STATS = 3
 """How many of a worker's statistics its row has room for."""
-
-UNKNOWN = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +74,22 @@ class Row:
 
     name: str
     state: str
-    waiting_for: str = ""
+    busy: str = UNKNOWN
+    """The share of the last seconds in which it waited for nothing."""
+    waits: str = ""
+    """For what it waited in the others."""
     version: str = ""
     stats: str = ""
 
 
 def goals(stop: Stop, totals: Mapping[str, Any], elapsed_seconds: float) -> list[Goal]:
     """The stop conditions that are set, in the spec's order."""
+    trained_seconds = number(totals, "train_seconds")
     current = {
-        "return_mean": _number(totals, "return_mean"),
-        "env_steps": _number(totals, "env_steps"),
-        "train_steps": _number(totals, "train_steps"),
-        "wall_seconds": _number(totals, "train_seconds", elapsed_seconds),
+        "return_mean": number(totals, "return_mean"),
+        "env_steps": number(totals, "env_steps"),
+        "train_steps": number(totals, "train_steps"),
+        "wall_seconds": elapsed_seconds if trained_seconds is None else trained_seconds,
     }
     labels = {
         "return_mean": "return",
@@ -120,7 +132,7 @@ def line(view: View) -> str:
 
 
 def _figures(view: View) -> list[str]:
-    totals = _mapping(view.status, "totals")
+    totals = mapping(view.status, "totals")
     shown = {goal.label: _goal_text(goal) for goal in goals(view.stop, totals, view.elapsed_seconds)}
     shown.pop("seconds", None)  # The line begins with them.
     return_mean = shown.pop("return", f"return {_text(totals, 'return_mean', '.1f')}")
@@ -138,7 +150,7 @@ def _figures(view: View) -> list[str]:
 
 def render(view: View) -> RenderableType:
     """The picture for a terminal."""
-    totals = _mapping(view.status, "totals")
+    totals = mapping(view.status, "totals")
     head = Text.assemble((view.name, "bold"), f"  {_phase(view)}  {view.elapsed_seconds:.1f} s")
     progress = Table.grid(padding=(0, 2))
     for goal in goals(view.stop, totals, view.elapsed_seconds):
@@ -150,23 +162,21 @@ def render(view: View) -> RenderableType:
         f"version {_version(totals)}" + "".join(f"   {text}" for text in _evaluation(view))
     )
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim", expand=True)
-    for title in ("process", "state", "waits for", "version"):
+    for title in ("process", "state", "busy", "waits for", "version"):
         table.add_column(title, overflow="ellipsis", no_wrap=True, max_width=32)
     table.add_column("statistics", overflow="ellipsis", no_wrap=True, ratio=1)  # Gets what the others leave.
     for row in rows(view):
-        table.add_row(*map(Text, (row.name, row.state, row.waiting_for, row.version, row.stats)))
+        table.add_row(*map(Text, (row.name, row.state, row.busy, row.waits, row.version, row.stats)))
     return Group(head, progress, numbers, table)
 
 
 def _evaluation(view: View) -> list[str]:
     """The newest evaluation; nothing before the first."""
-    reports = _mapping(view.status, "roles").get(EVALUATOR)
-    known = [report for report in reports if isinstance(report, Mapping)] if isinstance(reports, list) else []
-    stats = [_mapping(report, "stats") for report in known]
+    stats = [mapping(report, "stats") for report in reports_of(view.status, EVALUATOR)]
     found = [
         (step, mean)
         for each in stats
-        if (step := _number(each, "step")) is not None and (mean := _number(each, "return_mean")) is not None
+        if (step := number(each, "step")) is not None and (mean := number(each, "return_mean")) is not None
     ]
     return [f"evaluated {max(found)[1]:.1f} at step {max(found)[0]:.0f}"] if found else []
 
@@ -181,15 +191,17 @@ def _phase(view: View) -> str:
 
 def _row(process: ProcessState, view: View, reports: Mapping[int, Mapping[str, Any]]) -> Row:
     report = reports.get(process.pid, {}) if process.pid is not None else {}
-    stats = {name: value for name, value in _mapping(report, "stats").items() if isinstance(value, int | float)}
+    stats = {name: value for name, value in mapping(report, "stats").items() if isinstance(value, int | float)}
     shown = [
         f"{name} {format(value, ',.0f' if abs(value) >= 1000 else '.4g')}"
         for name, value in sorted(stats.items())[:SHOWN_STATS]
     ]
+    shares = activity([report])
     return Row(
         name=f"{process.role}-{process.number}",
         state=_state(process, view, reports),
-        waiting_for=str(report.get("waiting_for") or ""),
+        busy=busy(shares),
+        waits=waits(shares),
         version=str(report.get("version") or ""),
         stats="  ".join(shown),
     )
@@ -201,7 +213,7 @@ def _state(process: ProcessState, view: View, reports: Mapping[int, Mapping[str,
     report = reports.get(process.pid) if process.pid is not None else None
     if report is None:
         return "starting" if _phase(view) != "finished" else "ending"
-    return "silent" if report.get("stale") else str(report.get("state") or "starting")
+    return state(report)
 
 
 def _reports(view: View) -> dict[int, Mapping[str, Any]]:
@@ -212,21 +224,14 @@ def _reports(view: View) -> dict[int, Mapping[str, Any]]:
         for process in view.processes
         if process.role == COORDINATOR and process.pid is not None and view.status is not None
     }
-    for workers in _mapping(view.status, "roles").values():
-        for report in workers if isinstance(workers, list) else ():
-            if isinstance(report, Mapping) and isinstance(pid := report.get("pid"), int):
+    for role in mapping(view.status, "roles"):
+        for report in reports_of(view.status, role):
+            if isinstance(pid := report.get("pid"), int):
                 reports[pid] = report
     for process in view.processes:
-        if process.is_gang and process.pid is not None and (first := _first_of(process.role, view)) is not None:
-            reports[process.pid] = first
+        if process.is_gang and process.pid is not None and (ranks := reports_of(view.status, process.role)):
+            reports[process.pid] = ranks[0]  # speaks for the gang
     return reports
-
-
-def _first_of(role: str, view: View) -> Mapping[str, Any] | None:
-    """What the role's first worker said of itself: it speaks for the gang."""
-    workers = _mapping(view.status, "roles").get(role)
-    first = workers[0] if isinstance(workers, list) and workers else None
-    return first if isinstance(first, Mapping) else None
 
 
 def _goal_text(goal: Goal) -> str:
@@ -236,18 +241,8 @@ def _goal_text(goal: Goal) -> str:
     return f"{goal.label} {current} of {target}"
 
 
-def _mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
-    member = (value or {}).get(name)
-    return member if isinstance(member, Mapping) else {}
-
-
-def _number(totals: Mapping[str, Any], name: str, default: float | None = None) -> float | None:
-    value = totals.get(name)
-    return float(value) if isinstance(value, int | float) else default
-
-
 def _text(totals: Mapping[str, Any], name: str, style: str) -> str:
-    value = _number(totals, name)
+    value = number(totals, name)
     return UNKNOWN if value is None else format(value, style)
 
 

@@ -1,0 +1,116 @@
+"""``kubectl rlsrl top`` on real workers; only the cluster is a stand-in: its kubectl forwards to the coordinator."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlsrl.api.placement import COORDINATOR_PORT
+from rlsrl.cli import main
+from rlsrl.testing.cluster_objects import NAME, experiment, labels
+from rlsrl.testing.kubectl_standin import KubectlStandIn
+from rlsrl.testing.pods import TOKEN, Pods
+from rlsrl.testing.waiting import DEADLINE_SECONDS, until
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: cartpole}
+spec:
+  environment: {id: CartPole-v1}
+  policy: {network: {mlp: {hiddenSizes: [8]}}}
+  algorithm: {ppo: {epochs: 1, minibatchSize: 64}}
+  actors: {environments: 4, rolloutLength: 16}
+  bufferWorkers: {replicas: 1}
+  policyWorkers: {replicas: 1}
+  stop: {trainSteps: 1000000}
+"""
+SECRET = {
+    "kind": "Secret",
+    "metadata": {"name": "cartpole-token", "labels": labels("")},
+    "data": {"token": base64.b64encode(TOKEN.encode()).decode()},
+}
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    with ExitStack() as stack:
+        yield Pods(EXPERIMENT, tmp_path, stack)
+
+
+@pytest.fixture
+def coordinator(pods: Pods, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+    """The run's, reached by a kubectl that is the only one on the PATH."""
+    folder = tmp_path / "kubectl"
+    folder.mkdir()
+    cluster = KubectlStandIn(folder)
+    process, host = pods.start("coordinator", pods.told.coordinator)
+    cluster.show(experiment("Running"), SECRET)
+    cluster.reach(f"{host}:{COORDINATOR_PORT}")
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    until(lambda: pods.status()["phase"] == "starting", "a coordinator that answers")
+    return process
+
+
+def test_it_shows_who_works_and_who_waits_for_what(pods: Pods, coordinator: subprocess.Popen[bytes]) -> None:
+    assert coordinator.poll() is None
+    for role in ("policy", "buffer", "trainer", "actor"):
+        pods.start(role, getattr(pods.told, role), *(["--attempt", "1"] if role == "trainer" else []))
+
+    def known(role: str) -> bool:
+        workers = pods.status()["roles"].get(role, [])
+        return bool(workers and workers[0]["activity"] and "samples_per_second" in workers[0]["stats"])
+
+    until(lambda: all(map(known, ("policy", "buffer", "trainer", "actor"))), "the first statistics of all")
+    result = CliRunner().invoke(main, ["top", NAME])
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line for line in result.output.splitlines() if line[:1].islower()}
+    waits = {"actor": "inference", "buffer": "samples|credit", "policy": "requests", "trainer": "batch"}
+    for role, word in waits.items():
+        assert re.search(rf"1 running +\d+% .*({word}) \d+%", rows[role]), rows[role]
+    assert "requests" in rows["policy"].split("%")[-1], "its unit"
+    for role in waits:
+        (worker,) = pods.status()["roles"][role]
+        assert sum(worker["activity"].values()) == pytest.approx(1.0, abs=0.01)
+
+
+def test_on_a_terminal_it_is_live_tells_a_lost_coordinator_and_ends_without_a_word(
+    pods: Pods, coordinator: subprocess.Popen[bytes]
+) -> None:
+    near, far = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from rlsrl.cli import main; main()", "top", NAME],
+        stdin=far, stdout=far, stderr=far, start_new_session=True, env={**os.environ, "COLUMNS": "200", "LINES": "50"},
+    )  # fmt: skip
+    os.close(far)
+    seen = ""
+
+    def shows(words: str, times: int = 1) -> bool:
+        nonlocal seen
+        seen += os.read(near, 65536).decode()
+        return seen.count(words) >= times
+
+    try:
+        until(lambda: shows("cartpole: starting", times=3), "the table, three times", timeout=DEADLINE_SECONDS)
+        assert "\x1b[H\x1b[J" in seen, "drawn over itself"
+        coordinator.kill()
+        coordinator.wait(DEADLINE_SECONDS)
+        until(lambda: shows("ago: the coordinator"), "the loss is told", timeout=DEADLINE_SECONDS)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_SECONDS) == 130
+        assert "Traceback" not in seen
+    finally:
+        process.kill()
+        process.wait(DEADLINE_SECONDS)
+        os.close(near)

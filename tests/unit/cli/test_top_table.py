@@ -1,0 +1,85 @@
+"""What an experiment's workers do, as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlsrl.cli.top_table import top_table
+from rlsrl.local.worker_report import activity, busy, waits
+
+
+def worker(index: int, host: str, shares: dict[str, float], rate: float, **more: Any) -> dict[str, Any]:
+    stats = {"samples_per_second": rate}
+    known = {"index": index, "host": host, "state": "running", "stale": False, "version": "1.6"}
+    return {**known, "activity": shares, "stats": stats, **more}
+
+
+PAGE: dict[str, Any] = {
+    "experiment": "cartpole",
+    "phase": "training",
+    "totals": {
+        "env_steps": 62971.0,
+        "train_steps": 62.0,
+        "env_steps_per_second": 5381.4,
+        "return_mean": 243.04,
+        "policy_lag": 1.0,
+        "version": "1.62",
+    },
+    "roles": {
+        "actor": [
+            worker(0, "actor-x", {"working": 0.9, "credit": 0.1}, 2500.4),
+            worker(1, "actor-y", {"working": 0.4, "credit": 0.35, "inference": 0.25}, 1200.0, stale=True),
+        ],
+        "policy": [worker(0, "policy-z", {"working": 0.25, "requests": 0.75}, 312.0)],
+        "trainer": [],
+    },
+}
+
+
+def test_roles_and_their_workers_with_what_they_wait_for() -> None:
+    assert top_table(PAGE).splitlines() == [
+        "cartpole: training, env steps 62,971, train steps 62, env steps/s 5,381, return 243.0, lag 1, version 1.62",
+        "",
+        "ROLE     INDEX  HOST      STATE                BUSY  WAITS FOR                  PER SECOND         VERSION",
+        "actor                     1 running, 1 silent  65%   credit 22%, inference 12%  3,700 transitions",
+        "         0      actor-x   running              90%   credit 10%                 2,500 transitions  1.6",
+        "         1      actor-y   silent               40%   credit 35%, inference 25%  1,200 transitions  1.6",
+        "policy                    1 running            25%   requests 75%               312 requests",
+        "         0      policy-z  running              25%   requests 75%               312 requests       1.6",
+        "trainer                   none                 -                                -",
+    ]
+
+
+def test_large_roles_are_counted_unless_all_is_asked_for() -> None:
+    page = {**PAGE, "roles": {"actor": [worker(index, f"pod-{index}", {}, 1.0) for index in range(20)]}}
+    told = top_table(page)
+    assert "pod-6" in told
+    assert "pod-7" not in told
+    assert "and 13 more" in told
+    assert "20 running" in told
+    assert "pod-19" in top_table(page, whole=True)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        {},
+        {"roles": None, "totals": []},
+        {"roles": {"actor": 3, "trainer": [None, {"index": None, "stats": 4, "activity": {"working": "x"}}]}},
+    ],
+)
+def test_a_page_that_is_not_as_expected_is_shown_as_far_as_it_goes(page: dict[str, Any]) -> None:
+    assert "ROLE" in top_table(page)
+
+
+def test_shares_are_means_over_those_who_said_them() -> None:
+    reports = [{"activity": {"working": 1.0}}, {"activity": {"working": 0.5, "batch": 0.5}}, {"activity": {}}, {}]
+    assert activity(reports) == {"working": 0.75, "batch": 0.25}
+    assert activity([]) == {}
+
+
+def test_what_is_not_known_is_no_0_and_what_is_little_is_no_word() -> None:
+    assert (busy({}), waits({})) == ("-", "")
+    assert (busy({"batch": 1.0}), waits({"batch": 0.996, "credit": 0.004})) == ("0%", "batch 100%")

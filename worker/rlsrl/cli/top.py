@@ -1,0 +1,90 @@
+"""``kubectl rlsrl top``: what the workers of an experiment on the cluster do, live."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlsrl.cli.errors import UserError
+from rlsrl.cli.kubectl import Kubectl, Object
+from rlsrl.cli.live import quiet_interrupt, show_live
+from rlsrl.cli.on_cluster import ANSWER_SECONDS, coordinator, coordinator_status
+from rlsrl.cli.text import span
+from rlsrl.cli.top_table import top_table
+
+if TYPE_CHECKING:
+    from rlsrl.runtime.coordination import CoordinatorClient
+
+
+@click.command()
+@click.argument("name")
+@click.option("-n", "--namespace", metavar="NAME", help="By default the one of kubectl's context.")
+@click.option("-a", "--all", "whole", is_flag=True, help="Show every worker of large roles.")
+def top(name: str, namespace: str | None, whole: bool) -> None:
+    """Show what the workers of the experiment NAME do: how busy they are, what they wait for, how much they get done.
+
+    BUSY is the share of the last ten seconds in which a worker waited for nothing. On a terminal the table is live,
+    until Ctrl-C; elsewhere it is printed once.
+    """
+    with quiet_interrupt():
+        kubectl = Kubectl(namespace)
+        experiment = kubectl.experiment(name)
+        if not sys.stdout.isatty():
+            click.echo(top_table(coordinator_status(kubectl, experiment), whole=whole))
+            return
+        with _Pages(kubectl, experiment) as pages:
+            show_live(lambda: (pages.shown(whole=whole), False))
+
+
+class _Pages:
+    """The coordinator's status, time and again over one connection, which is made anew when it breaks."""
+
+    def __init__(self, kubectl: Kubectl, experiment: Object) -> None:
+        self._kubectl = kubectl
+        self._experiment = experiment
+        self._connection = ExitStack()
+        self._client: CoordinatorClient | None = None
+        self._newest: tuple[Mapping[str, Any], float] | None = None
+
+    def __enter__(self) -> _Pages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def shown(self, *, whole: bool) -> str:
+        """The table; with the last page that there was, and a word about it, while the coordinator does not answer.
+
+        Raises:
+            UserError: it has not answered yet.
+        """
+        try:
+            self._newest = self._ask(), time.monotonic()
+        except UserError as error:
+            self._disconnect()
+            if self._newest is None:
+                raise
+            page, at = self._newest
+            return f"{top_table(page, whole=whole)}\n\nof {span(time.monotonic() - at)} ago: {error.message}"
+        return top_table(self._newest[0], whole=whole)
+
+    def _ask(self) -> Mapping[str, Any]:
+        from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable
+
+        if self._client is None:
+            reached = self._connection.enter_context(coordinator(self._kubectl, self._experiment))
+            self._client = CoordinatorClient(*reached)
+            self._connection.callback(self._client.close)
+        try:
+            return self._client.status(ANSWER_SECONDS)
+        except CoordinatorUnavailable as error:
+            raise UserError(f"the coordinator does not answer: {error}") from error
+
+    def _disconnect(self) -> None:
+        self._client = None
+        self._connection.close()

@@ -1,0 +1,79 @@
+"""What an experiment's workers do, as a table. Pure: from the coordinator's status page to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlsrl.cli.text import columns
+from rlsrl.local.worker_report import UNKNOWN, activity, busy, mapping, number, reports_of, state, waits
+
+MAX_WORKERS_A_ROLE = 8
+"""Further workers of a role are only counted, and in the role's own line."""
+HEADER = ("ROLE", "INDEX", "HOST", "STATE", "BUSY", "WAITS FOR", "PER SECOND", "VERSION")
+RATE_UNITS = {"policy": "requests"}
+"""What a role's workers count; the others count transitions."""
+
+Page = Mapping[str, Any]
+
+
+def top_table(page: Page, *, whole: bool = False) -> str:
+    """The experiment in a line, then each role and its workers; ``whole`` shows every one of them."""
+    rows: list[tuple[str, ...]] = []
+    for role in mapping(page, "roles"):
+        reports = reports_of(page, role)
+        rows.append(_role(role, reports))
+        shown = reports if whole or len(reports) <= MAX_WORKERS_A_ROLE else reports[: MAX_WORKERS_A_ROLE - 1]
+        rows += [_worker(role, report) for report in shown]
+        if rest := len(reports) - len(shown):
+            rows.append(("", "", f"and {rest} more", *[""] * (len(HEADER) - 3)))
+    return f"{_experiment(page)}\n\n{columns([HEADER, *rows])}"
+
+
+def _experiment(page: Page) -> str:
+    totals = mapping(page, "totals")
+    shown = {
+        "env steps": ("env_steps", ",.0f"),
+        "train steps": ("train_steps", ",.0f"),
+        "env steps/s": ("env_steps_per_second", ",.0f"),
+        "return": ("return_mean", ".1f"),
+        "lag": ("policy_lag", "g"),
+    }
+    figures = [f"{label} {_text(number(totals, name), style)}" for label, (name, style) in shown.items()]
+    version = totals.get("version") or UNKNOWN
+    return f"{page.get('experiment', '')}: {page.get('phase', UNKNOWN)}, {', '.join(figures)}, version {version}"
+
+
+def _role(role: str, reports: Sequence[Page]) -> tuple[str, ...]:
+    """All of a role's workers in one row: their number, means and sums."""
+    states = [state(report) for report in reports]
+    told = ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states)) or "none"
+    shares = activity(reports)
+    rates = [rate for report in reports if (rate := _per_second(report)) is not None]
+    return role, "", "", told, busy(shares), waits(shares), _rate(role, sum(rates) if rates else None), ""
+
+
+def _worker(role: str, report: Page) -> tuple[str, ...]:
+    shares = activity([report])
+    return (
+        "",
+        str(report.get("index", UNKNOWN)),
+        str(report.get("host") or UNKNOWN),
+        state(report),
+        busy(shares),
+        waits(shares),
+        _rate(role, _per_second(report)),
+        str(report.get("version") or UNKNOWN),
+    )
+
+
+def _per_second(report: Page) -> float | None:
+    return number(mapping(report, "stats"), "samples_per_second")
+
+
+def _rate(role: str, rate: float | None) -> str:
+    return UNKNOWN if rate is None else f"{rate:,.0f} {RATE_UNITS.get(role, 'transitions')}"
+
+
+def _text(value: float | None, style: str) -> str:
+    return UNKNOWN if value is None else format(value, style)
