@@ -23,7 +23,7 @@ import numpy as np
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
-from rlsrl.runtime.ledger import ActorLedger, LedgerPage, TrainerLedger
+from rlsrl.runtime.ledger import ActorLedger, LedgerPage, Mark, Told, TrainerLedger
 from rlsrl.streams.connect import consumer_for, producer_for
 
 TOKEN_BYTES, TOKEN = b"x" * 40, "benchmark"
@@ -43,14 +43,20 @@ def layout_of(name: str) -> SlotLayout:
 class NoLedger:
     """Leaves the stream alone with itself."""
 
+    def __init__(self) -> None:
+        self._total = 0
+
     def mark(self, producer: ProducerId) -> int:  # noqa: ARG002
         return -1
 
-    def take(self, producer: ProducerId, sequence: int, num_transitions: int) -> None: ...
+    def meet(self, producer: ProducerId, told: Told) -> Mark:  # noqa: ARG002
+        return Mark(producer.incarnation, -1)
 
-    def lost_with_producer(self, producer: ProducerId, num_transitions: int) -> None: ...
+    def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None: ...
 
-    def produce(self, sequence: int, num_transitions: int) -> None: ...
+    def produce(self, sequence: int, num_transitions: int) -> int:  # noqa: ARG002
+        self._total += num_transitions
+        return self._total
 
     def acknowledge(self, sequence: int) -> None: ...
 

@@ -25,16 +25,15 @@ from rlsrl.runtime.ledger import ActorLedger, LedgerPage, TrainerLedger
 def life(path):
     page = LedgerPage.open(path, "actor", 0)
     actor, trainer = ActorLedger(page), TrainerLedger(page)
-    trainer.resume(None)
+    trainer.resume(None, incarnation=page.record.incarnation)
     me = ProducerId(0, page.record.incarnation + 1)
-    for left in actor.begin(me.incarnation):
-        dead = ProducerId(0, left.incarnation)
-        trainer.lost_with_producer(dead, left.num_transitions if left.sequence > trainer.mark(dead) else 0)
+    actor.begin(me.incarnation)
+    trainer.meet(me, actor.told())
     actor.settle(me.incarnation)
     sequence = 0
     while True:
-        actor.produce(sequence, sequence + 1)
-        trainer.take(me, sequence, sequence + 1)
+        total = actor.produce(sequence, sequence + 1)
+        trainer.take(me, sequence, sequence + 1, total)
         actor.acknowledge(sequence)
         trainer.trained(sequence + 1)
         sequence += 1
@@ -63,7 +62,7 @@ def lives() -> Iterator["subprocess.Popen[str]"]:
 def check(record: PageRecord) -> None:
     """What holds between any two updates: every transition produced is somewhere, once."""
     mark = record.marks.get(0, Mark(-1, -1))
-    under_way = sum(each.num_transitions for each in record.unacknowledged if mark < each[:2])
+    under_way = sum(each.num_transitions for each in record.unacknowledged if not mark.covers(*each[:2]))
     terms = ("trained", "in_buffer", "lost.producer_died", "lost.rolled_back", "lost.receiver_died")
     assert record.counters["produced"] == sum(record.counters[term] for term in terms) + under_way
 

@@ -12,7 +12,6 @@ import pytest
 
 from rlsrl.api.placement import HTTP_PORT, STREAMS_PORT
 from rlsrl.api.resolve import POLICY_NAME
-from rlsrl.local.session import read_ledger
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.testing.live_runs import fetch
@@ -72,12 +71,13 @@ def test_successors_elsewhere_are_found_and_the_run_goes_on(pods: Pods, tmp_path
     for process, _ in (*actors, *policies, (buffer, 0), (trainer, 0)):
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_SECONDS) == 0
+    ledger = pods.status()["ledger"]
+    assert ledger["balanced"], ledger
+    assert ledger["unsettled"] == 0, ledger
     coordinator.send_signal(signal.SIGTERM)
     assert [process.wait(DEADLINE_SECONDS) for process, _ in everybody] == [0] * len(everybody)
     db = FilesystemParameterDB(tmp_path / "data" / "parameters")
     assert db.versions(POLICY_NAME)[-1].version.step > steps
     assert terminal_record(db, POLICY_NAME) is None, "ended, not finished"
-    ledger = read_ledger(tmp_path / "ledger")
-    assert ledger["balanced"], ledger
     events = [json.loads(line)["event"] for line in pods.log("trainer", trainer_host).splitlines()]
     assert "configuring" in events

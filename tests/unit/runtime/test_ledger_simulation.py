@@ -1,166 +1,240 @@
-"""A run of actors and trainers that lose acknowledgements, die at any moment and resume: the books always balance."""
+"""A run that loses acknowledgements, processes and whole pods, and resumes: the books always balance.
+
+A process that is killed leaves its page; a pod that is deleted takes it along, and its successor begins on a copy that
+was made at some moment before.
+"""
+
+from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from rlsrl.data.slots import ProducerId
-from rlsrl.runtime.ledger import ActorLedger, LedgerPage, Posted, TrainerLedger, balance, close_books, read_pages
+from rlsrl.runtime.ledger import (
+    LOSS_CAUSES,
+    ActorLedger,
+    BufferLedger,
+    LedgerError,
+    LedgerPage,
+    PageRecord,
+    Told,
+    TrainerLedger,
+    balance,
+    close_books,
+    inherited,
+    read_pages,
+)
 
-NUM_ACTORS, NUM_RANKS = 3, 2
+balance_module = sys.modules["rlsrl.runtime.ledger.balance"]  # the package has a function of that name
+NUM_ACTORS, NUM_BUFFERS, NUM_RANKS = 3, 2, 2
 
 
-class Trainer:
-    """A rank's memory; its page is what outlives it."""
+class Sent(NamedTuple):
+    """A slot under way."""
 
-    def __init__(self, page: LedgerPage, saved: dict[str, Any] | None) -> None:
-        self.page = page
-        self.ledger = TrainerLedger(page)
-        self.ledger.resume(saved)
+    sequence: int
+    num_transitions: int
+    total: int
+
+
+class Taker:
+    """A consumer's memory; its page is what outlives it."""
+
+    def __init__(self, ledger: TrainerLedger | BufferLedger) -> None:
+        self.taken = ledger
         self.buffer: deque[int] = deque()
 
-    def receive(self, producer: ProducerId, sequence: int, num_transitions: int) -> None:
-        if sequence > self.ledger.mark(producer):
-            self.ledger.take(producer, sequence, num_transitions)
-            self.buffer.append(num_transitions)
-
-    def handshake(self, index: int, left: Sequence[Posted]) -> None:
-        """Account for what the actor's earlier lives had posted to this rank."""
-        for incarnation in sorted({each.incarnation for each in left}):
-            dead = ProducerId(index, incarnation)
-            mark = self.ledger.mark(dead)
-            lost = sum(e.num_transitions for e in left if e.incarnation == incarnation and e.sequence > mark)
-            self.ledger.lost_with_producer(dead, lost)
+    def receive(self, producer: ProducerId, slot: Sent) -> None:
+        if slot.sequence > self.taken.mark(producer):
+            self.taken.take(producer, *slot)
+            self.buffer.append(slot.num_transitions)
 
 
-class Actor:
-    """An actor's memory and its slots under way, each with the rank it is for."""
+class Giver:
+    """A producer's memory and its slots under way, to each consumer."""
 
-    def __init__(self, page: LedgerPage, index: int, incarnation: int) -> None:
-        self.page = page
-        self.me = ProducerId(index, incarnation)
-        self.ledger = ActorLedger(page)
-        self.left = self.ledger.begin(incarnation)
-        self.greeted: set[int] = set()
+    def __init__(self, ledger: ActorLedger | BufferLedger, me: ProducerId, consumers: Sequence[int]) -> None:
+        self.given = ledger
+        self.me = me
+        self.consumers = consumers
+        left = ledger.begin(me.incarnation)
+        self.unsettled = {each.consumer for each in left}
+        self.told: dict[int, Told] = {consumer: ledger.told(consumer) for consumer in consumers}
+        self.connected: set[int] = set()
         self.sequence = 0
-        self.under_way: list[deque[tuple[int, int]]] = [deque() for _ in range(NUM_RANKS)]
-        self.unacknowledged: list[dict[int, int]] = [{} for _ in range(NUM_RANKS)]
+        self.under_way: dict[int, deque[Sent]] = {consumer: deque() for consumer in consumers}
+        self.unacknowledged: dict[int, dict[int, Sent]] = {consumer: {} for consumer in consumers}
 
-    def post(self, num_transitions: int, *, dies_first: bool) -> None:
-        rank = self.sequence % NUM_RANKS
-        self.ledger.produce(self.sequence, num_transitions, rank)
+    def post(self, num_transitions: int, *, dies_first: bool = False) -> None:
+        consumer = self.consumers[self.sequence % len(self.consumers)]
+        slot = Sent(self.sequence, num_transitions, self.given.produce(self.sequence, num_transitions, consumer))
         if not dies_first:
-            self.under_way[rank].append((self.sequence, num_transitions))
-            self.unacknowledged[rank][self.sequence] = num_transitions
+            self.under_way[consumer].append(slot)
+            self.unacknowledged[consumer][self.sequence] = slot
         self.sequence += 1
 
-    def greet(self, rank: int, trainer: Trainer) -> None:
-        """A handshake; once every rank has heard what earlier lives left it is forgotten."""
-        trainer.handshake(self.me.index, [each for each in self.left if each.consumer == rank])
-        self.greeted.add(rank)
+    def meet(self, consumer: int, taker: Taker) -> None:
+        """A handshake; once every consumer has heard what earlier lives left it is forgotten."""
+        mark = taker.taken.meet(self.me, self.told[consumer])
+        self.connected.add(consumer)
+        for sequence in [each for each in self.unacknowledged[consumer] if each <= mark.sequence]:
+            self.acknowledged(consumer, sequence)
+        self.under_way[consumer] = deque(slot for _, slot in sorted(self.unacknowledged[consumer].items()))
+        if consumer in self.unsettled:
+            self.unsettled.remove(consumer)
+            self.told[consumer] = replace(self.told[consumer], left=())
+            if not self.unsettled:
+                self.given.settle(self.me.incarnation)
 
-    def settle(self) -> None:
-        if len(self.greeted) == NUM_RANKS:
-            self.ledger.settle(self.me.incarnation)
-
-    def deliver(self, rank: int, trainer: Trainer, *, acknowledged: bool) -> None:
-        if rank not in self.greeted:
-            self.greet(rank, trainer)
-            self.settle()
-        if self.under_way[rank]:
-            sequence, num_transitions = self.under_way[rank].popleft()
-            trainer.receive(self.me, sequence, num_transitions)
+    def deliver(self, consumer: int, taker: Taker, *, acknowledged: bool) -> None:
+        if consumer not in self.connected:
+            self.meet(consumer, taker)
+        if self.under_way[consumer]:
+            slot = self.under_way[consumer].popleft()
+            taker.receive(self.me, slot)
             if acknowledged:
-                self.ledger.acknowledge(sequence)
-                self.unacknowledged[rank].pop(sequence, None)
+                for sequence in [each for each in self.unacknowledged[consumer] if each <= slot.sequence]:
+                    self.acknowledged(consumer, sequence)
 
-    def reconnect(self, rank: int) -> None:
-        """To a rank's next life, or after a broken connection: what is unacknowledged goes again, in order."""
-        self.under_way[rank] = deque(sorted(self.unacknowledged[rank].items()))
+    def acknowledged(self, consumer: int, sequence: int) -> None:
+        slot = self.unacknowledged[consumer].pop(sequence)
+        self.given.acknowledge(sequence)
+        self.told[consumer] = replace(self.told[consumer], sequence=sequence, acknowledged=slot.total)
+
+
+class Worker(Taker, Giver):
+    """A process of some role, and its page."""
+
+    def __init__(self, page: LedgerPage, incarnation: int, saved: dict[str, Any] | None, consumers: list[int]) -> None:
+        self.page = page
+        self.role, index = page.record.role, page.record.index
+        self.ledger: ActorLedger | BufferLedger | TrainerLedger
+        if self.role == "trainer":
+            self.ledger = TrainerLedger(page)
+            self.ledger.resume(saved, incarnation=incarnation)
+        else:
+            self.ledger = ActorLedger(page) if self.role == "actor" else BufferLedger(page)
+            Giver.__init__(self, self.ledger, ProducerId(index, incarnation), consumers)
+        if not isinstance(self.ledger, ActorLedger):
+            Taker.__init__(self, self.ledger)
 
 
 class Run:
     """One run on pages in a folder, driven by a seeded generator."""
 
-    def __init__(self, folder: Path, rng: random.Random, *, kills: bool) -> None:
-        self.folder, self.rng, self.kills = folder, rng, kills
+    def __init__(
+        self, folder: Path, rng: random.Random, *, buffers: bool = False, kills: bool = False, deletes: bool = False
+    ) -> None:
+        self.folder, self.rng, self.kills, self.deletes = folder, rng, kills, deletes
+        self.sizes = {"actor": NUM_ACTORS, "buffer": NUM_BUFFERS * buffers, "trainer": NUM_RANKS}
+        self.chain = [role for role, size in self.sizes.items() if size]
+        self.places = [(role, index) for role, size in self.sizes.items() for index in range(size)]
         self.saved: list[dict[str, Any] | None] = [None] * NUM_RANKS
-        self.incarnations = [-1] * NUM_ACTORS
-        self.num_kills = 0
+        self.incarnations = dict.fromkeys(self.places, -1)
+        self.kept: dict[tuple[str, int], PageRecord] = {}
 
     def session(self, num_events: int) -> None:
         """The processes live, until a clean end."""
         with ExitStack() as self.pages:
-            self.trainers = [self.new_trainer(rank) for rank in range(NUM_RANKS)]
-            self.actors = [self.new_actor(index) for index in range(NUM_ACTORS)]
+            self.begin()
             for _ in range(num_events):
                 self.event()
-            for actor in self.actors:
-                if self.rng.random() < 0.8:
-                    for rank in range(NUM_RANKS):
-                        actor.deliver(rank, self.trainers[rank], acknowledged=self.rng.random() < 0.7)
-                actor.ledger.end()
-            for rank, trainer in enumerate(self.trainers):
-                self.saved[rank] = trainer.ledger.snapshot()
-                trainer.ledger.dropped("end_of_run", sum(trainer.buffer))
-                trainer.ledger.end()
+            self.end()
+
+    def begin(self) -> None:
+        self.workers: dict[tuple[str, int], Worker] = {}
+        for place in self.places:
+            self.workers[place] = self.new(*place)
+
+    def end(self) -> None:
+        for worker in self.workers.values():
+            if worker.role != "trainer" and self.rng.random() < 0.8:
+                for consumer in worker.consumers:
+                    worker.deliver(consumer, self.taker_of(worker.role, consumer), acknowledged=self.rng.random() < 0.7)
+        for (role, index), worker in self.workers.items():
+            if role == "trainer":
+                assert isinstance(worker.ledger, TrainerLedger)
+                self.saved[index] = worker.ledger.snapshot()
+            if not isinstance(worker.ledger, ActorLedger):
+                worker.ledger.dropped("end_of_run", sum(worker.buffer))
+            worker.ledger.end()
 
     def event(self) -> None:
-        rank, index = self.rng.randrange(NUM_RANKS), self.rng.randrange(NUM_ACTORS)
-        trainer, actor = self.trainers[rank], self.actors[index]
+        place = self.rng.choice(self.places)
+        worker, (role, index) = self.workers[place], place
         kind = self.rng.choices(
-            ["post", "deliver", "train", "drop", "save", "reconnect", "kill actor", "kill trainer"],
-            [30, 40, 25, 2, 5, 3, 4 * self.kills, 3 * self.kills],
+            ["work", "deliver", "drop", "save", "reconnect", "keep", "kill", "delete"],
+            [30, 60, 2, 5, 3, 5, 3 * self.kills, 3 * self.deletes],
         )[0]
-        if kind == "post":
-            actor.post(self.rng.randrange(1, 100), dies_first=False)
-        elif kind == "deliver":
-            actor.deliver(rank, trainer, acknowledged=self.rng.random() < 0.7)
-        elif kind == "train" and trainer.buffer:
-            trainer.ledger.trained(trainer.buffer.popleft())
-        elif kind == "drop" and trainer.buffer:
-            trainer.ledger.dropped("stale", trainer.buffer.popleft())
-        elif kind == "save":
-            self.saved[rank] = trainer.ledger.snapshot()
-        elif kind == "reconnect":
-            actor.reconnect(rank)
-        elif kind == "kill actor":
-            self.kill_actor(index)
-        elif kind == "kill trainer":
-            self.kill_trainer(rank)
+        if kind == "work":
+            self.work(worker)
+        elif kind == "deliver" and role != "trainer":
+            consumer = self.rng.choice(worker.consumers)
+            worker.deliver(consumer, self.taker_of(role, consumer), acknowledged=self.rng.random() < 0.7)
+        elif kind == "drop" and not isinstance(worker.ledger, ActorLedger) and worker.buffer:
+            worker.ledger.dropped("stale", worker.buffer.popleft())
+        elif kind == "save" and isinstance(worker.ledger, TrainerLedger):
+            self.saved[index] = worker.ledger.snapshot()
+        elif kind == "reconnect" and role != "trainer":
+            worker.connected.clear()
+        elif kind == "keep":
+            self.kept[place] = worker.page.record
+        elif kind in ("kill", "delete"):
+            self.end_of(place, deletes=kind == "delete")
 
-    def kill_actor(self, index: int) -> None:
+    def work(self, worker: Worker, *, dies_first: bool = False) -> None:
+        if isinstance(worker.ledger, ActorLedger):
+            worker.post(self.rng.randrange(1, 100), dies_first=dies_first)
+        elif worker.buffer and isinstance(worker.ledger, TrainerLedger):
+            worker.ledger.trained(worker.buffer.popleft())
+        elif worker.buffer:
+            worker.post(worker.buffer.popleft(), dies_first=dies_first)
+
+    def end_of(self, place: tuple[str, int], *, deletes: bool) -> None:
         """Also between counting and posting, and between any two handshakes of its successor."""
-        self.num_kills += 1
-        if self.rng.random() < 0.5:
-            self.actors[index].post(self.rng.randrange(1, 100), dies_first=True)
-        if self.rng.random() < 0.5:
-            for rank in self.rng.sample(range(NUM_RANKS), self.rng.randrange(NUM_RANKS + 1)):
-                self.actors[index].greet(rank, self.trainers[rank])
-        self.actors[index].page.close()
-        self.actors[index] = self.new_actor(index)
+        worker, (role, index) = self.workers[place], place
+        if role != "trainer" and self.rng.random() < 0.5:
+            self.work(worker, dies_first=True)
+        if role != "trainer" and self.rng.random() < 0.5:
+            for consumer in self.rng.sample(worker.consumers, self.rng.randrange(len(worker.consumers) + 1)):
+                worker.meet(consumer, self.taker_of(role, consumer))
+        worker.page.close()
+        if deletes:
+            self.path(role, index).unlink()
+        self.workers[place] = self.new(role, index)
+        for giver in self.workers.values():
+            if giver.role != "trainer" and self.taker_role(giver.role) == role:
+                giver.connected.discard(index)
 
-    def kill_trainer(self, rank: int) -> None:
-        self.num_kills += 1
-        self.trainers[rank].page.close()
-        self.trainers[rank] = self.new_trainer(rank)
-        for actor in self.actors:
-            actor.reconnect(rank)
+    def taker_role(self, role: str) -> str:
+        return self.chain[self.chain.index(role) + 1]
 
-    def new_trainer(self, rank: int) -> Trainer:
-        return Trainer(self.open("trainer", rank), self.saved[rank])
+    def taker_of(self, role: str, consumer: int) -> Worker:
+        return self.workers[self.taker_role(role), consumer]
 
-    def new_actor(self, index: int) -> Actor:
-        self.incarnations[index] += 1
-        return Actor(self.open("actor", index), index, self.incarnations[index])
+    def new(self, role: str, index: int) -> Worker:
+        place = role, index
+        self.incarnations[place] += 1
+        page = self.pages.enter_context(LedgerPage.open(self.path(role, index), role, index))
+        incarnation = self.incarnations[place]
+        page.apply(lambda record: inherited(record, self.kept.get(place), incarnation=incarnation))
+        saved = self.saved[index] if role == "trainer" else None
+        consumers: list[int] = []
+        if role != "trainer":
+            num_consumers = self.sizes[self.taker_role(role)]
+            consumers = [index % num_consumers] if self.taker_role(role) == "buffer" else [*range(num_consumers)]
+        return Worker(page, incarnation, saved, consumers)
 
-    def open(self, role: str, index: int) -> LedgerPage:
-        return self.pages.enter_context(LedgerPage.open(self.folder / f"{role}-{index}.page", role, index))
+    def path(self, role: str, index: int) -> Path:
+        return self.folder / f"{role}-{index}.page"
 
 
 @pytest.fixture(params=range(40))
@@ -168,19 +242,24 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(int(request.param))
 
 
-def test_with_kills_the_books_balance(tmp_path: Path, rng: random.Random) -> None:
-    run = Run(tmp_path, rng, kills=True)
+@pytest.mark.parametrize("buffers", [False, True])
+@pytest.mark.parametrize("deletes", [False, True])
+def test_with_kills_and_deletions_the_books_balance(
+    tmp_path: Path, rng: random.Random, buffers: bool, deletes: bool
+) -> None:
+    run = Run(tmp_path, rng, buffers=buffers, kills=True, deletes=deletes)
     for _ in range(3):
-        run.session(rng.randrange(200))
+        run.session(rng.randrange(300))
         found = balance(read_pages(tmp_path), ended=True)
         found.check()
+        assert min(found.lost.values()) >= 0, found
         if rng.random() < 0.7:
             close_books(tmp_path)
             assert balance(read_pages(tmp_path), ended=True) == found
 
 
 def test_without_a_kill_nothing_is_lost(tmp_path: Path, rng: random.Random) -> None:
-    run = Run(tmp_path, rng, kills=False)
+    run = Run(tmp_path, rng, buffers=True)
     for _ in range(2):
         run.session(rng.randrange(200))
         close_books(tmp_path)
@@ -189,11 +268,68 @@ def test_without_a_kill_nothing_is_lost(tmp_path: Path, rng: random.Random) -> N
     assert sum(found.lost.values()) == 0
 
 
-def test_while_nothing_moves_the_books_of_a_live_run_balance(tmp_path: Path, rng: random.Random) -> None:
-    run = Run(tmp_path, rng, kills=True)
+@pytest.mark.parametrize("deletes", [False, True])
+def test_while_nothing_moves_the_books_of_a_live_run_balance(tmp_path: Path, rng: random.Random, deletes: bool) -> None:
+    run = Run(tmp_path, rng, buffers=True, kills=True, deletes=deletes)
     with ExitStack() as run.pages:
-        run.trainers = [run.new_trainer(rank) for rank in range(NUM_RANKS)]
-        run.actors = [run.new_actor(index) for index in range(NUM_ACTORS)]
-        for _ in range(60):
+        run.begin()
+        for _ in range(100):
             run.event()
             balance(read_pages(tmp_path), ended=False).check()
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_copies_of_pages_balance_however_old_each_is(tmp_path: Path, rng: random.Random, buffers: bool) -> None:
+    run = Run(tmp_path, rng, buffers=buffers, kills=True, deletes=True)
+    run.kept = {(role, index): PageRecord(role=role, index=index) for role, index in run.places}
+    with ExitStack() as run.pages:
+        run.begin()
+        for _ in range(200):
+            run.event()
+            for ended in (False, True):
+                found = balance(run.kept.values(), ended=ended, copies=True)
+                found.check()
+
+
+def books_of_a_run(folder: Path, seed: int) -> None:
+    """A run with deletions, its copies and its end.
+
+    Raises:
+        LedgerError: they do not balance.
+    """
+    run = Run(folder, random.Random(seed), buffers=seed % 2 == 0, kills=True, deletes=True)
+    run.kept = {(role, index): PageRecord(role=role, index=index) for role, index in run.places}
+    run.session(200)
+    balance(run.kept.values(), ended=True, copies=True).check()
+    balance(read_pages(folder), ended=True).check()
+
+
+@pytest.mark.parametrize(
+    "term", ["produced", "trained", "in_buffer", *(f"lost.{cause}" for cause in LOSS_CAUSES), "outlived", "passed_on"]
+)
+def test_a_term_that_is_not_counted_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: str) -> None:
+    count = PageRecord.count
+    monkeypatch.setattr(
+        PageRecord, "count", lambda self, **deltas: count(self, **{t: n for t, n in deltas.items() if t != term})
+    )
+    for seed in range(20):
+        (folder := tmp_path / str(seed)).mkdir()
+        try:
+            books_of_a_run(folder, seed)
+        except LedgerError:
+            assert term != "passed_on", "it is beside the sum"
+            return
+    assert term == "passed_on", "nothing was noticed"
+
+
+@pytest.mark.parametrize("part", ["not_taken", "forgotten", "outlived"])
+def test_what_two_ends_tell_each_other_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    compared = balance_module._compared
+    nothing = () if part == "not_taken" else 0
+    monkeypatch.setattr(
+        balance_module, "_compared", lambda *arguments: replace(compared(*arguments), **{part: nothing})
+    )
+    with pytest.raises(LedgerError):  # noqa: PT012 - whichever run shows it
+        for seed in range(20):
+            (folder := tmp_path / str(seed)).mkdir()
+            books_of_a_run(folder, seed)

@@ -1,6 +1,8 @@
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,9 @@ from rlsrl.runtime.ledger import (
     LedgerError,
     LedgerPage,
     Posted,
+    Told,
     TrainerLedger,
+    inherited,
 )
 from rlsrl.runtime.ledger.records import Mark, PageRecord
 from rlsrl.runtime.ledger.witnesses import resumed
@@ -41,8 +45,8 @@ def test_they_satisfy_the_streams_protocols(trainer_page: LedgerPage, actor_page
     producer: ProducerLedger = ActorLedger(actor_page)
     actor = ActorLedger(actor_page)
     actor.begin(0)
-    producer.produce(0, 4)
-    consumer.take(ProducerId(0, 0), 0, 4)
+    assert producer.produce(0, 4) == 4
+    consumer.take(ProducerId(0, 0), 0, 4, 4)
     producer.acknowledge(0)
     assert consumer.mark(ProducerId(0, 0)) == 0
 
@@ -51,11 +55,11 @@ def test_marks_are_per_producer_and_incarnation(trainer_page: LedgerPage) -> Non
     ledger = TrainerLedger(trainer_page)
     first, second, other = ProducerId(0, 1), ProducerId(0, 2), ProducerId(1, 1)
     assert ledger.mark(first) == -1
-    ledger.take(first, 0, 10)
-    ledger.take(first, 5, 10)
-    ledger.take(other, 3, 10)
+    ledger.take(first, 0, 10, 1000)
+    ledger.take(first, 5, 10, 1000)
+    ledger.take(other, 3, 10, 1000)
     assert (ledger.mark(first), ledger.mark(second), ledger.mark(other)) == (5, -1, 3)
-    ledger.take(second, 0, 10)
+    ledger.take(second, 0, 10, 1000)
     assert (ledger.mark(first), ledger.mark(second), ledger.mark(other)) == (ACCOUNT_CLOSED, 0, 3)
     assert figures(trainer_page) == {"in_buffer": 40}
 
@@ -63,17 +67,17 @@ def test_marks_are_per_producer_and_incarnation(trainer_page: LedgerPage) -> Non
 @pytest.mark.parametrize("sequence", [0, 4, 5])
 def test_nothing_is_taken_twice(trainer_page: LedgerPage, sequence: int) -> None:
     ledger = TrainerLedger(trainer_page)
-    ledger.take(ProducerId(0, 1), 5, 10)
+    ledger.take(ProducerId(0, 1), 5, 10, 1000)
     with pytest.raises(LedgerError, match="taken before: the mark is 5"):
-        ledger.take(ProducerId(0, 1), sequence, 10)
+        ledger.take(ProducerId(0, 1), sequence, 10, 1000)
     with pytest.raises(LedgerError, match="taken before"):
-        ledger.take(ProducerId(0, 0), 9, 10)
+        ledger.take(ProducerId(0, 0), 9, 10, 1000)
     assert figures(trainer_page) == {"in_buffer": 10}
 
 
 def test_what_leaves_the_buffer(trainer_page: LedgerPage) -> None:
     ledger = TrainerLedger(trainer_page)
-    ledger.take(ProducerId(0, 0), 0, 100)
+    ledger.take(ProducerId(0, 0), 0, 100, 1000)
     ledger.trained(60)
     ledger.dropped("stale", 10)
     ledger.dropped("end_of_run", 5)
@@ -87,29 +91,30 @@ def test_what_leaves_the_buffer(trainer_page: LedgerPage) -> None:
         ledger.dropped("whim", 1)
 
 
-def test_a_dead_incarnations_account_is_closed_once(trainer_page: LedgerPage) -> None:
+def test_what_a_dead_incarnation_left_is_counted_once(trainer_page: LedgerPage) -> None:
     ledger = TrainerLedger(trainer_page)
-    dead = ProducerId(0, 1)
-    ledger.take(dead, 3, 10)
-    ledger.lost_with_producer(dead, 20)
-    assert ledger.mark(dead) == ACCOUNT_CLOSED
-    ledger.lost_with_producer(dead, 0)
-    with pytest.raises(LedgerError, match="account is closed"):
-        ledger.lost_with_producer(dead, 20)
+    ledger.meet(ProducerId(0, 1), Told())
+    ledger.take(ProducerId(0, 1), 3, 10, 10)
+    told = Told(inherited=30, acknowledged=30, left=((1, 3, 10), (1, 4, 20)))
+    for successor in (ProducerId(0, 2), ProducerId(0, 2), ProducerId(0, 3)):
+        assert ledger.meet(successor, told) == Mark(successor.incarnation, -1, 30)
+    assert ledger.mark(ProducerId(0, 1)) == ACCOUNT_CLOSED
     assert figures(trainer_page) == {"in_buffer": 10, "lost.producer_died": 20}
-    assert ledger.mark(ProducerId(0, 2)) == -1
+    with pytest.raises(LedgerError, match="was succeeded by incarnation 3"):
+        ledger.meet(ProducerId(0, 2), told)
 
 
 def test_an_actors_first_and_later_lives(actor_page: LedgerPage) -> None:
     ledger = ActorLedger(actor_page)
     assert ledger.begin(4) == ()
-    ledger.produce(0, 10)
-    ledger.produce(1, 11, consumer=1)
-    ledger.produce(2, 12)
+    assert [ledger.produce(0, 10), ledger.produce(1, 11, consumer=1), ledger.produce(2, 12)] == [10, 11, 22]
     ledger.acknowledge(0)
     ledger.acknowledge(0)
     left = (Posted(4, 1, 11, 1), Posted(4, 2, 12, 0))
     assert ledger.begin(5) == left
+    assert ledger.told(0) == Told(inherited=22, acknowledged=22, left=((4, 2, 12),))
+    assert ledger.told(1) == Told(inherited=11, acknowledged=11, left=((4, 1, 11),))
+    assert ledger.told(2) == Told()
     ledger.produce(0, 20)
     ledger.acknowledge(1)
     ledger.acknowledge(2)
@@ -153,13 +158,19 @@ def test_a_clean_end_is_said_and_a_new_life_unsays_it(trainer_page: LedgerPage, 
     assert not trainer_page.record.ended
 
 
-def page_of(trained: int = 0, in_buffer: int = 0, *, lives: int = 1, **counters: int) -> PageRecord:
-    record = PageRecord(role="trainer", index=0, lives=lives, marks={0: Mark(1, 9)})
+PAGE, CHECKPOINT = Mark(1, 9, 500), Mark(1, 7, 400)
+
+
+def page_of(
+    trained: int = 0, in_buffer: int = 0, *, lives: int = 1, incarnation: int = 0, **counters: int
+) -> PageRecord:
+    record = PageRecord(role="trainer", index=0, lives=lives, incarnation=incarnation, marks={0: PAGE})
     return record.count(trained=trained, in_buffer=in_buffer, **counters)
 
 
-def saved_at(trained: int, in_buffer: int = 0, marks: dict[str, list[int]] | None = None) -> dict[str, object]:
-    return {"counters": {"trained": trained, "in_buffer": in_buffer}, "marks": marks or {}}
+def saved_at(trained: int, in_buffer: int = 0, incarnation: int = 0) -> dict[str, Any]:
+    counters = {"trained": trained, "in_buffer": in_buffer}
+    return {"incarnation": incarnation, "counters": counters, "marks": {"0": [*CHECKPOINT]}}
 
 
 @pytest.mark.parametrize(
@@ -182,42 +193,45 @@ def saved_at(trained: int, in_buffer: int = 0, marks: dict[str, list[int]] | Non
             {"trained": 60, "lost.rolled_back": 50, "lost.receiver_died": 35, "dropped.stale": 2},
             id="a second death",
         ),
-        pytest.param(
-            page_of(lives=0), saved_at(60, 45), {"trained": 60, "lost.receiver_died": 45}, id="page left behind"
-        ),
-        pytest.param(
-            page_of(50, 7), saved_at(60, 45), {"trained": 60, "lost.receiver_died": 45}, id="page older than checkpoint"
-        ),
     ],
 )
-def test_resume(record: PageRecord, saved: dict[str, object] | None, expected: dict[str, int]) -> None:
-    after = resumed(record, saved)
+def test_resume(record: PageRecord, saved: dict[str, Any] | None, expected: dict[str, int]) -> None:
+    after = resumed(record, saved, incarnation=3)
     assert {term: count for term, count in after.counters.items() if count} == expected
-    assert after.lives == record.lives + 1
-    assert after.marks[0] == Mark(1, 9), "what any life took stays known"
-    again = resumed(after, saved)
+    assert (after.lives, after.incarnation, after.restored) == (record.lives + 1, 3, False)
+    assert after.marks[0] == PAGE, "what any life took stays known"
+    again = resumed(after, saved, incarnation=4)
     assert again.counters == after.counters, "a life that did nothing changes nothing"
 
 
-def test_resume_keeps_the_newer_mark_of_page_and_checkpoint() -> None:
-    saved = saved_at(0, marks={"0": [1, 3], "1": [2, 8], "2": [0, 1]})
-    record = PageRecord(role="trainer", index=0, lives=1, marks={0: Mark(1, 9), 1: Mark(1, 50)})
-    assert resumed(record, saved).marks == {0: Mark(1, 9), 1: Mark(2, 8), 2: Mark(0, 1)}
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(page_of(lives=0), id="page left behind"),
+        pytest.param(page_of(50, 7, **{"dropped.stale": 9}), id="page older than checkpoint"),
+        pytest.param(page_of(90, 7, incarnation=-1), id="page of an earlier life, whose training was rolled back"),
+    ],
+)
+def test_a_page_that_is_older_than_the_checkpoint_gives_way_to_it(record: PageRecord) -> None:
+    after = resumed(record, saved_at(60, 45), incarnation=3)
+    assert {term: count for term, count in after.counters.items() if count} == {"trained": 60, "lost.receiver_died": 45}
+    assert after.marks == {0: CHECKPOINT}, "marks and counters are of one moment"
+    assert after.restored
 
 
 def test_a_snapshot_goes_through_json(tmp_path: Path, trainer_page: LedgerPage) -> None:
     ledger = TrainerLedger(trainer_page)
-    ledger.resume(None)
-    ledger.take(ProducerId(3, 1), 6, 100)
+    ledger.resume(None, incarnation=2)
+    ledger.take(ProducerId(3, 1), 6, 100, 1000)
     ledger.trained(40)
     saved = json.loads(json.dumps(ledger.snapshot()))
     ledger.trained(60)
     with LedgerPage.open(tmp_path / "elsewhere.page", "trainer", 0) as page:
         elsewhere = TrainerLedger(page)
-        elsewhere.resume(saved)
+        elsewhere.resume(saved, incarnation=3)
         assert figures(page) == {"trained": 40, "lost.receiver_died": 60}
         assert elsewhere.mark(ProducerId(3, 1)) == 6
-    ledger.resume(saved)
+    ledger.resume(saved, incarnation=3)
     assert figures(trainer_page) == {"trained": 40, "lost.rolled_back": 60}
 
 
@@ -231,7 +245,7 @@ def test_a_buffer_worker_posts_what_it_took(buffer_page: LedgerPage) -> None:
     ledger = BufferLedger(buffer_page)
     assert ledger.begin(0) == ()
     for sequence in range(3):
-        ledger.take(ProducerId(4, 1), sequence, 10)
+        ledger.take(ProducerId(4, 1), sequence, 10, 1000)
     assert figures(buffer_page) == {"in_buffer": 30}
     ledger.produce(0, 10, consumer=1)
     assert figures(buffer_page) == {"in_buffer": 20, "passed_on": 10}
@@ -245,11 +259,90 @@ def test_a_buffer_worker_posts_what_it_took(buffer_page: LedgerPage) -> None:
 def test_what_a_dead_buffer_worker_held_is_lost_with_the_next_life(buffer_page: LedgerPage) -> None:
     ledger = BufferLedger(buffer_page)
     ledger.begin(0)
-    ledger.take(ProducerId(4, 1), 0, 10)
-    ledger.take(ProducerId(4, 1), 1, 7)
+    ledger.take(ProducerId(4, 1), 0, 10, 1000)
+    ledger.take(ProducerId(4, 1), 1, 7, 1000)
     ledger.produce(0, 10)
     assert ledger.begin(1) == (Posted(0, 0, 10, 0),)
     assert figures(buffer_page) == {"passed_on": 10, "lost.receiver_died": 7}
     assert ledger.mark(ProducerId(4, 1)) == 1, "what was taken is not taken again"
     ledger.settle(1)
     assert buffer_page.record.unacknowledged == ()
+
+
+@pytest.mark.parametrize(
+    ("restored", "told", "expected"),
+    [
+        pytest.param(True, Told(inherited=100, acknowledged=100), {}, id="both remember all"),
+        pytest.param(True, Told(inherited=130, acknowledged=130), {"lost.receiver_died": 30}, id="we forgot"),
+        pytest.param(
+            True,
+            Told(inherited=130, acknowledged=130, left=((1, 8, 5), (1, 9, 7))),
+            {"lost.receiver_died": 18, "lost.producer_died": 12},
+            id="we forgot some, and never got the rest",
+        ),
+        pytest.param(True, Told(inherited=100, acknowledged=140), {"lost.receiver_died": 40}, id="forgot this life"),
+        pytest.param(True, Told(inherited=60, acknowledged=60, restored=True), {"outlived": 40}, id="it forgot"),
+        pytest.param(
+            True,
+            Told(inherited=60, acknowledged=90, restored=True),
+            {"outlived": 40, "lost.receiver_died": 30},
+            id="it forgot, we forgot that it came back",
+        ),
+        pytest.param(True, Told(restored=True), {"outlived": 100}, id="it forgot all"),
+        pytest.param(False, Told(inherited=130, acknowledged=130), {}, id="a difference without an excuse: ours"),
+        pytest.param(True, Told(inherited=60, acknowledged=60), {}, id="a difference without an excuse: theirs"),
+    ],
+)
+def test_each_end_says_what_the_other_forgot(
+    trainer_page: LedgerPage, restored: bool, told: Told, expected: dict[str, int]
+) -> None:
+    ledger = TrainerLedger(trainer_page)
+    ledger.meet(ProducerId(0, 1), Told())
+    ledger.take(ProducerId(0, 1), 7, 100, 100)
+    trainer_page.apply(lambda record: replace(record.count(in_buffer=-100), restored=restored))
+    for _ in range(2):
+        assert ledger.meet(ProducerId(0, 2), told) == Mark(2, -1, told.acknowledged)
+    assert figures(trainer_page) == expected
+
+
+def test_what_was_acknowledged_in_this_life_and_forgotten(trainer_page: LedgerPage) -> None:
+    ledger = TrainerLedger(trainer_page)
+    me = ProducerId(0, 1)
+    ledger.meet(me, Told())
+    ledger.take(me, 7, 100, 100)
+    told = Told(sequence=9, acknowledged=150)
+    assert ledger.meet(me, told) == Mark(1, 7, 100), "without an excuse it stays a difference"
+    trainer_page.apply(lambda record: replace(record, restored=True))
+    for _ in range(2):
+        assert ledger.meet(me, told) == Mark(1, 9, 150)
+    assert ledger.meet(me, Told(sequence=8, acknowledged=120)) == Mark(1, 9, 150), "an acknowledgement was lost"
+    assert figures(trainer_page) == {"in_buffer": 100, "lost.receiver_died": 50}
+
+
+def life(incarnation: int, lives: int = 1, produced: int = 0) -> PageRecord:
+    return PageRecord(role="actor", index=0, incarnation=incarnation, lives=lives).count(produced=produced)
+
+
+@pytest.mark.parametrize(
+    ("own", "kept", "incarnation", "expected"),
+    [
+        pytest.param(life(-1, 0), None, 0, life(-1, 0), id="the first life"),
+        pytest.param(life(2, 3, 9), life(2, 3, 5), 3, life(2, 3, 9), id="a container began again: its own is newer"),
+        pytest.param(
+            life(-1, 0), life(2, 3, 5), 3, replace(life(2, 3, 5), restored=True), id="another pod: on the copy"
+        ),
+        pytest.param(
+            life(2, 3, 9), life(4, 5, 7), 5, replace(life(4, 5, 7), restored=True), id="others had the index meanwhile"
+        ),
+        pytest.param(
+            life(-1, 0), None, 1, replace(life(-1, 0), restored=True), id="a life was before of which nobody heard"
+        ),
+        pytest.param(
+            life(-1, 0), life(-1, 0), 1, replace(life(-1, 0), restored=True), id="a life was before that began nothing"
+        ),
+    ],
+)
+def test_what_a_life_begins_on(
+    own: PageRecord, kept: PageRecord | None, incarnation: int, expected: PageRecord
+) -> None:
+    assert inherited(own, kept, incarnation=incarnation) == expected

@@ -36,14 +36,13 @@ def sequences(message: pb.WorkerMessage) -> list[int]:
 
 
 def test_the_first_heartbeat_follows_the_welcome_at_once_with_the_newest_report(outbox: Outbox) -> None:
-    outbox.report(state=WorkerState.RUNNING, waiting_for="batch", stats={"a": 1.0}, ledger={"trained": 5})
+    outbox.report(state=WorkerState.RUNNING, waiting_for="batch", stats={"a": 1.0})
     outbox.report(waiting_for="", stats={"b": 2.0}, version=Version(2, 7))
     outbox.record(7, {"loss": 0.5})
     heartbeat = next(welcomed(outbox)).heartbeat
     assert heartbeat.state == pb.WORKER_STATE_RUNNING
     assert heartbeat.waiting_for == ""
     assert dict(heartbeat.stats) == {"a": 1.0, "b": 2.0}
-    assert dict(heartbeat.ledger) == {"trained": 5}
     assert (heartbeat.version.attempt, heartbeat.version.step) == (2, 7)
     assert [(r.sequence, r.step, r.wall_time, dict(r.scalars)) for r in heartbeat.records] == [
         (0, 7, 12.5, {"loss": 0.5})
@@ -64,6 +63,18 @@ def test_a_heartbeat_says_how_the_last_seconds_were_spent(outbox: Outbox, clock:
     outbox.report(state=WorkerState.PAUSED)
     clock.advance(100.0)
     assert activity() == {}, "nothing within the last seconds"
+
+
+def test_each_heartbeat_carries_the_ledger_page_as_it_is_then(outbox: Outbox) -> None:
+    assert next(welcomed(outbox)).heartbeat.ledger_page == b""
+    page = [b"old"]
+    outbox.show_page(lambda: page[0])
+    stream = welcomed(outbox)
+    assert next(stream).heartbeat.ledger_page == b"old"
+    page[0] = b"new"
+    outbox.say_goodbye(pb.Goodbye(reason="over"))
+    assert next(stream).heartbeat.ledger_page == b"new", "the last one too"
+    assert next(stream).WhichOneof("kind") == "goodbye"
 
 
 def test_a_later_stream_claims_the_lease_of_the_first(outbox: Outbox) -> None:

@@ -115,7 +115,7 @@ def post(*words: int, body: bytes | None = None) -> bytes:
     """A post of those words; its body is a slot's unless given."""
     memory = bytearray(LAYOUT.nbytes) if body is None else bytearray(body)
     place, order, sequence, num_transitions = words
-    return wire.post(memory, place, order, sequence, num_transitions)
+    return wire.post(memory, place, order, sequence, num_transitions, total=(sequence + 1) * num_transitions)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ class Stranger:
     def __init__(self, bench: StreamBench, consumer: ObservableConsumer) -> None:
         self.bench, self.consumer = bench, consumer
         self.socket = local.connect(bench.address, timeout=5)
+        self.total = 0
 
     def send(self, payload: bytes) -> None:
         self.socket.send(payload)
@@ -76,12 +77,13 @@ class Stranger:
         message, self.fds = local.recv_json(self.socket, max_fds=1)
         return message
 
-    def post(self, *words: int) -> None:
-        self.send(MESSAGE.pack(POST, *words))
+    def post(self, place: int, order: int, sequence: int, num_transitions: int) -> None:
+        self.total += num_transitions
+        self.send(MESSAGE.pack(POST, place, order, sequence, num_transitions, self.total))
 
     def credit(self) -> tuple[int, int]:
         """(slot, order) of the next credit."""
-        what, place, order, _, _ = MESSAGE.unpack(self.socket.recv(1000))
+        what, place, order, _, _, _ = MESSAGE.unpack(self.socket.recv(1000))
         assert what == CREDIT
         return place, order
 
@@ -156,7 +158,7 @@ def test_descriptors_sent_to_the_consumer_are_not_kept(
 def test_a_protocol_mismatch_is_named_to_the_producer(
     stranger: Callable[[], Stranger], consumer: ObservableConsumer
 ) -> None:
-    assert "protocol 1 here, 2 there" in stranger().introduce(protocol=2)["refused"]
+    assert "protocol 2 here, 1 there" in stranger().introduce(protocol=1)["refused"]
     assert consumer.counters["refused_protocol"] == 1
 
 
@@ -216,15 +218,17 @@ def test_memory_that_cannot_be_had_is_a_refusal(
     [
         (b"short", "message"),
         (b"x" * 100_000, "message"),
-        (MESSAGE.pack(ACK, 0, 0, 0, 0), "message"),
-        (MESSAGE.pack(-1, 0, 0, 0, 0), "message"),
-        (MESSAGE.pack(POST, 0, 5, 0, 1), "credit"),
-        (MESSAGE.pack(POST, 1, 0, 0, 1), "credit"),
-        (MESSAGE.pack(POST, 1 << 62, 0, 0, 1), "credit"),
-        (MESSAGE.pack(POST, -1, 0, 0, 1), "credit"),
-        (MESSAGE.pack(POST, 0, 0, -1, 1), "sequence"),
-        (MESSAGE.pack(POST, 0, 0, 0, TRANSITIONS + 1), "transitions"),
-        (MESSAGE.pack(POST, 0, 0, 0, -1), "transitions"),
+        (MESSAGE.pack(ACK, 0, 0, 0, 0, 0), "message"),
+        (MESSAGE.pack(-1, 0, 0, 0, 0, 0), "message"),
+        (MESSAGE.pack(POST, 0, 5, 0, 1, 1), "credit"),
+        (MESSAGE.pack(POST, 1, 0, 0, 1, 1), "credit"),
+        (MESSAGE.pack(POST, 1 << 62, 0, 0, 1, 1), "credit"),
+        (MESSAGE.pack(POST, -1, 0, 0, 1, 1), "credit"),
+        (MESSAGE.pack(POST, 0, 0, -1, 1, 1), "sequence"),
+        (MESSAGE.pack(POST, 0, 0, 0, TRANSITIONS + 1, TRANSITIONS + 1), "transitions"),
+        (MESSAGE.pack(POST, 0, 0, 0, -1, 0), "transitions"),
+        (MESSAGE.pack(POST, 0, 0, 0, 2, 1), "total"),
+        (MESSAGE.pack(POST, 0, 0, 0, 1, 1 << 62), "total"),
     ],
 )
 def test_what_a_producer_has_no_right_to_ends_its_connection(
@@ -306,7 +310,7 @@ def test_what_was_posted_arrives_though_its_sender_died_with_unread_messages(
     visitor = stranger()
     visitor.introduce()
     for place in range(2):
-        visitor.socket.send(MESSAGE.pack(POST, place, place, place, 1))
+        visitor.socket.send(MESSAGE.pack(POST, place, place, place, 1, place + 1))
     visitor.socket.close()
     assert [slot.sequence for slot in bench.take(consumer, 2)] == [0, 1]
 
@@ -318,8 +322,8 @@ def test_what_one_had_posted_is_taken_before_its_successor_replaces_it(
     older, newer = stranger(), stranger()
     older.introduce()
     newer.serve()
-    local.send_json(newer.socket, HELLO.to_json(TOKEN) | {"incarnation": 1, "previous": [[0, [[0, 4]]]]})
-    older.socket.send(MESSAGE.pack(POST, 0, 0, 0, 4))
+    local.send_json(newer.socket, HELLO.to_json(TOKEN) | {"incarnation": 1, "account": [4, -1, 4], "left": [[0, 0, 4]]})
+    older.socket.send(MESSAGE.pack(POST, 0, 0, 0, 4, 4))
     newer.serve()
     assert consumer.producers == (ProducerId(0, 1),)
     assert [slot.num_transitions for slot in bench.take(consumer, 1)] == [4]
@@ -366,12 +370,12 @@ class FakeConsumer:
 @pytest.mark.parametrize(
     ("payload", "error", "text"),
     [
-        (b'{"protocol": 2}', HandshakeRefused, "protocol 1 here, 2 at the consumer"),
+        (b'{"protocol": 1}', HandshakeRefused, "protocol 2 here, 1 at the consumer"),
         (b'{"refused": "because"}', HandshakeRefused, "because"),
         (b"nonsense", StreamError, "Expecting value"),
-        (b'{"protocol": 1, "mark": 0}', StreamError, "makes no sense"),
-        (b'{"protocol": 1, "mark": 0, "num_slots": 2, "claims": []}', StreamError, "no memory"),
-        (b'{"protocol": 1, "mark": 0, "num_slots": 2, "claims": [7]}', StreamError, "no memory"),
+        (b'{"protocol": 2, "mark": 0}', StreamError, "makes no sense"),
+        (b'{"protocol": 2, "mark": 0, "num_slots": 2, "claims": []}', StreamError, "no memory"),
+        (b'{"protocol": 2, "mark": 0, "num_slots": 2, "claims": [7]}', StreamError, "no memory"),
         (b"[" * 60_000, StreamError, "nested"),
         (b"x" * (local.MAX_MESSAGE + 1), StreamError, str(local.MAX_MESSAGE)),
     ],
@@ -406,7 +410,7 @@ def test_answers_that_are_not_believed_leave_no_descriptor_behind(bench: StreamB
             producer.acquire(0.0)
 
     def round_trips() -> None:
-        impossible = b'{"protocol": 1, "mark": 0, "num_slots": 2, "claims": [7]}'
+        impossible = b'{"protocol": 2, "mark": 0, "num_slots": 2, "claims": [7]}'
         round_trip(impossible, StreamError, "1 credits for the 0 slots held")
         round_trip(b'{"refused": "because"}', HandshakeRefused, "because")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlsrl.data.slots import ProducerId
+from rlsrl.runtime.ledger import Told
 from rlsrl.streams.handshake import MAX_LANES, PROTOCOL, Hello, Refusal, Welcome, refusal_to_json
 from rlsrl.streams.protocols import HandshakeRefused, StreamError
 from rlsrl.testing.stream_bench import TOKEN, small_layout
@@ -18,7 +19,7 @@ HELLO = Hello(
     layout=LAYOUT,
     unacknowledged=((4, 6), (7, 5)),
     num_in_hand=1,
-    previous={0: ((1, 6),), 1: ()},
+    told=Told(inherited=20, sequence=3, acknowledged=44, left=((0, 1, 6), (1, 0, 3)), restored=True),
 )
 
 
@@ -46,15 +47,21 @@ def test_a_welcome_survives_the_wire() -> None:
         ({"index": -1}, "malformed", ["-1"]),
         ({"index": True}, "malformed", ["True"]),
         ({"index": "0"}, "malformed", ["'0'"]),
-        ({"incarnation": 1 << 63}, "malformed", ["2**63"]),
+        ({"incarnation": 1 << 63}, "malformed", ["2**62"]),
         ({"num_in_hand": 65}, "malformed", ["slots held"]),
         ({"num_in_hand": 1e300}, "malformed", ["integer"]),
         ({"unacknowledged": [[1, 1], [1, 1]]}, "malformed", ["ascending"]),
         ({"unacknowledged": [[1]]}, "malformed", []),
         ({"unacknowledged": 7}, "malformed", []),
         ({"unacknowledged": {}}, None, []),
-        ({"previous": [[2, []]]}, "malformed", ["not below 2"]),
-        ({"previous": None}, "malformed", []),
+        ({"left": [[2, 0, 1]]}, "malformed", ["not below 2"]),
+        ({"left": [[1, 0, 1], [0, 5, 1]]}, "malformed", ["not ascending"]),
+        ({"left": None}, "malformed", []),
+        ({"account": [20, 3]}, "malformed", []),
+        ({"account": [20, -2, 44]}, "malformed", ["from -1"]),
+        ({"account": [20, 4, 44]}, "malformed", ["up to 4"]),
+        ({"account": [20, 3, 19]}, "malformed", ["from 20 to 19"]),
+        ({"restored": 1}, "malformed", ["true or false"]),
         ({"layout": None}, "malformed", []),
         ({"layout": {"num_steps": 0, "num_lanes": 1, "fields": {}}}, "malformed", ["at least one step"]),
         ({"layout": small_layout(observation=9).to_json()}, "layout", [LAYOUT.step_digest, "there"]),

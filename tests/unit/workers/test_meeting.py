@@ -12,10 +12,11 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
+from rlsrl.workers.kept_pages import KeptPages
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.meeting import LOOK_SECONDS, Meeting, report_of
+from rlsrl.workers.record import RecordFile
 from rlsrl.workers.roster import Claim, Roster
-from rlsrl.workers.roster_record import RosterFile
 from rlsrl.workers.status import Experiment
 
 LEASE_SECONDS = 10.0
@@ -35,7 +36,9 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
         meeting = Meeting(
             experiment=Experiment(name="e", run_uid="u", heartbeat_seconds=1.0, endpoints={}, done=False),
             roster=roster,
-            record=RosterFile(tmp_path / "roster.json"),
+            record=RecordFile(tmp_path / "roster.json"),
+            pages=KeptPages(roster.capacity),
+            pages_record=RecordFile(tmp_path / "ledger.json"),
             curve=curve,
             metrics=Metrics(CollectorRegistry()),
             clock=clock,

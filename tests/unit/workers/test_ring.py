@@ -55,10 +55,8 @@ class Bench:
         resources.callback(self.server.close)
         client = InlineInferenceClient(inference, layout=answers)
         ledger = ActorLedger(self.context.open_ledger_page())
-        previous = ledger.begin(0)
-        producer = InlineProducer(
-            samples, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger, previous=previous
-        )
+        ledger.begin(0)
+        producer = InlineProducer(samples, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger)
         closing = resources.enter_context(ExitStack())
         closing.callback(producer.close)
         closing.callback(client.close)

@@ -6,8 +6,11 @@ import pytest
 
 from rlsrl.data.version import Version
 from rlsrl.runtime.coordination import WorkerState
+from rlsrl.runtime.ledger import Account, Mark, PageRecord, Posted
+from rlsrl.workers.kept_pages import KeptPages
 from rlsrl.workers.status import Experiment, Member, Phase, Report, build_status, derive_phase
 
+NO_PAGES = KeptPages({})
 EXPERIMENT = Experiment(name="cartpole", run_uid="u1", heartbeat_seconds=1.0, endpoints={"http": "h:1"}, done=False)
 
 
@@ -38,7 +41,7 @@ def test_the_document_lists_who_is_there_by_role_and_index() -> None:
         member("actor", 0, waiting_for="credit"),
         member("actor", 2, present=False),
     ]
-    document = build_status(EXPERIMENT, members, now=101.5)
+    document = build_status(EXPERIMENT, members, NO_PAGES, now=101.5)
     assert document["experiment"] == "cartpole"
     assert document["run_uid"] == "u1"
     assert document["endpoints"] == {"http": "h:1"}
@@ -72,33 +75,44 @@ def test_rank_0_speaks_for_the_experiment() -> None:
         "policy_lag": 1.0,
     }
     members = [member("trainer", 1, stats={"env_steps": 7.0}), member("trainer", stats=stats, version=Version(1, 3))]
-    assert build_status(EXPERIMENT, members, now=0.0)["totals"] == stats | {"version": "1.3"}
+    assert build_status(EXPERIMENT, members, NO_PAGES, now=0.0)["totals"] == stats | {"version": "1.3"}
 
 
 def test_totals_stand_while_the_trainer_is_away_and_are_null_before_it_came() -> None:
     gone = member("trainer", present=False, stats={"env_steps": 8.0}, version=Version(1, 3))
-    assert build_status(EXPERIMENT, [gone], now=0.0)["totals"]["env_steps"] == 8.0
-    assert set(build_status(EXPERIMENT, [], now=0.0)["totals"].values()) == {None}
+    assert build_status(EXPERIMENT, [gone], NO_PAGES, now=0.0)["totals"]["env_steps"] == 8.0
+    assert set(build_status(EXPERIMENT, [], NO_PAGES, now=0.0)["totals"].values()) == {None}
 
 
-def test_the_ledger_sums_over_everybody_present_and_gone() -> None:
-    members = [
-        member("actor", 0, ledger={"produced": 10}),
-        member("actor", 1, ledger={"produced": 5}, present=False),
-        member("trainer", ledger={"trained": 12, "in_buffer": 3}),
-    ]
-    assert build_status(EXPERIMENT, members, now=0.0)["ledger"] == {"produced": 15, "trained": 12, "in_buffer": 3}
+def page(role: str, index: int = 0, *left: Posted, **counters: int) -> PageRecord:
+    accounts = {0: Account(0, counters["produced"])} if "produced" in counters else {}
+    record = PageRecord(role=role, index=index, lives=1, incarnation=0, accounts=accounts, unacknowledged=left)
+    return record.count(**counters)
+
+
+def test_the_ledger_is_everybodys_present_and_gone() -> None:
+    trainer = replace(page("trainer", trained=12, in_buffer=1), marks={0: Mark(0, 3, 8), 1: Mark(0, 2, 5)})
+    pages = KeptPages({"actor": 2, "trainer": 1})
+    for each in (page("actor", 0, Posted(0, 4, 2, 0), produced=10), page("actor", 1, produced=5), trainer):
+        pages.put(each)
+    members = [member("actor", 0), member("actor", 1, present=False), member("trainer")]
+    found = build_status(EXPERIMENT, members, pages, now=0.0)["ledger"]
+    assert found["balanced"], found
+    assert (found["produced"], found["trained"], found["in_buffer"], found["unsettled"]) == (15, 12, 1, 2)
+    over = build_status(EXPERIMENT, [replace(each, present=False) for each in members], pages, now=0.0)["ledger"]
+    assert over["balanced"], over
+    assert over["lost"] == {"receiver_died": 1, "producer_died": 2, "rolled_back": 0}
 
 
 @pytest.mark.parametrize(("now", "stale"), [(103.0, False), (103.1, True)])
 def test_a_worker_is_stale_after_three_heartbeats_of_silence(now: float, stale: bool) -> None:
-    document = build_status(EXPERIMENT, [member("actor", heard_at=100.0)], now)
+    document = build_status(EXPERIMENT, [member("actor", heard_at=100.0)], NO_PAGES, now)
     assert document["roles"]["actor"][0]["stale"] is stale
 
 
 def test_the_document_is_json_whatever_a_worker_reports() -> None:
     stats = {"return_mean": math.nan, "env_steps": math.inf, "train_steps": 1.0}
-    document = build_status(EXPERIMENT, [member("trainer", stats=stats)], now=0.0)
+    document = build_status(EXPERIMENT, [member("trainer", stats=stats)], NO_PAGES, now=0.0)
     read = json.loads(json.dumps(document, allow_nan=False))
     assert read["totals"]["return_mean"] is None
     assert read["roles"]["trainer"][0]["stats"] == {"return_mean": None, "env_steps": None, "train_steps": 1.0}
@@ -124,4 +138,4 @@ TRAINED = {"train_steps": 1.0}
 )
 def test_the_phase_follows_from_the_trainers(members: list[Member], done: bool, phase: Phase) -> None:
     assert derive_phase(members, done=done) == phase
-    assert build_status(replace(EXPERIMENT, done=done), members, 0.0)["phase"] == phase
+    assert build_status(replace(EXPERIMENT, done=done), members, NO_PAGES, 0.0)["phase"] == phase

@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
 
 from rlsrl.data.version import Version
-from rlsrl.runtime.ledger import LedgerError
+from rlsrl.runtime.ledger import LedgerError, PageRecord
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.contexts import RecordingMembership, make_context
 
@@ -40,3 +41,12 @@ def test_the_ledger_page_is_this_workers_own_and_is_shown(tmp_path: Path) -> Non
         assert b'rlsrl_ledger_transitions{term="produced"} 7.0' in generate_latest(context.metrics.registry)
         with pytest.raises(LedgerError, match="another process writes"):
             make_context("actor", tmp_path / "ledger", index=2).open_ledger_page()
+
+
+def test_where_the_page_is_gone_it_begins_on_the_copy(tmp_path: Path) -> None:
+    copy = PageRecord(role="actor", index=2, incarnation=4, lives=5).count(produced=9)
+    membership = RecordingMembership(kept_page=copy.encode())
+    context = make_context("actor", tmp_path, index=2, incarnation=5, membership=membership)
+    with context.open_ledger_page() as page:
+        assert page.record == replace(copy, restored=True)
+        assert membership.page is page

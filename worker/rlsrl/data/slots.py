@@ -190,6 +190,8 @@ class Slot:
     """The producer's count of posted slots, from 0, over its incarnation; set by ``post``."""
     num_transitions: int = 0
     """True entries of ``mask``: what the ledger counts. Set by the filler before ``post``."""
+    total: int = 0
+    """Transitions that the producer's index ever posted to this consumer, this slot's included; set by ``post``."""
     handle: Any = field(default=None, repr=False)
     """The transport's own mark; nobody else reads it."""
 

@@ -24,7 +24,7 @@ from rlsrl.local.supervisor import RestartLimits
 from rlsrl.rpc.auth import TOKEN_VARIABLE, new_token
 from rlsrl.runtime.coordination import CoordinatorClient
 from rlsrl.runtime.durable import write_durably
-from rlsrl.runtime.ledger import LedgerError, balance, close_books, read_pages
+from rlsrl.runtime.ledger import balance, close_books, read_pages
 from rlsrl.runtime.process import worker_environment
 from rlsrl.workers.build.run_database import RESOLVED
 
@@ -145,12 +145,7 @@ def read_ledger(pages: Path) -> dict[str, Any]:
     Raises:
         LedgerError: a page does not hold what was written.
     """
-    books = balance(read_pages(pages), ended=True)
-    try:
-        books.check()
-    except LedgerError as error:
-        return {**books.to_json(), "balanced": False, "problem": str(error)}
-    return {**books.to_json(), "balanced": True}
+    return balance(read_pages(pages), ended=True).judge()
 
 
 def child_environment(base: Mapping[str, str], *, token: str, modules: Path) -> dict[str, str]:

@@ -282,7 +282,7 @@ class Metrics:
 LEDGER_TRANSITIONS = Declaration(
     name=f"{NAMESPACE}_ledger_transitions",
     kind="gauge",
-    help="Transitions on this process's ledger page, by term; passed_on is beside the sum.",
+    help="Transitions on this process's ledger page, by term; passed_on and outlived are beside the sum.",
     unit="transitions",
     labels=("term",),
     roles=("actor", "buffer", "trainer"),

@@ -36,7 +36,7 @@ class Outbox:
         self._report = pb.Heartbeat(state=pb.WORKER_STATE_CONFIGURING)
         self._activity = Activity(now=monotonic)
         self._stats: dict[str, float] = {}
-        self._ledger: dict[str, int] = {}
+        self._ledger_page: Callable[[], bytes] = bytes
         self._records: deque[pb.Record] = deque()
         self._next_sequence = 0
         self._goodbye: pb.Goodbye | None = None
@@ -54,9 +54,8 @@ class Outbox:
         waiting_for: str | None = None,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
-        ledger: Mapping[str, int] | None = None,
     ) -> None:
-        """Set what the next heartbeat says; None leaves a part as it was, ``stats`` and ``ledger`` update by key."""
+        """Set what the next heartbeat says; None leaves a part as it was, ``stats`` updates by key."""
         with self.changed:
             if state is not None:
                 self._report.state = state.to_proto()
@@ -68,7 +67,11 @@ class Outbox:
             if version is not None:
                 self._report.version.attempt, self._report.version.step = version
             self._stats.update(stats or {})
-            self._ledger.update(ledger or {})
+
+    def show_page(self, page: Callable[[], bytes]) -> None:
+        """Each heartbeat from now on, the last one too, carries what ``page`` returns; it must not wait or raise."""
+        with self.changed:
+            self._ledger_page = page
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add a row; with ``MAX_RECORDS`` of them the oldest goes and is counted."""
@@ -121,9 +124,9 @@ class Outbox:
             waiting = [record for record in self._records if record.sequence > after]
             heartbeat = pb.Heartbeat(
                 stats=self._stats,
-                ledger=self._ledger,
                 records=waiting[:MAX_RECORDS_PER_HEARTBEAT],
                 activity=self._activity.shares(),
+                ledger_page=self._ledger_page(),
             )
             heartbeat.MergeFrom(self._report)
             return heartbeat, len(waiting) - len(heartbeat.records)

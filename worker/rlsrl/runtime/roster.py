@@ -26,6 +26,7 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.coordination import Command, WorkerState, describe
 from rlsrl.runtime.identity import own_process
+from rlsrl.runtime.ledger import LedgerPage
 from rlsrl.runtime.outbox import Outbox, Stream
 
 FIRST_BACK_OFF_SECONDS = 0.1
@@ -163,6 +164,12 @@ class Membership:
         return self._welcome.incarnation
 
     @property
+    def kept_page(self) -> bytes:
+        """The ledger page of whoever had the index before, as the coordinator knew it last; empty for none."""
+        assert self._welcome is not None, "join waits for it"  # noqa: S101 - an invariant of our own
+        return self._welcome.ledger_page
+
+    @property
     def instance(self) -> str:
         """UUID of this process's life in the experiment."""
         return self._instance
@@ -187,13 +194,16 @@ class Membership:
         waiting_for: str | None = None,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
-        ledger: Mapping[str, int] | None = None,
     ) -> None:
         """Say how the worker is; the next heartbeat carries it. Cheap: call it as often as something changes.
 
-        What is None stays as it was. ``stats`` and ``ledger`` replace the values under the keys they hold.
+        What is None stays as it was. ``stats`` replaces the values under the keys it holds.
         """
-        self._outbox.report(state=state, waiting_for=waiting_for, stats=stats, version=version, ledger=ledger)
+        self._outbox.report(state=state, waiting_for=waiting_for, stats=stats, version=version)
+
+    def show_page(self, page: LedgerPage) -> None:
+        """Send a copy of the worker's ledger page with each heartbeat, for the time when the page itself is gone."""
+        self._outbox.show_page(page.encode)
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add a row to the learning curve. It is kept here until the coordinator confirms it, and sent again if needed.
@@ -320,7 +330,7 @@ class Membership:
 
     def _be_welcomed(self, welcome: pb.Welcome, stream: Stream) -> None:
         with self._changed:
-            self._welcome = welcome
+            self._welcome = self._welcome or welcome
             self._outbox.claim(welcome.index, welcome.incarnation)
             stream.welcome(welcome.heartbeat_seconds)
 

@@ -13,9 +13,10 @@ from typing import Any, Literal, Self
 
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.auth import token_matches
+from rlsrl.runtime.ledger import Told
 from rlsrl.streams.protocols import HandshakeRefused, StreamError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every change of a message; both ends must have the same."""
 
 MAX_LANES = 1 << 16
@@ -48,9 +49,8 @@ class Hello:
     """What this incarnation posted and will post again, ascending."""
     num_in_hand: int = 0
     """Slots being filled under a credit of a former connection: they will be posted over this one."""
-    previous: Mapping[int, tuple[Posted, ...]] = field(default_factory=dict)
-    """By incarnation: what dead incarnations of this index posted and no consumer acknowledged, as their ledger says.
-    Their memory is gone."""
+    told: Told = field(default_factory=Told)
+    """This index's account with the consumer, as its ledger has it."""
 
     def to_json(self, token: str) -> dict[str, Any]:
         """The message, with the token that admits it."""
@@ -62,7 +62,9 @@ class Hello:
             "layout": self.layout.to_json(),
             "unacknowledged": [list(entry) for entry in self.unacknowledged],
             "num_in_hand": self.num_in_hand,
-            "previous": [[incarnation, [list(e) for e in entries]] for incarnation, entries in self.previous.items()],
+            "account": [self.told.inherited, self.told.sequence, self.told.acknowledged],
+            "left": [list(entry) for entry in self.told.left],
+            "restored": self.told.restored,
         }
 
     @classmethod
@@ -90,16 +92,15 @@ class Hello:
     @classmethod
     def _read(cls, message: Mapping[str, Any]) -> Self:
         producer = ProducerId(_integer(message["index"]), _integer(message["incarnation"]))
-        previous = {_integer(incarnation): _posted(entries) for incarnation, entries in message["previous"]}
-        if any(incarnation >= producer.incarnation for incarnation in previous):
-            raise ValueError(f"previous incarnations {sorted(previous)} are not below {producer.incarnation}")
         hello = cls(
             producer=producer,
             layout=SlotLayout.from_json(message["layout"]),
             unacknowledged=_posted(message["unacknowledged"]),
             num_in_hand=_integer(message["num_in_hand"]),
-            previous=previous,
+            told=_told(message, producer),
         )
+        if hello.unacknowledged and hello.unacknowledged[0][0] <= hello.told.sequence:
+            raise ValueError(f"slots up to {hello.told.sequence} are acknowledged and not acknowledged")
         if len(hello.unacknowledged) + hello.num_in_hand > MAX_SLOTS:
             raise ValueError(f"over {MAX_SLOTS} slots held")
         return hello
@@ -107,7 +108,7 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """What an admitted producer is told. What ``previous`` listed is settled with it."""
+    """What an admitted producer is told. What former lives of it left is settled with it."""
 
     mark: int
     """The highest sequence the consumer has taken from this incarnation, -1 for none: those slots are acknowledged."""
@@ -149,9 +150,30 @@ def refusal_to_json(refusal: Refusal) -> dict[str, Any]:
     return {"protocol": PROTOCOL, "refused": str(refusal)}
 
 
-def _integer(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{value!r} is not an integer from 0 to 2**63 - 1")
+def _told(message: Mapping[str, Any], producer: ProducerId) -> Told:
+    inherited, sequence, acknowledged = message["account"]
+    left = tuple((_integer(life), _integer(number), _integer(count)) for life, number, count in message["left"])
+    if any(later[:2] <= earlier[:2] for earlier, later in pairwise(left)):
+        raise ValueError("what former lives left is not ascending")
+    if left and left[-1][0] >= producer.incarnation:
+        raise ValueError(f"former life {left[-1][0]} is not below {producer.incarnation}")
+    if type(message["restored"]) is not bool:
+        raise ValueError(f"restored is {message['restored']!r}, not true or false")
+    told = Told(
+        inherited=_integer(inherited),
+        sequence=_integer(sequence, least=-1),
+        acknowledged=_integer(acknowledged),
+        left=left,
+        restored=message["restored"],
+    )
+    if told.acknowledged < told.inherited:
+        raise ValueError(f"an account that went from {told.inherited} to {told.acknowledged}")
+    return told
+
+
+def _integer(value: Any, *, least: int = 0) -> int:
+    if type(value) is not int or not least <= value < 1 << 62:
+        raise ValueError(f"{value!r} is not an integer from {least} to 2**62 - 1")
     return value
 
 

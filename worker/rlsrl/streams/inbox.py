@@ -31,6 +31,8 @@ class Post(NamedTuple):
     order: int
     sequence: int
     num_transitions: int
+    total: int
+    """The producer's count at this slot."""
     body: memoryview | None = None
     """Its content, where that travels with the message."""
 
@@ -243,8 +245,10 @@ class InboxConsumer:
             wire.fill(message)
         except ValueError as error:
             raise self._intake.violation("message", str(error)) from error
-        place, order, sequence, num_transitions, _ = message
-        self._intake.take(number, place=place, order=order, sequence=sequence, num_transitions=num_transitions)
+        place, order, sequence, num_transitions, total, _ = message
+        self._intake.take(
+            number, place=place, order=order, sequence=sequence, num_transitions=num_transitions, total=total
+        )
         wire.emptied(place)
         wire.tell(sequence)
 

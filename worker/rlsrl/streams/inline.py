@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self
 
 from numpy.typing import NDArray
 
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.runtime.clock import Clock, SystemClock
-from rlsrl.runtime.ledger import Posted as LedgerEntry
+from rlsrl.runtime.ledger import Told
 from rlsrl.streams.credits import Credit
 from rlsrl.streams.handshake import Posted, Welcome, refusal_to_json
 from rlsrl.streams.inbox import Answer, InboxConsumer, Post, Wire
@@ -68,8 +68,8 @@ class _InlineWire(Wire):
     def arrays(self, place: int) -> dict[str, NDArray[Any]]:
         return self.slots[place]
 
-    def post(self, place: int, credit: int, sequence: int, num_transitions: int) -> None:
-        self.consumer.deliver(self, Post(place, credit, sequence, num_transitions))
+    def post(self, place: int, credit: int, sequence: int, num_transitions: int, total: int) -> None:
+        self.consumer.deliver(self, Post(place, credit, sequence, num_transitions, total))
 
 
 class InlineConsumer(InboxConsumer):
@@ -134,7 +134,7 @@ class InlineProducer:
         layout: SlotLayout,
         producer_id: ProducerId,
         ledger: ProducerLedger,
-        previous: Sequence[LedgerEntry] = (),
+        told: Told = Told(),  # noqa: B008 - frozen
         on_settled: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
@@ -143,9 +143,7 @@ class InlineProducer:
         self._changed = channel.changed
         self._token = token
         self._now = (clock or SystemClock()).monotonic
-        self._outbox = Outbox(
-            producer=producer_id, layout=layout, ledger=ledger, previous=previous, on_settled=on_settled
-        )
+        self._outbox = Outbox(producer=producer_id, layout=layout, ledger=ledger, told=told, on_settled=on_settled)
         self._wire: _InlineWire | None = None
         self._touches = 0
         self._closed = False

@@ -18,7 +18,7 @@ from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import ACCOUNT_CLOSED
 from rlsrl.streams.credits import Credit, CreditBook, UnknownCredit
-from rlsrl.streams.handshake import MAX_SLOTS, Hello, Posted, Refusal, Welcome
+from rlsrl.streams.handshake import MAX_SLOTS, Hello, Refusal, Welcome
 from rlsrl.streams.protocols import ConsumerLedger
 
 LOOKS_PER_TIMEOUT = 4
@@ -54,6 +54,7 @@ class _Session(Generic[MemoryT]):
     memory: MemoryT
     max_transitions: int
     last_sequence: int
+    last_total: int
     progress: int = 0
     silence: float = 0.0
     """Seconds watched without progress while it held a credit."""
@@ -133,7 +134,7 @@ class Intake(Generic[MemoryT]):
     def admit(self, hello: Hello, allocate: Callable[[SlotLayout, int], MemoryT]) -> tuple[MemoryT, int, Welcome]:
         """Open a session over fresh memory; returns that, its connection's number and what to answer.
 
-        What dead incarnations had posted and nobody took is written down as lost before the answer can say so.
+        What former lives of it left is settled in the ledger before the answer can say so.
 
         Raises:
             Refusal: the ledger knows a successor, or there is no memory. ``refused`` counts it.
@@ -148,28 +149,23 @@ class Intake(Generic[MemoryT]):
             memory = allocate(layout, num_slots)
         except OSError as error:
             raise Refusal("capacity", f"no memory for {num_slots} slots here: {error}") from error
-        for incarnation in sorted(hello.previous):
-            self._settle(ProducerId(producer.index, incarnation), hello.previous[incarnation])
+        met = self._ledger.meet(producer, hello.told)
         connection = self._next_connection
         self._next_connection += 1
         self._sessions[connection] = _Session(
             producer=producer,
             memory=memory,
             max_transitions=layout.num_steps * layout.num_lanes,
-            last_sequence=mark,
+            last_sequence=met.sequence,
+            last_total=met.total,
         )
         claims = self._book.connect(
             connection, index=producer.index, num_lanes=layout.num_lanes, num_slots=num_slots, num_claims=num_claims
         )
         self.counters["connected"] += 1
         _log.info("producer_connected", **_names(producer), num_lanes=layout.num_lanes, num_claims=num_claims)
-        welcome = Welcome(mark=mark, num_slots=num_slots, claims=tuple(claim.order for claim in claims))
+        welcome = Welcome(mark=met.sequence, num_slots=num_slots, claims=tuple(claim.order for claim in claims))
         return memory, connection, welcome
-
-    def _settle(self, former: ProducerId, entries: tuple[Posted, ...]) -> None:
-        """Write down what a dead incarnation had posted here and that never came; 0 of it closes its account, too."""
-        mark = self._ledger.mark(former)
-        self._ledger.lost_with_producer(former, sum(count for sequence, count in entries if sequence > mark))
 
     def refused(self, refusal: Refusal) -> None:
         """Count a producer that was sent away."""
@@ -193,7 +189,7 @@ class Intake(Generic[MemoryT]):
         """The credits to send now."""
         return self._book.issue()
 
-    def take(self, connection: int, *, place: int, order: int, sequence: int, num_transitions: int) -> None:
+    def take(self, connection: int, *, place: int, order: int, sequence: int, num_transitions: int, total: int) -> None:
         """A slot came: judge it and write it into the ledger. Afterwards it may be acknowledged.
 
         Raises:
@@ -204,12 +200,14 @@ class Intake(Generic[MemoryT]):
             raise self.violation("sequence", f"sequence {sequence} after {session.last_sequence}")
         if not 0 <= num_transitions <= session.max_transitions:
             raise self.violation("transitions", f"{num_transitions} transitions of at most {session.max_transitions}")
+        if not session.last_total + num_transitions <= total < 1 << 62:
+            raise self.violation("total", f"{num_transitions} transitions bring {session.last_total} to {total}")
         try:
             credit = self._book.receive(connection, order=order, slot=place)
         except UnknownCredit as error:
             raise self.violation("credit", str(error)) from error
-        session.last_sequence, session.silence = sequence, 0.0
-        self._ledger.take(session.producer, sequence, num_transitions)
+        session.last_sequence, session.last_total, session.silence = sequence, total, 0.0
+        self._ledger.take(session.producer, sequence, num_transitions, total)
         slot = Slot(
             arrays=session.memory.slots[credit.slot],
             min_version=credit.min_version,

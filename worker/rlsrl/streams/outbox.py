@@ -10,7 +10,8 @@ memory, which nobody else is ever given, until their content has been copied int
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.data.version import Version
-from rlsrl.runtime.ledger import Posted as LedgerEntry
+from rlsrl.runtime.ledger import Told
 from rlsrl.streams.handshake import Hello, Posted, Welcome
 from rlsrl.streams.protocols import ProducerLedger, StreamError
 
@@ -29,7 +30,7 @@ class Link(Protocol):
     def arrays(self, place: int) -> dict[str, NDArray[Any]]:
         """The arrays of the connection's slot number ``place``; the same object each time."""
 
-    def post(self, place: int, credit: int, sequence: int, num_transitions: int) -> None:
+    def post(self, place: int, credit: int, sequence: int, num_transitions: int, total: int) -> None:
         """Send word that this slot is filled. Never waits, never raises: a broken link is told by ``disconnected``."""
 
 
@@ -42,7 +43,7 @@ class Outbox:
         producer: ProducerId,
         layout: SlotLayout,
         ledger: ProducerLedger,
-        previous: Sequence[LedgerEntry],
+        told: Told,
         on_settled: Callable[[], None],
         sequences: Iterator[int] | None = None,
     ) -> None:
@@ -50,7 +51,7 @@ class Outbox:
         self._layout = layout
         self._max_transitions = layout.num_steps * layout.num_lanes
         self._ledger = ledger
-        self._previous = _by_incarnation(previous)
+        self._told = told
         self._on_settled = on_settled
         self._link: Link | None = None
         self._sequences = sequences if sequences is not None else count()
@@ -70,7 +71,7 @@ class Outbox:
             layout=self._layout,
             unacknowledged=self.unacknowledged,
             num_in_hand=len(self._in_hand),
-            previous=self._previous,
+            told=self._told,
         )
 
     def connected(self, welcome: Welcome, link: Link) -> None:
@@ -84,8 +85,8 @@ class Outbox:
             slot.handle, slot.credit = place, order
         for slot in self._posted.values():
             self._send(slot, link)
-        if self._previous:
-            self._previous = {}
+        if self._told.left:
+            self._told = replace(self._told, left=())
             self._on_settled()
 
     def disconnected(self) -> None:
@@ -101,7 +102,8 @@ class Outbox:
         """The consumer holds everything up to ``sequence``."""
         for done in [posted for posted in self._posted if posted <= sequence]:
             self._ledger.acknowledge(done)
-            del self._posted[done]
+            slot = self._posted.pop(done)
+            self._told = replace(self._told, sequence=slot.sequence, acknowledged=slot.total)
 
     def take_credit(self) -> Slot | None:
         """A slot to fill, from the oldest credit."""
@@ -124,7 +126,7 @@ class Outbox:
             raise ValueError(f"num_transitions {slot.num_transitions} is not from 0 to {self._max_transitions}")
         del self._in_hand[slot]
         slot.producer, slot.sequence = self._producer, next(self._sequences)
-        self._ledger.produce(slot.sequence, slot.num_transitions)
+        slot.total = self._ledger.produce(slot.sequence, slot.num_transitions)
         self._posted[slot.sequence] = slot
         if self._link is not None:
             self._send(slot, self._link)
@@ -135,11 +137,4 @@ class Outbox:
             for name, array in slot.arrays.items():
                 arrays[name][...] = array
             slot.arrays = arrays
-        link.post(slot.handle, slot.credit, slot.sequence, slot.num_transitions)
-
-
-def _by_incarnation(entries: Sequence[LedgerEntry]) -> dict[int, tuple[Posted, ...]]:
-    grouped: dict[int, list[Posted]] = {}
-    for entry in sorted(entries):
-        grouped.setdefault(entry.incarnation, []).append((entry.sequence, entry.num_transitions))
-    return {incarnation: tuple(posted) for incarnation, posted in grouped.items()}
+        link.post(slot.handle, slot.credit, slot.sequence, slot.num_transitions, slot.total)

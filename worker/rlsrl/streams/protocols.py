@@ -16,6 +16,7 @@ from typing import Protocol
 
 from rlsrl.data.slots import ProducerId, Slot
 from rlsrl.data.version import Version
+from rlsrl.runtime.ledger import Mark, Told
 
 
 class StreamError(Exception):
@@ -121,21 +122,24 @@ class ConsumerLedger(Protocol):
         one that was succeeded.
         """
 
-    def take(self, producer: ProducerId, sequence: int, num_transitions: int) -> None:
-        """Record a slot as held in memory: raises the mark and counts ``in_buffer``."""
+    def meet(self, producer: ProducerId, told: Told) -> Mark:
+        """A producer has come: settle what its former lives left, and close their accounts, so that nothing is counted
+        twice; returns the mark to go on from. Repeating it is fine.
+        """
 
-    def lost_with_producer(self, producer: ProducerId, num_transitions: int) -> None:
-        """Record all that a dead incarnation had posted and this consumer never got: ``lost{producer_died}``.
-
-        Once for each incarnation, in order; afterwards its account is closed, so that nothing is counted twice.
+    def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
+        """Record a slot as held in memory: raises the mark, to the producer's own ``total``, and counts
+        ``in_buffer``.
         """
 
 
 class ProducerLedger(Protocol):
     """Where a producer writes what it made, before it posts. Survives the producer's process."""
 
-    def produce(self, sequence: int, num_transitions: int) -> None:
-        """Count a slot as produced and not yet acknowledged."""
+    def produce(self, sequence: int, num_transitions: int) -> int:
+        """Count a slot as produced and not yet acknowledged; returns what was ever posted to the consumer, this slot
+        included.
+        """
 
     def acknowledge(self, sequence: int) -> None:
         """The consumer has the slot."""

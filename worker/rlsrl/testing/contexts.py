@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from rlsrl.data.version import Version
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.coordination import WorkerState
+from rlsrl.runtime.ledger import LedgerPage
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.roster import Membership
 from rlsrl.workers.context import WorkerContext
@@ -32,6 +33,10 @@ class RecordingMembership:
     """Where members of other roles are."""
     failure: Exception | None = None
     """What ``check`` raises from now on; None for nothing."""
+    kept_page: bytes = b""
+    """The ledger page that the coordinator kept of the life before."""
+    page: LedgerPage | None = None
+    """The ledger page that would be shown to it."""
 
     def report(
         self,
@@ -40,11 +45,14 @@ class RecordingMembership:
         waiting_for: str | None = None,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
-        ledger: Mapping[str, int] | None = None,
     ) -> None:
         """Keep it."""
-        said = {"state": state, "waiting_for": waiting_for, "stats": stats, "version": version, "ledger": ledger}
+        said = {"state": state, "waiting_for": waiting_for, "stats": stats, "version": version}
         self.reports.append({name: value for name, value in said.items() if value is not None})
+
+    def show_page(self, page: LedgerPage) -> None:
+        """Keep it."""
+        self.page = page
 
     def address_of(self, role: str, index: int) -> str | None:
         """Look it up."""

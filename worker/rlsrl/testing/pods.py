@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import uuid
@@ -18,6 +19,7 @@ from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import RoleConfig
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE, TLS_NAME_VARIABLE, Tls
 from rlsrl.runtime.coordination import CoordinatorClient
+from rlsrl.runtime.identity import POD_VARIABLE
 from rlsrl.runtime.process import worker_environment
 from rlsrl.testing.certificates import PEER_NAME, MountedSecret
 from rlsrl.testing.waiting import DEADLINE_SECONDS
@@ -28,7 +30,15 @@ TOKEN = "the-token"  # noqa: S105 - of tests
 class Pods:
     """One run's workers, each at an address of the loopback network that no other has."""
 
-    def __init__(self, experiment: str, folder: Path, stack: ExitStack, *, secret: MountedSecret | None = None) -> None:
+    def __init__(
+        self,
+        experiment: str,
+        folder: Path,
+        stack: ExitStack,
+        *,
+        secret: MountedSecret | None = None,
+        overrides: Sequence[str] = (),
+    ) -> None:
         """Start nobody yet. ``stack`` ends at its end whoever was started; with ``secret`` they talk over TLS."""
         self._folder = folder
         self._stack = stack
@@ -38,9 +48,8 @@ class Pods:
             run_uid=uuid.uuid4().hex,
             coordinator_host=f"{self._network}.1",
             record_folder=str(folder / "data"),
-            ledger_folder=str(folder / "ledger"),
         )
-        self.told = resolve(load_text(experiment), placement)
+        self.told = resolve(load_text(experiment, overrides=[*overrides]), placement)
         self._variables = {"RLSRL_TOKEN": TOKEN}
         tls: Tls | None = None
         if secret is not None:
@@ -55,29 +64,41 @@ class Pods:
         return f"{self._network}.{self._num_hosts + 1}"
 
     def start(
-        self, role: str, config: RoleConfig | None, *arguments: str, launcher: Sequence[str] = ()
+        self, role: str, config: RoleConfig | None, *arguments: str, launcher: Sequence[str] = (), host: str = ""
     ) -> tuple[subprocess.Popen[bytes], str]:
         """A worker at the next free address: its process, and the address. The coordinator has to be the first.
 
-        ``launcher`` are the gang launcher's arguments, for ranks that it starts.
+        ``launcher`` are the gang launcher's arguments, for ranks that it starts. ``host`` is for a coordinator's
+        successor, which the Service leads to.
 
         Raises:
             ValueError: the experiment has no such role.
         """
         if config is None:
             raise ValueError(f"the experiment has no {role}")
-        self._num_hosts += 1
-        host = f"{self._network}.{self._num_hosts}"
-        path = self._folder / f"{role}.json"
-        path.write_text(config.to_json())
+        if not host:
+            self._num_hosts += 1
+            host = f"{self._network}.{self._num_hosts}"
+        path = self._folder / f"{role}-{host}.json"
+        path.write_text(config.model_copy(update={"ledger_folder": str(self._pod_folder(host))}).to_json())
         module = ["rlsrl.workers.gang_launcher", *launcher] if launcher else ["rlsrl.workers"]
         command = [sys.executable, "-m", *module, "--role", role, "--config", str(path), *arguments]
-        environment = worker_environment({**os.environ, **self._variables, "RLSRL_HOST": host})
-        with (self._folder / f"{role}-{host}.log").open("wb") as log:
+        pod = {"RLSRL_HOST": host, POD_VARIABLE: uuid.uuid4().hex}
+        environment = worker_environment({**os.environ, **self._variables, **pod})
+        with (self._folder / f"{role}-{host}.log").open("ab") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         self._stack.callback(process.wait, DEADLINE_SECONDS)
         self._stack.callback(process.kill)
         return process, host
+
+    def delete(self, process: subprocess.Popen[bytes], host: str) -> None:
+        """The pod there is gone, at once, and what its worker kept in it."""
+        process.kill()
+        process.wait(DEADLINE_SECONDS)
+        shutil.rmtree(self._pod_folder(host), ignore_errors=True)
+
+    def _pod_folder(self, host: str) -> Path:
+        return self._folder / "pods" / host
 
     def log(self, role: str, host: str) -> str:
         """What the worker there wrote to its standard output and error."""

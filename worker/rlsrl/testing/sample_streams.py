@@ -23,7 +23,6 @@ import pytest
 
 from rlsrl.data.slots import ProducerId
 from rlsrl.data.version import INITIAL, Version
-from rlsrl.runtime.ledger import Posted as LedgerEntry
 from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
 from rlsrl.testing.clock import ManualClock
@@ -271,8 +270,8 @@ class SampleStreamConformance:
 
     def test_a_slot_taken_without_acknowledgement_is_not_delivered_again(self, bench: StreamBench) -> None:
         class FailsAfterTaking(TrainerLedger):
-            def take(self, producer: ProducerId, sequence: int, num_transitions: int) -> None:
-                super().take(producer, sequence, num_transitions)
+            def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
+                super().take(producer, sequence, num_transitions, total)
                 raise RuntimeError("killed between the ledger and the acknowledgement")
 
         consumer, producer = bench.consumer(ledger=FailsAfterTaking(bench.trainer_page())), bench.producer()
@@ -374,7 +373,6 @@ class SampleStreamConformance:
 
     def test_what_was_lost_is_counted_once_however_often_it_is_reported(self, bench: StreamBench) -> None:
         consumer = bench.consumer()
-        lost = LedgerEntry(0, 0, TRANSITIONS, 0)
         settled: list[int] = []
         ledger = bench.actor_ledger(0)
         ledger.begin(0)
@@ -385,7 +383,7 @@ class SampleStreamConformance:
                 0,
                 incarnation,
                 ledger=ledger,
-                previous=[lost],
+                told=ledger.told(),
                 on_settled=partial(settled.append, incarnation),
             )
             bench.until_settled(consumer, producer, partial(settled.__contains__, incarnation))

@@ -229,10 +229,10 @@ class StreamBench:
         }
         if "ledger" not in arguments:
             ledger = self.actor_ledger(index)
-            previous = ledger.begin(incarnation)
+            ledger.begin(incarnation)
             defaults |= {
                 "ledger": ledger,
-                "previous": previous,
+                "told": ledger.told(),
                 "on_settled": lambda: ledger.settle(incarnation),
             }
         producer = self._transport.producer(self.address, **(defaults | arguments))

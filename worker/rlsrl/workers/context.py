@@ -14,7 +14,7 @@ from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.activity import WORKING
 from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.clock import Clock
-from rlsrl.runtime.ledger import LedgerPage
+from rlsrl.runtime.ledger import LedgerPage, PageRecord, inherited
 from rlsrl.runtime.metrics import LedgerCollector, Metrics
 from rlsrl.runtime.roster import Membership
 
@@ -45,13 +45,19 @@ class WorkerContext:
         return Directory(self.membership.address_of)
 
     def open_ledger_page(self) -> LedgerPage:
-        """This worker's ledger page, shown among its metrics.
+        """This worker's ledger page, shown among its metrics and to the coordinator.
+
+        Where the page of the life before is gone it begins on the copy that the coordinator kept.
 
         Raises:
             LedgerError: another process writes it, or it is damaged.
         """
         self.ledger_folder.mkdir(parents=True, exist_ok=True)
         page = LedgerPage.open(self.ledger_folder / f"{self.role}-{self.index}.page", self.role, self.index)
+        payload = self.membership.kept_page
+        kept = PageRecord.decode(payload, role=self.role, index=self.index) if payload else None
+        page.apply(lambda record: inherited(record, kept, incarnation=self.incarnation))
+        self.membership.show_page(page)
         LedgerCollector(lambda: page.record, self.metrics.registry)
         return page
 

@@ -12,7 +12,7 @@ import contextlib
 import json
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,15 @@ from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
+from rlsrl.runtime.ledger import LedgerError
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
+from rlsrl.workers.kept_pages import KeptPages
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.meeting import Meeting
+from rlsrl.workers.record import PAGES, ROSTER, Record, open_record
 from rlsrl.workers.roster import Roster
-from rlsrl.workers.roster_record import RosterRecord, open_roster_record
 from rlsrl.workers.status import Experiment
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
@@ -192,10 +194,10 @@ class MeetingServer:
         log: structlog.stdlib.BoundLogger,
         on_end: Callable[[], None],
     ) -> None:
-        """Read the roster that an earlier coordinator left.
+        """Read what an earlier coordinator left.
 
         Raises:
-            ConfigurationError: the roster's file holds something else.
+            ConfigurationError: one of its files holds something else.
         """
         self._config = config
         self._token = token
@@ -212,8 +214,10 @@ class MeetingServer:
             endpoints=endpoints,
             done=False,
         )
-        self._record = open_roster_record(config)
+        self._record = open_record(config, ROSTER)
         self._roster = read_roster(config, self._record, now=clock.monotonic())
+        self._pages_record = open_record(config, PAGES)
+        self._pages = read_kept_pages(self._roster.capacity, self._pages_record)
         self._serving: Future[tuple[Meeting, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="meeting", daemon=True)
@@ -271,6 +275,8 @@ class MeetingServer:
             experiment=self._experiment,
             roster=self._roster,
             record=self._record,
+            pages=self._pages,
+            pages_record=self._pages_record,
             curve=self._curve,
             metrics=self._metrics,
             clock=self._clock,
@@ -297,6 +303,7 @@ class MeetingServer:
             await asyncio.wait({watching, waiting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await server.stop(STOP_SECONDS)
+            await meeting.keep()
             await asyncio.to_thread(parameters.close)
             waiting.cancel()
         if watching.done():
@@ -304,7 +311,7 @@ class MeetingServer:
         watching.cancel()
 
 
-def read_roster(config: CoordinatorConfig, record: RosterRecord, *, now: float) -> Roster:
+def read_roster(config: CoordinatorConfig, record: Record, *, now: float) -> Roster:
     """The roster that an earlier coordinator of this run left, or an empty one.
 
     Raises:
@@ -326,3 +333,19 @@ def read_roster(config: CoordinatorConfig, record: RosterRecord, *, now: float) 
         return Roster(lease_seconds=config.lease_seconds, capacity=capacity)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{record} is no roster: {error!r}") from error
+
+
+def read_kept_pages(capacity: Mapping[str, int], record: Record) -> KeptPages:
+    """The copies of ledger pages that an earlier coordinator of this run left, if any.
+
+    Raises:
+        ConfigurationError: what is there are no such copies.
+        OSError: it cannot be read.
+    """
+    pages = KeptPages(capacity)
+    try:
+        return pages.restore(json.loads(record.read()))
+    except FileNotFoundError:
+        return pages
+    except (AttributeError, KeyError, TypeError, ValueError, LedgerError) as error:
+        raise ConfigurationError(f"{record} holds no ledger pages: {error!r}") from error

@@ -25,11 +25,13 @@ from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.coordination import Command, WorkerState
 from rlsrl.runtime.identity import is_dead
+from rlsrl.runtime.ledger import MAX_RECORD_BYTES, LedgerError, PageRecord
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.roster import STREAMS
+from rlsrl.workers.kept_pages import KeptPages
 from rlsrl.workers.learning_curve import LearningCurve, Row
+from rlsrl.workers.record import Record
 from rlsrl.workers.roster import Claim, Lease, Refusal, Roster, Wait
-from rlsrl.workers.roster_record import RosterRecord
 from rlsrl.workers.status import TRAINER, Experiment, Member, Report, build_status
 
 HELLO_SECONDS = 10.0
@@ -38,6 +40,8 @@ LOOK_SECONDS = 0.5
 """Time between two looks for leases that ran out and holders that died."""
 STALL_SECONDS = 2.0
 """A look that comes this late shows that the coordinator itself was away: silence until then is not the workers'."""
+KEEP_SECONDS = 5.0
+"""Time between two writes of the copies of ledger pages; they are also written when a worker is gone."""
 MAX_QUEUED = 256
 """Messages to one worker that wait to be sent; a worker that reads so slowly gets no more commands."""
 
@@ -69,7 +73,9 @@ class Meeting(CoordinatorServicer):
         *,
         experiment: Experiment,
         roster: Roster,
-        record: RosterRecord,
+        record: Record,
+        pages: KeptPages,
+        pages_record: Record,
         curve: LearningCurve,
         metrics: Metrics,
         clock: Clock,
@@ -78,16 +84,16 @@ class Meeting(CoordinatorServicer):
         self._metrics = metrics
         self._experiment = experiment
         self._roster = roster
-        self._record = record
+        self._roster_document = _Document(record, roster.to_json)
+        self._pages = pages
+        self._pages_document = _Document(pages_record, pages.to_json)
         self._curve = curve
         self._clock = clock
         self._log = log
         self._seen: dict[tuple[str, int], Seen] = {}
         self._connections: dict[str, _Connection] = {}
-        self._listening_since = self._looked_at = clock.monotonic()
+        self._listening_since = self._looked_at = self._kept_at = clock.monotonic()
         self._freed = asyncio.Event()
-        self._roster_written = b""
-        self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self.num_heartbeats = 0
         """Heartbeats taken."""
@@ -97,7 +103,7 @@ class Meeting(CoordinatorServicer):
     async def describe(self) -> dict[str, Any]:
         """The status document."""
         members = [self._member(index, seen) for (_, index), seen in self._seen.items()]
-        return build_status(self._experiment, members, self._clock.monotonic())
+        return build_status(self._experiment, members, self._pages, self._clock.monotonic())
 
     async def Join(  # type: ignore[override]  # noqa: N802 - the proto's name; read and write are called, not iterated
         self,
@@ -167,6 +173,9 @@ class Meeting(CoordinatorServicer):
             if lease.instance not in self._connections and is_dead(lease.process):
                 self._roster.release(lease.instance)
                 self._free(lease, "worker_died")
+        if now - self._kept_at > KEEP_SECONDS:
+            self._kept_at = now
+            self._begin(self._pages_document.write())
         self._measure(now)
 
     def _measure(self, now: float) -> None:
@@ -178,12 +187,21 @@ class Meeting(CoordinatorServicer):
             self._metrics.heartbeat_age_seconds.labels(worker_role=role).set(max(ages, default=0.0))
 
     def _free(self, lease: Lease, event: str, **details: object) -> None:
-        """Tell whoever waits for an index or goes by its address, and note on disk that nobody holds this one."""
+        """Tell whoever waits for an index or goes by its address; note on disk that nobody holds this one, and what is
+        known of the ledger page that its holder may take along.
+        """
         self._log.info(event, worker=f"{lease.role}-{lease.index}", incarnation=lease.incarnation, **details)
         self._announce(lease.role)
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
-        self._begin(self._write_roster())
+        self._begin(self._roster_document.write())
+        self._begin(self._pages_document.write())
+
+    async def keep(self) -> None:
+        """Make what is kept durable before the end, as far as that can be."""
+        await asyncio.wait(
+            {self._begin(document.write()) for document in (self._roster_document, self._pages_document)}
+        )
 
     async def _admit(self, claim: Claim, context: Context) -> Lease | Refusal:
         """A lease that is on disk; waits for as long as the worker does if there is none to be had."""
@@ -197,7 +215,7 @@ class Meeting(CoordinatorServicer):
                 await freed.wait()
                 continue
             try:
-                await asyncio.shield(self._begin(self._write_roster()))
+                await asyncio.shield(self._begin(self._roster_document.write()))
             except OSError as error:
                 self._roster.release(claim.instance)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, f"the roster cannot be written: {error}")
@@ -234,12 +252,14 @@ class Meeting(CoordinatorServicer):
         claim = connection.claim
         assert claim.index is not None and claim.incarnation is not None, "claims of seen workers are whole"  # noqa: S101, PT018
         self._connections[claim.instance] = connection
+        kept = self._pages.get(claim.role, claim.index)
         await connection.put(
             pb.CoordinatorMessage(
                 welcome=pb.Welcome(
                     index=claim.index,
                     incarnation=claim.incarnation,
                     heartbeat_seconds=self._experiment.heartbeat_seconds,
+                    ledger_page=b"" if kept is None else kept.encode(),
                 )
             )
         )
@@ -273,6 +293,8 @@ class Meeting(CoordinatorServicer):
         assert claim.index is not None, "claims of seen workers are whole"  # noqa: S101 - an invariant of our own
         seen = self._seen[claim.role, claim.index]
         self._seen[claim.role, claim.index] = replace(seen, report=report_of(heartbeat), heard_at=now)
+        if heartbeat.ledger_page:
+            self._pages.put(page_of(heartbeat, claim))
         if heartbeat.records:
             await self._keep(connection, rows_of(heartbeat, claim))
         return None
@@ -340,15 +362,26 @@ class Meeting(CoordinatorServicer):
     def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("roster_not_written", error=repr(error))
+            self._log.error("record_not_written", error=repr(error))
 
-    async def _write_roster(self) -> None:
-        """Make the roster as it is now durable; one write serves all who wait for it."""
+
+class _Document:
+    """Something that outlives the coordinator: written again when it has changed."""
+
+    def __init__(self, record: Record, value: Callable[[], Any]) -> None:
+        """``value`` gives the JSON value as it is at the time."""
+        self._record = record
+        self._value = value
+        self._written = b""
+        self._writing = asyncio.Lock()
+
+    async def write(self) -> None:
+        """Make it as it is now durable; one write serves all who wait for it. Raises OSError if that cannot be."""
         async with self._writing:
-            document = json.dumps(self._roster.to_json(), indent=1).encode()
-            if document != self._roster_written:
+            document = json.dumps(self._value(), indent=1).encode()
+            if document != self._written:
                 await asyncio.to_thread(self._record.write, document)
-                self._roster_written = document
+                self._written = document
 
 
 class _Connection:
@@ -475,10 +508,23 @@ def report_of(heartbeat: pb.Heartbeat) -> Report:
         waiting_for=heartbeat.waiting_for,
         stats=dict(heartbeat.stats),
         version=Version(version.attempt, version.step) if heartbeat.HasField("version") else None,
-        ledger=dict(heartbeat.ledger),
         records_dropped=heartbeat.records_dropped,
         activity={what: share for what, share in heartbeat.activity.items() if 0.0 <= share <= 1.0},
     )
+
+
+def page_of(heartbeat: pb.Heartbeat, claim: Claim) -> PageRecord:
+    """The ledger page that a heartbeat from the worker with that claim carries.
+
+    Raises:
+        Malformed: it is none.
+    """
+    if len(heartbeat.ledger_page) > MAX_RECORD_BYTES:
+        raise Malformed(f"heartbeat: a ledger page of over {MAX_RECORD_BYTES} bytes")
+    try:
+        return PageRecord.decode(heartbeat.ledger_page, role=claim.role, index=claim.index or 0)
+    except LedgerError as error:
+        raise Malformed(f"heartbeat: {error}") from error
 
 
 def rows_of(heartbeat: pb.Heartbeat, claim: Claim) -> list[Row]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlsrl.data.version import Version
 from rlsrl.runtime.coordination import WorkerState
+from rlsrl.workers.kept_pages import KeptPages
 
 Phase = Literal["starting", "training", "paused", "recovering", "finished"]
 """Where the experiment stands: before its first training step; training; told to pause; without a trainer that it had;
@@ -30,7 +30,6 @@ class Report:
     waiting_for: str = ""
     stats: Mapping[str, float] = field(default_factory=dict)
     version: Version | None = None
-    ledger: Mapping[str, int] = field(default_factory=dict)
     records_dropped: int = 0
     activity: Mapping[str, float] = field(default_factory=dict)
     """Shares of the last seconds, by what was done or waited for (``rlsrl.runtime.activity``)."""
@@ -67,11 +66,11 @@ class Experiment:
     """Whether trainer rank 0 said that its work is complete."""
 
 
-def build_status(experiment: Experiment, members: Iterable[Member], now: float) -> dict[str, Any]:
+def build_status(experiment: Experiment, members: Iterable[Member], pages: KeptPages, now: float) -> dict[str, Any]:
     """The status document.
 
     ``members`` holds for each (role, index) the one that was there last, present or gone. Gone ones are not listed;
-    they count for the phase, and in the ledger's sums, since what they counted stays true.
+    they count for the phase, and their ``pages`` in the ledger, since what they counted stays true.
     """
     everyone = sorted(members, key=lambda member: (member.role, member.index))
     present = [member for member in everyone if member.present]
@@ -80,7 +79,7 @@ def build_status(experiment: Experiment, members: Iterable[Member], now: float) 
         "run_uid": experiment.run_uid,
         "phase": derive_phase(everyone, done=experiment.done),
         "totals": _totals(everyone),
-        "ledger": _sum_ledgers(everyone),
+        "ledger": pages.books(member.role for member in present),
         "roles": {
             role: [_worker(member, experiment, now) for member in present if member.role == role]
             for role in sorted({member.role for member in everyone})
@@ -108,13 +107,6 @@ def _totals(members: Iterable[Member]) -> dict[str, float | str | None]:
     report = next((member.report for member in members if (member.role, member.index) == (TRAINER, 0)), Report())
     totals: dict[str, float | str | None] = {name: _finite(report.stats.get(name)) for name in TOTALS}
     return totals | {"version": _text(report.version)}
-
-
-def _sum_ledgers(members: Iterable[Member]) -> dict[str, int]:
-    ledger: Counter[str] = Counter()
-    for member in members:
-        ledger.update(member.report.ledger)
-    return dict(sorted(ledger.items()))
 
 
 def _worker(member: Member, experiment: Experiment, now: float) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import Any
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import TERMINAL_KEY, terminal_record
-from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.common import open_db
 from rlsrl.workers.build.trainer import TrainerParts, build_trainer
@@ -86,7 +85,7 @@ class TrainerWorker(Worker[TrainerConfig]):
                 parts.checkpoints.store_now(final)
                 if parts.training.stop_reason is not None:
                     self._finish(final, parts.training.stop_reason)
-            self._close_the_books(parts.ledger)
+            parts.ledger.end()
             parts.gang.close()
 
     def _empty_the_buffer(self, parts: TrainerParts) -> None:
@@ -103,12 +102,3 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._db.annotate(self._policy_name, version, {TERMINAL_KEY: record})
         self._terminal = record
         self._context.log.info("finished", **record)
-
-    def _close_the_books(self, ledger: TrainerLedger) -> None:
-        ledger.end()
-        self._context.membership.report(ledger=ledger.snapshot()["counters"])
-
-    def _stats(self) -> Mapping[str, float]:
-        if self._parts is not None:
-            self._context.membership.report(ledger=self._parts.ledger.snapshot()["counters"])
-        return {}

@@ -212,26 +212,6 @@ class Heartbeat(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
-    class LedgerEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
     class ActivityEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -255,23 +235,21 @@ class Heartbeat(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    LEDGER_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     RECORDS_DROPPED_FIELD_NUMBER: _builtins.int
     ACTIVITY_FIELD_NUMBER: _builtins.int
+    LEDGER_PAGE_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     waiting_for: _builtins.str
     """What the worker waits for, in a few words; empty while it works."""
     records_dropped: _builtins.int
     """Rows this instance had to discard because its queue was full while the coordinator was away."""
+    ledger_page: _builtins.bytes
+    """The worker's ledger page as it stands (rlsrl.runtime.ledger); empty while it has none."""
     @_builtins.property
     def stats(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
     def version(self) -> Global___Version: ...
-    @_builtins.property
-    def ledger(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Sample ledger, in transitions, by counter."""
-
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]:
         """Learning-curve rows that this stream has not carried yet, by ascending sequence."""
@@ -287,14 +265,14 @@ class Heartbeat(_message.Message):
         waiting_for: _builtins.str = ...,
         stats: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         version: Global___Version | None = ...,
-        ledger: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         records: _abc.Iterable[Global___Record] | None = ...,
         records_dropped: _builtins.int = ...,
         activity: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        ledger_page: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger", b"ledger", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger_page", b"ledger_page", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -421,19 +399,23 @@ class Welcome(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
+    LEDGER_PAGE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     incarnation: _builtins.int
     heartbeat_seconds: _builtins.float
+    ledger_page: _builtins.bytes
+    """The ledger page of whoever had the index before, as it was known last; empty for none."""
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         heartbeat_seconds: _builtins.float = ...,
+        ledger_page: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "incarnation", b"incarnation", "index", b"index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "incarnation", b"incarnation", "index", b"index", "ledger_page", b"ledger_page"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,15 +5,34 @@
 Each process writes its own page, a small file that survives its SIGKILL; ``balance`` adds the pages of a run up.
 """
 
-from rlsrl.runtime.ledger.balance import Balance, balance, close_books
-from rlsrl.runtime.ledger.page import LedgerPage, read_page, read_pages
-from rlsrl.runtime.ledger.records import DROP_REASONS, LOSS_CAUSES, LedgerError, Mark, PageRecord, Posted
-from rlsrl.runtime.ledger.witnesses import ACCOUNT_CLOSED, ActorLedger, BufferLedger, PosterLedger, TrainerLedger
+from rlsrl.runtime.ledger.balance import CHAIN, Balance, balance, close_books
+from rlsrl.runtime.ledger.page import MAX_RECORD_BYTES, LedgerPage, read_page, read_pages
+from rlsrl.runtime.ledger.records import (
+    DROP_REASONS,
+    LOSS_CAUSES,
+    Account,
+    LedgerError,
+    Mark,
+    PageRecord,
+    Posted,
+    Told,
+)
+from rlsrl.runtime.ledger.witnesses import (
+    ACCOUNT_CLOSED,
+    ActorLedger,
+    BufferLedger,
+    PosterLedger,
+    TrainerLedger,
+    inherited,
+)
 
 __all__ = [
     "ACCOUNT_CLOSED",
+    "CHAIN",
     "DROP_REASONS",
     "LOSS_CAUSES",
+    "MAX_RECORD_BYTES",
+    "Account",
     "ActorLedger",
     "Balance",
     "BufferLedger",
@@ -23,9 +42,11 @@ __all__ = [
     "PageRecord",
     "Posted",
     "PosterLedger",
+    "Told",
     "TrainerLedger",
     "balance",
     "close_books",
+    "inherited",
     "read_page",
     "read_pages",
 ]

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlsrl.runtime.ledger.page import SUFFIX, LedgerPage, read_page
-from rlsrl.runtime.ledger.records import DROP_REASONS, LOSS_CAUSES, LedgerError, Mark, PageRecord, Posted
+from rlsrl.runtime.ledger.records import (
+    DROP_REASONS,
+    LOSS_CAUSES,
+    NOTHING,
+    Account,
+    LedgerError,
+    PageRecord,
+    Posted,
+)
 
 CHAIN = ("actor", "buffer", "trainer")
-"""The roles that samples pass through, in order; a role of which a run has no page is not in its chain."""
+"""The roles that samples pass through, in order; without a page of a buffer worker a run has none between."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +72,14 @@ class Balance:
             "unsettled": self.unsettled,
         }
 
+    def judge(self) -> dict[str, Any]:
+        """``to_json`` with ``balanced`` and, if it is not, the ``problem``."""
+        try:
+            self.check()
+        except LedgerError as error:
+            return {**self.to_json(), "balanced": False, "problem": str(error)}
+        return {**self.to_json(), "balanced": True}
+
     def _terms(self) -> str:
         return (
             f"trained {self.trained}, in_buffer {self.in_buffer}, dropped {dict(self.dropped)}, "
@@ -71,23 +87,29 @@ class Balance:
         )
 
 
-def balance(records: Iterable[PageRecord], *, ended: bool) -> Balance:
+def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False) -> Balance:
     """Add pages up; ``ended`` says that all processes of the run have ended.
 
     A producer cannot know whether a slot without acknowledgement was taken, but the consumers' marks say. Taken ones
     are on the consumer's page already. Of the others, in an ended run, those of a life that ended cleanly were dropped
     by the end of the run, and those of a life that did not were lost with it; likewise what a dead consumer held.
+
+    ``copies`` says that pages of lives that did not end cleanly may be older than their end. Then, and of pages that
+    were restored, the two ends of a stream correct each other: both have the producer's count of what it posted.
     """
     records = tuple(records)
+    chain = _chain(records)
     total: Counter[str] = Counter()
     for record in records:
         total.update(record.counters)
-        total["unsettled"] += sum(each.num_transitions for each in _not_taken(record, records))
-    if ended:
-        total["unsettled"] = 0
-        for record in records:
-            total.update(_left_by_producer(record, records))
+        total.update(_outlived(_before(record.role, chain), record.counters["outlived"], "lost.receiver_died"))
+        if ended:
             total.update(_left_by_consumer(record))
+    gone = "lost.receiver_died" if ended else "unsettled"
+    for pair in _pairs(records, chain, copies=copies):
+        total.update(_fates(pair.producer, pair.not_taken) if ended else {"unsettled": _sum(pair.not_taken)})
+        total[gone] += pair.forgotten
+        total.update(_outlived(pair.giver, pair.outlived, gone))
     return Balance(
         produced=total["produced"],
         trained=total["trained"],
@@ -109,10 +131,28 @@ def close_books(folder: Path) -> None:
         LedgerError: a process of the run is still alive.
     """
     with ExitStack() as pages:
-        opened = [pages.enter_context(page) for page in _open_all(folder)]
-        records = tuple(page.record for page in opened)
-        for page in opened:
-            page.apply(lambda record: replace(record.count(**_left_by_producer(record, records)), unacknowledged=()))
+        opened = {(page.record.role, page.record.index): page for page in map(pages.enter_context, _open_all(folder))}
+        records = tuple(page.record for page in opened.values())
+        for pair in _pairs(records, _chain(records), copies=False):
+            if pair.producer is not None and pair.not_taken:
+                page = opened[pair.producer.role, pair.producer.index]
+                page.apply(partial(_settled, not_taken=pair.not_taken))
+        for page in opened.values():
+            page.apply(lambda record: replace(record, unacknowledged=()))
+
+
+def _chain(records: Sequence[PageRecord]) -> list[str]:
+    return [role for role in CHAIN if role != "buffer" or any(record.role == role for record in records)]
+
+
+def _settled(record: PageRecord, *, not_taken: Sequence[Posted]) -> PageRecord:
+    """The producer's page when what nobody took is written down on it: as if it had never been posted."""
+    accounts = dict(record.accounts)
+    for posted in not_taken:
+        inherited, total = accounts.get(posted.consumer, Account())
+        former = posted.num_transitions if posted.incarnation < record.incarnation else 0
+        accounts[posted.consumer] = Account(inherited - former, total - posted.num_transitions)
+    return replace(record.count(**_fates(record, not_taken)), accounts=accounts)
 
 
 def _open_all(folder: Path) -> Iterable[LedgerPage]:
@@ -121,11 +161,93 @@ def _open_all(folder: Path) -> Iterable[LedgerPage]:
             yield LedgerPage.open(path, record.role, record.index)
 
 
-def _left_by_producer(record: PageRecord, records: Sequence[PageRecord]) -> dict[str, int]:
+@dataclass(frozen=True, kw_only=True)
+class _Pair:
+    """A producer index and a consumer, and where what they say of each other differs. All but slots in transitions."""
+
+    giver: str
+    """The producer's role."""
+    producer: PageRecord | None
+    not_taken: tuple[Posted, ...]
+    """The producer's unacknowledged slots that the consumer has not accounted for."""
+    forgotten: int
+    """Acknowledged, as the producer says, and not on the consumer's page, which may be older."""
+    outlived: int
+    """Accounted for by the consumer and not on the producer's page, which may be older."""
+
+
+def _pairs(records: Sequence[PageRecord], chain: Sequence[str], *, copies: bool) -> Iterator[_Pair]:
+    """All pairs that have anything to do with each other."""
+
+    def may_be_older(record: PageRecord | None) -> bool:
+        return copies if record is None else record.restored or (copies and not record.ended)
+
+    pages = {(record.role, record.index): record for record in records}
+    for position, giver in enumerate(chain):
+        taker = chain[position + 1] if position + 1 < len(chain) else None
+        for index, consumer_index in _acquainted(records, giver, taker):
+            producer = pages.get((giver, index))
+            consumer = pages.get((taker, consumer_index)) if taker is not None else None
+            pair = _compared(giver, producer, index, consumer, consumer_index)
+            yield replace(
+                pair,
+                forgotten=pair.forgotten if may_be_older(consumer) else 0,
+                outlived=pair.outlived if may_be_older(producer) else 0,
+            )
+
+
+def _acquainted(records: Sequence[PageRecord], giver: str, taker: str | None) -> list[tuple[int, int]]:
+    """(producer's index, consumer's index) of all who heard of each other."""
+    givers = [each for each in records if each.role == giver]
+    pairs = {(each.index, consumer) for each in givers for consumer in each.accounts}
+    pairs |= {(each.index, posted.consumer) for each in givers for posted in each.unacknowledged}
+    pairs |= {(producer, each.index) for each in records if each.role == taker for producer in each.marks}
+    return sorted(pairs)
+
+
+def _compared(
+    giver: str, producer: PageRecord | None, index: int, consumer: PageRecord | None, consumer_index: int
+) -> _Pair:
+    """Both have the producer's count of what it posted, each as far as its own memory reaches."""
+    mark = consumer.marks.get(index, NOTHING) if consumer is not None else NOTHING
+    producer_page = producer if producer is not None else PageRecord(role=giver, index=index)
+    account = producer_page.accounts.get(consumer_index, Account())
+    not_taken = tuple(
+        each
+        for each in producer_page.unacknowledged
+        if each.consumer == consumer_index and not mark.covers(each.incarnation, each.sequence)
+    )
+    known_life = mark.incarnation >= producer_page.incarnation
+    if known_life:
+        gap, since = account.total - _sum(not_taken) - mark.total, 0
+    else:
+        former = [each for each in not_taken if each.incarnation < producer_page.incarnation]
+        gap = account.inherited - _sum(former) - mark.total
+        since = account.total - account.inherited - _sum(not_taken) + _sum(former)
+    return _Pair(
+        giver=giver,
+        producer=producer,
+        not_taken=not_taken,
+        forgotten=max(gap, 0) + since,
+        outlived=max(-gap, 0),
+    )
+
+
+def _outlived(giver: str, num_transitions: int, gone: str) -> dict[str, int]:
+    """What came from beyond the producer's own page: an actor had produced it, a buffer worker had not lost it."""
+    return {"produced": num_transitions} if giver == CHAIN[0] else {gone: -num_transitions}
+
+
+def _before(role: str, chain: Sequence[str]) -> str:
+    """The role whose slots that role takes, if it takes any."""
+    return chain[max(chain.index(role) - 1, 0)]
+
+
+def _fates(producer: PageRecord | None, not_taken: Sequence[Posted]) -> dict[str, int]:
     """What became of the slots that an ended producer posted and nobody took."""
     left: Counter[str] = Counter()
-    for each in _not_taken(record, records):
-        clean = record.ended and each.incarnation == record.incarnation
+    for each in not_taken:
+        clean = producer is not None and producer.ended and each.incarnation == producer.incarnation
         left["dropped.end_of_run" if clean else "lost.producer_died"] += each.num_transitions
     return dict(left)
 
@@ -136,21 +258,5 @@ def _left_by_consumer(record: PageRecord) -> dict[str, int]:
     return {"in_buffer": -held, "lost.receiver_died": held} if held > 0 and not record.ended else {}
 
 
-def _not_taken(record: PageRecord, records: Sequence[PageRecord]) -> list[Posted]:
-    """The producer's unacknowledged slots that no consumer has accounted for."""
-    consumer_role = _consumer_of(record.role, {each.role for each in records})
-    marks = {each.index: each.marks.get(record.index) for each in records if each.role == consumer_role}
-    return [
-        posted
-        for posted in record.unacknowledged
-        if (marks.get(posted.consumer) or _NOTHING) < Mark(posted.incarnation, posted.sequence)
-    ]
-
-
-def _consumer_of(role: str, present: AbstractSet[str]) -> str | None:
-    """Which role takes what a role posts."""
-    after = CHAIN[CHAIN.index(role) + 1 :] if role in CHAIN else ()
-    return next((each for each in after if each in present), None)
-
-
-_NOTHING = Mark(-1, -1)
+def _sum(slots: Iterable[Posted]) -> int:
+    return sum(each.num_transitions for each in slots)

@@ -21,7 +21,9 @@ from typing import Self
 
 from rlsrl.runtime.ledger.records import LedgerError, PageRecord
 
-_MAGIC = b"rlsrlpg1"
+_MAGIC = b"rlsrlpg2"
+_ANY_MAGIC = b"rlsrlpg"
+"""What pages of all versions begin with."""
 _HEADER = struct.Struct("<8sq48s")
 _ACTIVE = 2048
 """Offset of the byte that says which bank counts."""
@@ -35,6 +37,8 @@ _MAX_READS = 1000
 """How often a reader that was overtaken tries again."""
 
 SUFFIX = ".page"
+MAX_RECORD_BYTES = _BANK_BYTES - _BANK_HEAD.size
+"""Of an encoded record."""
 
 
 class LedgerPage:
@@ -60,7 +64,7 @@ class LedgerPage:
         try:
             _lock(descriptor, path)
             # A page without its magic was being begun when its writer died: nothing was ever counted on it.
-            if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
+            if not _is_begun(descriptor, path):
                 _begin(descriptor, PageRecord(role=role, index=index))
             record, active = _recover(descriptor, path)
             if (record.role, record.index) != (role, index):
@@ -75,6 +79,10 @@ class LedgerPage:
     def record(self) -> PageRecord:
         """The page as it stands."""
         return self._record
+
+    def encode(self) -> bytes:
+        """The record as it stands, for ``PageRecord.decode``."""
+        return self._record.encode()
 
     def apply(self, change: Callable[[PageRecord], PageRecord]) -> PageRecord:
         """Replace the record by ``change(record)``, at once; returns the new one. If ``change`` raises nothing changes.
@@ -125,7 +133,7 @@ def read_page(path: Path) -> PageRecord | None:
     except FileNotFoundError:
         return None
     try:
-        if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
+        if not _is_begun(descriptor, path):
             return None
         for _ in range(_MAX_READS):
             if (record := _read_bank(descriptor, _active_bank(descriptor))) is not None:
@@ -142,6 +150,18 @@ def read_pages(folder: Path) -> tuple[PageRecord, ...]:
     """
     records = [record for path in folder.glob(f"*{SUFFIX}") if (record := read_page(path)) is not None]
     return tuple(sorted(records, key=lambda record: (record.role, record.index)))
+
+
+def _is_begun(descriptor: int, path: Path) -> bool:
+    """Whether there is a page.
+
+    Raises:
+        LedgerError: another version of rlsrl wrote it.
+    """
+    magic = os.pread(descriptor, len(_MAGIC), 0)
+    if magic != _MAGIC and magic.startswith(_ANY_MAGIC):
+        raise LedgerError(f"{path} was written by another version of rlsrl: {magic!r}, not {_MAGIC!r}")
+    return magic == _MAGIC
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -196,7 +216,7 @@ def _bank_offset(bank: int) -> int:
 
 def _image(record: PageRecord, path: Path) -> bytes:
     payload = record.encode()
-    if _BANK_HEAD.size + len(payload) > _BANK_BYTES:
+    if len(payload) > MAX_RECORD_BYTES:
         raise LedgerError(
             f"{path} is full with {len(record.marks)} marks and {len(record.unacknowledged)} unacknowledged slots"
         )

@@ -20,9 +20,10 @@ TERMS = (
     *(f"dropped.{reason}" for reason in DROP_REASONS),
     *(f"lost.{cause}" for cause in LOSS_CAUSES),
     "passed_on",
+    "outlived",
 )
-"""The counters, in transitions. ``passed_on`` (what a buffer worker took and posted again) is beside the sum, not in
-it."""
+"""The counters, in transitions. Two are beside the sum, not in it: ``passed_on`` (what a buffer worker took and posted
+again) and ``outlived`` (what came of producers beyond what is left of their own pages)."""
 
 
 class LedgerError(Exception):
@@ -35,6 +36,16 @@ class Mark(NamedTuple):
     incarnation: int
     sequence: int
     """The highest sequence accounted for of that incarnation."""
+    total: int = 0
+    """The producer's own count at that slot: transitions that its index ever posted to this consumer."""
+
+    def covers(self, incarnation: int, sequence: int) -> bool:
+        """Whether that slot is accounted for."""
+        return (incarnation, sequence) <= (self.incarnation, self.sequence)
+
+
+NOTHING = Mark(-1, -1)
+"""The mark of a producer that was never heard of."""
 
 
 class Posted(NamedTuple):
@@ -45,6 +56,31 @@ class Posted(NamedTuple):
     num_transitions: int
     consumer: int
     """Index of the consumer it is for."""
+
+
+class Account(NamedTuple):
+    """A producer index's count of what it ever posted to one consumer."""
+
+    inherited: int = 0
+    """When its newest life began."""
+    total: int = 0
+    """Now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a producer says of its account when it meets a consumer."""
+
+    inherited: int = 0
+    """See ``Account``."""
+    sequence: int = -1
+    """The newest slot of this life that the consumer, or a life of it before, acknowledged; -1 for none."""
+    acknowledged: int = 0
+    """The count at that slot; ``inherited`` for none."""
+    left: tuple[tuple[int, int, int], ...] = ()
+    """(incarnation, sequence, num_transitions) of what former lives posted and saw no acknowledgement of."""
+    restored: bool = False
+    """Whether the producer's page was restored: former lives may have posted more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +95,17 @@ class PageRecord:
     """How many processes have begun on this page; 0 on a new one."""
     ended: bool = False
     """Whether the newest life said that it ended cleanly."""
+    restored: bool = False
+    """Whether a life began without the page of the one before, on an older copy or on nothing: what this record says
+    of former lives may be less than they did. Of all others a difference is a fault."""
     incarnation: int = -1
-    """Of the newest life, if it produces; -1 for none."""
+    """Of the newest life; -1 for none."""
     sequence: int = -1
     """The highest sequence the newest life produced; -1 for none."""
     marks: Mapping[int, Mark] = field(default_factory=dict)
     """What this consumer accounted for, by producer index."""
+    accounts: Mapping[int, Account] = field(default_factory=dict)
+    """What this producer posted, by consumer index."""
     unacknowledged: tuple[Posted, ...] = ()
     """What this producer posted and cannot know to have arrived, in order."""
 
@@ -82,10 +123,11 @@ class PageRecord:
     def encode(self) -> bytes:
         """The record but for role and index, as little-endian int64 words."""
         words = [len(TERMS), *(self.counters[term] for term in TERMS)]
-        words += [self.lives, int(self.ended), self.incarnation, self.sequence]
-        words.append(len(self.marks))
-        for index, mark in self.marks.items():
-            words += (index, *mark)
+        words += [self.lives, int(self.ended), int(self.restored), self.incarnation, self.sequence]
+        for table in (self.marks, self.accounts):
+            words.append(len(table))
+            for index, entry in table.items():
+                words += (index, *entry)
         words.append(len(self.unacknowledged))
         for posted in self.unacknowledged:
             words += posted
@@ -93,21 +135,33 @@ class PageRecord:
 
     @classmethod
     def decode(cls, payload: bytes, *, role: str, index: int) -> Self:
-        """Read what ``encode`` wrote."""
+        """Read what ``encode`` wrote.
+
+        Raises:
+            LedgerError: it did not write that.
+        """
+        try:
+            return cls._decode(payload, role=role, index=index)
+        except (struct.error, StopIteration, RuntimeError, TypeError, ValueError) as error:
+            raise LedgerError(f"{len(payload)} bytes are no ledger page of {role} {index}: {error!r}") from error
+
+    @classmethod
+    def _decode(cls, payload: bytes, *, role: str, index: int) -> Self:
         words = iter(struct.unpack(f"<{len(payload) // 8}q", payload))
         # Terms are only ever appended to the table, so an older page lacks the last ones.
         counted = dict(zip(TERMS, _take(words, next(words)), strict=False))
-        lives, ended, incarnation, sequence = _take(words, 4)
-        marks = {producer: Mark(*_take(words, 2)) for producer in _each(words)}
+        lives, ended, restored, incarnation, sequence = _take(words, 5)
         return cls(
             role=role,
             index=index,
             counters=dict.fromkeys(TERMS, 0) | counted,
             lives=lives,
             ended=bool(ended),
+            restored=bool(restored),
             incarnation=incarnation,
             sequence=sequence,
-            marks=marks,
+            marks={producer: Mark(*_take(words, 3)) for producer in _each(words)},
+            accounts={consumer: Account(*_take(words, 2)) for consumer in _each(words)},
             unacknowledged=tuple(Posted(first, *_take(words, 3)) for first in _each(words)),
         )
 

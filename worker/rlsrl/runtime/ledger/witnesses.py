@@ -13,10 +13,10 @@ from typing import Any
 
 from rlsrl.data.slots import ProducerId
 from rlsrl.runtime.ledger.page import LedgerPage
-from rlsrl.runtime.ledger.records import LedgerError, Mark, PageRecord, Posted
+from rlsrl.runtime.ledger.records import NOTHING, Account, LedgerError, Mark, PageRecord, Posted, Told
 
 ACCOUNT_CLOSED = 2**63 - 1
-"""The mark of an incarnation of which nothing is left to account for: no sequence is above it."""
+"""The mark of an incarnation that was succeeded: nothing is left to account for, no sequence is above it."""
 
 
 class TakerLedger:
@@ -33,8 +33,31 @@ class TakerLedger:
         """
         return _sequence(self._page.record, producer)
 
-    def take(self, producer: ProducerId, sequence: int, num_transitions: int) -> None:
+    def meet(self, producer: ProducerId, told: Told) -> Mark:
+        """A producer has come: settle what its former lives left; returns the mark to go on from. Idempotent.
+
+        What they posted here and nobody took is lost with them. Where the page of either was lost, the producer's count
+        says what is missing on the other: what was acknowledged here and is forgotten is lost with the receiver; what
+        came from beyond the producer's own page has outlived it.
+
+        Raises:
+            LedgerError: the producer was succeeded.
+        """
+
+        def met(record: PageRecord) -> PageRecord:
+            mark = record.marks.get(producer.index, NOTHING)
+            if mark.incarnation > producer.incarnation:
+                raise LedgerError(f"{producer} was succeeded by incarnation {mark.incarnation}")
+            if mark.incarnation == producer.incarnation:
+                return _met_again(record, producer, mark, told)
+            return _met_first(record, producer, mark, told)
+
+        return self._page.apply(met).marks[producer.index]
+
+    def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
         """Record a slot as held in memory, before it is acknowledged: raises the mark and counts ``in_buffer``.
+
+        ``total`` is the producer's own count (see ``Mark``).
 
         Raises:
             LedgerError: it is not above the mark: it was taken before.
@@ -43,28 +66,9 @@ class TakerLedger:
         def taken(record: PageRecord) -> PageRecord:
             if sequence <= (mark := _sequence(record, producer)):
                 raise LedgerError(f"slot {sequence} of {producer} was taken before: the mark is {mark}")
-            return _marked(record.count(in_buffer=num_transitions), producer, sequence)
+            return _marked(record.count(in_buffer=num_transitions), producer, sequence, total)
 
         self._page.apply(taken)
-
-    def lost_with_producer(self, producer: ProducerId, num_transitions: int) -> None:
-        """Record all that a dead incarnation had posted here and that never came, and close its account.
-
-        Called once for each incarnation a successor reports, with the sum over all slots above the mark. Should the
-        successor die and its own successor report them again, the closed account says that nothing is left.
-
-        Raises:
-            LedgerError: the account is closed and there is still something to lose.
-        """
-
-        def closed(record: PageRecord) -> PageRecord:
-            if _sequence(record, producer) != ACCOUNT_CLOSED:
-                return _marked(record.count(**{"lost.producer_died": num_transitions}), producer, ACCOUNT_CLOSED)
-            if num_transitions:
-                raise LedgerError(f"{num_transitions} transitions lost with {producer}, whose account is closed")
-            return record
-
-        self._page.apply(closed)
 
     def dropped(self, reason: str, num_transitions: int) -> None:
         """Transitions left the buffer untrained, for one of ``DROP_REASONS``.
@@ -90,17 +94,18 @@ class TrainerLedger(TakerLedger):
         """JSON values for a checkpoint; ``resume`` reads them."""
         record = self._page.record
         return {
+            "incarnation": record.incarnation,
             "counters": dict(record.counters),
             "marks": {str(index): list(mark) for index, mark in record.marks.items()},
         }
 
-    def resume(self, saved: Mapping[str, Any] | None) -> None:
+    def resume(self, saved: Mapping[str, Any] | None, *, incarnation: int = 0) -> None:
         """Begin a new life of the trainer, from that checkpoint (None: from none). Once, before anything is taken.
 
         What the page trained beyond the checkpoint is rolled back; what was in the dead life's memory is lost. Marks
         are kept, so that a resent slot that an earlier life took is recognised.
         """
-        self._page.apply(lambda record: resumed(record, saved))
+        self._page.apply(lambda record: resumed(record, saved, incarnation=incarnation))
 
 
 class PosterLedger(ABC):
@@ -130,10 +135,22 @@ class PosterLedger(ABC):
                     f"incarnation {incarnation} of {record.role} {record.index} is not newer than {record.incarnation}"
                 )
             return replace(
-                self._succeeding(record), incarnation=incarnation, sequence=-1, lives=record.lives + 1, ended=False
+                self._succeeding(record),
+                accounts={consumer: Account(each.total, each.total) for consumer, each in record.accounts.items()},
+                incarnation=incarnation,
+                sequence=-1,
+                lives=record.lives + 1,
+                ended=False,
             )
 
         return self._page.apply(begun).unacknowledged
+
+    def told(self, consumer: int = 0) -> Told:
+        """What to say to that consumer at first; after ``begin``, before anything is posted to it."""
+        record = self._page.record
+        inherited = record.accounts.get(consumer, Account()).inherited
+        left = tuple(each[:3] for each in sorted(record.unacknowledged) if each.consumer == consumer)
+        return Told(inherited=inherited, acknowledged=inherited, left=left, restored=record.restored)
 
     def settle(self, incarnation: int) -> None:
         """Every consumer has accounted for what incarnations before this one left: forget it. Idempotent."""
@@ -143,8 +160,11 @@ class PosterLedger(ABC):
             )
         )
 
-    def produce(self, sequence: int, num_transitions: int, consumer: int = 0) -> None:
+    def produce(self, sequence: int, num_transitions: int, consumer: int = 0) -> int:
         """Count a slot as posted and not yet acknowledged, before it is posted to the consumer of that index.
+
+        Returns:
+            What was ever posted to that consumer, this slot included.
 
         Raises:
             LedgerError: ``begin`` was not called, or the sequence does not rise.
@@ -154,10 +174,15 @@ class PosterLedger(ABC):
             if record.incarnation < 0 or sequence <= record.sequence:
                 raise LedgerError(f"slot {sequence} does not follow {record.sequence} of life {record.incarnation}")
             posted = Posted(record.incarnation, sequence, num_transitions, consumer)
-            counted = self._posting(record, num_transitions)
-            return replace(counted, sequence=sequence, unacknowledged=(*record.unacknowledged, posted))
+            account = record.accounts.get(consumer, Account())
+            return replace(
+                self._posting(record, num_transitions),
+                sequence=sequence,
+                accounts={**record.accounts, consumer: account._replace(total=account.total + num_transitions)},
+                unacknowledged=(*record.unacknowledged, posted),
+            )
 
-        self._page.apply(produced)
+        return self._page.apply(produced).accounts[consumer].total
 
     def acknowledge(self, sequence: int) -> None:
         """The consumer has the slot. Repeating it is fine: a resend is acknowledged again."""
@@ -193,18 +218,34 @@ class BufferLedger(TakerLedger, PosterLedger):
         return record.count(**{"in_buffer": -held, "lost.receiver_died": held})
 
 
-def resumed(record: PageRecord, saved: Mapping[str, Any] | None) -> PageRecord:
+def inherited(record: PageRecord, kept: PageRecord | None, *, incarnation: int) -> PageRecord:
+    """What a life begins on that found ``record`` on its page, and the coordinator has ``kept`` a copy of another.
+
+    Its own, if a former life wrote it and nobody had the index since; else the copy, else nothing. The latter two may
+    be older than the life they are of.
+    """
+    known = kept if kept is not None and kept.lives else None
+    if record.lives and (known is None or known.incarnation <= record.incarnation):
+        return record
+    return replace(known or record, restored=incarnation > 0)
+
+
+def resumed(record: PageRecord, saved: Mapping[str, Any] | None, *, incarnation: int = 0) -> PageRecord:
     """The page of a trainer's new life, from the page of the dead one and the checkpoint it resumes from.
 
-    A page that is new (another machine) or older than the checkpoint (a loss of power) gives way to the checkpoint;
-    then what the dead life took after it has no witness, and the run's balance will say so.
+    A page that is new or older than the checkpoint (another pod, a loss of power) gives way to the checkpoint; what the
+    dead life took after it the producers' counts will say.
     """
-    counters = {**PageRecord(role="", index=0).counters, **(saved["counters"] if saved else {})}
-    saved_marks = {int(index): Mark(*mark) for index, mark in saved["marks"].items()} if saved else {}
+    trained = saved["counters"]["trained"] if saved else 0
     base = record
-    if record.lives == 0 or record.counters["trained"] < counters["trained"]:
-        base = replace(record, counters=counters)
-    rolled_back = base.counters["trained"] - counters["trained"]
+    if saved and (record.lives == 0 or (record.incarnation, record.counters["trained"]) < _age(saved)):
+        base = replace(
+            record,
+            counters={**PageRecord(role="", index=0).counters, **saved["counters"]},
+            marks={int(index): Mark(*mark) for index, mark in saved["marks"].items()},
+            restored=True,
+        )
+    rolled_back = base.counters["trained"] - trained
     in_memory = base.counters["in_buffer"]
     return replace(
         base.count(
@@ -212,10 +253,37 @@ def resumed(record: PageRecord, saved: Mapping[str, Any] | None) -> PageRecord:
             in_buffer=-in_memory,
             **{"lost.rolled_back": rolled_back, "lost.receiver_died": in_memory},
         ),
-        marks=saved_marks | {i: max(mark, saved_marks.get(i, mark)) for i, mark in record.marks.items()},
         lives=record.lives + 1,
+        incarnation=incarnation,
         ended=False,
     )
+
+
+def _age(saved: Mapping[str, Any]) -> tuple[int, int]:
+    return saved["incarnation"], saved["counters"]["trained"]
+
+
+def _met_first(record: PageRecord, producer: ProducerId, mark: Mark, told: Told) -> PageRecord:
+    """This life of the producer is new here."""
+    not_taken = sum(count for incarnation, sequence, count in told.left if not mark.covers(incarnation, sequence))
+    gap = told.inherited - not_taken - mark.total
+    forgotten = max(gap, 0) + told.acknowledged - told.inherited
+    counted = record.count(
+        **{
+            "lost.producer_died": not_taken,
+            "lost.receiver_died": forgotten if record.restored else 0,
+            "outlived": max(-gap, 0) if told.restored else 0,
+        }
+    )
+    return _marked(counted, producer, told.sequence, told.acknowledged)
+
+
+def _met_again(record: PageRecord, producer: ProducerId, mark: Mark, told: Told) -> PageRecord:
+    """This life of the producer was here before."""
+    forgotten = told.acknowledged - mark.total
+    if forgotten <= 0 or not record.restored:
+        return record
+    return _marked(record.count(**{"lost.receiver_died": forgotten}), producer, told.sequence, told.acknowledged)
 
 
 def _sequence(record: PageRecord, producer: ProducerId) -> int:
@@ -225,8 +293,8 @@ def _sequence(record: PageRecord, producer: ProducerId) -> int:
     return mark.sequence if mark.incarnation == producer.incarnation else ACCOUNT_CLOSED
 
 
-def _marked(record: PageRecord, producer: ProducerId, sequence: int) -> PageRecord:
-    return replace(record, marks={**record.marks, producer.index: Mark(producer.incarnation, sequence)})
+def _marked(record: PageRecord, producer: ProducerId, sequence: int, total: int) -> PageRecord:
+    return replace(record, marks={**record.marks, producer.index: Mark(producer.incarnation, sequence, total)})
 
 
 def _ended(record: PageRecord) -> PageRecord:

@@ -6,7 +6,7 @@ import math
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.coordination import describe
-from rlsrl.runtime.ledger import Posted as LedgerEntry
+from rlsrl.runtime.ledger import Told
 from rlsrl.streams.grpc_samples import wire
 from rlsrl.streams.grpc_samples.wire import Kind, Message
 from rlsrl.streams.handshake import Posted, Welcome
@@ -87,8 +87,8 @@ class _Connection:
     def arrays(self, place: int) -> dict[str, NDArray[Any]]:
         return self._slots[place]
 
-    def post(self, place: int, credit: int, sequence: int, num_transitions: int) -> None:
-        self._conversation.send(wire.post(self._memory[place], place, credit, sequence, num_transitions))
+    def post(self, place: int, credit: int, sequence: int, num_transitions: int, total: int) -> None:
+        self._conversation.send(wire.post(self._memory[place], place, credit, sequence, num_transitions, total))
 
     def show_life(self, touches: int) -> None:
         self._conversation.send(wire.note(Kind.ALIVE, touches))
@@ -119,7 +119,7 @@ class GrpcSampleProducer:
         layout: SlotLayout,
         producer_id: ProducerId,
         ledger: ProducerLedger,
-        previous: Sequence[LedgerEntry] = (),
+        told: Told = Told(),  # noqa: B008 - frozen
         on_settled: Callable[[], None] = lambda: None,
         sequences: Iterator[int] | None = None,
         find: Callable[[str], str | None] | None = None,
@@ -147,7 +147,7 @@ class GrpcSampleProducer:
             producer=producer_id,
             layout=layout,
             ledger=ledger,
-            previous=previous,
+            told=told,
             on_settled=on_settled,
             sequences=sequences,
         )
@@ -306,7 +306,7 @@ class GrpcSampleProducer:
             raise
 
     def _act_on(self, connection: _Connection, message: Message) -> None:
-        first, second, attempt, step = message.words
+        first, second, attempt, step, _ = message.words
         if message.kind is Kind.CREDIT:
             self._outbox.credited(first, second, Version(attempt, step))
         elif message.kind is Kind.ACK:

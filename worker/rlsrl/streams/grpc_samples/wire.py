@@ -21,8 +21,9 @@ from rlsrl.runtime.errors import ConfigurationError
 METHOD = "/rlsrl.samples/Deliver"
 """The one call, a stream both ways."""
 
-_HEADER = struct.Struct("<B7x4q")
-"""Kind and four integers; JSON follows in a handshake."""
+_HEADER = struct.Struct("<B7x5q")
+_NUM_WORDS = 5
+"""Kind and five integers; JSON follows in a handshake."""
 _HEADROOM = 16 + _HEADER.size + ALIGNMENT
 """Bytes of a post beside its body, at most."""
 MAX_SLOT_BYTES = MAX_MESSAGE_BYTES - _HEADROOM
@@ -43,7 +44,7 @@ class Kind(IntEnum):
     ACK = 5
     """sequence: everything up to it is held"""
     POST = 6
-    """slot, order of its credit, sequence, num_transitions; the slot's memory is the body"""
+    """slot, order of its credit, sequence, num_transitions, the producer's count; the slot's memory is the body"""
     ALIVE = 7
     """how often the producer has shown life"""
 
@@ -52,7 +53,7 @@ class Message(NamedTuple):
     """A message whose header was read."""
 
     kind: Kind
-    words: tuple[int, int, int, int]
+    words: tuple[int, int, int, int, int]
     text: bytes
     body: memoryview
 
@@ -71,12 +72,12 @@ def read(message: bytes) -> Message:
         known = Kind(kind)
     except ValueError as error:
         raise Malformed(f"no message is of kind {kind}") from error
-    first, second, third, fourth = words
-    return Message(known, (first, second, third, fourth), header[_HEADER.size :], body)
+    first, second, third, fourth, fifth = words
+    return Message(known, (first, second, third, fourth, fifth), header[_HEADER.size :], body)
 
 
 def note(kind: Kind, *words: int) -> bytes:
-    """A message of at most four integers."""
+    """A message of at most five integers."""
     return encode(_header(kind, *words))
 
 
@@ -104,9 +105,10 @@ def read_handshake(message: Message) -> dict[str, Any]:
     return value
 
 
-def post(memory: bytearray, place: int, order: int, sequence: int, num_transitions: int) -> bytes:
+def post(memory: bytearray, place: int, order: int, sequence: int, num_transitions: int, total: int) -> bytes:
     """A slot's message; its memory is copied."""
-    return encode(_header(Kind.POST, place, order, sequence, num_transitions), [np.frombuffer(memory, dtype=np.uint8)])
+    header = _header(Kind.POST, place, order, sequence, num_transitions, total)
+    return encode(header, [np.frombuffer(memory, dtype=np.uint8)])
 
 
 def check_fits(layout: SlotLayout) -> None:
@@ -125,4 +127,4 @@ def check_fits(layout: SlotLayout) -> None:
 
 
 def _header(kind: Kind, *words: int) -> bytes:
-    return _HEADER.pack(kind, *words, *(0,) * (4 - len(words)))
+    return _HEADER.pack(kind, *words, *(0,) * (_NUM_WORDS - len(words)))

@@ -207,7 +207,7 @@ class SharedMemoryConsumer:
     def _issue(self) -> None:
         for credit in self._intake.issue():
             attempt, step = credit.min_version
-            send(self._peers[credit.connection].socket, CREDIT, credit.slot, credit.order, attempt, step)
+            send(self._peers[credit.connection].socket, CREDIT, credit.slot, credit.order, attempt, step, 0)
 
     def _next_duty(self) -> float:
         oldest = next(iter(self._newcomers), None)
@@ -304,11 +304,13 @@ class SharedMemoryConsumer:
     def _take(self, peer: _Peer, message: bytes) -> None:
         if len(message) != MESSAGE.size:
             raise self._intake.violation("message", f"a message of {len(message)} bytes, not {MESSAGE.size}")
-        what, place, order, sequence, num_transitions = MESSAGE.unpack(message)
+        what, place, order, sequence, num_transitions, total = MESSAGE.unpack(message)
         if what != POST:
             raise self._intake.violation("message", f"message {what}, where only posts are known")
-        self._intake.take(peer.number, place=place, order=order, sequence=sequence, num_transitions=num_transitions)
-        send(peer.socket, ACK, sequence, 0, 0, 0)
+        self._intake.take(
+            peer.number, place=place, order=order, sequence=sequence, num_transitions=num_transitions, total=total
+        )
+        send(peer.socket, ACK, sequence, 0, 0, 0, 0)
 
     def _give_up(self, peer: _Peer, reason: str) -> None:
         """Part from a peer that may be alive, after taking what it has posted."""

@@ -7,7 +7,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.data.version import Version
 from rlsrl.rpc import local
 from rlsrl.runtime.clock import Clock, SystemClock
-from rlsrl.runtime.ledger import Posted as LedgerEntry
+from rlsrl.runtime.ledger import Told
 from rlsrl.streams.handshake import Posted, Welcome
 from rlsrl.streams.outbox import Outbox
 from rlsrl.streams.protocols import ProducerLedger, StreamClosed, StreamError, StreamTimeout
@@ -40,8 +40,8 @@ class _SharedMemoryLink:
     def arrays(self, place: int) -> dict[str, NDArray[Any]]:
         return self._segment.slots[place]
 
-    def post(self, place: int, credit: int, sequence: int, num_transitions: int) -> None:
-        send(self._socket, POST, place, credit, sequence, num_transitions)
+    def post(self, place: int, credit: int, sequence: int, num_transitions: int, total: int) -> None:
+        send(self._socket, POST, place, credit, sequence, num_transitions, total)
 
 
 class SharedMemoryProducer:
@@ -58,7 +58,7 @@ class SharedMemoryProducer:
         layout: SlotLayout,
         producer_id: ProducerId,
         ledger: ProducerLedger,
-        previous: Sequence[LedgerEntry] = (),
+        told: Told = Told(),  # noqa: B008 - frozen
         on_settled: Callable[[], None] = lambda: None,
         sequences: Iterator[int] | None = None,
         clock: Clock | None = None,
@@ -71,8 +71,8 @@ class SharedMemoryProducer:
             layout: of this producer's slots.
             producer_id: the leased index and incarnation.
             ledger: written before a slot is posted and after it is acknowledged.
-            previous: what dead incarnations of this index posted to this consumer without seeing it acknowledged, as
-                ``ActorLedger.begin`` returns it. The consumer counts what it never got as lost.
+            told: this index's account with the consumer, as ``PosterLedger.told`` gives it: the consumer settles what
+                former lives left, and counts what it never got as lost.
             on_settled: called once, in the thread of ``acquire`` or ``flush``, when the consumer has done so: the
                 entries may be forgotten.
             sequences: where slots get their numbers: rising, from 0 unless given. Producers of one incarnation that
@@ -87,7 +87,7 @@ class SharedMemoryProducer:
             producer=producer_id,
             layout=layout,
             ledger=ledger,
-            previous=previous,
+            told=told,
             on_settled=on_settled,
             sequences=sequences,
         )
@@ -263,7 +263,7 @@ class SharedMemoryProducer:
                 self._disconnect()
                 raise StreamError(f"sample stream {self._name}: a message of {len(message)} bytes from the consumer")
             self._backoff = FIRST_BACKOFF_SECONDS
-            what, first, second, attempt, step = MESSAGE.unpack(message)
+            what, first, second, attempt, step, _ = MESSAGE.unpack(message)
             if what == CREDIT:
                 self._outbox.credited(first, second, Version(attempt, step))
             elif what == ACK:

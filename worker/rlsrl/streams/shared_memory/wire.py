@@ -1,18 +1,18 @@
-"""Messages after the handshake: five integers each, whole or not at all."""
+"""Messages after the handshake: six integers each, whole or not at all."""
 
 from __future__ import annotations
 
 import socket
 import struct
 
-MESSAGE = struct.Struct("<5q")
-"""(what, and four integers); what is not used is 0."""
+MESSAGE = struct.Struct("<6q")
+"""(what, and five integers); what is not used is 0."""
 CREDIT = 1
 """slot, order, attempt and step of min_version"""
 ACK = 2
 """sequence: everything up to it is held"""
 POST = 3
-"""slot, order of its credit, sequence, num_transitions"""
+"""slot, order of its credit, sequence, num_transitions, the producer's count at it"""
 
 
 class PeerGone(Exception):  # noqa: N818 - named for the fact

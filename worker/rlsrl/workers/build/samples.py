@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import count
 
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.addresses import Directory
-from rlsrl.runtime.ledger import Posted, PosterLedger
+from rlsrl.runtime.ledger import PosterLedger
 from rlsrl.streams.connect import producer_for
 from rlsrl.streams.sharded import Shard, ShardedProducer
 
@@ -20,9 +20,9 @@ class AddressedLedger:
         self._ledger = ledger
         self._consumer = consumer
 
-    def produce(self, sequence: int, num_transitions: int) -> None:
+    def produce(self, sequence: int, num_transitions: int) -> int:
         """See ``streams.protocols.ProducerLedger``."""
-        self._ledger.produce(sequence, num_transitions, consumer=self._consumer)
+        return self._ledger.produce(sequence, num_transitions, consumer=self._consumer)
 
     def acknowledge(self, sequence: int) -> None:
         """See ``streams.protocols.ProducerLedger``."""
@@ -60,17 +60,13 @@ def open_producer(
             layout=layout,
             producer_id=producer_id,
             ledger=AddressedLedger(ledger, consumer),
-            previous=_posted_to(consumer, previous),
+            told=ledger.told(consumer),
             on_settled=settled,
             sequences=sequences,
         )
 
     shards = [shard(consumer, endpoint) for consumer, endpoint in endpoints.items()]
     return shards[0] if len(shards) == 1 else ShardedProducer(shards)
-
-
-def _posted_to(consumer: int, entries: Sequence[Posted]) -> tuple[Posted, ...]:
-    return tuple(entry for entry in entries if entry.consumer == consumer)
 
 
 def _all_of(number: int, action: Callable[[], None]) -> Callable[[], None]:

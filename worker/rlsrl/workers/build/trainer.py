@@ -88,7 +88,8 @@ def build_trainer(
         page = context.open_ledger_page()
         resources.callback(page.close)
         ledger = TrainerLedger(page)
-        ledger.resume(state.values["ledgers"][gang.rank] if state is not None else None)
+        saved = state.values["ledgers"][gang.rank] if state is not None else None
+        ledger.resume(saved, incarnation=context.incarnation)
         endpoint = own_address(config.serving(config.samples_endpoints, context.index))
         consumer = consumer_for(endpoint, tls=context.tls)(
             endpoint,

@@ -1,4 +1,4 @@
-"""Where the roster outlives the coordinator: a file, or an object beside the weights where there is no volume."""
+"""Where what the coordinator knows outlives it: a file, or an object beside the weights where there is no volume."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from rlsrl.workers.build.parameters import open_objects
 if TYPE_CHECKING:
     from rlsrl.parameters.objects import Objects
 
-OBJECT = "roster.json"
+ROSTER = "roster.json"
+"""The roster's name where it is an object; as a file it has the name that the config gives."""
+PAGES = "ledger.json"
+"""The name of the copies of ledger pages; as a file it is beside the roster's."""
 
 
-class RosterRecord(Protocol):
+class Record(Protocol):
     """One document, replaced as a whole."""
 
     def read(self) -> bytes:
@@ -30,49 +33,51 @@ class RosterRecord(Protocol):
         """Replace it; durable when this returns. Raises OSError if that cannot be."""
 
 
-class RosterFile:
+class RecordFile:
     """In a file, by atomic replacement."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> bytes:
-        """See ``RosterRecord``."""
+        """See ``Record``."""
         return self._path.read_bytes()
 
     def write(self, document: bytes) -> None:
-        """See ``RosterRecord``."""
+        """See ``Record``."""
         write_durably(self._path, document)
 
     def __str__(self) -> str:
         return str(self._path)
 
 
-class RosterObject:
+class RecordObject:
     """In an object store."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, name: str) -> None:
         self._objects = objects
+        self._name = name
 
     def read(self) -> bytes:
-        """See ``RosterRecord``."""
-        return self._objects.read(OBJECT)
+        """See ``Record``."""
+        return self._objects.read(self._name)
 
     def write(self, document: bytes) -> None:
-        """See ``RosterRecord``."""
-        self._objects.write(OBJECT, document)
+        """See ``Record``."""
+        self._objects.write(self._name, document)
 
     def __str__(self) -> str:
-        return f"{self._objects.name}: {OBJECT}"
+        return f"{self._objects.name}: {self._name}"
 
 
-def open_roster_record(config: CoordinatorConfig) -> RosterRecord:
-    """Where that coordinator keeps its roster. Nothing is looked at yet.
+def open_record(config: CoordinatorConfig, name: str) -> Record:
+    """Where that coordinator keeps ``ROSTER`` or ``PAGES``. Nothing is looked at yet.
 
     Raises:
         ConfigurationError: the environment has no credentials for the object store.
     """
     if config.roster_path is not None:
-        return RosterFile(Path(config.roster_path))
+        roster = Path(config.roster_path)
+        return RecordFile(roster if name == ROSTER else roster.with_name(name))
     assert config.parameter_store.object_store is not None, "validation says so"  # noqa: S101 - an invariant of our own
-    return RosterObject(open_objects(config.parameter_store.object_store))
+    return RecordObject(open_objects(config.parameter_store.object_store), name)

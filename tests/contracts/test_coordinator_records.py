@@ -1,9 +1,10 @@
-"""Wherever the roster is kept, it is there for the next coordinator as the last one wrote it."""
+"""Wherever the coordinator keeps something, it is there for the next one as the last one wrote it."""
 
 from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from rlsrl.api.placement import ClusterPlacement, LocalPlacement, Placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.ledger import Account, Mark, PageRecord, Posted
 from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
-from rlsrl.workers.coordinator import read_roster
+from rlsrl.workers.coordinator import read_kept_pages, read_roster
+from rlsrl.workers.record import PAGES, ROSTER, open_record
 from rlsrl.workers.roster import Claim, Lease
-from rlsrl.workers.roster_record import open_roster_record
 
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -52,7 +54,7 @@ def config(
 
 def test_incarnations_go_on_where_the_last_coordinator_left_them(config: CoordinatorConfig) -> None:
     for life in range(3):
-        record = open_roster_record(config)
+        record = open_record(config, ROSTER)
         roster = read_roster(config, record, now=0.0)
         lease = roster.lease(Claim(role="actor", instance=f"instance-{life}"), 0.0)
         assert isinstance(lease, Lease)
@@ -62,7 +64,40 @@ def test_incarnations_go_on_where_the_last_coordinator_left_them(config: Coordin
 
 
 def test_what_is_no_roster_is_refused_by_its_place(config: CoordinatorConfig) -> None:
-    record = open_roster_record(config)
+    record = open_record(config, ROSTER)
     record.write(b"[]")
     with pytest.raises(ConfigurationError, match=r"roster\.json is no roster"):
         read_roster(config, record, now=0.0)
+
+
+PAGE = PageRecord(
+    role="trainer",
+    index=0,
+    lives=2,
+    incarnation=1,
+    marks={7: Mark(1, 2, 3)},
+    accounts={0: Account(4, 5)},
+    unacknowledged=(Posted(1, 2, 3, 0),),
+).count(trained=2**40)
+
+
+def test_copies_of_pages_are_there_for_the_next_coordinator(config: CoordinatorConfig) -> None:
+    capacity = {"actor": 1, "trainer": 1, "policy": 3}
+    for life in range(3):
+        record = open_record(config, PAGES)
+        pages = read_kept_pages(capacity, record)
+        expected = replace(PAGE, incarnation=life) if life else None
+        assert (pages.get("trainer", 0), pages.get("actor", 0), pages.get("policy", 0)) == (expected, None, None)
+        pages.put(replace(PAGE, incarnation=life + 1))
+        pages.put(PAGE if life else replace(PAGE, incarnation=0))  # of a life before: passed over
+        record.write(json.dumps(pages.to_json()).encode())
+
+
+@pytest.mark.parametrize(
+    "document", [b"[]", b"{", b'{"pages": {"actor": {"0": "AAAA"}}}', b'{"pages": {"actor": {"x": ""}}}']
+)
+def test_what_is_no_copy_is_refused_by_its_place(config: CoordinatorConfig, document: bytes) -> None:
+    record = open_record(config, PAGES)
+    record.write(document)
+    with pytest.raises(ConfigurationError, match=r"ledger\.json holds no ledger pages"):
+        read_kept_pages({"actor": 1}, record)
