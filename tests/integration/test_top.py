@@ -12,13 +12,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from rlsrl.api.placement import COORDINATOR_PORT
 from rlsrl.cli import main
-from rlsrl.testing.cluster_objects import NAME, experiment, labels
+from rlsrl.rpc.tls import FILES
+from rlsrl.testing.certificates import Authority, mounted
+from rlsrl.testing.cluster_objects import NAME, Object, experiment, labels
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 from rlsrl.testing.pods import TOKEN, Pods
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
@@ -50,17 +53,27 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 
 @pytest.fixture
-def coordinator(pods: Pods, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
-    """The run's, reached by a kubectl that is the only one on the PATH."""
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubectlStandIn:
+    """Its kubectl is the only one on the PATH."""
     folder = tmp_path / "kubectl"
     folder.mkdir()
-    cluster = KubectlStandIn(folder)
-    process, host = pods.start("coordinator", pods.told.coordinator)
-    cluster.show(experiment("Running"), SECRET)
-    cluster.reach(f"{host}:{COORDINATOR_PORT}")
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return KubectlStandIn(folder)
+
+
+def start_coordinator(pods: Pods, cluster: KubectlStandIn) -> subprocess.Popen[bytes]:
+    """The run's, to which kubectl forwards; it answers."""
+    process, host = pods.start("coordinator", pods.told.coordinator)
+    cluster.reach(f"{host}:{COORDINATOR_PORT}")
     until(lambda: pods.status()["phase"] == "starting", "a coordinator that answers")
     return process
+
+
+@pytest.fixture
+def coordinator(pods: Pods, cluster: KubectlStandIn) -> subprocess.Popen[bytes]:
+    """One that is there, of an experiment that kubectl shows."""
+    cluster.show(experiment("Running"), SECRET)
+    return start_coordinator(pods, cluster)
 
 
 def test_it_shows_who_works_and_who_waits_for_what(pods: Pods, coordinator: subprocess.Popen[bytes]) -> None:
@@ -114,3 +127,35 @@ def test_on_a_terminal_it_is_live_tells_a_lost_coordinator_and_ends_without_a_wo
         process.kill()
         process.wait(DEADLINE_SECONDS)
         os.close(near)
+
+
+def encrypted(spec: dict[str, Any]) -> Object:
+    """The experiment in the namespace that the tests' certificates are for."""
+    document = experiment("Running", name="tests")
+    document["metadata"]["namespace"] = "tests"
+    document["spec"] |= spec
+    return document
+
+
+def test_certificates_of_the_experiment_are_used(tmp_path: Path, cluster: KubectlStandIn) -> None:
+    authority = Authority.new(tmp_path)
+    mount = mounted(tmp_path / "tls", authority.issue(), authority)
+    data = {file: base64.b64encode((mount.folder / file).read_bytes()).decode() for file in FILES}
+    secret = {"kind": "Secret", "metadata": {"name": "of-the-workers"}, "data": data}
+    with ExitStack() as stack:
+        start_coordinator(Pods(EXPERIMENT, tmp_path, stack, secret=mount), cluster)
+
+        cluster.show(encrypted({"security": {"tlsSecret": "of-the-workers"}}), SECRET, secret)
+        result = CliRunner().invoke(main, ["top", "tests"])
+        assert (result.exit_code, result.output[:19]) == (0, "cartpole: starting,"), result.output
+
+        cluster.show(encrypted({}), SECRET, secret)
+        result = CliRunner().invoke(main, ["top", "tests"])
+        assert result.exit_code == 2
+        assert result.output.startswith("Error: the coordinator of tests does not answer"), result.output
+
+        cluster.show(encrypted({"security": {"tlsSecret": "of-the-workers"}}), SECRET, {**secret, "data": {}})
+        result = CliRunner().invoke(main, ["top", "tests"])
+        assert result.exit_code == 2
+        assert result.output.startswith("Error: the certificates in the Secret of-the-workers cannot be used: ")
+        assert len(result.output.splitlines()) == 1, result.output

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 import rlsrl
 from rlsrl.cli import COMMANDS, main
 from rlsrl.cli.errors import UserError
+from rlsrl.testing.cluster_objects import experiment, pod
+from rlsrl.testing.kubectl_standin import KubectlStandIn
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "cartpole.yaml"
@@ -46,6 +48,14 @@ def test_checking_a_file_imports_nothing_heavy() -> None:
 
     assert "pydantic" in modules
     assert not modules & HEAVY
+
+
+@pytest.mark.parametrize("command", ["status", "why", "logs"])
+def test_asking_a_cluster_imports_nothing_heavy(cluster: KubectlStandIn, command: str) -> None:
+    trainer = pod("cartpole-trainer-0", "trainer")
+    cluster.show(experiment("Running"), trainer)
+    cluster.log("cartpole-trainer-0", "a line")
+    assert not modules_after(command, "cartpole") & HEAVY
 
 
 def test_help_lists_every_command_with_what_it_does() -> None:

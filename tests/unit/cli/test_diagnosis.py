@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from rlsrl.api.reasons import CLAIM_PENDING, ENDS, UNSEEN, explain
+from rlsrl.api.reasons import CLAIM_PENDING, ENDS, STALE, UNSEEN, explain
 from rlsrl.cli.diagnosis import Finding, diagnose, has_ended_before
 from rlsrl.cli.story import read_status
 from rlsrl.testing.cluster_objects import MADE, NAME, condition, experiment, labels, pod, warning, workload
 
 Object = dict[str, Any]
+NOW = datetime(2026, 1, 1, 12, 5, tzinfo=UTC)
 WELL = (
     condition("Accepted", "Accepted", "every object is as it should be"),
     condition("GangComplete", "Complete", "all 1 trainer pods of attempt 1 are ready"),
@@ -20,7 +22,7 @@ WELL = (
 
 
 def found(document: Object, *objects: Object, warnings: tuple[Object, ...] = ()) -> list[Finding]:
-    return diagnose(document, read_status(document), objects, warnings)
+    return diagnose(document, read_status(document), objects, warnings, now=NOW)
 
 
 def test_nothing_is_wrong_with_what_runs() -> None:
@@ -93,6 +95,21 @@ def test_a_role_whose_pods_may_not_be_made() -> None:
     assert (finding.what, finding.reason) == ("Deployment cartpole-actor", "Warning")
     assert "exceeded quota" in finding.event
     assert found(experiment("Starting"), actors) == []
+
+
+def test_numbers_that_grow_old_while_it_runs_are_told() -> None:
+    fresh, old = ({"training": {"updatedAt": f"2026-01-01T12:0{minute}:30Z"}} for minute in (4, 3))
+    assert found(experiment("Running", *WELL, **fresh)) == []
+    since = "2026-01-01T12:03:30Z"
+    assert found(experiment("Running", *WELL, **old)) == [
+        Finding(what="numbers", reason="Old", since=since, explanation=STALE)
+    ]
+    assert found(experiment("Starting", *WELL, **old)) == []
+
+
+def test_what_only_starts_is_no_news_beside_trouble() -> None:
+    conditions = (condition("GangComplete", "Starting", "x"), condition("Ready", "FailedCreate", "quota"))
+    assert [finding.what for finding in found(experiment("Starting", *conditions))] == ["Ready"]
 
 
 def test_what_is_starting_is_not_well_yet_and_conditions_come_in_their_order() -> None:

@@ -30,7 +30,7 @@ def test_a_running_experiment_on_a_screen() -> None:
     workloads = [workload("trainer", ready=1, replicas=1), workload("actor", ready=1, replicas=2)]
     assert story(RUNNING, workloads, NOW).splitlines() == [
         "experiment  research/cartpole, made 5m3s ago",
-        "phase       Running since 4m3s: The trainers train.",
+        "phase       Running for 4m3s: The trainers train.",
         "attempt     2, 1 restart, 1 of the 10 failures in restarts.budget",
         "trained     62,971 env steps, 62 train steps, 5,381 env steps/s",
         "policy      return 243.0, lag 1, version 2.62",
@@ -50,7 +50,7 @@ def test_a_running_experiment_on_a_screen() -> None:
 
 def test_numbers_that_the_coordinator_told_long_ago_are_called_old() -> None:
     later = datetime(2026, 1, 1, 13, 0, 0, tzinfo=UTC)
-    assert "told        54m59s ago: the coordinator does not answer" in story(RUNNING, [], later)
+    assert "told        54m59s ago: The coordinator does not answer the operator" in story(RUNNING, [], later)
 
 
 def test_what_has_its_result_says_it_and_no_numbers_are_old_then() -> None:
@@ -58,7 +58,7 @@ def test_what_has_its_result_says_it_and_no_numbers_are_old_then() -> None:
     over = experiment("Succeeded", condition("Finished", "Succeeded", message), attempt=1, training=TRAINING)
     told = story(over, [], datetime(2026, 1, 2, tzinfo=UTC))
     assert f"result      {message}" in told
-    assert "phase       Succeeded since 11h59m" in told
+    assert "phase       Succeeded for 11h59m" in told
     assert "told" not in told
 
 

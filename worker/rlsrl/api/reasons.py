@@ -52,6 +52,12 @@ UNSEEN = Explanation(
     "`namespaces` of the chart does not leave this namespace out.",
 )
 """Of an experiment without a status."""
+STALE = Explanation(
+    "The coordinator does not answer the operator, so the numbers are old.",
+    "See that its pod is ready, and that a NetworkPolicy of somebody else's does not keep the operator away from it. "
+    "Training may well go on.",
+)
+"""Of numbers that should be newer while an experiment runs."""
 PHASES: Mapping[Phase, Explanation] = {
     "Pending": Explanation(
         "Nothing was made: the experiment was not accepted, or a moment ago.", "Look at the condition `Accepted`."

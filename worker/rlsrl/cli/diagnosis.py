@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, restarts, terminations
-from rlsrl.api.reasons import CLAIM_PENDING, ENDS, FINISHED, REASONS, UNSEEN, Explanation, explain, is_trouble
+from rlsrl.api.reasons import CLAIM_PENDING, ENDS, FINISHED, REASONS, STALE, UNSEEN, Explanation, explain, is_trouble
 from rlsrl.api.status import ExperimentStatus
 from rlsrl.cli.kubectl import Object, last_seen
+from rlsrl.cli.story import is_old, is_over
 
 LAST_LINES = 8
 """How much of a container's last words is shown."""
@@ -36,7 +38,12 @@ class Finding:
 
 
 def diagnose(
-    experiment: Object, status: ExperimentStatus, objects: Sequence[Object], warnings: Sequence[Object]
+    experiment: Object,
+    status: ExperimentStatus,
+    objects: Sequence[Object],
+    warnings: Sequence[Object],
+    *,
+    now: datetime,
 ) -> list[Finding]:
     """What is wrong; nothing if all is well.
 
@@ -50,8 +57,12 @@ def diagnose(
         made = experiment["metadata"].get("creationTimestamp")
         return [Finding(what="status", reason="None", since=made, explanation=UNSEEN)]
     judged = [*_conditions(status)]
-    if status.phase in ("Succeeded", "Failed"):
+    if is_over(status):
         return [finding for finding in judged if finding.what == FINISHED]
+    # Starting calls for nobody, and yet it is why an experiment does not train, if nothing else is.
+    judged = [finding for finding in judged if is_trouble(finding.reason)] or judged
+    if status.phase == "Running" and status.training is not None and is_old(status.training, now):
+        judged.append(Finding(what="numbers", reason="Old", since=status.training.updated_at, explanation=STALE))
     told = {each["involvedObject"].get("uid"): each for each in warnings}
     unwell = [finding for each in objects if (finding := _unwell(each, told)) is not None]
     return list(_explained_once([*judged, *unwell]))
@@ -77,7 +88,6 @@ def _explained_once(findings: Sequence[Finding]) -> Iterator[Finding]:
 def _conditions(status: ExperimentStatus) -> Iterator[Finding]:
     order = list(REASONS)
     for each in sorted(status.conditions, key=lambda condition: [*order, condition.type].index(condition.type)):
-        # Starting calls for nobody, and yet it is why an experiment does not train.
         if is_trouble(each.reason) or each.reason == "Starting":
             yield Finding(
                 what=each.type,

@@ -10,14 +10,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlsrl.api.pods import ROLE_LABEL
-from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, PHASES, UNSEEN, Aspect
+from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, PHASES, STALE, UNSEEN, Aspect
 from rlsrl.api.status import ExperimentStatus, Phase, Training
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Object
 from rlsrl.cli.text import UNKNOWN, columns, since
 
 OLD_SECONDS = 60.0
-"""Numbers that the coordinator told longer ago are called old while the experiment runs."""
+"""Numbers that the coordinator told longer ago are old."""
 SINCE: Mapping[Phase, Aspect] = {
     "Pending": ACCEPTED,
     "Starting": GANG_COMPLETE,
@@ -47,6 +47,12 @@ def read_status(experiment: Object) -> ExperimentStatus:
 def is_over(status: ExperimentStatus) -> bool:
     """Whether nothing more will happen."""
     return status.phase in ("Succeeded", "Failed")
+
+
+def is_old(training: Training, now: datetime) -> bool:
+    """Whether the numbers of a run that goes on are older than they should be."""
+    told = training.updated_at
+    return told is not None and (now - datetime.fromisoformat(told)).total_seconds() > OLD_SECONDS
 
 
 def story(experiment: Object, workloads: Sequence[Object], now: datetime) -> str:
@@ -82,7 +88,7 @@ def _phase(status: ExperimentStatus, now: datetime) -> str:
     if status.phase is None:
         return f"none: {UNSEEN.meaning}"
     changed = next((each for each in status.conditions if each.type == SINCE.get(status.phase)), None)
-    lasting = "" if changed is None else f" since {since(changed.last_transition_time, now)}"
+    lasting = "" if changed is None else f" for {since(changed.last_transition_time, now)}"
     return f"{status.phase}{lasting}: {PHASES[status.phase].meaning}"
 
 
@@ -112,9 +118,7 @@ def _policy(training: Training) -> str:
 def _told(training: Training, now: datetime) -> str:
     if training.updated_at is None:
         return UNKNOWN
-    age = (now - datetime.fromisoformat(training.updated_at)).total_seconds()
-    old = ": the coordinator does not answer the operator, so these numbers are old" if age > OLD_SECONDS else ""
-    return f"{since(training.updated_at, now)} ago{old}"
+    return f"{since(training.updated_at, now)} ago{f': {STALE.meaning}' if is_old(training, now) else ''}"
 
 
 def _store(name: str, spec: Mapping[str, Any]) -> str:

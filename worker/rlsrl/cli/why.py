@@ -34,9 +34,10 @@ def why(name: str, namespace: str | None) -> None:
         experiment = kubectl.experiment(name)
         objects = kubectl.objects(KINDS, own_labels(experiment))
         status = read_status(experiment)
-        findings = diagnose(experiment, status, objects, kubectl.warnings())
+        now = datetime.now(UTC)
+        findings = diagnose(experiment, status, objects, kubectl.warnings(), now=now)
         for finding in findings[:MAX_FINDINGS]:
-            click.echo("\n".join(_lines(finding, name, datetime.now(UTC))))
+            click.echo("\n".join(_lines(finding, name, now)))
         if len(findings) > MAX_FINDINGS:
             click.echo(f"and {len(findings) - MAX_FINDINGS} more")
         if not findings and status.phase is not None:

@@ -1,0 +1,95 @@
+"""``kubectl rlsrl status``, ``top``, ``why`` and ``logs`` on real pods."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace, Object
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def told(experiment: Experiment, command: str, *arguments: str) -> tuple[int, str, str]:
+    """The command's status and what it says."""
+    words = ["kubectl", "rlsrl", command, experiment.name, "--namespace", experiment.where.name, *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def names(experiment: Experiment, role: str | None = None) -> set[str]:
+    return {pod["metadata"]["name"] for pod in experiment.pods(role)}
+
+
+def test_a_run_that_is_well_is_told_by_every_command(where: Namespace, cartpole: Object) -> None:
+    cartpole["spec"]["stop"] = {"wallSeconds": 600}
+    where.apply(cartpole)
+    experiment = Experiment(where, cartpole["metadata"]["name"])
+    experiment.await_phase("Running")
+    until(lambda: experiment.condition("Ready").get("status") == "True", "every pod is ready")
+    until(lambda: experiment.env_steps() > 0, "the first numbers")
+
+    code, story, _ = told(experiment, "status")
+    assert code == 0
+    assert f"experiment  {where.name}/cartpole, made " in story
+    assert "phase       Running for " in story
+    for role, count in {"actor": 2, "buffer": 1, "coordinator": 1, "policy": 1, "trainer": 2}.items():
+        assert f"{role:<11}  {count}/{count}" in story
+    assert told(experiment, "why")[:2] == (0, "all is well with cartpole: Running: The trainers train.\n")
+
+    until(lambda: "batch" in told(experiment, "top")[1], "the trainers' shares")
+    table = told(experiment, "top")[1]
+    for role in ("actor", "buffer", "policy", "trainer"):
+        for name in names(experiment, role):
+            assert name in table, f"hosts are pods: {table}"
+
+    code, lines, _ = told(experiment, "logs", "--role", "trainer", "--index", "1")
+    assert code == 0
+    assert lines
+    assert all(line.startswith("[pod/cartpole-trainer-1/worker] ") for line in lines.splitlines())
+    code, lines, _ = told(experiment, "logs", "--role", "actor", "--index", "0", "--tail", "1")
+    assert code == 0
+    (line,) = lines.splitlines()
+    assert line.removeprefix("[pod/").partition("/")[0] in names(experiment, "actor")
+    code, lines, _ = told(experiment, "logs", "--tail", "1")
+    assert code == 0
+    assert {line.removeprefix("[pod/").partition("/")[0] for line in lines.splitlines()} == names(experiment)
+
+
+def test_what_no_node_takes_is_named_with_the_pod_and_the_cure(where: Namespace, cartpole: Object) -> None:
+    cartpole["spec"]["trainers"] = {"replicas": 1, "gpusPerPod": 1, "gpuResource": "example.com/none-has-it"}
+    where.apply(cartpole)
+    experiment = Experiment(where, cartpole["metadata"]["name"])
+    until(lambda: experiment.condition("Ready").get("reason") == "Unschedulable", "the operator has seen it")
+    code, said, _ = told(experiment, "why")
+    assert code == 1
+    assert "Ready: Unschedulable, for " in said
+    assert "pod cartpole-trainer-0 (trainer): Unschedulable, for " in said
+    assert "Insufficient example.com/none-has-it" in said
+    assert "cure: Add nodes, or change `resources`" in said
+
+
+def test_what_cannot_run_is_told_with_its_last_words(where: Namespace, cartpole: Object) -> None:
+    cartpole["spec"]["environment"] = {"id": "CartPole-v9"}
+    where.apply(cartpole)
+    experiment = Experiment(where, cartpole["metadata"]["name"])
+    experiment.await_phase("Failed")
+    code, said, _ = told(experiment, "why")
+    assert code == 1
+    assert said.startswith("Finished: ConfigurationError, for ")
+    assert "CartPole-v9" in said
+    assert "cure: Mend the spec or the image" in said
+
+
+def test_an_unknown_experiment_is_answered_with_the_nearest(where: Namespace, cartpole: Object) -> None:
+    where.apply(cartpole)
+    misspelt = Experiment(where, "cartpol")
+    for command in ("status", "top", "why", "logs"):
+        assert told(misspelt, command) == (
+            2,
+            "",
+            "Error: there is no experiment cartpol in this namespace (did you mean 'cartpole'?)\n",
+        )
