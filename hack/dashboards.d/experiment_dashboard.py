@@ -240,6 +240,7 @@ def workers() -> Row:
                         (Metrics.joins_refused, ("worker_role",), "{{experiment}} joins {{worker_role}}"),
                         (Metrics.inference_refused, ("kind",), "{{experiment}} inference {{kind}}"),
                         (Metrics.parameter_calls_refused, ("kind",), "{{experiment}} weights {{kind}}"),
+                        (Metrics.strangers_refused, ("role", "kind"), "{{experiment}} {{role}} strangers {{kind}}"),
                         (Metrics.tracking_failures, ("tracker",), "{{experiment}} tracking {{tracker}}"),
                     )
                 ),

@@ -1,13 +1,19 @@
+import os
 import socket
 import threading
 import urllib.error
 import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from rlsrl.runtime.exposition import MetricsServer
+from rlsrl.runtime.exposition import MAX_CONNECTIONS, MetricsServer
 from rlsrl.runtime.metrics import Metrics
+from rlsrl.testing.waiting import until
 
 TIMEOUT = 10
 TOKEN = "the-token"
@@ -78,3 +84,121 @@ def test_close_frees_the_address_and_ends_the_named_thread() -> None:
         assert again.address == address
         with pytest.raises(OSError, match="in use"):
             MetricsServer(CollectorRegistry(), host=address[0], port=address[1], token=TOKEN)
+
+
+@pytest.fixture
+def refused() -> Counter[str]:
+    return Counter()
+
+
+@pytest.fixture
+def server(refused: Counter[str]) -> Iterator[MetricsServer]:
+    guarded = {"/secret": lambda: ("text/plain", b"gold")}
+    with MetricsServer(
+        CollectorRegistry(),
+        host="127.0.0.1",
+        port=0,
+        token=TOKEN,
+        guarded=guarded,
+        on_refused=lambda kind: refused.update([kind]),
+    ) as server:
+        yield server
+
+
+def exchange(address: tuple[str, int], request: bytes) -> bytes:
+    """All that is answered."""
+    with socket.create_connection(address, TIMEOUT) as client, suppress(ConnectionError):
+        client.sendall(request)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+    return b""
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+        b"GET /metrics SMTP/1.1\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
+        b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 100_000,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(1000),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500) + b"\r\n\r\n",
+    ],
+    ids=["words", "no protocol", "another protocol", "post", "headers", "bytes", "endless", "http/2", "tls"],
+)
+def test_what_is_no_request_for_a_page_is_refused_and_counted(
+    server: MetricsServer, refused: Counter[str], request_: bytes
+) -> None:
+    assert exchange(server.address, request_)[:12] in (b"HTTP/1.1 400", b"")
+    assert refused == {"malformed": 1}
+    assert get(server.address)[1] is not None
+
+
+def test_a_wrong_token_is_counted(server: MetricsServer, refused: Counter[str]) -> None:
+    assert exchange(server.address, b"GET /secret HTTP/1.1\r\nAuthorization: Bearer x\r\n\r\n")[9:12] == b"401"
+    assert refused == {"token": 1}
+
+
+def test_whoever_is_slow_is_cut_off_and_delays_nobody(
+    server: MetricsServer, refused: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlsrl.runtime.exposition.REQUEST_SECONDS", 0.5)
+    with socket.create_connection(server.address, TIMEOUT) as slow, suppress(ConnectionError):
+        while True:  # a byte now and then is no request, however long it goes on
+            slow.sendall(b"G")
+            assert get(server.address)[1] is not None
+            slow.setblocking(False)
+            with suppress(BlockingIOError):
+                if not slow.recv(1):
+                    break
+            slow.setblocking(True)
+    until(lambda: refused["slow"] == 1, "it is counted")
+
+
+def test_a_page_that_takes_long_keeps_nobody_waiting() -> None:
+    asked, released = threading.Event(), threading.Event()
+
+    def page() -> tuple[str, bytes]:
+        asked.set()
+        assert released.wait(TIMEOUT)
+        return "text/plain", b"late"
+
+    with (
+        MetricsServer(CollectorRegistry(), host="127.0.0.1", port=0, token=TOKEN, pages={"/late": page}) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        late = pool.submit(get, server.address, "/late")
+        assert asked.wait(TIMEOUT)
+        assert get(server.address)[1] is not None
+        released.set()
+        assert late.result(TIMEOUT) == ("text/plain", "late")
+
+
+def test_a_crowd_that_says_nothing_is_cut_off_for_those_who_ask(server: MetricsServer, refused: Counter[str]) -> None:
+    with ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS + 100):
+            stack.enter_context(closing(socket.create_connection(server.address, TIMEOUT)))
+        assert get(server.address)[1] is not None
+        assert refused["crowded"] >= 100
+        assert len(os.listdir("/proc/self/fd")) < 2 * MAX_CONNECTIONS + 200, "the server's ends are closed"
+
+
+def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch, refused: Counter[str]) -> None:
+    monkeypatch.setattr("rlsrl.runtime.exposition.REQUEST_SECONDS", 0.5)
+    pages = {"/large": lambda: ("text/plain", bytes(64 * 1024 * 1024))}
+    with (
+        MetricsServer(
+            CollectorRegistry(),
+            host="127.0.0.1",
+            port=0,
+            token=TOKEN,
+            pages=pages,
+            on_refused=lambda kind: refused.update([kind]),
+        ) as server,
+        socket.create_connection(server.address, TIMEOUT) as client,
+    ):
+        client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        until(lambda: refused["slow"] == 1, "it is given up")
+        assert get(server.address)[1] is not None

@@ -60,7 +60,7 @@ class Chain:
 
     def _consumer(self, role: str, ledger: TrainerLedger | BufferLedger, *, slots: int) -> SampleConsumer:
         endpoint = f"{self._name}-{role}"
-        consumer = consumer_for(endpoint, tls=None)(
+        consumer = consumer_for(endpoint, tls=None, on_stranger=lambda: None)(
             endpoint, token=TOKEN, layout_digest=LAYOUT.step_digest, ledger=ledger, slots_per_producer=slots
         )
         self._resources.callback(consumer.close)

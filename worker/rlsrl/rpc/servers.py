@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,15 @@ from rlsrl.rpc.auth import token_matches
 from rlsrl.rpc.channels import AUTHORIZATION
 from rlsrl.rpc.settings import ChannelOptions, shared_options, validate_address
 from rlsrl.rpc.tls import Tls
+
+MAX_CONNECTIONS = 16_384
+"""Connections that a server holds at most: for each of 4096 workers two that stand and some that come and go."""
+HANDSHAKE_SECONDS = 10.0
+"""How long a connection may take until it speaks HTTP/2, TLS included."""
+IDLE_SECONDS = 30.0
+"""How long a connection without a call is held."""
+MAX_STREAMS = 64
+"""Calls of one connection at a time; more wait at the client. Ours make one."""
 
 
 class AddressTaken(OSError):  # noqa: N818 - named for the fact
@@ -89,4 +99,12 @@ def _options() -> ChannelOptions:
         ("grpc.http2.max_ping_strikes", 0),
         # Two servers on one port would each get half of the workers.
         ("grpc.so_reuseport", 0),
+        # Strangers get as far as here without a token. Half of the files are left to those who have one.
+        (
+            "grpc.max_allowed_incoming_connections",
+            min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
+        ),
+        ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_SECONDS)),
+        ("grpc.max_connection_idle_ms", round(1000 * IDLE_SECONDS)),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
     ]

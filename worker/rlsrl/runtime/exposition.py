@@ -1,40 +1,52 @@
-"""A process's metrics over HTTP, as Prometheus text, and what else it has to show."""
+"""A process's metrics over HTTP, as Prometheus text, and what else it has to show.
+
+Anybody who reaches the port may ask, and kubelets restart a process that does not answer them: so whoever is slow, says
+nothing or comes by the thousand must not keep others from an answer.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
-import selectors
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http import HTTPStatus
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Self
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 Page = Callable[[], tuple[str, bytes]]
-"""Makes a page: content type and body. Called from the server's thread; TimeoutError if it cannot be had now."""
+"""Makes a page: content type and body. Called from a thread of the server's; TimeoutError if it cannot be had now."""
 
 HEALTH_PAGE = "/healthz"
 """Whether the process lives."""
 READY_PAGE = "/readyz"
 """Whether it does its work."""
-_REQUEST_SECONDS = 5
-"""How long one client may take to send its request or read its answer; another waits meanwhile."""
+REQUEST_SECONDS = 5.0
+"""How long one client may take, from its connection to the end of its answer."""
+MAX_CONNECTIONS = 256
+"""Clients at a time. One more, and whoever has been there longest is cut off: others need but an instant."""
+MAX_REQUEST_BYTES = 16 * 1024
+"""Of a request's line and headers; there is no body."""
+_CLOSE_SECONDS = 10.0
+"""How long the request at hand may take when the server closes."""
+_TEXT = "text/plain; charset=utf-8"
 
 
 def healthy() -> tuple[str, bytes]:
     """The page of a process that is well."""
-    return "text/plain; charset=utf-8", b"ok\n"
+    return _TEXT, b"ok\n"
 
 
 class MetricsServer:
     """Answers ``GET /metrics`` and further pages on ``host`` and ``port`` until closed (port 0: any free one;
     ``address`` tells). ``guarded`` pages only go to those who show the experiment's token (RFC 6750).
 
-    Its one thread waits for requests, woken by them and by ``close``.
+    Its one thread runs an event loop; pages are made in others, so that one that takes long keeps nobody waiting.
     """
 
     def __init__(
@@ -46,31 +58,40 @@ class MetricsServer:
         token: str,
         pages: Mapping[str, Page] | None = None,
         guarded: Mapping[str, Page] | None = None,
+        on_refused: Callable[[str], None] = lambda kind: None,  # noqa: ARG005 - whoever counts
     ) -> None:
         """Bind and serve; pages are by path, for example ``/status``.
+
+        ``on_refused`` is called from the server's thread for requests that are refused: ``token``, ``malformed``,
+        ``slow`` or ``crowded``.
 
         Raises:
             OSError: the address is taken or not ours.
         """
-        bound = {"registry": registry, "token": token, "pages": dict(pages or {}), "guarded": dict(guarded or {})}
-        handler = type("_BoundHandler", (_Handler,), bound)
-        self._server = HTTPServer((host, port), handler)
-        # The thread selects before each request; a client that hangs up in between must not block it.
-        self._server.timeout = 0
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._thread = threading.Thread(target=self._serve, name="metrics-server", daemon=True)
+        self._registry = registry
+        self._authorization = f"Bearer {token}".encode()
+        self._pages = dict(pages or {})
+        self._guarded = dict(guarded or {})
+        self._on_refused = on_refused
+        self._clients: dict[asyncio.Task[None], None] = {}
+        """In the order in which they came."""
+        self._listener = socket.create_server((host, port))
+        self._address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics-server", daemon=True)
         self._thread.start()
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port it listens on."""
-        host, port = self._server.socket.getsockname()[:2]
-        return host, port
+        return self._address
 
     def close(self) -> None:
         """Stop answering and free the address; waits for the request at hand. Idempotent."""
-        self._wake_sender.close()
-        self._thread.join(2 * _REQUEST_SECONDS)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(_CLOSE_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -80,51 +101,103 @@ class MetricsServer:
     ) -> None:
         self.close()
 
-    def _serve(self) -> None:
-        with self._server, self._wake_receiver, selectors.DefaultSelector() as selector:
-            selector.register(self._server, selectors.EVENT_READ)
-            selector.register(self._wake_receiver, selectors.EVENT_READ)
-            while all(key.fileobj is not self._wake_receiver for key, _ in selector.select()):
-                self._server.handle_request()
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
 
+    async def _serve(self) -> None:
+        """Wait for clients, woken by them and by ``close``."""
+        async with await asyncio.start_server(self._meet, sock=self._listener, limit=MAX_REQUEST_BYTES):
+            await self._closing.wait()
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout = _REQUEST_SECONDS
-    registry: ClassVar[CollectorRegistry]
-    token: ClassVar[str]
-    pages: ClassVar[Mapping[str, Page]]
-    guarded: ClassVar[Mapping[str, Page]]
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path == "/metrics":
-            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-            self._answer(content_type, encode(self.registry))
-        elif path in self.pages:
-            self._show(self.pages[path])
-        elif path in self.guarded and hmac.compare_digest(
-            self.headers.get("Authorization", "").encode(), f"Bearer {self.token}".encode()
-        ):
-            self._show(self.guarded[path])
-        elif path in self.guarded:
-            self.send_error(401, "the experiment's token is needed: Authorization: Bearer TOKEN")
-        else:
-            self.send_error(404, f"here are {', '.join(['/metrics', *self.pages, *self.guarded])}")
-
-    def _show(self, page: Page) -> None:
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, from its connection to its end."""
+        task = asyncio.current_task()
+        assert task is not None, "streams are served by tasks"  # noqa: S101 - asyncio's own rule
+        if len(self._clients) >= MAX_CONNECTIONS:
+            oldest = next(iter(self._clients))
+            del self._clients[oldest]
+            oldest.cancel()
+            self._on_refused("crowded")
+        self._clients[task] = None
+        is_answered = False
         try:
-            content_type, body = page()
+            async with asyncio.timeout(REQUEST_SECONDS):
+                writer.write(await self._answer(reader))
+                await writer.drain()
+                is_answered = True
+                writer.write_eof()
+                while await reader.read(MAX_REQUEST_BYTES):  # closing with unread bytes would take the answer back
+                    pass
         except TimeoutError:
-            self.send_error(503, "the process does not answer itself")
-        else:
-            self._answer(content_type, body)
+            if not is_answered:
+                self._on_refused("slow")
+        except OSError:
+            return  # it has gone
+        except asyncio.CancelledError:
+            return  # it made room for another, or the server closes
+        finally:
+            self._clients.pop(task, None)
+            writer.transport.abort()
 
-    def _answer(self, content_type: str, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            request = await reader.readuntil(b"\r\n\r\n")
+            path, headers = _parse(request)
+        except asyncio.IncompleteReadError:
+            return b""
+        except (asyncio.LimitOverrunError, ValueError):
+            self._on_refused("malformed")
+            return _error(HTTPStatus.BAD_REQUEST, "GET, a path and some headers are what is understood here")
+        if path == "/metrics":
+            encode, content_type = choose_encoder(headers.get("accept", b"").decode("latin-1"))
+            return _response(HTTPStatus.OK, content_type, encode(self._registry))
+        if path in self._pages:
+            return await _shown(self._pages[path])
+        if path not in self._guarded:
+            return _error(HTTPStatus.NOT_FOUND, f"here are {', '.join(['/metrics', *self._pages, *self._guarded])}")
+        if not hmac.compare_digest(headers.get("authorization", b""), self._authorization):
+            self._on_refused("token")
+            return _error(HTTPStatus.UNAUTHORIZED, "the experiment's token is needed: Authorization: Bearer TOKEN")
+        return await _shown(self._guarded[path])
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Say nothing: a scrape is no event."""
+
+def _parse(request: bytes) -> tuple[str, dict[str, bytes]]:
+    """Path and headers of a request, which has its end.
+
+    Raises:
+        ValueError: it is none, or not one for a page.
+    """
+    line, *lines = request[:-4].split(b"\r\n")
+    method, path, protocol = line.decode("ascii").split(" ")
+    if method != "GET" or not protocol.startswith("HTTP/1."):
+        raise ValueError(line)
+    headers = {}
+    for each in lines:
+        name, colon, value = each.partition(b":")
+        if not colon:
+            raise ValueError(each)
+        headers[name.decode("ascii").lower()] = value.strip()
+    return path.partition("?")[0], headers
+
+
+async def _shown(page: Page) -> bytes:
+    try:
+        content_type, body = await asyncio.to_thread(page)
+    except TimeoutError:
+        return _error(HTTPStatus.SERVICE_UNAVAILABLE, "the process does not answer itself")
+    return _response(HTTPStatus.OK, content_type, body)
+
+
+def _error(status: HTTPStatus, text: str) -> bytes:
+    return _response(status, _TEXT, f"{text}\n".encode())
+
+
+def _response(status: HTTPStatus, content_type: str, body: bytes) -> bytes:
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {content_type}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body

@@ -242,6 +242,15 @@ class Metrics:
         roles=("coordinator",),
     )
 
+    strangers_refused = _Declared(
+        Counter,
+        "strangers_refused_total",
+        "Who was refused at the door, by why: calls without the token (call), and over HTTP requests without it "
+        "(token), that are none (malformed), that took too long (slow), or the oldest of too many (crowded).",
+        labels=("kind",),
+        roles=("coordinator", "trainer", "buffer", "policy", "actor", "evaluator"),
+    )
+
     tracking_failures = _Declared(
         Counter,
         "tracking_failures_total",

@@ -18,6 +18,8 @@ def producer_for(
     return partial(GrpcSampleProducer, find=find, tls=tls) if ":" in endpoint else SharedMemoryProducer
 
 
-def consumer_for(endpoint: str, *, tls: Tls | None) -> Callable[..., SharedMemoryConsumer | GrpcSampleConsumer]:
-    """Makes the end that grants; see ``producer_for``."""
-    return partial(GrpcSampleConsumer, tls=tls) if ":" in endpoint else SharedMemoryConsumer
+def consumer_for(
+    endpoint: str, *, tls: Tls | None, on_stranger: Callable[[], None]
+) -> Callable[..., SharedMemoryConsumer | GrpcSampleConsumer]:
+    """Makes the end that grants; see ``producer_for``. ``on_stranger`` hears of each call without the token."""
+    return partial(GrpcSampleConsumer, tls=tls, on_stranger=on_stranger) if ":" in endpoint else SharedMemoryConsumer

@@ -38,7 +38,7 @@ from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
 from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
-from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
+from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, raise_open_files_limit
 from rlsrl.runtime.roster import STREAMS, Membership
 from rlsrl.runtime.worker import Worker
 from rlsrl.workers.context import WorkerContext
@@ -69,6 +69,7 @@ def main() -> int:
     arguments = _arguments()
     if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
         die_with_parent(int(parent))
+    raise_open_files_limit()
     # The controller ends workers, not the terminal: a Ctrl-C that reaches the whole group is not for them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -143,7 +144,14 @@ class _Process:
         host, _, port = own_address(self._config.metrics_address).rpartition(":")
         token, tls = token_from_environment(), tls_from_environment()
         pages = {HEALTH_PAGE: healthy, READY_PAGE: self._ready_page}
-        with MetricsServer(metrics.registry, host=host, port=int(port), token=token, pages=pages) as server:
+        with MetricsServer(
+            metrics.registry,
+            host=host,
+            port=int(port),
+            token=token,
+            pages=pages,
+            on_refused=lambda kind: metrics.strangers_refused.labels(kind=kind).inc(),
+        ) as server:
             endpoints = {"metrics": "{}:{}".format(*server.address)}
             if self._config.serves_at is not None:
                 endpoints[STREAMS] = own_address(self._config.serves_at)

@@ -61,6 +61,10 @@ class WorkerContext:
         LedgerCollector(lambda: page.record, self.metrics.registry)
         return page
 
+    def count_stranger(self) -> None:
+        """A call without the token was refused."""
+        self.metrics.strangers_refused.labels(kind="call").inc()
+
     def report_stats(self, stats: Mapping[str, float]) -> None:
         """Send the newest statistics up the Join stream."""
         self.membership.report(stats=stats)

@@ -107,6 +107,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             token=self._token,
             pages={HEALTH_PAGE: self._health_page, READY_PAGE: self._health_page},
             guarded={"/status": self._status_page},
+            on_refused=lambda kind: self._metrics.strangers_refused.labels(kind=kind).inc(),
         )
         self._server = MeetingServer(
             config,
@@ -287,7 +288,7 @@ class MeetingServer:
             log=self._log,
             on_refused=lambda kind: self._metrics.parameter_calls_refused.labels(kind=kind).inc(),
         )
-        server = new_server(self._token)
+        server = new_server(self._token, on_stranger=self._metrics.strangers_refused.labels(kind="call").inc)
         add_CoordinatorServicer_to_server(meeting, server)
         parameters.add_to(server)
         place = self._config.serving([self._config.coordinator_address], 0)

@@ -31,6 +31,7 @@ class GrpcInferenceServer:
         token: str,
         layout: InferenceLayout,
         on_refused: Callable[[str], None],
+        on_stranger: Callable[[], None] = lambda: None,
         tls: Tls | None = None,
     ) -> None:
         """Serve ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one.
@@ -40,7 +41,8 @@ class GrpcInferenceServer:
             token: what clients have to show.
             layout: what requests and results look like; clients of another layout are refused.
             on_refused: called, from the server's thread, with the kind of what was refused: ``layout``, ``protocol`` or
-                ``malformed``. What shows no token, and messages over 64 MiB, gRPC refuses before they get here.
+                ``malformed``. Messages over 64 MiB gRPC refuses before they get here.
+            on_stranger: called, from the server's thread, for each call without the token.
             tls: certificates, where clients have to have one too.
 
         Raises:
@@ -59,6 +61,7 @@ class GrpcInferenceServer:
             method=wire.METHOD,
             converse=self._converse,
             farewell=wire.note(Kind.LEAVING),
+            on_stranger=on_stranger,
             heartbeat=(wire.note(Kind.ALIVE), HEARTBEAT_SECONDS),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from rlsrl.data.slots import ProducerId, SlotLayout
@@ -47,13 +47,14 @@ class GrpcSampleConsumer(InboxConsumer):
         expected_producers: int = 0,
         startup_timeout: float = 30.0,
         tls: Tls | None = None,
+        on_stranger: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
         """Serve ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one.
 
         With ``tls`` producers have to have certificates too. The other arguments are those of ``SharedMemoryConsumer``.
-        ``counters`` has ``refused_token`` for calls without the token; messages over 64 MiB gRPC itself refuses, and
-        ends the connection: ``dismissed`` or ``gone``.
+        ``counters`` has ``refused_token`` for calls without the token, of which ``on_stranger`` hears; messages over 64
+        MiB gRPC itself refuses, and ends the connection: ``dismissed`` or ``gone``.
 
         Raises:
             AddressTaken: somebody else listens there.
@@ -72,6 +73,7 @@ class GrpcSampleConsumer(InboxConsumer):
         )
         # Twice between two looks, so that one which is late is not taken for silence.
         self._show_life_within = peer_timeout / LOOKS_PER_TIMEOUT / 2
+        self._on_stranger = on_stranger
         self._server = ConversationServer(
             address,
             token=token,
@@ -104,6 +106,7 @@ class GrpcSampleConsumer(InboxConsumer):
     # What follows runs on the event loop.
 
     def _refuse_stranger(self) -> None:
+        self._on_stranger()
         with self._changed:
             self._intake.refused(Refusal("token", "a call showed no token, or not this experiment's"))
 

@@ -45,6 +45,7 @@ def build_policy_worker(config: PolicyWorkerConfig, context: WorkerContext) -> P
             tls=context.tls,
             layout=InferenceLayout.of(env_spec),
             on_refused=lambda kind: context.metrics.inference_refused.labels(kind=kind).inc(),
+            on_stranger=context.count_stranger,
         )
         resources.callback(server.close)
         parameters = open_parameter_source(config, context.token, context.tls)

@@ -91,7 +91,7 @@ def build_trainer(
         saved = state.values["ledgers"][gang.rank] if state is not None else None
         ledger.resume(saved, incarnation=context.incarnation)
         endpoint = own_address(config.serving(config.samples_endpoints, context.index))
-        consumer = consumer_for(endpoint, tls=context.tls)(
+        consumer = consumer_for(endpoint, tls=context.tls, on_stranger=context.count_stranger)(
             endpoint,
             token=context.token,
             layout_digest=layout.step_digest,
