@@ -32,6 +32,8 @@ MAX_CONNECTIONS = 256
 """Clients at a time. One more, and whoever has been there longest is cut off: others need but an instant."""
 MAX_REQUEST_BYTES = 16 * 1024
 """Of a request's line and headers; there is no body."""
+_WAITING = 1024
+"""Clients that the kernel holds until they are taken on."""
 _CLOSE_SECONDS = 10.0
 """How long the request at hand may take when the server closes."""
 _TEXT = "text/plain; charset=utf-8"
@@ -107,7 +109,10 @@ class MetricsServer:
 
     async def _serve(self) -> None:
         """Wait for clients, woken by them and by ``close``."""
-        async with await asyncio.start_server(self._meet, sock=self._listener, limit=MAX_REQUEST_BYTES):
+        # So many are taken on at a turn, fewer than would cut each other off before they could ask; others wait.
+        turn = MAX_CONNECTIONS // 4
+        async with await asyncio.start_server(self._meet, sock=self._listener, limit=MAX_REQUEST_BYTES, backlog=turn):
+            self._listener.listen(_WAITING)
             await self._closing.wait()
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
