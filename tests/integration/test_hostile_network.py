@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import resource
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -167,3 +170,44 @@ def test_a_bomb_is_not_unpacked_even_for_whoever_has_the_token(run: Besieged) ->
         assert code is grpc.StatusCode.UNIMPLEMENTED, "our messages are never compressed"
         run.check_memory(role)
     run.goes_on("bombs")
+
+
+CROWD = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+host, port, number, first = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), bytes.fromhex(sys.argv[4])
+held = []
+for each in range(number):
+    try:
+        held.append(socket.create_connection((host, port), 30, (f"127.1.{each // 4000}.1", 0)))
+        held[-1].sendall(first)
+    except OSError:
+        pass
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [b"", PREFACE], ids=["silent", "of http/2"])
+def test_ten_thousand_connections_shut_nobody_out(run: Besieged, first: bytes) -> None:
+    # The crowd has to have a file for each, as the worker has.
+    number = min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
+    crowded = [run.grpc_place(role) for role in METHODS] + [run.http_place(role) for role in ("coordinator", "trainer")]
+    for place in crowded:
+        host, port = place
+        crowd = subprocess.Popen(
+            [sys.executable, "-c", CROWD, host, str(port), str(number), first.hex()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert crowd.stdout is not None
+            assert int(crowd.stdout.readline()) > number // 2, place
+            run.goes_on(f"a crowd at {place}")
+            assert fetch(f"http://{host}:{HTTP_PORT}/metrics")
+        finally:
+            crowd.communicate(b"")
+    run.check_memory("crowds")
+    for role in run.workers:
+        until(lambda role=role: len(os.listdir(f"/proc/{run.workers[role].pid}/fd")) < 500, "they are let go")  # type: ignore[misc]
