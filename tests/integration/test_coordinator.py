@@ -407,11 +407,11 @@ def test_commands_reach_the_workers_they_are_meant_for(calm: CoordinatorProcess,
     received: queue.Queue[tuple[str, Command]] = queue.Queue()
     join(calm, on_command=lambda command: received.put(("first", command)))
     second = join(calm, on_command=lambda command: received.put(("second", command)))
-    pause, settings = Command(kind=CommandKind.PAUSE), Command(kind=CommandKind.SETTINGS, settings={"rate": "2"})
+    pause, exit_ = Command(kind=CommandKind.PAUSE), Command(kind=CommandKind.EXIT)
     assert calm.client.send("actor", pause, timeout=DEADLINE) == 2
     assert {received.get(timeout=DEADLINE)[0], received.get(timeout=DEADLINE)[0]} == {"first", "second"}
-    assert calm.client.send("actor", settings, index=second.index, timeout=DEADLINE) == 1
-    assert received.get(timeout=DEADLINE) == ("second", settings)
+    assert calm.client.send("actor", exit_, index=second.index, timeout=DEADLINE) == 1
+    assert received.get(timeout=DEADLINE) == ("second", exit_)
     assert calm.client.send("actor", pause, index=63, timeout=DEADLINE) == 0
     assert calm.client.send("trainer", pause, timeout=DEADLINE) == 0
     assert received.empty()
@@ -635,6 +635,38 @@ def test_two_coordinators_cannot_serve_one_run(start: Start) -> None:
     assert second.wait(DEADLINE) == 1
     assert "is another process of this run alive?" in coordinator.log()
     coordinator.status()
+
+
+def test_live_settings_reach_those_who_are_there_and_those_who_come(start: Start, join: Join, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+
+    def edit(**by_role: object) -> None:
+        (new := path.with_suffix(".new")).write_text(json.dumps(by_role))
+        new.rename(path)
+
+    edit(trainer={"rate": 1}, coordinator={"num_actors": 1})
+    coordinator = start(settings_path=str(path), num_actors=3)
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    trainer = join(coordinator, role="trainer", index=0, attempt=1, on_settings=lambda: told.put("trainer"))
+    actor = join(coordinator, on_settings=lambda: told.put("actor"))
+    assert (trainer.settings, actor.settings) == ({"rate": 1}, {})
+    assert told.get(timeout=DEADLINE) == "trainer"
+    with pytest.raises(JoinTimeout):
+        join(coordinator, timeout=1.0)
+    edit(trainer={"rate": 2}, coordinator={"num_actors": 2})
+    assert told.get(timeout=DEADLINE) == "trainer"
+    assert trainer.settings == {"rate": 2}
+    assert join(coordinator).index == 1, "there is room for one more"
+    path.write_text("{half")
+    until(lambda: "settings_not_read" in coordinator.log(), "what cannot be read is told")
+    edit(trainer={"rate": 2}, coordinator={"num_actors": "many"})
+    until(lambda: coordinator.log().count("settings_not_read") > 1, "and what is none of ours")
+    edit(trainer={"rate": 3})
+    assert told.get(timeout=DEADLINE) == "trainer"
+    coordinator.restart()
+    until(lambda: len(coordinator.workers("trainer")) == 1, "it is back")
+    assert trainer.settings == {"rate": 3}
+    assert told.empty(), "nothing was told twice, and nothing to those whom it does not concern"
 
 
 def test_workers_that_come_and_go_leave_nothing_behind(calm: CoordinatorProcess, join: Join) -> None:

@@ -53,7 +53,7 @@ def test_each_role_is_told_what_it_needs() -> None:
     trainer = told.trainer
     assert (trainer.environment, trainer.network, trainer.algorithm) == (environment, network, Ppo(epochs=2))
     assert (trainer.rollout_length, trainer.batch_lanes) == (128, 8)
-    assert (trainer.max_policy_lag, trainer.num_producers, trainer.max_lanes_per_actor) == (2, 2, 4)
+    assert (trainer.max_policy_lag, trainer.num_producers) == (2, 2)
     assert (trainer.policy_name, trainer.parameter_store.folder) == ("default", "/runs/one/parameters")
     assert (trainer.versions, trainer.stop) == (ParameterVersions(keep_last=7), Stop(return_mean=475.0))
     assert trainer.num_trainers == 1
@@ -81,11 +81,12 @@ def test_environments_are_spread_over_actors(
 ) -> None:
     told = resolved(*overrides)
 
-    assert told.num_actors == told.actor.num_actors == told.trainer.num_producers == num_actors
+    assert told.num_actors == told.trainer.num_producers == num_actors
+    assert told.actor.num_actors == (None if told.actor.environments is None else num_actors)
     assert [told.actor.lanes_of(index) for index in range(num_actors)] == lanes
     ranks = [rank for index in range(num_actors) for rank in told.actor.environment_ranks_of(index)]
     assert ranks == list(range(sum(lanes)))
-    assert (told.trainer.batch_lanes, told.trainer.max_lanes_per_actor) == (batch, max(lanes))
+    assert told.trainer.batch_lanes == batch
     assert bool(told.warnings) == bool(warning)
     assert all(warning in each for each in told.warnings)
 
@@ -123,7 +124,6 @@ def test_policy_workers_are_asked_where_they_serve() -> None:
     assert (policy.environment, policy.network) == (told.trainer.environment, told.trainer.network)
     assert told.actor.ring_size == 4
     assert told.trainer.slots_per_producer == 8
-    assert told.trainer.max_lanes_per_actor * 4 == told.actor.lanes_of(0)
 
 
 def test_without_buffer_workers_actors_post_to_every_trainer() -> None:

@@ -40,6 +40,7 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
             pages=KeptPages(roster.capacity),
             pages_record=RecordFile(tmp_path / "ledger.json"),
             curve=curve,
+            settings={},
             metrics=Metrics(CollectorRegistry()),
             clock=clock,
             log=log,

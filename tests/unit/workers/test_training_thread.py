@@ -24,9 +24,10 @@ from rlsrl.streams.protocols import StreamTimeout
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.contexts import TOKEN, RecordingMembership, make_context
 from rlsrl.testing.rollouts import discrete_env_spec
+from rlsrl.testing.waiting import until
 from rlsrl.workers.gang import SoloGang
 from rlsrl.workers.progress import Progress, StopConditions
-from rlsrl.workers.training import Cadence, Checkpoint, TrainingThread, count_discards
+from rlsrl.workers.training import Cadence, Checkpoint, TrainingThread, Tuning, count_discards
 
 ENV = discrete_env_spec()
 STEPS, LANES = 4, 2
@@ -44,6 +45,7 @@ class FakeLearner:
         self.may_step = threading.Event()
         self.may_step.set()
         self.stepping = threading.Event()
+        self.adopted: list[tuple[int, float, Mapping[str, float]]] = []
 
     def step(self, arrays: Mapping[str, np.ndarray]) -> StepResult:
         assert arrays["reward"].shape == (STEPS, LANES)
@@ -55,6 +57,9 @@ class FakeLearner:
         return StepResult(
             step=self.steps, optimizer_steps=self.steps, skipped=0, num_transitions=SLOT, metrics={"loss": 0.5}
         )
+
+    def adopt(self, learning_rate: float, coefficients: Mapping[str, float]) -> None:
+        self.adopted.append((self.steps, learning_rate, coefficients))
 
     def parameters(self, version: Version) -> Parameters:
         return Parameters(version=version, vector=np.array([self.steps], np.float32), layout="fake")
@@ -103,6 +108,19 @@ class Bench:
         )
         self.buffer = FifoBuffer(layout=layout, batch_lanes=LANES, max_policy_lag=buffer_lag or max_policy_lag)
         never = dict.fromkeys(("return_mean", "env_steps", "train_steps", "wall_seconds"))
+
+        def tuning(stop: Mapping[str, float]) -> Tuning:
+            return Tuning(
+                stop_conditions=StopConditions(episodes=2, **{**never, **stop}),
+                cadence=Cadence(
+                    report=FrequencyControl(seconds=1.0, clock=self.clock),
+                    push=FrequencyControl(steps=push_steps, clock=self.clock),
+                    tag=FrequencyControl(steps=tag_steps, clock=self.clock),
+                ),
+                learning_rate=0.5,
+                coefficients={"clip_range": 0.25},
+            )
+
         self.thread = TrainingThread(
             learner=self.learner,  # type: ignore[arg-type]  # as much of one as the thread uses
             buffer=self.buffer,
@@ -111,13 +129,9 @@ class Bench:
             max_policy_lag=max_policy_lag,
             version=version,
             progress=progress or Progress(episodes=2),
-            stop_conditions=StopConditions(episodes=2, **{**never, **(stop or {})}),
+            tuning=tuning(stop or {}),
+            tuned=tuning,
             ledger=self.ledger,
-            cadence=Cadence(
-                report=FrequencyControl(seconds=1.0, clock=self.clock),
-                push=FrequencyControl(steps=push_steps, clock=self.clock),
-                tag=FrequencyControl(steps=tag_steps, clock=self.clock),
-            ),
             context=self.context,
             gang=SoloGang(),
             metadata={"program": None},
@@ -298,6 +312,30 @@ def test_stop_ends_it_though_no_batch_comes(make_bench: Callable[..., Bench]) ->
     assert bench.ended.is_set()
     assert bench.thread.stop_reason is None
     bench.end()
+
+
+def test_settings_are_taken_between_two_steps(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(stop={"train_steps": 100})
+    bench.train(2)
+    slot = bench.acquire()  # the second step is over: its credit came
+    bench.thread.adopt({"train_steps": 50})
+    bench.thread.adopt({"train_steps": 3})
+    until(lambda: bench.learner.adopted, "the newest is taken, though no batch comes")
+    assert bench.learner.adopted[-1] == (2, 0.5, {"clip_range": 0.25})
+    assert len(bench.learner.adopted) <= 2
+    bench.post(slot)
+    bench.thread.join(DEADLINE_SECONDS)
+    assert bench.thread.stop_reason == "trainSteps"
+    assert bench.learner.steps == 3
+
+
+def test_settings_may_say_that_it_is_over(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    bench.train(2)
+    bench.acquire()
+    bench.thread.adopt({"train_steps": 1})
+    bench.thread.join(DEADLINE_SECONDS)
+    assert (bench.thread.stop_reason, bench.learner.steps) == ("trainSteps", 2)
 
 
 def test_a_failed_step_is_raised_with_its_cause(make_bench: Callable[..., Bench]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlsrl.algorithms.schedules import Scheduled
 from rlsrl.data.specs import Arrays
 
 Tensors = Mapping[str, Tensor]
@@ -80,6 +81,9 @@ class Algorithm(ABC):
         Each is an entry of all the step's minibatches: a tensor, so that a compiled step sees it change.
         """
         return {}
+
+    def adopt(self, coefficients: Mapping[str, Scheduled]) -> None:  # noqa: B027 - for those that have some
+        """Go on with other ``coefficients``, all of them by name."""
 
     @abstractmethod
     def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:

@@ -149,6 +149,11 @@ class Learner:
         whole = dict(zip(names, self._reduce(shares.astype(np.float64)).tolist(), strict=True))
         return {**whole, "gradient_norm": float(torch.stack(list(norms)).numpy()[taken].mean())}
 
+    def adopt(self, learning_rate: Scheduled, coefficients: Mapping[str, Scheduled]) -> None:
+        """Go on with another learning rate and other coefficients of the loss from the next step on."""
+        self._learning_rate = learning_rate
+        self._algorithm.adopt(coefficients)
+
     def parameters(self, version: Version) -> Parameters:
         """A copy of the parameters as they are, under that name, with the statistics to act with them by."""
         vector = self._params.detach().numpy().copy()

@@ -133,6 +133,11 @@ class Ppo(Algorithm):
             "entropy_coefficient": value_at(self._entropy_coefficient, env_steps),
         }
 
+    def adopt(self, coefficients: Mapping[str, Scheduled]) -> None:
+        """See ``Algorithm``."""
+        self._clip_range = coefficients["clip_range"]
+        self._entropy_coefficient = coefficients["entropy_coefficient"]
+
     def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
         """policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state

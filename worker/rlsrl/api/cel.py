@@ -146,3 +146,15 @@ def union_rules(model: type[Model]) -> tuple[Rule, ...]:
 
 def _names(members: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(to_camel, members))
+
+
+def kept_rule(name: str, *, always: bool, whole: bool) -> Rule:
+    """The rule for a member that may not be edited. ``always``: it is never left out. ``whole``: nothing within it may
+    be; otherwise only whether it is there is judged here.
+    """
+    same = f"self.{name} == oldSelf.{name}"
+    both = f"has(self.{name}) == has(oldSelf.{name})"
+    rule = same if always else f"{both} && (!has(self.{name}) || {same})" if whole else both
+    return Rule(
+        rule=rule, message="cannot be edited: it would be another experiment, which takes another name", at=f".{name}"
+    )

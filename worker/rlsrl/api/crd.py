@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from rlsrl.api.cel import RULES, Rule, union_rules
-from rlsrl.api.model import Model
+from rlsrl.api.cel import RULES, Rule, kept_rule, union_rules
+from rlsrl.api.model import EDITS, ON_EDIT, Model, OnEdit
 from rlsrl.api.spec import API_VERSION, KIND, ExperimentSpec, RLExperiment
 from rlsrl.api.status import ExperimentStatus
 
@@ -29,7 +29,7 @@ _KEPT = frozenset(
 _OTHERWISE = frozenset(
     {"title", "description", "examples", "readOnly", "oneOf", "anyOf", "default", "properties", "required", "items"}
     | {"additionalProperties", "propertyNames", "patternProperties", "const", "exclusiveMinimum"}
-    | {"x-kubernetes-list-type", "x-list-key"}
+    | {"x-kubernetes-list-type", "x-list-key", ON_EDIT}
 )
 """Keywords that say nothing to the API server, or are translated below."""
 
@@ -108,15 +108,16 @@ def schema() -> Schema:
         "properties": {
             **strings,
             "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
-            "spec": {**of_model(ExperimentSpec), "description": fields["spec"].description},
+            "spec": {**of_model(ExperimentSpec, on_edit="gang"), "description": fields["spec"].description},
             "status": of_model(ExperimentStatus),
         },
         "x-kubernetes-validations": [_rule(rule) for rule in RULES[RLExperiment]],
     }
 
 
-def of_model(model: type[Model]) -> Schema:
-    """The structural schema of a model's object, with its rules.
+def of_model(model: type[Model], on_edit: OnEdit | None = None) -> Schema:
+    """The structural schema of a model's object, with its rules. ``on_edit`` is what edits of its fields do unless they
+    say otherwise; None for what nobody edits.
 
     Raises:
         NotStructural: it uses what a CRD cannot say.
@@ -124,7 +125,7 @@ def of_model(model: type[Model]) -> Schema:
     document = model.model_json_schema(by_alias=True)
     definitions = document.pop("$defs", {})
     models = _models_by_name(model)
-    return _Translation(definitions, models).object_of(document, model, path=model.__name__)
+    return _Translation(definitions, models).object_of(document, model, path=model.__name__, on_edit=on_edit)
 
 
 class _Translation:
@@ -134,59 +135,87 @@ class _Translation:
         self._definitions = definitions
         self._models = models
 
-    def object_of(self, found: Schema, model: type[Model], path: str) -> Schema:
-        made = self._of(found, path)
-        rules = [*RULES.get(model, ()), *union_rules(model)]
+    def object_of(self, found: Schema, model: type[Model], path: str, on_edit: OnEdit | None) -> Schema:
+        made = self._of(found, path, on_edit)
+        rules = [*RULES.get(model, ()), *union_rules(model), *self._kept(found, on_edit)]
         if rules:
             made["x-kubernetes-validations"] = [_rule(rule) for rule in rules]
         return made
 
-    def _any(self, found: Schema, path: str) -> Schema:
+    def _kept(self, found: Schema, on_edit: OnEdit | None) -> list[Rule]:
+        """The rules for members that may not be edited: they stay there, or away, and as they are. Members that have
+        members say the latter by rules of their own, which name what was edited."""
+        required = found.get("required", ())
+        rules = []
+        for name, member in found.get("properties", {}).items():
+            if member.get(ON_EDIT, on_edit) != "refuse":
+                continue
+            # Defaults of what is around it are judged without it, even where it has one of its own.
+            always = name in required
+            target = self._target(member)
+            if _is_free(target):
+                continue  # Rules cannot look at it: the operator refuses the edit.
+            whole = "properties" not in target
+            if whole or not always:
+                rules.append(kept_rule(name, always=always, whole=whole))
+        return rules
+
+    def _target(self, found: Schema) -> Schema:
+        if "anyOf" in found:
+            found = _not_null(found, "")
+        reference = found.get("$ref", "").rsplit("/", 1)[-1]
+        return self._definitions[reference] if reference in self._models else found
+
+    def _any(self, found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
         """A property's schema: a model's object where it refers to one."""
         if "anyOf" in found:
             found = _not_null(found, path)
+        on_edit = found.get(ON_EDIT, on_edit)
         if "$ref" not in found:
-            return self._of(found, path)
+            return self._of(found, path, on_edit)
         name = found["$ref"].rsplit("/", 1)[-1]
         if name == "JsonValue":
             return {**_description(found), **_ANYTHING}
-        made = self.object_of(self._definitions[name], self._models[name], path)
+        made = self.object_of(self._definitions[name], self._models[name], path, on_edit)
         return self._with_default(made | _description(found), found)
 
-    def _of(self, found: Schema, path: str) -> Schema:
+    def _of(self, found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
         if unknown := set(found) - _KEPT - _OTHERWISE:
             raise NotStructural(f"{path}: a CRD cannot say {sorted(unknown)}")
-        made: Schema = {**_description(found), **{key: found[key] for key in found if key in _KEPT}}
+        made: Schema = {**_description(found, on_edit), **{key: found[key] for key in found if key in _KEPT}}
         if "const" in found:
             made["enum"] = [found["const"]]
         if "exclusiveMinimum" in found:
             made |= {"minimum": found["exclusiveMinimum"], "exclusiveMinimum": True}
         if "type" not in found:
-            return {**_description(found), **_ANYTHING}
+            return {**_description(found, on_edit), **_ANYTHING}
         kind = found["type"]
         if kind == "integer" and found.get("maximum", 0) > 2**31 - 1:
             made["format"] = "int64"
         if kind == "string" and "enum" not in made and "maxLength" not in found and "format" not in found:
             raise NotStructural(f"{path}: a string needs a bound (max_length)")
         if kind == "array":
-            made |= self._list(found, path)
+            made |= self._list(found, path, on_edit)
         if kind == "object":
-            made |= self._map(found, path)
+            made |= self._map(found, path, on_edit)
         return self._with_default(made, found)
 
-    def _list(self, found: Schema, path: str) -> Schema:
+    def _list(self, found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
         if "maxItems" not in found or "items" not in found:
             raise NotStructural(f"{path}: a list needs a bound (max_length) and a type")
-        made: Schema = {"items": self._any(found["items"], f"{path}[]")}
+        made: Schema = {"items": self._any(found["items"], f"{path}[]", on_edit)}
         if "x-kubernetes-list-type" in found:
             made["x-kubernetes-list-type"] = found["x-kubernetes-list-type"]
             made["x-kubernetes-list-map-keys"] = [found["x-list-key"]]
         return made
 
-    def _map(self, found: Schema, path: str) -> Schema:
+    def _map(self, found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
         if "properties" in found:
-            properties = {name: self._any(each, f"{path}.{name}") for name, each in found["properties"].items()}
-            made: Schema = {"properties": properties}
+            made: Schema = {
+                "properties": {
+                    name: self._any(each, f"{path}.{name}", on_edit) for name, each in found["properties"].items()
+                }
+            }
             if "required" in found:
                 made["required"] = list(found["required"])
             return made
@@ -196,7 +225,7 @@ class _Translation:
             raise NotStructural(f"{path}: a map needs a bound (max_length)")
         if found.get("propertyNames", {}).keys() - {"type"} or "patternProperties" in found:
             raise NotStructural(f"{path}: a CRD cannot say anything of a map's keys")
-        return {"additionalProperties": self._any(found["additionalProperties"], f"{path}.*")}
+        return {"additionalProperties": self._any(found["additionalProperties"], f"{path}.*", on_edit)}
 
     @staticmethod
     def _with_default(made: Schema, found: Schema) -> Schema:
@@ -210,9 +239,18 @@ class _Translation:
 _ANYTHING: Mapping[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
 
 
-def _description(found: Schema) -> dict[str, str]:
-    """As one paragraph, for ``kubectl explain``."""
-    return {"description": " ".join(found["description"].split()).replace("``", "`")} if "description" in found else {}
+def _description(found: Schema, on_edit: OnEdit | None = None) -> dict[str, str]:
+    """As one paragraph, for ``kubectl explain``; of a value also what an edit of it does."""
+    if "description" not in found:
+        return {}
+    edits = f" {EDITS[on_edit]}" if on_edit is not None and "properties" not in found else ""
+    return {"description": " ".join(found["description"].split()).replace("``", "`") + edits}
+
+
+def _is_free(found: Schema) -> bool:
+    """Whether it is a map of any JSON."""
+    values = found.get("additionalProperties")
+    return isinstance(values, dict) and values.get("$ref", "").endswith("/JsonValue")
 
 
 def _not_null(found: Schema, path: str) -> Schema:

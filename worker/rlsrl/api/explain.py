@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from rlsrl.api.fields import FieldInfo, allowed, find, nearest, parse_path, show_path, show_value, type_name
+from rlsrl.api.model import EDITS
 from rlsrl.api.spec import API_VERSION, KIND
 
 WIDTH = 100
@@ -42,6 +43,8 @@ def _lines(field: FieldInfo) -> list[str]:
         "ALLOWED:",
         *_indented(allowed(field.schema), 4),
     ]
+    if field.on_edit is not None and not field.children:
+        lines += ["", "ON A CLUSTER:", *_indented(EDITS[field.on_edit], 4)]
     if field.children:
         lines += ["", "FIELDS:"]
         for child in field.children:

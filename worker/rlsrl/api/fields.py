@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from rlsrl.api.model import ON_EDIT, OnEdit
 from rlsrl.api.schema import JsonSchema, json_schema
 
 Path = tuple[str | int, ...]
@@ -28,6 +29,8 @@ class FieldInfo:
     path: Path
     schema: JsonSchema
     required: bool
+    on_edit: OnEdit | None = None
+    """What an edit of it does on a cluster; None outside of the spec."""
 
     @property
     def description(self) -> str:
@@ -169,7 +172,8 @@ def type_name(schema: JsonSchema) -> str:
 def _members(field: FieldInfo) -> Iterator[FieldInfo]:
     required = field.schema.get("required", ())
     for name, schema in field.schema.get("properties", {}).items():
-        yield FieldInfo(path=(*field.path, name), schema=schema, required=name in required)
+        on_edit = schema.get(ON_EDIT, field.on_edit)
+        yield FieldInfo(path=(*field.path, name), schema=schema, required=name in required, on_edit=on_edit)
 
 
 def _step(field: FieldInfo, step: str | int) -> FieldInfo | None:
@@ -181,7 +185,9 @@ def _step(field: FieldInfo, step: str | int) -> FieldInfo | None:
         inner = field.schema.get("additionalProperties")
     if inner is None and "type" not in field.schema and "const" not in field.schema:
         inner = {}
-    return None if inner is None else FieldInfo(path=(*field.path, step), schema=inner, required=False)
+    if inner is None:
+        return None
+    return FieldInfo(path=(*field.path, step), schema=inner, required=False, on_edit=field.on_edit)
 
 
 def _closest(name: str, candidates: Iterable[str]) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -77,6 +77,40 @@ def _integral(value: Any) -> Any:
 
 INTEGRAL = BeforeValidator(_integral)
 """Takes ``1.0`` and ``1e3`` for integers, as kubectl sends them on; stands last in an ``Annotated[int, ...]``."""
+
+OnEdit = Literal["live", "roll", "gang", "refuse"]
+"""What becomes of a running experiment on a cluster when a field is edited."""
+
+ON_EDIT = "x-rlsrl-on-edit"
+"""The JSON schema's keyword for it; what is inside of a field that has one has it too, unless it has its own."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Stands in an ``Annotated``: what an edit of that field does."""
+
+    does: OnEdit
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(core_schema), ON_EDIT: self.does}
+
+
+LIVE = Edit("live")
+"""Workers go on, and are told within seconds."""
+ROLL = Edit("roll")
+"""Workers that it concerns are replaced, added or ended, one after another; the trainers go on."""
+GANG = Edit("gang")
+"""The trainers end at one step, store it, and go on from it as the next attempt; others are replaced as needed."""
+REFUSE = Edit("refuse")
+"""It would be another experiment."""
+
+EDITS: Mapping[OnEdit, str] = {
+    "live": "May be edited at any time: workers are told.",
+    "roll": "An edit replaces the workers that it concerns, and not the trainers.",
+    "gang": "An edit lets the trainers begin anew from where they are.",
+    "refuse": "Cannot be edited.",
+}
+"""The same for who looks a field up."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 """A Python identifier: the name of an argument."""

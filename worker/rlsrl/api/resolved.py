@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from rlsrl.api.model import INTEGRAL, Model
+from rlsrl.api.model import INTEGRAL, LIVE, Model
 from rlsrl.api.spec import Environment, Network, ParameterVersions, Ppo, Stop, Wandb
 from rlsrl.api.spread import spread_environments
 
@@ -117,15 +117,18 @@ class CoordinatorConfig(RoleConfig):
     """The parameter DB, which the coordinator serves to whoever does not reach it."""
     wandb: Wandb | None = None
     """Where the learning curve is shown at Weights & Biases."""
-    num_actors: PositiveInteger
+    settings_path: str | None = None
+    """File with the values of live settings by role, a JSON object that is looked at again and again; None where nobody
+    edits them."""
+    num_actors: Annotated[PositiveInteger, LIVE]
     """Actors that should be there."""
-    num_trainers: PositiveInteger
+    num_trainers: Annotated[PositiveInteger, LIVE]
     """Trainer ranks that should be there."""
-    num_policy_workers: Annotated[int, Field(ge=0), INTEGRAL] = 0
+    num_policy_workers: Annotated[int, Field(ge=0), LIVE, INTEGRAL] = 0
     """Policy workers that should be there."""
-    num_buffer_workers: Annotated[int, Field(ge=0), INTEGRAL] = 0
+    num_buffer_workers: Annotated[int, Field(ge=0), LIVE, INTEGRAL] = 0
     """Buffer workers that should be there."""
-    num_evaluators: Annotated[int, Field(ge=0), INTEGRAL] = 0
+    num_evaluators: Annotated[int, Field(ge=0), LIVE, INTEGRAL] = 0
     """Evaluators that should be there."""
 
 
@@ -146,10 +149,8 @@ class TrainerConfig(RoleConfig):
     """B: lanes of one batch, over all ranks."""
     max_policy_lag: Annotated[int, Field(ge=0), INTEGRAL]
     """Training steps that acting weights may be behind."""
-    num_producers: PositiveInteger
-    """Actors whose samples are expected, or buffer workers where they stand between."""
-    max_lanes_per_actor: PositiveInteger
-    """Lanes of the largest slot that will come."""
+    num_producers: Annotated[PositiveInteger, LIVE]
+    """Actors that are waited for before the first samples are taken, or buffer workers where they stand between."""
     slots_per_producer: PositiveInteger
     """Slots of each of them: so many rollouts may be filled or waiting to be trained on at a time."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
@@ -164,9 +165,9 @@ class TrainerConfig(RoleConfig):
     """The policy's name in the parameter DB."""
     parameter_store: ParameterStoreConfig
     """The parameter DB."""
-    versions: ParameterVersions
+    versions: Annotated[ParameterVersions, LIVE]
     """Which versions are made durable, and which are kept."""
-    stop: Stop
+    stop: Annotated[Stop, LIVE]
     """When training ends."""
 
     @property
@@ -189,8 +190,8 @@ class ActorConfig(RoleConfig):
     """What is stepped."""
     network: Network
     """The network that chooses actions, for policies that cannot be exported without torch."""
-    num_actors: PositiveInteger
-    """Actors that have environments."""
+    num_actors: PositiveInteger | None = None
+    """Actors that a total is spread over; None when each has the same number: then it does not matter."""
     environments: PositiveInteger | None = None
     """Environments of all actors together; None when each has the same number."""
     environments_per_actor: PositiveInteger | None = None
@@ -230,6 +231,7 @@ class ActorConfig(RoleConfig):
                 raise IndexError(f"actor index {index} is below 0")
             return range(index * self.environments_per_actor, (index + 1) * self.environments_per_actor)
         assert self.environments is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+        assert self.num_actors is not None, "told with the total"  # noqa: S101 - an invariant of our own
         return spread_environments(self.environments, self.num_actors).ranks_of(index)
 
     def lanes_of(self, index: int) -> int:
@@ -262,8 +264,8 @@ class BufferConfig(RoleConfig):
     """N: lanes of every slot."""
     has_discounted_return: bool
     """Whether slots carry discounted returns, for rewards to be scaled by."""
-    num_actors: PositiveInteger
-    """Actors that post to each buffer worker."""
+    num_actors: Annotated[PositiveInteger, LIVE]
+    """Actors that are waited for before the first samples are taken."""
     slots_per_actor: PositiveInteger
     """Slots of each of them."""
     buffer_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]

@@ -14,13 +14,17 @@ JsonSchema = dict[str, Any]
 @cache
 def json_schema() -> JsonSchema:
     """The schema of one document, without references: every field stands where it is written. Not to be changed."""
-    schema = RLExperiment.model_json_schema(by_alias=True)
-    definitions = schema.pop("$defs")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"{KIND} {API_VERSION}",
-        **_inline(schema, definitions),
+        **inlined(RLExperiment.model_json_schema(by_alias=True)),
     }
+
+
+def inlined(schema: JsonSchema) -> JsonSchema:
+    """A model's schema without references."""
+    definitions = schema.get("$defs", {})
+    return _inline({key: value for key, value in schema.items() if key != "$defs"}, definitions)
 
 
 def _inline(schema: JsonSchema, definitions: dict[str, JsonSchema]) -> JsonSchema:

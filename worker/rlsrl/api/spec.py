@@ -12,7 +12,19 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlsrl.api.model import INTEGRAL, Arguments, Ignored, Model, Name, Violation, refuse
+from rlsrl.api.model import (
+    GANG,
+    INTEGRAL,
+    LIVE,
+    REFUSE,
+    ROLL,
+    Arguments,
+    Ignored,
+    Model,
+    Name,
+    Violation,
+    refuse,
+)
 from rlsrl.api.spread import EnvironmentSpread, EvaluationSpread, spread_environments, spread_evaluation
 
 API_VERSION = "rlsrl.dev/v1alpha1"
@@ -201,23 +213,23 @@ class Schedule(Model):
 class Ppo(Model):
     """Proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation."""
 
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 3e-4
     """Step size of Adam."""
-    learning_rate_schedule: Schedule | None = None
+    learning_rate_schedule: Annotated[Schedule, LIVE] | None = None
     """How learningRate changes as training goes on; constant unless given."""
     discount: Annotated[float, Field(ge=0, le=1)] = 0.99
     """Weight of the reward one step later (gamma)."""
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Between one-step advantages (0, biased) and whole returns (1, noisy)."""
-    clip_range: Annotated[float, Field(gt=0, le=10)] = 0.2
+    clip_range: Annotated[float, Field(gt=0, le=10), LIVE] = 0.2
     """How far the probability ratio may leave 1 before it stops to count."""
-    clip_range_schedule: Schedule | None = None
+    clip_range_schedule: Annotated[Schedule, LIVE] | None = None
     """How clipRange changes as training goes on; constant unless given."""
     clip_value_loss: bool = True
     """Whether the value may move by at most the clip range from what it was at the start of the step."""
-    entropy_coefficient: Annotated[float, Field(ge=0, le=10)] = 0.0
+    entropy_coefficient: Annotated[float, Field(ge=0, le=10), LIVE] = 0.0
     """Weight of the entropy bonus in the loss."""
-    entropy_coefficient_schedule: Schedule | None = None
+    entropy_coefficient_schedule: Annotated[Schedule, LIVE] | None = None
     """How entropyCoefficient changes as training goes on; constant unless given."""
     value_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.5
     """Weight of the value loss in the loss."""
@@ -232,7 +244,7 @@ class Ppo(Model):
     reward_clip: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     """Rewards are kept within this range around 0 for training, after they are normalised if they are; Atari games
     usually have 1. Returns are reported as the environment gave them."""
-    normalize_rewards: bool = False
+    normalize_rewards: Annotated[bool, REFUSE] = False
     """Whether rewards are divided by the standard deviation of the discounted return, and kept within 10 of 0."""
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """Added to Adam's denominator."""
@@ -268,7 +280,7 @@ class Actors(Model):
 
     exactly_one: ClassVar[tuple[str, ...]] = ("environments", "environments_per_actor")
 
-    replicas: Annotated[int, Field(ge=1, le=4096), INTEGRAL] = 1
+    replicas: Annotated[int, Field(ge=1, le=4096), ROLL, INTEGRAL] = 1
     """Number of actors."""
     environments: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
     """Environments of all actors together, spread over them as evenly as possible."""
@@ -276,7 +288,7 @@ class Actors(Model):
     """Environments of each actor: the total grows with the replicas."""
     rollout_length: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 128
     """Steps that an actor takes in each environment before it hands them over."""
-    max_decorrelation_steps: Annotated[int, Field(ge=0, le=1_000_000), INTEGRAL] = 0
+    max_decorrelation_steps: Annotated[int, Field(ge=0, le=1_000_000), ROLL, INTEGRAL] = 0
     """Each environment takes a random number of random steps, up to this one, before its first rollout, so that
     episodes of equal length do not all end together. They are not trained on."""
     ring_size: Annotated[int, Field(ge=1, le=16), INTEGRAL] = 1
@@ -424,7 +436,7 @@ class FilesystemStore(Model):
     """How large the volume is."""
     storage_class_name: ObjectName | None = None
     """The volume's StorageClass; the cluster's default one unless given."""
-    when_deleted: Literal["Retain", "Delete"] = "Retain"
+    when_deleted: Annotated[Literal["Retain", "Delete"], LIVE] = "Retain"
     """What becomes of the volume when the experiment is deleted."""
 
 
@@ -475,7 +487,7 @@ class ParameterStore(Model):
 class ParameterVersions(Model):
     """Which versions of the weights are kept, and where."""
 
-    store: ParameterStore = ParameterStore(filesystem=FilesystemStore())
+    store: Annotated[ParameterStore, REFUSE] = ParameterStore(filesystem=FilesystemStore())
     """Where they are kept."""
     keep_last: Annotated[int, Field(ge=1, le=10_000), INTEGRAL] = 5
     """Untagged versions that are kept; older ones are removed."""
@@ -496,7 +508,7 @@ class Stop(Model):
 
     return_mean: Annotated[float, Field(ge=-1e15, le=1e15)] | None = None
     """Mean undiscounted return of the last episodes."""
-    episodes: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] = 100
+    episodes: Annotated[int, Field(ge=1, le=1_000_000), GANG, INTEGRAL] = 100
     """How many episodes the mean return is over; before so many have ended it is not judged."""
     env_steps: Count | None = None
     """Transitions trained on."""
@@ -551,41 +563,41 @@ class Security(Model):
 class ExperimentSpec(Model):
     """What to train, on what, with what, until when."""
 
-    seed: Annotated[int, Field(ge=0, le=2_147_483_647), INTEGRAL] = 0
+    seed: Annotated[int, Field(ge=0, le=2_147_483_647), REFUSE, INTEGRAL] = 0
     """Everything random derives from it."""
-    environment: Environment
+    environment: Annotated[Environment, REFUSE]
     """What the actors step."""
-    policy: Policy = Policy()
+    policy: Annotated[Policy, REFUSE] = Policy()
     """What maps observations to actions."""
-    algorithm: Algorithm = Algorithm(ppo=Ppo())
+    algorithm: Annotated[Algorithm, GANG] = Algorithm(ppo=Ppo())
     """What is done with the samples."""
-    actors: Actors
+    actors: Annotated[Actors, GANG]
     """The workers that step environments."""
-    policy_workers: PolicyWorkers | None = None
+    policy_workers: Annotated[PolicyWorkers, ROLL] | None = None
     """The workers that evaluate the policy for the actors; without them each actor does so itself, which is much faster
     for small networks."""
-    buffer_workers: BufferWorkers | None = None
+    buffer_workers: Annotated[BufferWorkers, GANG] | None = None
     """The workers between actors and trainers; none unless given: actors then post to the trainers directly."""
-    trainers: Trainers = Trainers()
+    trainers: Annotated[Trainers, GANG] = Trainers()
     """The workers that learn."""
-    evaluators: Evaluators | None = None
+    evaluators: Annotated[Evaluators, ROLL] | None = None
     """The workers that play stored versions; none unless given."""
-    pacing: Pacing = Pacing()
+    pacing: Annotated[Pacing, GANG] = Pacing()
     """How gathering and training keep step."""
-    parameters: ParameterVersions = ParameterVersions()
+    parameters: Annotated[ParameterVersions, LIVE] = ParameterVersions()
     """Which versions of the weights are kept, and where."""
-    transport: Literal["auto", "grpc"] = "auto"
+    transport: Annotated[Literal["auto", "grpc"], GANG] = "auto"
     """How samples and weights travel between workers. ``auto``: through shared memory between workers of one machine or
     one pod, over gRPC between others. ``grpc``: over gRPC everywhere. Requests to policy workers always do."""
-    stop: Stop
+    stop: Annotated[Stop, LIVE]
     """When training ends."""
-    restarts: Restarts = Restarts()
+    restarts: Annotated[Restarts, LIVE] = Restarts()
     """How often workers that failed are started again."""
-    tracking: Tracking = Tracking()
+    tracking: Annotated[Tracking, ROLL] = Tracking()
     """Where the learning curve is shown."""
-    security: Security = Security()
+    security: Annotated[Security, GANG] = Security()
     """What protects workers of a cluster from others."""
-    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000), INTEGRAL] | None = None
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000), LIVE, INTEGRAL] | None = None
     """On a cluster: seconds after its end in which the experiment can be looked at; then it is deleted, its volume by
     ``whenDeleted``. Without it, it stays."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self, cast
 
@@ -40,8 +39,6 @@ class CommandKind(StrEnum):
     START = "start"
     PAUSE = "pause"
     EXIT = "exit"
-    SETTINGS = "settings"
-    """New values of live settings."""
 
     def to_proto(self) -> pb.Command.Kind.ValueType:
         """The message's enum value."""
@@ -58,18 +55,16 @@ class Command:
     """One order to a worker."""
 
     kind: CommandKind
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """New values by setting; only for ``SETTINGS``."""
 
     def to_proto(self) -> pb.Command:
         """As a message."""
-        return pb.Command(kind=self.kind.to_proto(), settings=self.settings)
+        return pb.Command(kind=self.kind.to_proto())
 
     @classmethod
     def from_proto(cls, message: pb.Command) -> Self | None:
         """The command in a message; None for a kind this version does not know."""
         kind = CommandKind.from_proto(message.kind)
-        return None if kind is None else cls(kind=kind, settings=dict(message.settings))
+        return None if kind is None else cls(kind=kind)
 
 
 class CoordinatorUnavailable(Exception):  # noqa: N818 - named for the fact

@@ -7,6 +7,7 @@ and the same lease is claimed again when a coordinator is back.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -14,7 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
@@ -73,6 +74,7 @@ class Membership:
         instance: str,
         outbox: Outbox,
         on_command: Callable[[Command], None],
+        on_settings: Callable[[], None],
     ) -> None:
         """Use ``Membership.join``."""
         self._address = address
@@ -81,6 +83,7 @@ class Membership:
         self._instance = instance
         self._outbox = outbox
         self._on_command = on_command
+        self._on_settings = on_settings
         self._changed = outbox.changed
         # Guarded by _changed:
         self._welcome: pb.Welcome | None = None
@@ -89,6 +92,7 @@ class Membership:
         self._abandoned = False
         self._delivered = False
         self._addresses: dict[str, Mapping[int, str]] = {}
+        self._settings: Mapping[str, Any] = {}
         self._call: grpc.CallIterator[pb.CoordinatorMessage] | None = None
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
@@ -106,6 +110,7 @@ class Membership:
         attempt: int = 0,
         endpoints: Mapping[str, str] | None = None,
         follows: Collection[str] = (),
+        on_settings: Callable[[], None] = lambda: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> Self:
         """Get a place in the roster; waits until the coordinator gives it, also for a coordinator that is not up yet.
@@ -122,6 +127,7 @@ class Membership:
             endpoints: where this worker serves what, for example ``{"metrics": "127.0.0.1:4711"}``; others are told
                 the one named ``STREAMS``.
             follows: roles whose members' addresses ``address_of`` is to know.
+            on_settings: called from the membership thread when ``settings`` changed; must return at once and not raise.
             wall_clock: Unix seconds, for the records' time.
 
         Raises:
@@ -147,6 +153,7 @@ class Membership:
             instance=hello.instance,
             outbox=Outbox(hello, wall_clock=wall_clock),
             on_command=on_command,
+            on_settings=on_settings,
         )
         membership._begin(timeout)
         return membership
@@ -186,6 +193,12 @@ class Membership:
         """
         with self._changed:
             return self._addresses.get(role, {}).get(index)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The values of the role's live settings, as they were told last."""
+        with self._changed:
+            return self._settings
 
     def report(
         self,
@@ -323,12 +336,23 @@ class Membership:
         elif kind == "peers":
             with self._changed:
                 self._addresses[message.peers.role] = dict(message.peers.addresses)
+        elif kind == "settings":
+            self._take_settings(message.settings)
         elif kind == "refused":
             raise JoinRefused(message.refused.reason)
         elif kind == "command" and (command := Command.from_proto(message.command)) is not None:
             self._on_command(command)
 
+    def _take_settings(self, message: pb.Settings) -> None:
+        settings = json.loads(message.json) if message.json else {}
+        with self._changed:
+            if settings == self._settings:
+                return
+            self._settings = settings
+        self._on_settings()
+
     def _be_welcomed(self, welcome: pb.Welcome, stream: Stream) -> None:
+        self._take_settings(welcome.settings)
         with self._changed:
             self._welcome = self._welcome or welcome
             self._outbox.claim(welcome.index, welcome.incarnation)

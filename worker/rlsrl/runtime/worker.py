@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -56,6 +57,7 @@ class Worker(ABC, Generic[ConfigT]):
         self._configured = False
         self._running = False
         self._exiting = False
+        self._adopted: deque[ConfigT] = deque(maxlen=1)
         # A condition is not safe in a signal handler (it may interrupt a thread between its check and its wait);
         # SimpleQueue.put is. Each command leaves one token; whoever waits takes tokens and looks again.
         self._commands: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -94,6 +96,12 @@ class Worker(ABC, Generic[ConfigT]):
             return
         self._configure(config)
         self._configured = True
+
+    def adopt(self, config: ConfigT) -> None:
+        """Go on with ``config``, which differs from the one before in live settings alone. From any thread: ``run``
+        obeys between two polls, and takes the newest.
+        """
+        self._adopted.append(config)
 
     @property
     def is_running(self) -> bool:
@@ -138,6 +146,8 @@ class Worker(ABC, Generic[ConfigT]):
 
     def _loop(self) -> None:
         while self._wait_until_running():
+            if self._adopted:
+                self._adopt(self._adopted.pop())
             begin = self._clock.monotonic()
             result = self._poll()
             self._tally.add(result, self._clock.monotonic() - begin)
@@ -182,6 +192,9 @@ class Worker(ABC, Generic[ConfigT]):
     @abstractmethod
     def _poll(self) -> PollResult:
         """Do one round of work. Waits for work at most a moment, or for something that ``exit`` wakes."""
+
+    def _adopt(self, config: ConfigT) -> None:
+        """Go on with other values of live settings."""
 
     def _shutdown(self) -> None:
         """Close what ``_configure`` built: stop and join threads, flush, give back. Called once, whatever failed."""

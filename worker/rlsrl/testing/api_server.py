@@ -28,15 +28,21 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def faults(schema: Schema, document: Mapping[str, Any]) -> list[str]:
-    """Why the document is refused; nothing for one that is accepted."""
-    whole = with_defaults(schema, _pruned_of_nulls(schema, copy.deepcopy(dict(document))))
-    return list(_misfits(schema, whole, "")) or list(_broken_rules(schema, whole, ""))
+def faults(schema: Schema, document: Mapping[str, Any], former: Mapping[str, Any] | None = None) -> list[str]:
+    """Why the document is refused, as a new one or in the place of ``former``; nothing for one that is accepted."""
+    whole = _read(schema, document)
+    before = None if former is None else _read(schema, former)
+    return list(_misfits(schema, whole, "")) or list(_broken_rules(schema, whole, "", before))
+
+
+def _read(schema: Schema, document: Mapping[str, Any]) -> Any:
+    return with_defaults(schema, _pruned_of_nulls(schema, copy.deepcopy(dict(document))))
 
 
 def faults_of_defaults(schema: Schema, path: str = "") -> list[str]:
-    """Why the definition itself is refused: its defaults are judged by the rules as they stand there, alone."""
-    found = list(_broken_rules(schema, schema["default"], path)) if "default" in schema else []
+    """Why the definition itself is refused: its defaults are judged by the rules as they stand there, alone, and as if
+    they had been there before."""
+    found = list(_broken_rules(schema, schema["default"], path, schema["default"])) if "default" in schema else []
     for name, each in schema.get("properties", {}).items():
         found += faults_of_defaults(each, f"{path}.{name}")
     return found
@@ -106,10 +112,14 @@ def _wrong_members(schema: Schema, value: Mapping[str, Any], path: str) -> Itera
             yield f"{path}.{name}: unknown field"
 
 
-def _broken_rules(schema: Schema, value: Any, path: str) -> Iterator[str]:
+def _broken_rules(schema: Schema, value: Any, path: str, former: Any = None) -> Iterator[str]:
+    """``former`` is what was there before; None where nothing was: rules about edits have nothing to judge then."""
+    names = {"self": json_to_cel(value), **({} if former is None else {"oldSelf": json_to_cel(former)})}
     for rule in schema.get("x-kubernetes-validations", []):
+        if "oldSelf" in rule["rule"] and former is None:
+            continue
         try:
-            holds = bool(_program(rule["rule"]).evaluate({"self": json_to_cel(value)}))
+            holds = bool(_program(rule["rule"]).evaluate(names))
         except CELEvalError as error:
             yield f"{path}: {rule['rule']}: {error}"
             continue
@@ -118,7 +128,8 @@ def _broken_rules(schema: Schema, value: Any, path: str) -> Iterator[str]:
     if isinstance(value, dict):
         for name, each in schema.get("properties", {}).items():
             if name in value:
-                yield from _broken_rules(each, value[name], f"{path}.{name}")
+                before = former.get(name) if isinstance(former, dict) else None
+                yield from _broken_rules(each, value[name], f"{path}.{name}", before)
 
 
 @cache

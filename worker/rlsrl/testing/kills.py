@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import VersionInfo
 from rlsrl.testing.live_runs import Desk, LiveRun, WorkerProcess, await_death
@@ -315,9 +316,10 @@ class KillCampaign:
 
     def _most_that_may_be_gone(self) -> int:
         """From the spec: at each kill what was in flight or rolled back, at each clean end what was in flight."""
-        trainer = self._facts.json("resolved.json")["trainer"]
+        resolved = self._facts.json("resolved.json")
+        trainer, actor = resolved["trainer"], ActorConfig.from_json(json.dumps(resolved["actor"]))
         batch = int(trainer["rollout_length"] * trainer["batch_lanes"])
-        widest_slot = int(trainer["rollout_length"] * trainer["max_lanes_per_actor"])
+        widest_slot = actor.rollout_length * actor.lanes_of(0) // actor.ring_size
         in_flight = (1 + int(trainer["max_policy_lag"])) * batch + widest_slot
         rolled_back = CHECKPOINTS_BEHIND * int(trainer["versions"]["every_steps"]) * batch
         roles = [KILLED_ROLES[kill.role] for kill in self.kills]

@@ -20,6 +20,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
+from rlsrl.api.live import with_settings
 from rlsrl.api.resolved import (
     ActorConfig,
     BufferConfig,
@@ -165,10 +166,12 @@ class _Process:
                 endpoints=endpoints,
                 follows=followed_roles(self._config.connects_to),
                 on_command=self._on_command,
+                on_settings=self._on_settings,
                 timeout=JOIN_SECONDS,
             )
             reason = "failed"
             try:
+                self._config = self._told(membership)
                 self._work(self._context(membership, metrics, tls))
                 reason = "exit"
             finally:
@@ -208,6 +211,7 @@ class _Process:
             # A command that came meanwhile is not overruled.
             context.membership.report(state=WorkerState.RUNNING if worker.is_running else WorkerState.PAUSED)
             self._configured = True
+        self._on_settings()
         context.log.info("configured")
         worker.run()
         context.membership.report(state=WorkerState.EXITING)
@@ -224,11 +228,26 @@ class _Process:
             else:
                 self._obey(self._worker, command)
 
+    def _on_settings(self) -> None:
+        """Hand on what was told, as soon as there is somebody to take it."""
+        with self._lock:
+            if not self._configured or self._worker is None or self._membership is None:
+                return
+            if (told := self._told(self._membership)) != self._config:
+                self._config = told
+                self._worker.adopt(told)
+
+    def _told(self, membership: Membership) -> RoleConfig:
+        """The config with the settings of the moment; as it is where those are none of ours."""
+        try:
+            return with_settings(self._config, membership.settings)
+        except (KeyError, ValueError) as error:
+            structlog.stdlib.get_logger(self._arguments.role).warning("settings_not_taken", error=str(error))
+            return self._config
+
     def _obey(self, worker: Worker[Any], command: Command) -> None:
         handles = {CommandKind.START: worker.start, CommandKind.PAUSE: worker.pause, CommandKind.EXIT: worker.exit}
-        if (handle := handles.get(command.kind)) is None:
-            return
-        handle()
+        handles[command.kind]()
         states = {CommandKind.START: WorkerState.RUNNING, CommandKind.PAUSE: WorkerState.PAUSED}
         if self._membership is not None:
             self._membership.report(state=states.get(command.kind, WorkerState.EXITING))

@@ -46,6 +46,10 @@ class CheckpointWriter:
             "checkpoints", self._try_to_store, upstream_queue=self._pipe
         )
 
+    def adopt(self, *, keep_last: int) -> None:
+        """Keep so many untagged versions from the next one on."""
+        self._keep_last = keep_last
+
     def start(self) -> None:
         """Start the thread."""
         self._stage.start()

@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from rlsrl.api.live import with_settings
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.parameters.service import ParameterService
 from rlsrl.rpc.servers import bind, new_server
@@ -35,13 +36,14 @@ from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.kept_pages import KeptPages
 from rlsrl.workers.learning_curve import LearningCurve
-from rlsrl.workers.meeting import Meeting
+from rlsrl.workers.meeting import Meeting, RoleSettings
 from rlsrl.workers.record import PAGES, ROSTER, Record, open_record
 from rlsrl.workers.roster import Roster
 from rlsrl.workers.status import Experiment
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
 
+COORDINATOR = "coordinator"
 START_SECONDS = 30.0
 """How long the server may take to come up."""
 STOP_SECONDS = 1.0
@@ -76,6 +78,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_heartbeats = 0
         self._num_rows = 0
+        self._settings: SettingsFile | None = None
 
     @property
     def http_address(self) -> tuple[str, int]:
@@ -96,6 +99,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             raise
 
     def _build(self, config: CoordinatorConfig) -> None:
+        self._settings = SettingsFile(config, self._log)
         folder = Path(config.record_folder)
         make_folder(folder)
         self._curve = LearningCurve(folder, now=self._clock.time(), log=self._log)
@@ -110,10 +114,11 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             on_refused=lambda kind: self._metrics.strangers_refused.labels(kind=kind).inc(),
         )
         self._server = MeetingServer(
-            config,
+            self._settings.config,
             token=self._token,
             tls=self._tls,
             curve=self._curve,
+            settings=self._settings.by_role,
             endpoints={"http": "{}:{}".format(*self._http.address)},
             metrics=self._metrics,
             clock=self._clock,
@@ -130,6 +135,8 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         with contextlib.suppress(queue.Empty):
             self._wake.get(timeout=WAKE_SECONDS)
         server.check()
+        if self._settings is not None and self._settings.look():
+            server.adopt(self._settings.by_role, self._settings.config, ANSWER_SECONDS)
         heartbeats, rows = server.meeting.num_heartbeats, server.meeting.num_rows
         if self._wandb is not None:
             self._wandb.poll(new_rows=rows > self._num_rows)
@@ -189,6 +196,7 @@ class MeetingServer:
         token: str,
         tls: Tls | None,
         curve: LearningCurve,
+        settings: RoleSettings,
         endpoints: dict[str, str],
         metrics: Metrics,
         clock: Clock,
@@ -204,6 +212,7 @@ class MeetingServer:
         self._token = token
         self._tls = tls
         self._curve = curve
+        self._settings = settings
         self._metrics = metrics
         self._clock = clock
         self._log = log
@@ -249,6 +258,15 @@ class MeetingServer:
             raise TimeoutError("the event loop has ended")
         return asyncio.run_coroutine_threadsafe(meeting.describe(), loop).result(timeout)
 
+    def adopt(self, settings: RoleSettings, config: CoordinatorConfig, timeout: float) -> None:
+        """Go on with other values of live settings, from any thread.
+
+        Raises:
+            TimeoutError: the event loop did not answer in time.
+        """
+        meeting, loop, _ = self._serving.result(timeout)
+        asyncio.run_coroutine_threadsafe(meeting.adopt(settings, capacity_of(config)), loop).result(timeout)
+
     def check(self) -> None:
         """Raise what the thread died of, with its cause."""
         if self._failure is not None:
@@ -279,6 +297,7 @@ class MeetingServer:
             pages=self._pages,
             pages_record=self._pages_record,
             curve=self._curve,
+            settings=self._settings,
             metrics=self._metrics,
             clock=self._clock,
             log=self._log,
@@ -312,13 +331,45 @@ class MeetingServer:
         watching.cancel()
 
 
-def read_roster(config: CoordinatorConfig, record: Record, *, now: float) -> Roster:
-    """The roster that an earlier coordinator of this run left, or an empty one.
+class SettingsFile:
+    """The live settings that the experiment's newest edit asks for."""
 
-    Raises:
-        ConfigurationError: what is there is no roster.
-        OSError: it cannot be read.
-    """
+    def __init__(self, config: CoordinatorConfig, log: structlog.stdlib.BoundLogger) -> None:
+        """What the file says now; without a file what ``config`` says."""
+        self._log = log
+        self._text = b""
+        self.config = config
+        """The coordinator's own config, with its settings."""
+        self.by_role: RoleSettings = {}
+        """Values of the other roles' settings."""
+        self.look()
+
+    def look(self) -> bool:
+        """Read the file; whether there is something new. What cannot be read is told, and changes nothing."""
+        if (path := self.config.settings_path) is None:
+            return False
+        try:
+            text = Path(path).read_bytes()
+            if text == self._text:
+                return False
+            self._text = text
+            by_role = {role: _mapping(settings) for role, settings in _mapping(json.loads(text)).items()}
+            self.config = with_settings(self.config, by_role.pop(COORDINATOR, {}))
+        except (OSError, ValueError, KeyError) as error:
+            self._log.warning("settings_not_read", path=path, error=str(error))
+            return False
+        self.by_role = by_role
+        return True
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is no JSON object")
+    return value
+
+
+def capacity_of(config: CoordinatorConfig) -> dict[str, int]:
+    """How many workers there should be, by the roles that the experiment has."""
     wanted = {
         "actor": config.num_actors,
         "policy": config.num_policy_workers,
@@ -326,7 +377,17 @@ def read_roster(config: CoordinatorConfig, record: Record, *, now: float) -> Ros
         "trainer": config.num_trainers,
         "evaluator": config.num_evaluators,
     }
-    capacity = {role: count for role, count in wanted.items() if count}
+    return {role: count for role, count in wanted.items() if count}
+
+
+def read_roster(config: CoordinatorConfig, record: Record, *, now: float) -> Roster:
+    """The roster that an earlier coordinator of this run left, or an empty one.
+
+    Raises:
+        ConfigurationError: what is there is no roster.
+        OSError: it cannot be read.
+    """
+    capacity = capacity_of(config)
     try:
         value = json.loads(record.read())
         return Roster.from_json(value, lease_seconds=config.lease_seconds, capacity=capacity, now=now)

@@ -7,10 +7,11 @@ so that a worker that stopped reading holds up nobody else.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,10 +43,16 @@ STALL_SECONDS = 2.0
 """A look that comes this late shows that the coordinator itself was away: silence until then is not the workers'."""
 KEEP_SECONDS = 5.0
 """Time between two writes of the copies of ledger pages; they are also written when a worker is gone."""
+SETTINGS = "settings"
+"""No role has that name."""
 MAX_QUEUED = 256
 """Messages to one worker that wait to be sent; a worker that reads so slowly gets no more commands."""
 
 Context = aio.ServicerContext[pb.WorkerMessage, pb.CoordinatorMessage]
+
+
+RoleSettings = Mapping[str, Mapping[str, Any]]
+"""Values of the live settings of each role that has some, by role (see ``rlsrl.api.live``)."""
 
 
 class Malformed(ValueError):  # noqa: N818 - named for the message
@@ -77,10 +84,12 @@ class Meeting(CoordinatorServicer):
         pages: KeptPages,
         pages_record: Record,
         curve: LearningCurve,
+        settings: RoleSettings,
         metrics: Metrics,
         clock: Clock,
         log: structlog.stdlib.BoundLogger,
     ) -> None:
+        self._settings = settings
         self._metrics = metrics
         self._experiment = experiment
         self._roster = roster
@@ -99,6 +108,20 @@ class Meeting(CoordinatorServicer):
         """Heartbeats taken."""
         self.num_rows = 0
         """Learning-curve rows kept."""
+
+    async def adopt(self, settings: RoleSettings, capacity: Mapping[str, int]) -> None:
+        """Tell workers the new values of live settings, those who are here now and those who join later; roles have
+        that many workers from now on.
+        """
+        changed = {role for role in {*settings, *self._settings} if settings.get(role) != self._settings.get(role)}
+        self._settings = settings
+        self._roster.resize(capacity)
+        freed, self._freed = self._freed, asyncio.Event()
+        freed.set()
+        for connection in self._connections.values():
+            if connection.claim.role in changed:
+                connection.tell_settings()
+        self._log.info("settings", roles=sorted(changed), capacity=dict(capacity))
 
     async def describe(self) -> dict[str, Any]:
         """The status document."""
@@ -122,7 +145,7 @@ class Meeting(CoordinatorServicer):
             await self._refuse(context, admitted.reason, role=claim.role)
             return
         seen = self._greet(hello, claim, admitted)
-        connection = _Connection(context, seen, tuple(hello.follows), self._peers, self._log)
+        connection = _Connection(context, seen, tuple(hello.follows), self._peers, self._settings_message, self._log)
         try:
             await self._serve(connection)
         finally:
@@ -260,6 +283,7 @@ class Meeting(CoordinatorServicer):
                     incarnation=claim.incarnation,
                     heartbeat_seconds=self._experiment.heartbeat_seconds,
                     ledger_page=b"" if kept is None else kept.encode(),
+                    settings=self._settings_message(claim.role).settings,
                 )
             )
         )
@@ -352,6 +376,9 @@ class Meeting(CoordinatorServicer):
         }
         return pb.CoordinatorMessage(peers=pb.Peers(role=role, addresses=addresses))
 
+    def _settings_message(self, role: str) -> pb.CoordinatorMessage:
+        return pb.CoordinatorMessage(settings=pb.Settings(json=json.dumps(self._settings.get(role, {}))))
+
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something to its end even if whoever asked for it is gone by then."""
         task = asyncio.ensure_future(work)
@@ -393,15 +420,17 @@ class _Connection:
         seen: Seen,
         follows: tuple[str, ...],
         peers: Callable[[str], pb.CoordinatorMessage],
+        settings: Callable[[str], pb.CoordinatorMessage],
         log: structlog.stdlib.BoundLogger,
     ) -> None:
         self.context = context
         self.claim = seen.claim
         self.follows = follows
         """Roles whose addresses the worker is told."""
+        self._stale: dict[str, Callable[[], pb.CoordinatorMessage]] = {}
+        """What the worker does not know the newest of, and how to say it: however often it changes, it waits once."""
         self._peers = peers
-        self._stale: set[str] = set()
-        """Those of which the worker does not know the newest: however often one changes, it waits here once."""
+        self._settings = settings
         self.worker = f"{seen.claim.role}-{seen.claim.index}"
         self._log = log
         self._closed = False
@@ -424,7 +453,12 @@ class _Connection:
 
     def tell_peers(self, *roles: str) -> None:
         """Send where the members of these roles are by then, after what is queued."""
-        self._stale.update(roles)
+        self._stale.update({role: functools.partial(self._peers, role) for role in roles})
+        self._wake()
+
+    def tell_settings(self) -> None:
+        """Send the values of the worker's live settings by then, after what is queued."""
+        self._stale[SETTINGS] = functools.partial(self._settings, self.claim.role)
         self._wake()
 
     async def close(self) -> None:
@@ -443,7 +477,8 @@ class _Connection:
                 if (message := await self._queue.get()) is not None:
                     await self.context.write(message)
                 while self._stale and self._queue.empty():
-                    await self.context.write(self._peers(self._stale.pop()))
+                    _, newest = self._stale.popitem()
+                    await self.context.write(newest())
         except aio.BaseError as error:
             self._log.info("stream_broke", worker=self.worker, error=repr(error))
 

@@ -83,6 +83,10 @@ class Roster:
         """How many workers each role has when all are there."""
         return self._capacity
 
+    def resize(self, capacity: Mapping[str, int]) -> None:
+        """Roles have another number of indices from now on. Who holds one beyond it keeps it until it leaves."""
+        self._capacity = dict(capacity)
+
     @property
     def holders(self) -> tuple[Lease, ...]:
         """The leases that are held, by role and index."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlsrl.api.live import settings_of
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import TERMINAL_KEY, terminal_record
@@ -55,6 +56,11 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._parts = build_trainer(config, self._context, self._db, on_training_end=self.exit)
         self._parts.checkpoints.start()
         self._parts.training.start()
+
+    def _adopt(self, config: TrainerConfig) -> None:
+        if (parts := self._parts) is not None:
+            parts.checkpoints.adopt(keep_last=config.versions.keep_last)
+            parts.training.adopt(settings_of(config))
 
     def _poll(self) -> PollResult:
         parts = self._parts

@@ -7,11 +7,13 @@ time waiting for the interpreter lock. The main thread blocks in receives, the c
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlsrl.algorithms.learner import Learner, StepResult
+from rlsrl.algorithms.schedules import Scheduled
 from rlsrl.buffers.fifo import Discard, FifoBuffer, LaneBatch
 from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.data.version import Version
@@ -57,6 +59,17 @@ class Cadence:
     tag: FrequencyControl
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What of training may change while it goes on."""
+
+    stop_conditions: StopConditions
+    cadence: Cadence
+    learning_rate: Scheduled
+    coefficients: Mapping[str, Scheduled]
+    """Of the loss, by name."""
+
+
 class TrainingThread:
     """Takes a batch, makes a step, publishes the version, hands out credits for the next: until told to stop.
 
@@ -75,9 +88,9 @@ class TrainingThread:
         max_policy_lag: int,
         version: Version,
         progress: Progress,
-        stop_conditions: StopConditions,
+        tuning: Tuning,
+        tuned: Callable[[Mapping[str, Any]], Tuning],
         ledger: TrainingLedger,
-        cadence: Cadence,
         context: WorkerContext,
         gang: Gang,
         metadata: Mapping[str, Any],
@@ -86,6 +99,7 @@ class TrainingThread:
         store: Callable[[Checkpoint], None],
         on_end: Callable[[], None],
     ) -> None:
+        """``tuned`` reads live settings, as ``adopt`` gets them; the learner begins with those of ``tuning``."""
         self._learner = learner
         self._buffer = buffer
         self._limiter = limiter
@@ -93,9 +107,11 @@ class TrainingThread:
         self._max_policy_lag = max_policy_lag
         self._version = version
         self._progress = progress
-        self._stop_conditions = stop_conditions
+        self._tuning = tuning
+        self._tuned = tuned
+        self._settings: deque[Mapping[str, Any]] = deque(maxlen=1)
+        """Live settings that rank 0 has not put before all yet."""
         self._ledger = ledger
-        self._cadence = cadence
         self._context = context
         self._gang = gang
         self._metadata = metadata
@@ -129,6 +145,10 @@ class TrainingThread:
     def stop(self) -> None:
         """End at the next step boundary. Does not wait: ``join`` does."""
         self._stopping.set()
+
+    def adopt(self, settings: Mapping[str, Any]) -> None:
+        """Go on with these live settings, JSON values, from a step boundary on. Rank 0's count, for all ranks."""
+        self._settings.append(settings)
 
     def join(self, timeout: float) -> None:
         """Wait for the end.
@@ -191,8 +211,15 @@ class TrainingThread:
             self._hand_out_credits()
             batch = batch or self._next_batch()
             wishes = self._gang.agree(
-                {"ready": batch is not None, "stop": self._stopping.is_set(), "checkpoint": self._due}
+                {
+                    "ready": batch is not None,
+                    "stop": self._stopping.is_set(),
+                    "checkpoint": self._due,
+                    "settings": self._settings.pop() if self._settings else None,
+                }
             )
+            if (settings := wishes[0]["settings"]) is not None:
+                self._tune(self._tuned(settings))
             if (tags := wishes[0]["checkpoint"]) is not None:
                 self._due = None
                 self._keep(self.checkpoint(*tags))
@@ -203,6 +230,13 @@ class TrainingThread:
                 batch = None
         if batch is not None:
             self._ledger.dropped("end_of_run", batch.num_transitions)
+
+    def _tune(self, tuning: Tuning) -> None:
+        """On all ranks at once, between two steps."""
+        self._tuning = tuning
+        self._learner.adopt(tuning.learning_rate, tuning.coefficients)
+        self._context.log.info("tuned", step=self._version.step)
+        self._judge_progress()
 
     def _keep(self, checkpoint: Checkpoint) -> None:
         if self._gang.rank == 0:
@@ -250,14 +284,15 @@ class TrainingThread:
         self._count(batch, policy_lag, num_episodes=len(returns))
         self._judge_progress()
         self._unreported = self._scalars(result, max(part["policy_lag"] for part in parts))
-        if self._cadence.report.check():
+        cadence = self._tuning.cadence
+        if cadence.report.check():
             self._report()
-        push, tag = self._cadence.push.check(), self._cadence.tag.check()
+        push, tag = cadence.push.check(), cadence.tag.check()
         if (push or tag) and self._stop_reason is None:
             self._due = (f"step-{self._version.step}",) if tag else ()
 
     def _judge_progress(self) -> None:
-        self._stop_reason = self._progress.stop_reason(self._stop_conditions)
+        self._stop_reason = self._progress.stop_reason(self._tuning.stop_conditions)
         if self._stop_reason is not None:
             self._stopping.set()
 

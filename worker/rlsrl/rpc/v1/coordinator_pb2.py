@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erlsrl/rpc/v1/coordinator.proto\x12\x0crlsrl.rpc.v1\"(\n\x07Version\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x95\x01\n\rWorkerMessage\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.rlsrl.rpc.v1.HelloH\x00\x12,\n\theartbeat\x18\x02 \x01(\x0b\x32\x17.rlsrl.rpc.v1.HeartbeatH\x00\x12(\n\x07goodbye\x18\x03 \x01(\x0b\x32\x15.rlsrl.rpc.v1.GoodbyeH\x00\x42\x06\n\x04kind\"\xa6\x02\n\x05Hello\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x12\n\x05index\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bincarnation\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x03\x12\x0b\n\x03pid\x18\x06 \x01(\x03\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\x0f\n\x07process\x18\x08 \x01(\t\x12\x35\n\tendpoints\x18\t \x03(\x0b\x32\".rlsrl.rpc.v1.Hello.EndpointsEntry\x12\x0f\n\x07\x66ollows\x18\n \x03(\t\x1a\x30\n\x0e\x45ndpointsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_indexB\x0e\n\x0c_incarnation\"\x98\x03\n\tHeartbeat\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.rlsrl.rpc.v1.WorkerState\x12\x13\n\x0bwaiting_for\x18\x02 \x01(\t\x12\x31\n\x05stats\x18\x03 \x03(\x0b\x32\".rlsrl.rpc.v1.Heartbeat.StatsEntry\x12&\n\x07version\x18\x04 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\x12%\n\x07records\x18\x06 \x03(\x0b\x32\x14.rlsrl.rpc.v1.Record\x12\x17\n\x0frecords_dropped\x18\x07 \x01(\x03\x12\x37\n\x08\x61\x63tivity\x18\x08 \x03(\x0b\x32%.rlsrl.rpc.v1.Heartbeat.ActivityEntry\x12\x13\n\x0bledger_page\x18\t \x01(\x0c\x1a,\n\nStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a/\n\rActivityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x05\x10\x06\"\x9f\x01\n\x06Record\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x11\n\twall_time\x18\x03 \x01(\x01\x12\x32\n\x07scalars\x18\x04 \x03(\x0b\x32!.rlsrl.rpc.v1.Record.ScalarsEntry\x1a.\n\x0cScalarsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\'\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\"\xf1\x01\n\x12\x43oordinatorMessage\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.rlsrl.rpc.v1.WelcomeH\x00\x12(\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.rlsrl.rpc.v1.CommandH\x00\x12/\n\x0brecords_ack\x18\x03 \x01(\x0b\x32\x18.rlsrl.rpc.v1.RecordsAckH\x00\x12(\n\x07refused\x18\x04 \x01(\x0b\x32\x15.rlsrl.rpc.v1.RefusedH\x00\x12$\n\x05peers\x18\x05 \x01(\x0b\x32\x13.rlsrl.rpc.v1.PeersH\x00\x42\x06\n\x04kind\"]\n\x07Welcome\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x19\n\x11heartbeat_seconds\x18\x03 \x01(\x01\x12\x13\n\x0bledger_page\x18\x04 \x01(\x0c\"\xfb\x01\n\x07\x43ommand\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.rlsrl.rpc.v1.Command.Kind\x12\x35\n\x08settings\x18\x02 \x03(\x0b\x32#.rlsrl.rpc.v1.Command.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"^\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_START\x10\x01\x12\x0e\n\nKIND_PAUSE\x10\x02\x12\r\n\tKIND_EXIT\x10\x03\x12\x11\n\rKIND_SETTINGS\x10\x04\"~\n\x05Peers\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x35\n\taddresses\x18\x02 \x03(\x0b\x32\".rlsrl.rpc.v1.Peers.AddressesEntry\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1e\n\nRecordsAck\x12\x10\n\x08sequence\x18\x01 \x01(\x03\"\x19\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0f\n\rStatusRequest\"\x1b\n\x0bStatusReply\x12\x0c\n\x04json\x18\x01 \x01(\t\"d\n\x0e\x43ommandRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\x05index\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12&\n\x07\x63ommand\x18\x03 \x01(\x0b\x32\x15.rlsrl.rpc.v1.CommandB\x08\n\x06_index\"#\n\x0c\x43ommandReply\x12\x13\n\x0bnum_workers\x18\x01 \x01(\x03*\x96\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18WORKER_STATE_CONFIGURING\x10\x01\x12\x18\n\x14WORKER_STATE_RUNNING\x10\x02\x12\x17\n\x13WORKER_STATE_PAUSED\x10\x03\x12\x18\n\x14WORKER_STATE_EXITING\x10\x04\x32\xdc\x01\n\x0b\x43oordinator\x12I\n\x04Join\x12\x1b.rlsrl.rpc.v1.WorkerMessage\x1a .rlsrl.rpc.v1.CoordinatorMessage(\x01\x30\x01\x12@\n\x06Status\x12\x1b.rlsrl.rpc.v1.StatusRequest\x1a\x19.rlsrl.rpc.v1.StatusReply\x12@\n\x04Send\x12\x1c.rlsrl.rpc.v1.CommandRequest\x1a\x1a.rlsrl.rpc.v1.CommandReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erlsrl/rpc/v1/coordinator.proto\x12\x0crlsrl.rpc.v1\"(\n\x07Version\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x95\x01\n\rWorkerMessage\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.rlsrl.rpc.v1.HelloH\x00\x12,\n\theartbeat\x18\x02 \x01(\x0b\x32\x17.rlsrl.rpc.v1.HeartbeatH\x00\x12(\n\x07goodbye\x18\x03 \x01(\x0b\x32\x15.rlsrl.rpc.v1.GoodbyeH\x00\x42\x06\n\x04kind\"\xa6\x02\n\x05Hello\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x12\n\x05index\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0bincarnation\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x03\x12\x0b\n\x03pid\x18\x06 \x01(\x03\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\x0f\n\x07process\x18\x08 \x01(\t\x12\x35\n\tendpoints\x18\t \x03(\x0b\x32\".rlsrl.rpc.v1.Hello.EndpointsEntry\x12\x0f\n\x07\x66ollows\x18\n \x03(\t\x1a\x30\n\x0e\x45ndpointsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_indexB\x0e\n\x0c_incarnation\"\x98\x03\n\tHeartbeat\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.rlsrl.rpc.v1.WorkerState\x12\x13\n\x0bwaiting_for\x18\x02 \x01(\t\x12\x31\n\x05stats\x18\x03 \x03(\x0b\x32\".rlsrl.rpc.v1.Heartbeat.StatsEntry\x12&\n\x07version\x18\x04 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\x12%\n\x07records\x18\x06 \x03(\x0b\x32\x14.rlsrl.rpc.v1.Record\x12\x17\n\x0frecords_dropped\x18\x07 \x01(\x03\x12\x37\n\x08\x61\x63tivity\x18\x08 \x03(\x0b\x32%.rlsrl.rpc.v1.Heartbeat.ActivityEntry\x12\x13\n\x0bledger_page\x18\t \x01(\x0c\x1a,\n\nStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a/\n\rActivityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x05\x10\x06\"\x9f\x01\n\x06Record\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x11\n\twall_time\x18\x03 \x01(\x01\x12\x32\n\x07scalars\x18\x04 \x03(\x0b\x32!.rlsrl.rpc.v1.Record.ScalarsEntry\x1a.\n\x0cScalarsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\'\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\"\x9d\x02\n\x12\x43oordinatorMessage\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.rlsrl.rpc.v1.WelcomeH\x00\x12(\n\x07\x63ommand\x18\x02 \x01(\x0b\x32\x15.rlsrl.rpc.v1.CommandH\x00\x12/\n\x0brecords_ack\x18\x03 \x01(\x0b\x32\x18.rlsrl.rpc.v1.RecordsAckH\x00\x12(\n\x07refused\x18\x04 \x01(\x0b\x32\x15.rlsrl.rpc.v1.RefusedH\x00\x12$\n\x05peers\x18\x05 \x01(\x0b\x32\x13.rlsrl.rpc.v1.PeersH\x00\x12*\n\x08settings\x18\x06 \x01(\x0b\x32\x16.rlsrl.rpc.v1.SettingsH\x00\x42\x06\n\x04kind\"\x87\x01\n\x07Welcome\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x19\n\x11heartbeat_seconds\x18\x03 \x01(\x01\x12\x13\n\x0bledger_page\x18\x04 \x01(\x0c\x12(\n\x08settings\x18\x05 \x01(\x0b\x32\x16.rlsrl.rpc.v1.Settings\"\x18\n\x08Settings\x12\x0c\n\x04json\x18\x01 \x01(\t\"\x80\x01\n\x07\x43ommand\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.rlsrl.rpc.v1.Command.Kind\"K\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_START\x10\x01\x12\x0e\n\nKIND_PAUSE\x10\x02\x12\r\n\tKIND_EXIT\x10\x03\"~\n\x05Peers\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x35\n\taddresses\x18\x02 \x03(\x0b\x32\".rlsrl.rpc.v1.Peers.AddressesEntry\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1e\n\nRecordsAck\x12\x10\n\x08sequence\x18\x01 \x01(\x03\"\x19\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0f\n\rStatusRequest\"\x1b\n\x0bStatusReply\x12\x0c\n\x04json\x18\x01 \x01(\t\"d\n\x0e\x43ommandRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x12\n\x05index\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12&\n\x07\x63ommand\x18\x03 \x01(\x0b\x32\x15.rlsrl.rpc.v1.CommandB\x08\n\x06_index\"#\n\x0c\x43ommandReply\x12\x13\n\x0bnum_workers\x18\x01 \x01(\x03*\x96\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18WORKER_STATE_CONFIGURING\x10\x01\x12\x18\n\x14WORKER_STATE_RUNNING\x10\x02\x12\x17\n\x13WORKER_STATE_PAUSED\x10\x03\x12\x18\n\x14WORKER_STATE_EXITING\x10\x04\x32\xdc\x01\n\x0b\x43oordinator\x12I\n\x04Join\x12\x1b.rlsrl.rpc.v1.WorkerMessage\x1a .rlsrl.rpc.v1.CoordinatorMessage(\x01\x30\x01\x12@\n\x06Status\x12\x1b.rlsrl.rpc.v1.StatusRequest\x1a\x19.rlsrl.rpc.v1.StatusReply\x12@\n\x04Send\x12\x1c.rlsrl.rpc.v1.CommandRequest\x1a\x1a.rlsrl.rpc.v1.CommandReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,12 +39,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEAT_ACTIVITYENTRY']._serialized_options = b'8\001'
   _globals['_RECORD_SCALARSENTRY']._loaded_options = None
   _globals['_RECORD_SCALARSENTRY']._serialized_options = b'8\001'
-  _globals['_COMMAND_SETTINGSENTRY']._loaded_options = None
-  _globals['_COMMAND_SETTINGSENTRY']._serialized_options = b'8\001'
   _globals['_PEERS_ADDRESSESENTRY']._loaded_options = None
   _globals['_PEERS_ADDRESSESENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERSTATE']._serialized_start=2119
-  _globals['_WORKERSTATE']._serialized_end=2269
+  _globals['_WORKERSTATE']._serialized_start=2109
+  _globals['_WORKERSTATE']._serialized_end=2259
   _globals['_VERSION']._serialized_start=48
   _globals['_VERSION']._serialized_end=88
   _globals['_WORKERMESSAGE']._serialized_start=91
@@ -66,31 +64,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GOODBYE']._serialized_start=1112
   _globals['_GOODBYE']._serialized_end=1151
   _globals['_COORDINATORMESSAGE']._serialized_start=1154
-  _globals['_COORDINATORMESSAGE']._serialized_end=1395
-  _globals['_WELCOME']._serialized_start=1397
-  _globals['_WELCOME']._serialized_end=1490
-  _globals['_COMMAND']._serialized_start=1493
-  _globals['_COMMAND']._serialized_end=1744
-  _globals['_COMMAND_SETTINGSENTRY']._serialized_start=1601
-  _globals['_COMMAND_SETTINGSENTRY']._serialized_end=1648
-  _globals['_COMMAND_KIND']._serialized_start=1650
-  _globals['_COMMAND_KIND']._serialized_end=1744
-  _globals['_PEERS']._serialized_start=1746
-  _globals['_PEERS']._serialized_end=1872
-  _globals['_PEERS_ADDRESSESENTRY']._serialized_start=1824
-  _globals['_PEERS_ADDRESSESENTRY']._serialized_end=1872
-  _globals['_RECORDSACK']._serialized_start=1874
-  _globals['_RECORDSACK']._serialized_end=1904
-  _globals['_REFUSED']._serialized_start=1906
-  _globals['_REFUSED']._serialized_end=1931
-  _globals['_STATUSREQUEST']._serialized_start=1933
-  _globals['_STATUSREQUEST']._serialized_end=1948
-  _globals['_STATUSREPLY']._serialized_start=1950
-  _globals['_STATUSREPLY']._serialized_end=1977
-  _globals['_COMMANDREQUEST']._serialized_start=1979
-  _globals['_COMMANDREQUEST']._serialized_end=2079
-  _globals['_COMMANDREPLY']._serialized_start=2081
-  _globals['_COMMANDREPLY']._serialized_end=2116
-  _globals['_COORDINATOR']._serialized_start=2272
-  _globals['_COORDINATOR']._serialized_end=2492
+  _globals['_COORDINATORMESSAGE']._serialized_end=1439
+  _globals['_WELCOME']._serialized_start=1442
+  _globals['_WELCOME']._serialized_end=1577
+  _globals['_SETTINGS']._serialized_start=1579
+  _globals['_SETTINGS']._serialized_end=1603
+  _globals['_COMMAND']._serialized_start=1606
+  _globals['_COMMAND']._serialized_end=1734
+  _globals['_COMMAND_KIND']._serialized_start=1659
+  _globals['_COMMAND_KIND']._serialized_end=1734
+  _globals['_PEERS']._serialized_start=1736
+  _globals['_PEERS']._serialized_end=1862
+  _globals['_PEERS_ADDRESSESENTRY']._serialized_start=1814
+  _globals['_PEERS_ADDRESSESENTRY']._serialized_end=1862
+  _globals['_RECORDSACK']._serialized_start=1864
+  _globals['_RECORDSACK']._serialized_end=1894
+  _globals['_REFUSED']._serialized_start=1896
+  _globals['_REFUSED']._serialized_end=1921
+  _globals['_STATUSREQUEST']._serialized_start=1923
+  _globals['_STATUSREQUEST']._serialized_end=1938
+  _globals['_STATUSREPLY']._serialized_start=1940
+  _globals['_STATUSREPLY']._serialized_end=1967
+  _globals['_COMMANDREQUEST']._serialized_start=1969
+  _globals['_COMMANDREQUEST']._serialized_end=2069
+  _globals['_COMMANDREPLY']._serialized_start=2071
+  _globals['_COMMANDREPLY']._serialized_end=2106
+  _globals['_COORDINATOR']._serialized_start=2262
+  _globals['_COORDINATOR']._serialized_end=2482
 # @@protoc_insertion_point(module_scope)

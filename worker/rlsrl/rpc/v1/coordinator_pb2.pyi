@@ -363,6 +363,7 @@ class CoordinatorMessage(_message.Message):
     RECORDS_ACK_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -373,6 +374,8 @@ class CoordinatorMessage(_message.Message):
     def refused(self) -> Global___Refused: ...
     @_builtins.property
     def peers(self) -> Global___Peers: ...
+    @_builtins.property
+    def settings(self) -> Global___Settings: ...
     def __init__(
         self,
         *,
@@ -381,12 +384,13 @@ class CoordinatorMessage(_message.Message):
         records_ack: Global___RecordsAck | None = ...,
         refused: Global___Refused | None = ...,
         peers: Global___Peers | None = ...,
+        settings: Global___Settings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "settings", b"settings", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "settings", b"settings", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "command", "records_ack", "refused", "peers"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "command", "records_ack", "refused", "peers", "settings"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -400,11 +404,14 @@ class Welcome(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     LEDGER_PAGE_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     incarnation: _builtins.int
     heartbeat_seconds: _builtins.float
     ledger_page: _builtins.bytes
     """The ledger page of whoever had the index before, as it was known last; empty for none."""
+    @_builtins.property
+    def settings(self) -> Global___Settings: ...
     def __init__(
         self,
         *,
@@ -412,14 +419,38 @@ class Welcome(_message.Message):
         incarnation: _builtins.int = ...,
         heartbeat_seconds: _builtins.float = ...,
         ledger_page: _builtins.bytes = ...,
+        settings: Global___Settings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "incarnation", b"incarnation", "index", b"index", "ledger_page", b"ledger_page"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "incarnation", b"incarnation", "index", b"index", "ledger_page", b"ledger_page", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class Settings(_message.Message):
+    """Values of the live fields of the role's config, one JSON object. They take the place of the config's own, and of what
+    was told before.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_FIELD_NUMBER: _builtins.int
+    json: _builtins.str
+    def __init__(
+        self,
+        *,
+        json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Settings: _TypeAlias = Settings  # noqa: Y015
 
 @_typing.final
 class Command(_message.Message):
@@ -435,51 +466,23 @@ class Command(_message.Message):
         KIND_START: Command._Kind.ValueType  # 1
         KIND_PAUSE: Command._Kind.ValueType  # 2
         KIND_EXIT: Command._Kind.ValueType  # 3
-        KIND_SETTINGS: Command._Kind.ValueType  # 4
-        """New values of live settings, in `settings`."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: Command.Kind.ValueType  # 0
     KIND_START: Command.Kind.ValueType  # 1
     KIND_PAUSE: Command.Kind.ValueType  # 2
     KIND_EXIT: Command.Kind.ValueType  # 3
-    KIND_SETTINGS: Command.Kind.ValueType  # 4
-    """New values of live settings, in `settings`."""
-
-    @_typing.final
-    class SettingsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     KIND_FIELD_NUMBER: _builtins.int
-    SETTINGS_FIELD_NUMBER: _builtins.int
     kind: Global___Command.Kind.ValueType
-    @_builtins.property
-    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
         self,
         *,
         kind: Global___Command.Kind.ValueType = ...,
-        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

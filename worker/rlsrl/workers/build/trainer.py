@@ -12,6 +12,7 @@ from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import Normalizer, normalizable
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.algorithms.schedules import LinearSchedule, Scheduled
+from rlsrl.api.live import settings_of, with_settings
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.api.spec import Schedule
 from rlsrl.buffers.fifo import FifoBuffer
@@ -35,7 +36,7 @@ from rlsrl.workers.checkpoints import CheckpointWriter
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, StopConditions
-from rlsrl.workers.training import Cadence, TrainingThread
+from rlsrl.workers.training import Cadence, TrainingThread, Tuning
 
 GANG_SECONDS = 120.0
 """How long a rank waits for the others at a step boundary: longer than a step takes; then the gang starts anew."""
@@ -71,6 +72,8 @@ def build_trainer(
     env_spec = environment_spec(environment_source(config.environment))
     policy = torch_policy(config.network, env_spec, seed=config.seed)
     gang: Gang = ProcessGroupGang(timeout_seconds=GANG_SECONDS) if config.num_trainers > 1 else SoloGang()
+    # Settings that were edited a moment ago may have reached some ranks only.
+    config = with_settings(config, gang.agree({"settings": settings_of(config)})[0]["settings"])
     state = _agreed_state(config, db, gang)
     initial = _initial_parameters(config, context, db, policy, state)
     learner = _learner(config, env_spec, policy, initial, state, gang)
@@ -124,9 +127,9 @@ def build_trainer(
             max_policy_lag=config.max_policy_lag,
             version=Version(context.attempt, state.version.step if state is not None else 0),
             progress=_resumed_progress(config, state),
-            stop_conditions=_stop_conditions(config),
+            tuning=_tuning(config),
+            tuned=lambda settings: _tuning(with_settings(config, settings)),
             ledger=ledger,
-            cadence=_cadence(config),
             context=context,
             gang=gang,
             metadata=description,
@@ -190,14 +193,13 @@ def _learner(
     state: TrainerState | None,
     gang: Gang,
 ) -> Learner:
-    ppo = config.algorithm
+    ppo, tuning = config.algorithm, _tuning(config)
     algorithm = Ppo(
         policy,
         discount=ppo.discount,
         gae_lambda=ppo.gae_lambda,
-        clip_range=_scheduled(ppo.clip_range, ppo.clip_range_schedule, config),
         clip_value_loss=ppo.clip_value_loss,
-        entropy_coefficient=_scheduled(ppo.entropy_coefficient, ppo.entropy_coefficient_schedule, config),
+        **tuning.coefficients,
         value_coefficient=ppo.value_coefficient,
         epochs=ppo.epochs,
         minibatch_size=ppo.minibatch_size // gang.size,
@@ -207,7 +209,7 @@ def _learner(
     learner = Learner(
         algorithm,
         initial,
-        learning_rate=_scheduled(ppo.learning_rate, ppo.learning_rate_schedule, config),
+        learning_rate=tuning.learning_rate,
         adam_epsilon=ppo.adam_epsilon,
         max_gradient_norm=ppo.max_gradient_norm,
         seed=derived_seed(config.seed, "minibatches"),
@@ -218,6 +220,19 @@ def _learner(
     if state is not None:
         learner.load_state_dict(state.arrays, state.values["learner"])
     return learner
+
+
+def _tuning(config: TrainerConfig) -> Tuning:
+    ppo = config.algorithm
+    return Tuning(
+        stop_conditions=_stop_conditions(config),
+        cadence=_cadence(config),
+        learning_rate=_scheduled(ppo.learning_rate, ppo.learning_rate_schedule, config),
+        coefficients={
+            "clip_range": _scheduled(ppo.clip_range, ppo.clip_range_schedule, config),
+            "entropy_coefficient": _scheduled(ppo.entropy_coefficient, ppo.entropy_coefficient_schedule, config),
+        },
+    )
 
 
 def _scheduled(start: float, schedule: Schedule | None, config: TrainerConfig) -> Scheduled:

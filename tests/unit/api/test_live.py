@@ -1,0 +1,70 @@
+"""What of a role's config is live, and what names it."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlsrl.api.live import name_of, settings_of, with_settings
+from rlsrl.api.load import load_text
+from rlsrl.api.placement import ClusterPlacement
+from rlsrl.api.resolve import resolve
+from rlsrl.api.resolved import ResolvedExperiment, TrainerConfig
+
+PLACEMENT = ClusterPlacement(run_uid="u", coordinator_host="h", record_folder="/data", ledger_folder="/ledger")
+
+
+def told(**spec: Any) -> ResolvedExperiment:
+    least = {"environment": {"id": "CartPole-v1"}, "actors": {"environments": 8}, "stop": {"trainSteps": 10}}
+    document = {"apiVersion": "rlsrl.dev/v1alpha1", "kind": "RLExperiment", "metadata": {"name": "e"}}
+    return resolve(load_text(json.dumps({**document, "spec": {**least, **spec}})), PLACEMENT)
+
+
+def trainer(**ppo: Any) -> TrainerConfig:
+    return told(algorithm={"ppo": ppo}).trainer
+
+
+def test_a_config_that_takes_the_settings_of_another_is_that_other() -> None:
+    schedule = {"linear": {"to": 0.5, "envSteps": 100}}
+    before = trainer(learningRate=0.5)
+    for after in (
+        trainer(learningRate=0.25, entropyCoefficient=0.1),
+        trainer(clipRangeSchedule=schedule),
+        told(stop={"returnMean": 4.0}, parameters={"everySeconds": 3, "keepLast": 2}).trainer,
+    ):
+        assert after != before
+        assert name_of(after) == name_of(before)
+        assert with_settings(before, settings_of(after)) == after
+        assert with_settings(after, settings_of(before)) == before
+
+
+@pytest.mark.parametrize(
+    "ppo", [{"epochs": 3}, {"minibatchSize": 512}, {"normalizeRewards": True}, {"discount": 0.5}], ids=str
+)
+def test_what_is_not_live_names_the_config(ppo: dict[str, Any]) -> None:
+    assert name_of(trainer(**ppo)) != name_of(trainer())
+    assert settings_of(trainer(**ppo)) == settings_of(trainer())
+
+
+def test_how_many_workers_there_should_be_is_live() -> None:
+    one, two = (told(actors={"environmentsPerActor": 8, "replicas": number}, **BATCH) for number in (1, 2))
+    assert name_of(one.actor) == name_of(two.actor)
+    assert name_of(one.trainer) == name_of(two.trainer)
+    assert name_of(one.coordinator) == name_of(two.coordinator)
+    assert settings_of(two.coordinator)["num_actors"] == 2
+    assert settings_of(one.actor) == {}
+
+
+BATCH = {"trainers": {"batchEnvironments": 8}}
+
+
+def test_settings_that_are_none_are_refused() -> None:
+    with pytest.raises(KeyError, match="epochs is no live setting"):
+        with_settings(trainer(), {"algorithm": {"epochs": 3}})
+    with pytest.raises(KeyError, match="seed is no live setting"):
+        with_settings(trainer(), {"seed": 3})
+    with pytest.raises(KeyError, match="nothing"):
+        with_settings(trainer(), {"nothing": 3})
+    with pytest.raises(ValidationError, match="learning_rate"):
+        with_settings(trainer(), {"algorithm": {"learning_rate": -1.0}})
