@@ -78,6 +78,16 @@ class Cluster:
         """PUT the whole object, with the resourceVersion it has; raises as ``apply``."""
         return await self._write("replace", manifest, field_manager=MANAGER)
 
+    async def annotate(self, manifest: Manifest, annotations: dict[str, str]) -> None:
+        """Write these annotations of that very object, and nothing else of it; raises as ``apply``."""
+        metadata = {name: manifest["metadata"][name] for name in ("name", "namespace", "uid")}
+        body = {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"]}
+        await self._write(
+            "patch",
+            {**body, "metadata": {**metadata, "annotations": annotations}},
+            content_type="application/merge-patch+json",
+        )
+
     async def replace_status(self, manifest: Manifest) -> Manifest:
         """PUT the status alone, with the resourceVersion that was read; raises as ``apply``."""
         return await self._write("replace", manifest, subresource="status", field_manager=MANAGER)

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from rlsrl.api.pods import is_ready, restarts, terminations
-from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, GENERATION_ANNOTATION
+from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION
 from rlsrl_operator.manifests.types import Manifest
 
 DONE = "done"
@@ -33,6 +33,8 @@ class Loss:
     message: str
     counts: bool
     """Whether it is a failure; a pod that had to make room is none."""
+    edited: bool = False
+    """Whether it was nobody's loss: the attempt's pods are not as they should be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,8 @@ class Life:
     """What is known of the present attempt."""
 
     attempt: int
-    generation: int
+    template: str
+    """The mark of the template that its pods are to be made from."""
     num_pods: int
     complete_since: datetime | None
     """When all pods were ready for the first time; None before."""
@@ -65,8 +68,8 @@ def judge(pods: Sequence[Manifest], life: Life) -> Verdict:
     ours = [pod for pod in pods if attempt_of(pod) == life.attempt]
     if (said := next((word for pod in ours if (word := _said_done(pod)) is not None), None)) is not None:
         return Verdict(done=True, result=_result(said))
-    if any(generation_of(pod) != life.generation for pod in ours):
-        return Verdict(loss=Loss(message="the experiment was edited", counts=False))
+    if any(template_of(pod) != life.template for pod in ours):
+        return Verdict(loss=Loss(message="the experiment was edited", counts=False, edited=True))
     # One that has to make room takes the others with it, and they may have ended before it has.
     displaced = [pod for pod in ours if _is_displaced(pod)]
     why = next((found for pod in (*displaced, *ours) if (found := _end(pod, life)) is not None), None)
@@ -81,9 +84,9 @@ def attempt_of(pod: Manifest) -> int:
     return _number(pod, ATTEMPT_ANNOTATION)
 
 
-def generation_of(pod: Manifest) -> int:
-    """The generation of the experiment that a pod was made from."""
-    return _number(pod, GENERATION_ANNOTATION)
+def template_of(pod: Manifest) -> str:
+    """The mark of the template that a pod was made from, or that makes pods."""
+    return str(pod["metadata"].get("annotations", {}).get(TEMPLATE_ANNOTATION, ""))
 
 
 def configuration_error(pods: Sequence[Manifest]) -> tuple[str, str] | None:

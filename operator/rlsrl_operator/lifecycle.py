@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from rlsrl.api.pods import ROLE_LABEL, terminations
 from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, EndReason, GangReason
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
-from rlsrl_operator.gang import Life, attempt_of, configuration_error, generation_of, judge, parse_time
+from rlsrl_operator.gang import Life, attempt_of, configuration_error, judge, parse_time, template_of
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl_operator.status import TERMINAL
 
+Templates = Mapping[str, str]
+"""By role: the mark of the template that its pods are to be made from."""
+
 EVALUATION_SECONDS = 600.0
 """How long evaluators may play on once the experiment has its result."""
 
 
-def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest], now: datetime) -> ExperimentStatus:
+def decide(
+    status: ExperimentStatus, subject: Subject, templates: Templates, pods: Sequence[Manifest], now: datetime
+) -> ExperimentStatus:
     """The attempt and the phase that the pods call for."""
     generation = subject.generation
     attempt = status.attempt or 1
-    status = status.model_copy(update={"attempt": attempt, "restarts": attempt - 1, "phase": status.phase or "Pending"})
+    first = {"attempt": attempt, "restarts": status.restarts or 0, "phase": status.phase or "Pending"}
+    status = status.model_copy(update=first)
     if status.phase in TERMINAL:
         return status
-    if (wrong := configuration_error([pod for pod in pods if generation_of(pod) == generation])) is not None:
+    present = [pod for pod in pods if template_of(pod) == templates.get(pod["metadata"]["labels"][ROLE_LABEL])]
+    if (wrong := configuration_error(present)) is not None:
         return _ended(status, "Failed", "ConfigurationError", ": ".join(wrong), generation, now)
     trainers = _of(TRAINER, pods)
     complete = statuses.condition(status, GANG_COMPLETE)
     since = parse_time(complete.last_transition_time) if complete is not None and complete.status == "True" else None
     num_pods = subject.experiment.spec.trainers.num_pods
-    verdict = judge(trainers, Life(attempt=attempt, generation=generation, num_pods=num_pods, complete_since=since))
+    life = Life(attempt=attempt, template=templates[TRAINER], num_pods=num_pods, complete_since=since)
+    verdict = judge(trainers, life)
     if verdict.done:
         training, message = statuses.outcome(status.training, verdict.result, now)
         status = status.model_copy(update={"training": training})
@@ -44,6 +52,13 @@ def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest],
             status, GANG_COMPLETE, "True" if holds else "False", reason, message, generation=generation, now=now
         )
 
+    if subject.experiment.spec.suspend:
+        # Trainers that end are meant to.
+        told = status.model_copy(update={"phase": "Suspended"})
+        return gang(told, False, "Suspended", "spec.suspend is true")
+    if status.phase == "Suspended":
+        resumed = status.model_copy(update={"attempt": attempt + 1, "phase": "Starting"})
+        return gang(resumed, False, "Starting", f"attempt {attempt + 1} goes on from where attempt {attempt} ended")
     if verdict.loss is not None:
         restarts = subject.experiment.spec.restarts
         count, counted_at = statuses.failures(status, decay_seconds=restarts.decay_seconds, now=now)
@@ -56,7 +71,8 @@ def decide(status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest],
                 f"{count} failures are more than restarts.budget {restarts.budget}; the last: {verdict.loss.message}"
             )
             return _ended(status, "Failed", "BudgetExhausted", message, generation, now)
-        status = status.model_copy(update={"attempt": attempt + 1, "restarts": attempt})
+        lost = 0 if verdict.loss.edited else 1
+        status = status.model_copy(update={"attempt": attempt + 1, "restarts": (status.restarts or 0) + lost})
         return gang(status, False, "Restarting", f"attempt {attempt} is over: {verdict.loss.message}")
     if verdict.complete:
         return gang(status, True, "Complete", f"all {num_pods} trainer pods of attempt {attempt} are ready")
@@ -69,13 +85,17 @@ def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manife
     """A rendered object as it should be at this moment: the trainers of this attempt, and nobody once all is over.
 
     The trainers end first, so that none of them waits in vain for the others; evaluators play what is left to play; the
-    coordinator stays for the result.
+    coordinator stays for the result, or goes last when the experiment is suspended.
     """
     role = manifest["metadata"]["labels"].get(ROLE_LABEL)
-    if manifest["kind"] not in ("Deployment", "StatefulSet") or role == COORDINATOR:
+    if manifest["kind"] not in ("Deployment", "StatefulSet"):
         return manifest
+    suspended = status.phase == "Suspended"
+    if role == COORDINATOR:
+        others = any(pod["metadata"]["labels"][ROLE_LABEL] != COORDINATOR for pod in pods)
+        return _resized(manifest, 0) if suspended and not others else manifest
     made = copy.deepcopy(manifest)
-    over = status.phase in TERMINAL
+    over = suspended or status.phase in TERMINAL
     if role == TRAINER:
         # None of them begins before the last of the attempt before has gone: it would meet that one.
         ending = any(attempt_of(pod) not in (0, status.attempt) for pod in _of(TRAINER, pods))
@@ -84,6 +104,10 @@ def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manife
     elif over and not _of(TRAINER, pods) and not (role == EVALUATOR and _plays_on(status, pods, now)):
         made["spec"]["replicas"] = 0
     return made
+
+
+def _resized(manifest: Manifest, replicas: int) -> Manifest:
+    return {**manifest, "spec": {**manifest["spec"], "replicas": replicas}}
 
 
 def _plays_on(status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> bool:

@@ -10,12 +10,13 @@ import base64
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
 
+from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY
 from rlsrl.api.reasons import ACCEPTED, READY, AcceptedReason, is_trouble
@@ -23,11 +24,20 @@ from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.cluster import Cluster, Conflict, Refused
-from rlsrl_operator.gang import attempt_of, parse_time
+from rlsrl_operator.gang import attempt_of, parse_time, template_of
 from rlsrl_operator.lifecycle import decide, overlaid
-from rlsrl_operator.manifests import Manifest, Subject, config_map, render, token_secret, volume_claim
-from rlsrl_operator.manifests.config import MANIFESTS_KEY
-from rlsrl_operator.manifests.subject import MANAGER
+from rlsrl_operator.manifests import (
+    Manifest,
+    Record,
+    Subject,
+    first_record,
+    next_record,
+    read_record,
+    record_object,
+    token_secret,
+    volume_claim,
+)
+from rlsrl_operator.manifests.subject import MANAGER, SETTINGS_ANNOTATION, SETTINGS_KEY
 from rlsrl_operator.numbers import Numbers
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole
@@ -150,22 +160,38 @@ class Reconciler:
         if (left := self._time_left(status, subject, now)) is not None and left <= 0:
             await self._cluster.delete(document)
             return None
+        try:
+            record = await self._record(subject)
+        except Foreign as error:
+            return not_accepted("NameConflict", str(error))
+        asked, subject = subject, replace(subject, experiment=record.experiment)
+        templates = {
+            each["metadata"]["labels"][ROLE_LABEL]: template_of(each["spec"]["template"])
+            for each in record.manifests
+            if "template" in each.get("spec", {})
+        }
         pods = await self._pods(subject)
-        judged = decide(status, subject, pods, now)
+        judged = decide(status, subject, templates, pods, now)
         if (judged.attempt, judged.phase) != (status.attempt, status.phase):
             # Written before it is acted upon: whoever takes over from here has to come to the same attempt.
             document["metadata"]["resourceVersion"] = await self._say(document, status, judged)
         try:
-            token = await self._bring_about(subject, judged, pods)
+            token = await self._bring_about(subject, record, judged, pods)
         except Foreign as error:
             return not_accepted("NameConflict", str(error))
         except Refused as error:
             return not_accepted("InvalidSpec", str(error))
         await self._remove_pods(judged, pods, now)
+        await self._tell_settings(record, pods)
         told = statuses.summarize(judged, subject, pods, now, refusal=await self._refusal(subject, judged, pods))
         if (page := await self._page(subject, told, token, now)) is not None:
             told = told.model_copy(update={"training": statuses.training(page, now)})
-        await self._prune(subject, told)
+        await self._prune(subject, record, told)
+        if fields := refused(record.experiment, asked.experiment):
+            message = f"{', '.join(fields)} cannot be edited: it would be another experiment, which takes another name"
+            told = statuses.with_condition(
+                told, ACCEPTED, "False", "EditRefused", message, generation=generation, now=now
+            )
         return Reconciled(told, left if told.phase in TERMINAL else self._settings.status_seconds)
 
     def _subject(self, document: Manifest) -> Subject:
@@ -180,6 +206,32 @@ class Reconciler:
             settings=self._settings,
         )
 
+    async def _record(self, subject: Subject) -> Record:
+        """What this generation is made of: as it is on record, or as it follows from the one before. An edit that
+        cannot be leaves everything as it was."""
+        found = await self._cluster.get("v1", "ConfigMap", subject.namespace, subject.record_name)
+        if found is not None:
+            if (known := read_record(subject, found, self._key)) is not None:
+                return known
+            if subject.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
+                raise Foreign(_in_the_way({"kind": "ConfigMap", **found}))
+            await self._cluster.delete(found)
+        records = [
+            (int(name.rpartition("-")[2]), each)
+            for each in await self._cluster.list("v1", "ConfigMap", subject.namespace, subject.own_labels)
+            if (name := each["metadata"]["name"]).startswith(subject.record_name.rpartition("-")[0])
+        ]
+        earlier = max(
+            (each for each in records if each[0] < subject.generation), key=lambda each: each[0], default=None
+        )
+        before = None if earlier is None else read_record(subject, earlier[1], self._key)
+        if before is None:
+            return first_record(subject)
+        if refused(before.experiment, subject.experiment):
+            return before
+        # Nothing runs that would have to stay as it is.
+        return first_record(subject) if before.experiment.spec.suspend else next_record(before, subject)
+
     @staticmethod
     def _time_left(status: ExperimentStatus, subject: Subject, now: datetime) -> float | None:
         """Seconds until a finished experiment is to be deleted; None for never."""
@@ -192,7 +244,9 @@ class Reconciler:
         found = await self._cluster.list("v1", "Pod", subject.namespace, subject.own_labels)
         return [pod for pod in found if ROLE_LABEL in pod["metadata"]["labels"]]
 
-    async def _bring_about(self, subject: Subject, status: ExperimentStatus, pods: Sequence[Manifest]) -> str:
+    async def _bring_about(
+        self, subject: Subject, record: Record, status: ExperimentStatus, pods: Sequence[Manifest]
+    ) -> str:
         """Make all objects what they should be; returns the experiment's token.
 
         Raises:
@@ -203,9 +257,12 @@ class Reconciler:
         secret = await self._keep(subject, token_secret(subject, token_of(self._key, subject.uid)))
         if (claim := volume_claim(subject)) is not None:
             await self._claim(claim)
-        kept = await self._keep(subject, config_map(subject, render(subject)))
-        for manifest in json.loads(kept["data"][MANIFESTS_KEY]):
-            await self._apply(subject, overlaid(manifest, status, pods, self._now()))
+        await self._keep(subject, record_object(subject, record, self._key))
+        for manifest in record.manifests:
+            if manifest.get("immutable"):
+                await self._keep(subject, manifest)
+            else:
+                await self._apply(subject, overlaid(manifest, status, pods, self._now()))
         return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
 
     async def _keep(self, subject: Subject, wanted: Manifest) -> Manifest:
@@ -281,6 +338,15 @@ class Reconciler:
             elif attempt_of(pod) not in (0, status.attempt) and status.phase not in TERMINAL:
                 await self._cluster.delete(pod)
 
+    async def _tell_settings(self, record: Record, pods: Sequence[Manifest]) -> None:
+        """A node looks at a pod's volumes about once a minute, and at once when the pod has changed."""
+        settings = next(each for each in record.manifests if SETTINGS_KEY in each.get("data", {}))
+        wanted = {SETTINGS_ANNOTATION: digest(settings["data"])[:10]}
+        for pod in pods:
+            known = pod["metadata"].get("annotations", {})
+            if pod["metadata"]["labels"][ROLE_LABEL] == COORDINATOR and wanted.items() - known.items():
+                await self._cluster.annotate(pod, wanted)
+
     async def _page(
         self, subject: Subject, status: ExperimentStatus, token: str, now: datetime
     ) -> Mapping[str, Any] | None:
@@ -293,13 +359,13 @@ class Reconciler:
         memory.asked_at = now
         return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", token)
 
-    async def _prune(self, subject: Subject, status: ExperimentStatus) -> None:
+    async def _prune(self, subject: Subject, record: Record, status: ExperimentStatus) -> None:
         """Remove what earlier generations needed, once this one runs."""
         ready, memory = statuses.condition(status, READY), self._memory(subject)
         if memory.pruned == subject.generation or ready is None or ready.status != "True":
             return
-        wanted = {(each["kind"], each["metadata"]["name"]) for each in render(subject)}
-        wanted.add(("ConfigMap", subject.config_name))
+        wanted = {(each["kind"], each["metadata"]["name"]) for each in record.manifests}
+        wanted.add(("ConfigMap", subject.record_name))
         for api_version, kind in _PRUNED:
             for found in await self._cluster.list(api_version, kind, subject.namespace, subject.own_labels):
                 owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}

@@ -120,7 +120,8 @@ def summarize(
     status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest], now: datetime, *, refusal: str | None = None
 ) -> ExperimentStatus:
     """The status with what the pods show beside the gang's life; ``refusal`` says why some cannot even be made."""
-    generation, over = subject.generation, status.phase in TERMINAL
+    generation, suspended = subject.generation, status.phase == "Suspended"
+    over = suspended or status.phase in TERMINAL
     by_role = {
         role: [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name]
         for role in roles_of(subject.told)
@@ -128,7 +129,9 @@ def summarize(
     counts = {
         role.name: role_status(
             found,
-            replicas=0 if over and role.name != COORDINATOR else role.pods(subject.experiment, subject.told),
+            replicas=0
+            if suspended or (over and role.name != COORDINATOR)
+            else role.pods(subject.experiment, subject.told),
             selector=subject.selector(role.name),
         )
         for role, found in by_role.items()
@@ -140,7 +143,9 @@ def summarize(
         f"{name} {count.ready}/{count.replicas}" for name, count in counts.items() if count.ready < count.replicas
     ]
     reason: ReadyReason | PodReason
-    if over:
+    if suspended:
+        reason, message = "Suspended", f"{len(pods)} pods are still ending" if pods else "no pod is left"
+    elif over:
         reason, message = "Finished", "the experiment is over"
     elif missing:
         reason, message = blocker(pods, attempt=status.attempt or 1) or ("Starting", "pods are being made")

@@ -8,13 +8,15 @@ from typing import Any
 
 from rlsrl.api.load import load_text
 from rlsrl.api.pods import CONTAINER, ROLE_LABEL
-from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, GENERATION_ANNOTATION, Subject
+from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import TRAINER
 from rlsrl_operator.settings import Images, OperatorSettings
 
 UID = "0b1e5a7c-6d0f-4a53-9f41-8f1d3f0c2a10"
 """The ``metadata.uid`` of the experiments."""
+TEMPLATE = "1"
+"""The mark of the template that all pods are made from."""
 SETTINGS = OperatorSettings(images=Images(actor="registry.example/actor:1", learner="registry.example/learner:1"))
 """As little as an administrator can say."""
 
@@ -40,7 +42,7 @@ def pod(
     created: str = "2026-01-01T00:00:00Z",
     deleted: str | None = None,
     attempt: int = 1,
-    generation: int = 1,
+    template: str = TEMPLATE,
     restarts: int = 0,
     state: Manifest | None = None,
     last_state: Manifest | None = None,
@@ -56,7 +58,7 @@ def pod(
             "name": f"a-{role}-{index}",
             "labels": {ROLE_LABEL: role, **({"apps.kubernetes.io/pod-index": str(index)} if is_trainer else {})},
             "annotations": {
-                GENERATION_ANNOTATION: str(generation),
+                TEMPLATE_ANNOTATION: template,
                 **({ATTEMPT_ANNOTATION: str(attempt)} if is_trainer else {}),
             },
             "creationTimestamp": created,

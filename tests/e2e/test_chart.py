@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rlsrl.testing.kubectl import Object, namespace, run
-from rlsrl_operator.manifests import config_map, render, token_secret, volume_claim
+from rlsrl_operator.manifests import first_record, record_object, render, token_secret, volume_claim
 from rlsrl_operator.metrics import PORT
 from rlsrl_operator.roles import ROLES
 from rlsrl_operator.settings import OperatorSettings, read_settings
@@ -386,7 +386,7 @@ def of_an_experiment(document: Object, settings: OperatorSettings) -> list[Objec
     rendered = render(subject)
     claim = volume_claim(subject)
     assert claim is not None
-    return [token_secret(subject, "0" * 64), claim, config_map(subject, rendered), *rendered]
+    return [token_secret(subject, "0" * 64), claim, record_object(subject, first_record(subject), b"key"), *rendered]
 
 
 def try_on_the_cluster(objects: Sequence[Object]) -> None:

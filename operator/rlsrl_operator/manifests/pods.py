@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 
 from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT, PROCESS_ENVIRONMENT, STREAMS_PORT
@@ -10,8 +12,9 @@ from rlsrl_operator.manifests.network import STORE_ROLES
 from rlsrl_operator.manifests.subject import (
     ATTEMPT_ANNOTATION,
     DATA_FOLDER,
-    GENERATION_ANNOTATION,
+    SETTINGS_FOLDER,
     STATE_FOLDER,
+    TEMPLATE_ANNOTATION,
     Subject,
 )
 from rlsrl_operator.manifests.types import Manifest
@@ -28,34 +31,40 @@ EVICTED_AFTER_SECONDS = 30
 """How long pods stay on a node that is not heard of."""
 
 
+_COORDINATORS_MOUNTS: tuple[Manifest, ...] = (
+    {"name": "data", "mountPath": DATA_FOLDER},
+    {"name": "settings", "mountPath": SETTINGS_FOLDER, "readOnly": True},
+)
+
+
 def pod_template(subject: Subject, role: Role) -> Manifest:
     """Metadata and spec of a role's pods."""
+    labels, spec = subject.labels(role.name), _spec(subject, role)
+    mark = hashlib.sha256(json.dumps([labels, spec], sort_keys=True).encode()).hexdigest()[:10]
+    return {"metadata": {"labels": labels, "annotations": {TEMPLATE_ANNOTATION: mark}}, "spec": spec}
+
+
+def _spec(subject: Subject, role: Role) -> Manifest:
     defaults = subject.settings.defaults_of(role.name)
     images = subject.settings.images
     return {
-        "metadata": {
-            "labels": subject.labels(role.name),
-            "annotations": {GENERATION_ANNOTATION: str(subject.generation)},
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        # A namespace's first process is spared signals that it does not handle (yet): let that be another one.
+        "shareProcessNamespace": True,
+        "terminationGracePeriodSeconds": role.grace_seconds,
+        "securityContext": {
+            "runAsNonRoot": True,
+            **_identity(defaults.security_context),
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "spec": {
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            # A namespace's first process is spared signals that it does not handle (yet): let that be another one.
-            "shareProcessNamespace": True,
-            "terminationGracePeriodSeconds": role.grace_seconds,
-            "securityContext": {
-                "runAsNonRoot": True,
-                **_identity(defaults.security_context),
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "tolerations": [*_soon_elsewhere(), *defaults.tolerations],
-            "containers": [_container(subject, role)],
-            "volumes": _volumes(subject, role),
-            **({"imagePullSecrets": [{"name": name} for name in images.pull_secrets]} if images.pull_secrets else {}),
-            **({"nodeSelector": defaults.node_selector} if defaults.node_selector else {}),
-            **({"affinity": defaults.affinity} if defaults.affinity else {}),
-            **({"priorityClassName": defaults.priority_class_name} if defaults.priority_class_name else {}),
-        },
+        "tolerations": [*_soon_elsewhere(), *defaults.tolerations],
+        "containers": [_container(subject, role)],
+        "volumes": _volumes(subject, role),
+        **({"imagePullSecrets": [{"name": name} for name in images.pull_secrets]} if images.pull_secrets else {}),
+        **({"nodeSelector": defaults.node_selector} if defaults.node_selector else {}),
+        **({"affinity": defaults.affinity} if defaults.affinity else {}),
+        **({"priorityClassName": defaults.priority_class_name} if defaults.priority_class_name else {}),
     }
 
 
@@ -88,7 +97,7 @@ def _container(subject: Subject, role: Role) -> Manifest:
             *([{"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}] if _tls_secret(subject) else []),
             {"name": "state", "mountPath": STATE_FOLDER},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point
-            *([{"name": "data", "mountPath": DATA_FOLDER}] if role.name == COORDINATOR else []),
+            *(_COORDINATORS_MOUNTS if role.name == COORDINATOR else ()),
         ],
         **_credentials(subject, role),
         **_probes(role),
@@ -185,12 +194,10 @@ def _probes(role: Role) -> Manifest:
 
 
 def _volumes(subject: Subject, role: Role) -> list[Manifest]:
-    file = f"{role.name}.json"
+    config = role.config(subject.told)
+    assert config is not None, "the experiment has the role"  # noqa: S101 - an invariant of our own
     volumes: list[Manifest] = [
-        {
-            "name": "config",
-            "configMap": {"name": subject.config_name, "items": [{"key": file, "path": file}], "defaultMode": 0o444},
-        },
+        {"name": "config", "configMap": {"name": subject.config_name(role.name, config), "defaultMode": 0o444}},
         {"name": "token", "secret": {"secretName": subject.token_name, "defaultMode": 0o440}},
         {"name": "state", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
@@ -203,6 +210,7 @@ def _volumes(subject: Subject, role: Role) -> list[Manifest]:
         stays = subject.experiment.spec.parameters.store.filesystem is not None
         claim = {"persistentVolumeClaim": {"claimName": subject.name_of("data")}}
         volumes.append({"name": "data", **(claim if stays else {"emptyDir": {}})})
+        volumes.append({"name": "settings", "configMap": {"name": subject.settings_name, "defaultMode": 0o444}})
     return volumes
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from rlsrl.api.live import name_of
 from rlsrl.api.placement import ClusterPlacement
 from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL
 from rlsrl.api.resolve import resolve
-from rlsrl.api.resolved import ResolvedExperiment
+from rlsrl.api.resolved import ResolvedExperiment, RoleConfig
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR
@@ -17,9 +18,13 @@ from rlsrl_operator.settings import OperatorSettings
 MANAGER = "rlsrl-operator"
 ATTEMPT_ANNOTATION = "rlsrl.dev/attempt"
 """On trainer pods: the gang's life that they belong to."""
-GENERATION_ANNOTATION = "rlsrl.dev/generation"
-"""On pods: the generation of the experiment that they were made from."""
+TEMPLATE_ANNOTATION = "rlsrl.dev/template"
+"""On pods: a digest of the template that they were made from."""
+SETTINGS_ANNOTATION = "rlsrl.dev/settings"
+"""On the coordinator's pod: a digest of the live settings. A pod that is changed gets its volumes looked at at once."""
 DATA_FOLDER = "/data"
+SETTINGS_FOLDER = "/etc/rlsrl/settings"
+SETTINGS_KEY = "settings.json"
 STATE_FOLDER = "/var/lib/rlsrl"
 """In a pod: what outlives its containers."""
 
@@ -47,6 +52,7 @@ class Subject:
             coordinator_host=self.name_of(COORDINATOR),
             record_folder=f"{DATA_FOLDER}/{self.uid}",
             ledger_folder=f"{STATE_FOLDER}/ledger",
+            settings_path=f"{SETTINGS_FOLDER}/{SETTINGS_KEY}",
         )
         return resolve(self.experiment, placement)
 
@@ -55,9 +61,19 @@ class Subject:
         return f"{self.name}-{part}"
 
     @property
-    def config_name(self) -> str:
-        """The name of this generation's ConfigMap. Nodes keep what is immutable by its name, so no two share one."""
-        return self.name_of(f"config-{self.uid[:8]}-{self.generation}")
+    def record_name(self) -> str:
+        """The name of this generation's record."""
+        return self.name_of(f"record-{self.uid[:8]}-{self.generation}")
+
+    def config_name(self, role: str, config: RoleConfig) -> str:
+        """The name of the ConfigMap that holds what a role is told, the same for what differs in live settings alone.
+        Nodes keep what is immutable by its name, so no two share one."""
+        return self.name_of(f"{role}-{self.uid[:8]}-{name_of(config)}")
+
+    @property
+    def settings_name(self) -> str:
+        """The name of the ConfigMap that holds the live settings."""
+        return self.name_of("settings")
 
     @property
     def token_name(self) -> str:

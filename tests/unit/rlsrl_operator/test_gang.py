@@ -17,11 +17,11 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionBy
 
 
 def gang(*, complete: bool = True, num_pods: int = 2) -> Life:
-    return Life(attempt=2, generation=3, num_pods=num_pods, complete_since=SINCE if complete else None)
+    return Life(attempt=2, template="3", num_pods=num_pods, complete_since=SINCE if complete else None)
 
 
 def ours(index: int = 0, **about: Any) -> Manifest:
-    return pod(index=index, **({"attempt": 2, "generation": 3} | about))
+    return pod(index=index, **({"attempt": 2, "template": "3"} | about))
 
 
 def pair(**about: Any) -> list[Manifest]:
@@ -50,18 +50,18 @@ ALIVE: dict[str, tuple[list[Manifest], Verdict]] = {
         Verdict(done=True),
     ),
     "it has its result, and the experiment was edited since": (
-        [ours(state=ended(0, "done"), generation=2)],
+        [ours(state=ended(0, "done"), template="2")],
         Verdict(done=True),
     ),
     "another's quiet end is no loss": (pair(state=ended(0), ready=False), Verdict()),
     "another's quiet end and start is none either": (pair(restarts=1, last_state=ended(0), ready=False), Verdict()),
     "another rank's word counts for nothing": (pair(state=ended(0, "done"), ready=False), Verdict()),
     "pods of an older attempt are ignored": (
-        [*pair(), pod(index=2, attempt=1, generation=3, state=ended(1)), pod(index=3, attempt=1, deleted=AFTER)],
+        [*pair(), pod(index=2, attempt=1, template="3", state=ended(1)), pod(index=3, attempt=1, deleted=AFTER)],
         Verdict(complete=True),
     ),
     "a result of an older attempt is none": (
-        [pod(attempt=1, generation=3, state=ended(0, "done")), *pair()],
+        [pod(attempt=1, template="3", state=ended(0, "done")), *pair()],
         Verdict(complete=True),
     ),
 }
@@ -91,7 +91,7 @@ LOST = {
         lost("the worker of a-trainer-1 was started again"),
     ),
     "the pod as such failed": (pair(phase="Failed", state={}), lost("a-trainer-1 ended: Failed")),
-    "edited": (pair(generation=2), lost("the experiment was edited", counts=False)),
+    "edited": (pair(template="2"), Loss(message="the experiment was edited", counts=False, edited=True)),
     "evicted by the kubelet": (
         pair(phase="Failed", reason="Evicted", state={}),
         lost("a-trainer-1 ended: Evicted", counts=False),
@@ -155,7 +155,7 @@ def test_a_pod_that_ends_is_not_ready_whatever_it_says() -> None:
 
 
 def test_an_attempt_waits_for_pods_that_cannot_be_made_yet() -> None:
-    unscheduled = pod(attempt=2, generation=3, ready=False)
+    unscheduled = pod(attempt=2, template="3", ready=False)
     unscheduled["status"] = {"phase": "Pending"}
     assert judge([unscheduled], gang(complete=False)) == Verdict()
     assert judge([], gang(complete=False)) == Verdict()

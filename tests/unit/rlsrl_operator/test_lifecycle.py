@@ -16,6 +16,7 @@ from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, overlaid
 from rlsrl_operator.manifests import Manifest, Subject, render
+from rlsrl_operator.roles import BY_NAME
 from rlsrl_operator.status import TERMINAL, condition, failures, stamp, with_condition
 from rlsrl_operator.testing import ended, pod, subject_of, waiting
 
@@ -24,14 +25,20 @@ EARLIER = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
 BUDGET, DECAY_SECONDS = 2, 60.0
 
 
-def subject(*, generation: int = 1, budget: int = BUDGET) -> Subject:
+def subject(*, generation: int = 1, budget: int = BUDGET, suspend: bool = False) -> Subject:
     document = minimal()
+    document["spec"]["suspend"] = suspend
     document["spec"] |= {
         "trainers": {"replicas": 2},
         "restarts": {"budget": budget, "decaySeconds": DECAY_SECONDS},
         **{role: {} for role in ("policyWorkers", "bufferWorkers", "evaluators")},
     }
     return subject_of(document, generation=generation)
+
+
+def decided(status: ExperimentStatus, about: Subject, pods: Sequence[Manifest], now: datetime) -> ExperimentStatus:
+    """With templates that say which generation they are of."""
+    return decide(status, about, dict.fromkeys(BY_NAME, str(about.generation)), pods, now)
 
 
 def running(*, attempt: int = 1, failed: int = 0, seconds_ago: float = 0, **about: Any) -> ExperimentStatus:
@@ -43,9 +50,9 @@ def running(*, attempt: int = 1, failed: int = 0, seconds_ago: float = 0, **abou
     return with_condition(status, GANG_COMPLETE, "True", "Complete", "", generation=1, now=EARLIER)
 
 
-def gang(*, attempt: int = 1, generation: int = 1, **second: Any) -> list[Manifest]:
+def gang(*, attempt: int = 1, template: str = "1", **second: Any) -> list[Manifest]:
     """Rank 0's pod as it should be, and another."""
-    common = {"attempt": attempt, "generation": generation}
+    common = {"attempt": attempt, "template": template}
     return [pod(**common), pod(index=1, **(common | second))]
 
 
@@ -57,8 +64,11 @@ class Case:
     pods: Sequence[Manifest] = field(default_factory=gang)
     generation: int = 1
     budget: int = BUDGET
+    suspend: bool = False
     phase: Phase = "Running"
     attempt: int = 1
+    restarts: int | None = None
+    """As many as attempts before this one, unless said."""
     failures: int | None = None
     reason: str
     message: str = ""
@@ -136,7 +146,31 @@ CASES = {
         message="attempt 5 is over: a-trainer-1 ended: Error, exit code 137",
     ),
     "is edited": Case(
-        generation=2, attempt=2, failures=0, reason="Restarting", message="attempt 1 is over: the experiment was edited"
+        generation=2,
+        attempt=2,
+        restarts=0,
+        failures=0,
+        reason="Restarting",
+        message="attempt 1 is over: the experiment was edited",
+    ),
+    "is suspended": Case(suspend=True, phase="Suspended", reason="Suspended"),
+    "is suspended while its trainers begin": Case(
+        before=ExperimentStatus(), pods=gang(ready=False), suspend=True, phase="Suspended", reason="Suspended"
+    ),
+    "is suspended, and a trainer does not end well": Case(
+        suspend=True, pods=gang(state=ended(1)), phase="Suspended", reason="Suspended"
+    ),
+    "is done before it is suspended": Case(
+        suspend=True, pods=[pod(state=ended(0, "done"))], phase="Succeeded", reason="Succeeded"
+    ),
+    "is resumed": Case(
+        before=running().model_copy(update={"phase": "Suspended"}),
+        pods=[],
+        phase="Starting",
+        attempt=2,
+        restarts=0,
+        reason="Starting",
+        message="attempt 2 goes on from where attempt 1 ended",
     ),
     "is edited to be forgiven less than it was": Case(
         before=running(attempt=5, failed=2),
@@ -144,6 +178,7 @@ CASES = {
         generation=2,
         budget=0,
         attempt=6,
+        restarts=4,
         failures=2,
         reason="Restarting",
     ),
@@ -163,7 +198,7 @@ CASES = {
         pods=gang(state=ended(2, "no GPU")), phase="Failed", reason="ConfigurationError", message="a-trainer-1: no GPU"
     ),
     "could not run as it was written before": Case(
-        pods=[*gang(generation=2), pod("actor", 3, last_state=ended(2, "no such environment"), generation=1)],
+        pods=[*gang(template="2"), pod("actor", 3, last_state=ended(2, "no such environment"), template="1")],
         generation=2,
         reason="Complete",
     ),
@@ -180,17 +215,22 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_an_experiment(name: str) -> None:
     case = CASES[name]
-    made = decide(case.before, subject(generation=case.generation, budget=case.budget), case.pods, NOW)
+    about = subject(generation=case.generation, budget=case.budget, suspend=case.suspend)
+    made = decided(case.before, about, case.pods, NOW)
     over = case.phase in ("Succeeded", "Failed")
     said = condition(made, FINISHED if over else GANG_COMPLETE)
     assert said is not None
-    assert (made.phase, made.attempt, made.restarts) == (case.phase, case.attempt, case.attempt - 1)
+    assert (made.phase, made.attempt, made.restarts) == (
+        case.phase,
+        case.attempt,
+        case.attempt - 1 if case.restarts is None else case.restarts,
+    )
     assert made.recent_failures == case.failures
     assert said.reason == case.reason
     assert case.message in said.message
     assert said.status == ("True" if over or case.reason == "Complete" else "False")
     assert made.finished_at == (stamp(NOW) if over else None)
-    again = decide(made, subject(generation=case.generation, budget=case.budget), [], NOW)
+    again = decided(made, about, [], NOW)
     if over:
         assert again == made
 
@@ -208,20 +248,20 @@ TERMINAL_PODS: dict[str, list[Manifest]] = {
 @pytest.mark.parametrize("pods", TERMINAL_PODS)
 def test_what_is_over_stays_over(phase: Phase, pods: str) -> None:
     before = running(attempt=3, finished_at=stamp(EARLIER)).model_copy(update={"phase": phase})
-    assert decide(before, subject(generation=2), TERMINAL_PODS[pods], NOW) == before
+    assert decided(before, subject(generation=2), TERMINAL_PODS[pods], NOW) == before
 
 
 def test_forgetting_begins_anew_with_each_failure_and_with_nothing_else() -> None:
     before = running(failed=1, seconds_ago=DECAY_SECONDS / 2)
-    assert decide(before, subject(), gang(state=ended(1)), NOW).last_failure_at == stamp(NOW)
-    assert decide(before, subject(generation=2), gang(), NOW).last_failure_at == before.last_failure_at
+    assert decided(before, subject(), gang(state=ended(1)), NOW).last_failure_at == stamp(NOW)
+    assert decided(before, subject(generation=2), gang(), NOW).last_failure_at == before.last_failure_at
 
 
 def test_a_restart_is_decided_once() -> None:
     """The attempt is written before anything is done; whoever sees the same pods with it decides nothing new."""
     failed = gang(state=ended(1))
-    once = decide(running(), subject(), failed, NOW)
-    assert decide(once, subject(), failed, NOW + timedelta(seconds=1)) == once
+    once = decided(running(), subject(), failed, NOW)
+    assert decided(once, subject(), failed, NOW + timedelta(seconds=1)) == once
 
 
 STATES = (None, ended(0), ended(0, "done"), ended(1, "boom"), ended(2, "wrong"), waiting("CrashLoopBackOff"))
@@ -250,29 +290,29 @@ def test_deciding_again_with_what_was_seen_changes_nothing(
     before: ExperimentStatus, pods: list[Manifest], generation: int, seconds: float
 ) -> None:
     about = subject(generation=generation)
-    once = decide(before, about, pods, NOW)
-    assert decide(once, about, pods, NOW + timedelta(seconds=seconds)) == once
+    once = decided(before, about, pods, NOW)
+    assert decided(once, about, pods, NOW + timedelta(seconds=seconds)) == once
     assert once.attempt in (3, 4)
-    other = decide(before, about, pods[::-1], NOW)
+    other = decided(before, about, pods[::-1], NOW)
     facts = ("phase", "attempt", "recent_failures", "last_failure_at", "finished_at")
     assert [getattr(once, name) for name in facts] == [getattr(other, name) for name in facts], "in any order"
 
 
 def test_a_gang_that_is_made_anew_is_complete_anew() -> None:
     later = NOW + timedelta(seconds=30)
-    restarting = decide(running(), subject(), gang(state=ended(1)), NOW)
-    being_made = decide(restarting, subject(), gang(attempt=2, ready=False), later)
+    restarting = decided(running(), subject(), gang(state=ended(1)), NOW)
+    being_made = decided(restarting, subject(), gang(attempt=2, ready=False), later)
     said = condition(being_made, GANG_COMPLETE)
     assert said is not None
     assert (said.status, said.last_transition_time) == ("False", stamp(NOW))
-    said = condition(decide(being_made, subject(), gang(attempt=2), later), GANG_COMPLETE)
+    said = condition(decided(being_made, subject(), gang(attempt=2), later), GANG_COMPLETE)
     assert said is not None
     assert (said.status, said.last_transition_time) == ("True", stamp(later))
 
 
 def test_an_edit_of_trainers_that_are_not_there_yet_needs_no_restart() -> None:
     before = ExperimentStatus(phase="Starting", attempt=1, restarts=0)
-    assert decide(before, subject(generation=2), [], NOW).attempt == 1
+    assert decided(before, subject(generation=2), [], NOW).attempt == 1
 
 
 @given(

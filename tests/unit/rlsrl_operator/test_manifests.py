@@ -16,11 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlsrl.api.live import with_settings
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.rpc.tls import FILES
 from rlsrl.testing.documents import Document, minimal, variation
-from rlsrl_operator.manifests import Manifest, Subject, config_map, render, token_secret, volume_claim
-from rlsrl_operator.manifests.config import MANIFESTS_KEY
+from rlsrl_operator.manifests import (
+    Manifest,
+    Subject,
+    first_record,
+    record_object,
+    render,
+    token_secret,
+    volume_claim,
+)
 from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
 from rlsrl_operator.settings import NetworkPolicies, OperatorSettings, PodDefaults, read_settings
 from rlsrl_operator.testing import SETTINGS, UID, subject_of
@@ -87,7 +95,7 @@ def of_any_subject(test: Callable[[Subject], None]) -> Callable[[], None]:
 def everything(subject: Subject) -> list[Manifest]:
     rendered = render(subject)
     claim = volume_claim(subject)
-    made = [token_secret(subject, "token"), config_map(subject, rendered), *rendered]
+    made = [token_secret(subject, "token"), record_object(subject, first_record(subject), b"key"), *rendered]
     return made if claim is None else [*made, claim]
 
 
@@ -224,7 +232,9 @@ def test_the_policies_allow_every_connection_of_the_configs_and_nothing_else(sub
 def test_every_port_that_a_policy_opens_is_one_that_the_container_declares(subject: Subject) -> None:
     made = workloads(subject)
     policies = {
-        each["metadata"]["labels"]["rlsrl.dev/role"]: each for each in render(subject) if "ingress" in each["spec"]
+        each["metadata"]["labels"]["rlsrl.dev/role"]: each
+        for each in render(subject)
+        if each["kind"] == "NetworkPolicy"
     }
     assert set(policies) == set(made)
     for role, policy in policies.items():
@@ -281,7 +291,7 @@ def test_an_endpoint_whose_port_cannot_be_told_is_refused(endpoint: str) -> None
 def test_without_policies_none_is_made() -> None:
     closed = SETTINGS.model_copy(update={"network_policies": NetworkPolicies(enabled=False)})
     assert {each["kind"] for each in render(subject_of(minimal(), settings=closed))} == {
-        *("Service", "StatefulSet", "Deployment"),
+        *("ConfigMap", "Service", "StatefulSet", "Deployment"),
     }
 
 
@@ -297,7 +307,8 @@ def test_names_fit_with_the_longest_experiment_name(subject: Subject) -> None:
     assert len(set(names)) == len(names)
     for kind, name in names:
         # A StatefulSet's name and a hash of ten are a label of its pods.
-        assert len(name) <= (63 - len("-0123456789") if kind == "StatefulSet" else 63), name
+        most = {"StatefulSet": 63 - len("-0123456789"), "ConfigMap": 253}
+        assert len(name) <= most.get(kind, 63), name
         assert name.startswith(about.name)
     for workload in workloads(about).values():
         labels = workload["spec"]["template"]["metadata"]["labels"]
@@ -315,7 +326,7 @@ def test_whatever_a_pod_names_is_made(subject: Subject) -> None:
         for volume in workload["spec"]["template"]["spec"]["volumes"]:
             if "configMap" in volume:
                 told = made["ConfigMap", volume["configMap"]["name"]]
-                assert {item["key"] for item in volume["configMap"]["items"]} == {f"{role}.json"} <= set(told["data"])
+                assert set(told["data"]) == {"settings.json" if volume["name"] == "settings" else f"{role}.json"}
             if volume["name"] == "tls":
                 assert volume["secret"]["secretName"] == subject.experiment.spec.security.tls_secret, "the user's"
             elif "secret" in volume:
@@ -349,14 +360,17 @@ def test_all_pods_have_the_certificates_that_the_user_names_or_none_has(subject:
 
 @of_any_subject
 def test_workers_read_what_they_are_told_and_no_secret_stands_in_it(subject: Subject) -> None:
-    rendered = render(subject)
-    told = config_map(subject, rendered)
-    assert json.loads(told["data"][MANIFESTS_KEY]) == rendered
+    told = {each["metadata"]["name"]: each for each in render(subject) if each["kind"] == "ConfigMap"}
+    settings = json.loads(told.pop(subject.settings_name)["data"]["settings.json"])
     for role in roles_of(subject.told):
         config = role.config(subject.told)
         assert config is not None
-        assert type(config).from_json(told["data"][f"{role.name}.json"]) == config
-    assert set(told["data"]) == {MANIFESTS_KEY, *(f"{role.name}.json" for role in roles_of(subject.told))}
+        mine = told.pop(subject.config_name(role.name, config))
+        assert mine["immutable"]
+        assert set(mine["data"]) == {f"{role.name}.json"}
+        assert type(config).from_json(mine["data"][f"{role.name}.json"]) == config
+        assert with_settings(config, settings.get(role.name, {})) == config
+    assert not told
 
 
 @of_any_subject
@@ -403,13 +417,18 @@ def test_rendering_in_another_process_gives_the_same() -> None:
     assert printed == {json.dumps(render(subject_of(document))) + "\n"}
 
 
-def test_another_generation_has_another_config_map_and_its_pods_say_so() -> None:
+def test_another_generation_has_another_record_and_pods_of_their_own_only_where_it_says_something_else() -> None:
     first, second = (subject_of(minimal(), generation=generation) for generation in (1, 2))
-    assert first.config_name != second.config_name
-    for role, workload in workloads(second).items():
-        template = workload["spec"]["template"]
-        assert template["metadata"]["annotations"]["rlsrl.dev/generation"] == "2", role
+    assert first.record_name != second.record_name
     assert first.token_name == second.token_name
+    assert render(first) == render(second)
+    document = minimal()
+    document["spec"]["pacing"] = {"maxPolicyLag": 2}
+    marks = [
+        {role: each["spec"]["template"]["metadata"]["annotations"]["rlsrl.dev/template"] for role, each in made.items()}
+        for made in (workloads(first), workloads(subject_of(document, generation=2)))
+    ]
+    assert {role for role in marks[0] if marks[0][role] != marks[1][role]} == {TRAINER}
 
 
 def test_settings_reach_the_pods_of_their_role() -> None:

@@ -57,7 +57,8 @@ def served(wanted: Manifest) -> Manifest:
         **({"generation": 1} if wanted["kind"] in COUNTED else {}),
     }
     made["metadata"].setdefault("annotations", {})["deployment.kubernetes.io/revision"] = "1"
-    made["spec"] |= DEFAULTS.get(wanted["kind"], {})
+    if (defaults := DEFAULTS.get(wanted["kind"])) is not None:
+        made["spec"] |= defaults
     made["status"] = {}
     return made
 

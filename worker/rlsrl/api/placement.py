@@ -74,6 +74,10 @@ class Placement(Protocol):
         """Where the coordinator keeps its roster and the learning curve."""
 
     @property
+    def settings_path(self) -> str | None:
+        """The file that edits of live settings come by; None where nobody edits what runs."""
+
+    @property
     def parameters_endpoint(self) -> str | None:
         """Where weights are in shared memory; None where workers share none."""
 
@@ -107,6 +111,7 @@ class LocalPlacement:
 
     coordinator_serves_at = None
     streams_serve_at = None
+    settings_path = None
     http_address = "127.0.0.1:0"
 
     @property
@@ -171,6 +176,8 @@ class ClusterPlacement:
     """Where the coordinator's pod keeps what outlives it: the experiment's volume, if it has one."""
     ledger_folder: str = "/var/lib/rlsrl/ledger"
     """Where a pod's worker keeps its ledger page: it outlives the container, not the pod."""
+    settings_path: str = "/etc/rlsrl/settings/settings.json"
+    """The file of the coordinator's pod that edits of live settings come by."""
 
     coordinator_serves_at = f":{COORDINATOR_PORT}"
     streams_serve_at = f":{STREAMS_PORT}"

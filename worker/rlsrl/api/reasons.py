@@ -19,10 +19,10 @@ READY: Final = "Ready"
 GANG_COMPLETE: Final = "GangComplete"
 FINISHED: Final = "Finished"
 
-AcceptedReason = Literal["Accepted", "InvalidSpec", "NameConflict"]
+AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict"]
 EndReason = Literal["Succeeded", "ConfigurationError", "BudgetExhausted"]
-GangReason = Literal["Starting", "Complete", "Restarting"]
-ReadyReason = Literal["Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Finished"]
+GangReason = Literal["Starting", "Complete", "Restarting", "Suspended"]
+ReadyReason = Literal["Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Suspended", "Finished"]
 Reason = AcceptedReason | EndReason | GangReason | ReadyReason
 """What the operator says by itself."""
 PodReason = NewType("PodReason", str)
@@ -67,7 +67,10 @@ PHASES: Mapping[Phase, Explanation] = {
         "If it stays: look at the condition `Ready`.",
     ),
     "Running": Explanation("The trainers train.", "Nothing."),
-    "Suspended": Explanation("Reserved; no operator says it yet.", "Nothing."),
+    "Suspended": Explanation(
+        "`suspend` is true: the trainers stored what they had, and its pods are gone or going.",
+        "Set `suspend` to false, and it goes on from there.",
+    ),
     "Succeeded": Explanation(
         "It has its result, for good. The coordinator stays, so that weights can be fetched, until the experiment is "
         "deleted or `ttlSecondsAfterFinished` is over.",
@@ -88,6 +91,12 @@ REASONS: Mapping[Aspect, Mapping[Reason, Judgement]] = {
             "The spec is none, or the API server refused an object made from it, by an admission policy or a quota for "
             "instance. The message is what it said.",
             "Mend the spec or what refuses it. The operator tries again every 30 seconds.",
+            "False",
+        ),
+        "EditRefused": Judgement(
+            "A field was edited that cannot be: it would be another experiment. The run goes on as it was before; the "
+            "message names the field.",
+            "Take the edit back, or apply the new experiment under another name.",
             "False",
         ),
         "NameConflict": Judgement(
@@ -120,6 +129,11 @@ REASONS: Mapping[Aspect, Mapping[Reason, Judgement]] = {
             "False",
         ),
         "Waiting": Judgement("A container waits, and Kubernetes gives no reason.", "`kubectl describe pod`.", "False"),
+        "Suspended": Judgement(
+            "`suspend` is true; the message says how many pods are still ending.",
+            "Set `suspend` to false to go on.",
+            "False",
+        ),
         "Finished": Judgement(
             "The experiment is over; its pods are gone but for the coordinator's.", "Nothing.", "False"
         ),
@@ -133,6 +147,7 @@ REASONS: Mapping[Aspect, Mapping[Reason, Judgement]] = {
             "Nothing, unless it comes again and again: read the log of that pod, `--previous`.",
             "False",
         ),
+        "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to go on.", "False"),
     },
     FINISHED: {
         "Succeeded": Judgement(
@@ -154,7 +169,7 @@ REASONS: Mapping[Aspect, Mapping[Reason, Judgement]] = {
     },
 }
 """By condition."""
-QUIET: frozenset[str] = frozenset({"Accepted", "Ready", "Starting", "Complete", "Finished", "Succeeded"})
+QUIET: frozenset[str] = frozenset({"Accepted", "Ready", "Starting", "Complete", "Suspended", "Finished", "Succeeded"})
 """The reasons that call for nobody."""
 
 _NO_IMAGE = Explanation(

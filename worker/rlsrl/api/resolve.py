@@ -78,6 +78,7 @@ def resolve(experiment: RLExperiment, placement: Placement) -> ResolvedExperimen
             lease_seconds=LEASE_SECONDS,
             roster_path=placement.roster_path(experiment),
             record_folder=placement.record_folder,
+            settings_path=placement.settings_path,
             wandb=spec.tracking.wandb,
             parameter_store=placement.parameter_store(experiment),
             num_actors=spread.num_workers,

@@ -593,6 +593,9 @@ class ExperimentSpec(Model):
     """When training ends."""
     restarts: Annotated[Restarts, LIVE] = Restarts()
     """How often workers that failed are started again."""
+    suspend: Annotated[bool, LIVE] = False
+    """On a cluster: whether the experiment pauses. Its trainers end at one step and store it, then all its pods go.
+    With ``false`` again it goes on from there, with the images and resources that the administrator gives by then."""
     tracking: Annotated[Tracking, ROLL] = Tracking()
     """Where the learning curve is shown."""
     security: Annotated[Security, GANG] = Security()

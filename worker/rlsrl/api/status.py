@@ -16,7 +16,8 @@ Number = Annotated[int, Field(ge=0, le=1_000_000_000_000_000), INTEGRAL]
 """A count."""
 
 Phase = Literal["Pending", "Starting", "Running", "Suspended", "Succeeded", "Failed"]
-"""Pending: nothing was made yet. Starting: not all workers are ready. Running: training. The last two are for good."""
+"""Pending: nothing was made yet. Starting: not all workers are ready. Running: training. Suspended: its pods end or
+have ended, until it is resumed. The last two are for good."""
 
 
 class Condition(Model):
@@ -76,7 +77,7 @@ class ExperimentStatus(Model):
     attempt: Number | None = None
     """The trainer gang's current life, counted from 1."""
     restarts: Number | None = None
-    """Lives of the trainer gang before this one."""
+    """How often the trainers began anew because one of them was lost."""
     recent_failures: Number | None = None
     """Failures of the gang that are not forgotten yet: more than spec.restarts.budget end the experiment."""
     last_failure_at: Time | None = None

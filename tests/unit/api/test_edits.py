@@ -1,0 +1,74 @@
+"""Which fields an edit touches, and that every field says what it does."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from rlsrl.api.crd import schema
+from rlsrl.api.edits import edits, refused
+from rlsrl.api.fields import all_fields
+from rlsrl.api.load import load_text
+from rlsrl.api.spec import RLExperiment
+from rlsrl.testing.api_server import faults
+from rlsrl.testing.documents import as_sent, minimal, variation
+
+SCHEMA = schema()
+FREE = frozenset({"spec.environment.kwargs", "spec.policy.network.custom.kwargs"})
+"""Fields that an API server cannot compare."""
+
+
+def load(document: Any) -> RLExperiment:
+    return load_text(json.dumps(document))
+
+
+def test_every_field_of_the_spec_says_what_an_edit_does() -> None:
+    silent = [
+        field.path for field in all_fields() if field.path[0] == "spec" and len(field.path) > 1 and not field.on_edit
+    ]
+    assert not silent
+
+
+def test_what_is_left_out_is_the_same_as_its_default() -> None:
+    plain, explicit = minimal(), minimal()
+    explicit["spec"]["algorithm"] = {"ppo": {"epochs": 4}}
+    explicit["spec"]["seed"] = 0
+    assert edits(load(plain), load(explicit)) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "does"),
+    [
+        ("seed", 5, "refuse"),
+        ("suspend", True, "live"),
+        ("restarts.budget", 1, "live"),
+        ("pacing.maxPolicyLag", 4, "gang"),
+        ("environment.kwargs", {"a": 1}, "refuse"),
+        ("environment.maxEpisodeSteps", 10, "refuse"),
+        ("parameters.store.filesystem.size", "1Gi", "refuse"),
+        ("parameters.store.filesystem.whenDeleted", "Delete", "live"),
+    ],
+)
+def test_a_field_is_named(path: str, value: Any, does: str) -> None:
+    before, after = minimal(), minimal()
+    *steps, last = path.split(".")
+    inner = after["spec"]
+    for step in steps:
+        inner = inner.setdefault(step, {})
+    inner[last] = value
+    (edit,) = edits(load(before), load(after))
+    assert (edit.path, edit.does) == (f"spec.{path}", does)
+
+
+def test_the_api_server_refuses_what_we_refuse_but_for_what_it_cannot_see() -> None:
+    """Of generated documents, each in the place of each other."""
+    documents = [variation(random.Random(seed)) for seed in range(40)]
+    num_refused = 0
+    for before, after in zip(documents, documents[1:] + documents[:1], strict=True):
+        ours = {path for path in refused(load(before), load(after)) if path not in FREE}
+        theirs = faults(SCHEMA, as_sent(after), as_sent(before))
+        assert bool(ours) == bool(theirs), (ours, theirs)
+        num_refused += bool(ours)
+        assert faults(SCHEMA, as_sent(before), as_sent(before)) == []
+    assert num_refused > 10

@@ -1,0 +1,163 @@
+"""What an edit changes of the objects, and what nobody's doing changes: other settings, another operator."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rlsrl.api.edits import edits
+from rlsrl.api.model import OnEdit
+from rlsrl.testing.documents import minimal
+from rlsrl_operator.manifests import (
+    Manifest,
+    Record,
+    Subject,
+    first_record,
+    next_record,
+    read_record,
+    record_object,
+)
+from rlsrl_operator.manifests import record as records
+from rlsrl_operator.roles import COORDINATOR, TRAINER
+from rlsrl_operator.settings import Images, OperatorSettings
+from rlsrl_operator.testing import SETTINGS, subject_of
+
+KEY = b"the operator's own"
+NEWER = OperatorSettings(images=Images(actor="registry.example/actor:2", learner="registry.example/learner:2"))
+
+
+def subject(spec: Mapping[str, Any], *, generation: int = 1, settings: OperatorSettings = SETTINGS) -> Subject:
+    document = minimal()
+    document["spec"] = merged({**document["spec"], **BASE}, spec)
+    return subject_of(document, generation=generation, settings=settings)
+
+
+BASE: dict[str, Any] = {
+    "actors": {"environmentsPerActor": 8, "replicas": 2},
+    "policyWorkers": {"replicas": 1},
+    "bufferWorkers": {"replicas": 1},
+    "evaluators": {"replicas": 1},
+    "trainers": {"replicas": 1, "batchEnvironments": 16},
+}
+
+
+def merged(into: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    made = copy.deepcopy(dict(into))
+    for name, value in spec.items():
+        both = isinstance(value, dict) and isinstance(made.get(name), dict)
+        made[name] = merged(made[name], value) if both else value
+    return made
+
+
+def templates(record: Record) -> dict[str, Manifest]:
+    return {
+        each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["template"]
+        for each in record.manifests
+        if "template" in each.get("spec", {})
+    }
+
+
+def replaced(before: Record, after: Record) -> set[str]:
+    """Roles whose pods are others."""
+    was, now = templates(before), templates(after)
+    return {role for role in {*was, *now} if was.get(role) != now.get(role)}
+
+
+EDITS: dict[str, tuple[dict[str, Any], OnEdit, set[str]]] = {
+    "learning rate": ({"algorithm": {"ppo": {"learningRate": 0.1}}}, "live", set()),
+    "schedule": (
+        {"algorithm": {"ppo": {"clipRangeSchedule": {"linear": {"to": 0.1, "envSteps": 10}}}}},
+        "live",
+        set(),
+    ),
+    "stop": ({"stop": {"envSteps": 123_456}}, "live", set()),
+    "cadence": ({"parameters": {"everySeconds": 3, "keepLast": 9}}, "live", set()),
+    "budget": ({"restarts": {"budget": 3}}, "live", set()),
+    "volume": ({"parameters": {"store": {"filesystem": {"whenDeleted": "Delete"}}}}, "live", set()),
+    "suspend": ({"suspend": True}, "live", set()),
+    "batches of policy workers": ({"policyWorkers": {"maxBatchSize": 7}}, "roll", {"policy"}),
+    "policy workers": ({"policyWorkers": {"replicas": 2}}, "roll", {"policy", "actor"}),
+    "evaluators": ({"evaluators": {"environments": 3}}, "roll", {"evaluator"}),
+    "tracking": ({"tracking": {"wandb": {"project": "p"}}}, "roll", {COORDINATOR}),
+    "lag": ({"pacing": {"maxPolicyLag": 3}}, "gang", {TRAINER}),
+    "epochs": ({"algorithm": {"ppo": {"epochs": 2}}}, "gang", {TRAINER}),
+    "rollout": ({"actors": {"rolloutLength": 256}}, "gang", {TRAINER, "actor", "buffer"}),
+    "ranks": ({"trainers": {"replicas": 2}}, "gang", {TRAINER, "actor", "buffer"}),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_replaces_the_pods_that_its_field_says(name: str) -> None:
+    spec, does, roles = EDITS[name]
+    before = subject({})
+    after = subject(spec, generation=2)
+    assert {edit.does for edit in edits(before.experiment, after.experiment)} == {does}
+    first = first_record(before)
+    # A newer operator with other settings: what is kept is kept as it was.
+    second = next_record(first, subject(spec, generation=2, settings=NEWER))
+    assert replaced(first, second) == roles
+    assert "registry.example/actor:2" not in json.dumps(second.manifests)
+    if does != "refuse":
+        assert second.experiment == after.experiment
+
+
+def test_live_settings_are_in_the_one_object_that_changes() -> None:
+    first = first_record(subject({}))
+    second = next_record(first, subject({"stop": {"envSteps": 123_456}}, generation=2))
+    was, now = ({each["metadata"]["name"]: each for each in record.manifests} for record in (first, second))
+    assert {name for name in {*was, *now} if was.get(name) != now.get(name)} == {f"{SUBJECT.name}-settings"}
+    told = json.loads(now[f"{SUBJECT.name}-settings"]["data"]["settings.json"])
+    assert told[TRAINER]["stop"]["env_steps"] == 123_456
+
+
+SUBJECT = subject({})
+
+
+def test_actors_are_scaled_without_touching_those_that_are_there() -> None:
+    alone: dict[str, Any] = {"bufferWorkers": None}
+    first = first_record(subject(alone))
+    second = next_record(first, subject({**alone, "actors": {"replicas": 5}}, generation=2))
+    assert replaced(first, second) == set()
+    (actors,) = (
+        each
+        for each in second.manifests
+        if (each["kind"], each["metadata"]["name"]) == ("Deployment", SUBJECT.name_of("actor"))
+    )
+    assert actors["spec"]["replicas"] == 5
+
+
+def test_an_operator_that_makes_pods_otherwise_replaces_those_alone_that_are_edited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = first_record(subject({}))
+    rendered = records.render
+
+    def render(about: Subject) -> list[Manifest]:
+        made = copy.deepcopy(rendered(about))
+        for each in made:
+            if "template" in each.get("spec", {}):
+                each["spec"]["template"]["spec"]["hostname"] = "of-a-newer-operator"
+        return made
+
+    monkeypatch.setattr(records, "render", render)
+    assert replaced(first, next_record(first, subject({}, generation=2))) == set()
+    second = next_record(first, subject({"evaluators": {"replicas": 2, "environments": 3}}, generation=2))
+    assert replaced(first, second) == {"evaluator"}
+    assert templates(second)["evaluator"]["spec"]["hostname"] == "of-a-newer-operator"
+
+
+def test_what_is_on_record_is_read_back_and_nothing_that_somebody_else_wrote() -> None:
+    record = first_record(SUBJECT)
+    found = record_object(SUBJECT, record, KEY)
+    assert read_record(SUBJECT, found, KEY) == record
+    assert read_record(SUBJECT, found, b"another operator's") is None
+    for name in ("manifests.json", "settings.json", "experiment.json"):
+        assert read_record(SUBJECT, {**found, "data": {**found["data"], name: "[]"}}, KEY) is None
+    unsigned = {name: value for name, value in found["data"].items() if name != "signature"}
+    assert read_record(SUBJECT, {**found, "data": unsigned}, KEY) is None
+    elsewhere = {**found, "metadata": {**found["metadata"], "name": subject({}, generation=2).record_name}}
+    assert read_record(SUBJECT, elsewhere, KEY) is None, "an earlier record does not pass for a later one"
