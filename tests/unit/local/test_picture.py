@@ -159,7 +159,17 @@ def test_the_plain_line_before_anything_is_known() -> None:
 
 def test_the_picture_has_it_all() -> None:
     text = drawn(VIEW)
-    for expected in ("toy", "training", "12.3 s", "48,640 env steps", "52,100 steps/s", "lag 1", "38%", "batch 62%", "actor-1"):
+    for expected in (
+        "toy",
+        "training",
+        "12.3 s",
+        "48,640 env steps",
+        "52,100 steps/s",
+        "lag 1",
+        "38%",
+        "batch 62%",
+        "actor-1",
+    ):
         assert expected in text
     assert "coordinator-0  " in text, "names are not cut for the sake of statistics"
     assert "201.3 of 475" in text

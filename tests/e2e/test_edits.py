@@ -1,0 +1,132 @@
+"""What edits of a running experiment do: to its workers what the field says, and to the others nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace, Object
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+LONG: Object = {
+    "apiVersion": "rlsrl.dev/v1alpha1",
+    "kind": "RLExperiment",
+    "metadata": {"name": "long"},
+    "spec": {
+        "environment": {"id": "CartPole-v1"},
+        "policy": {"network": {"mlp": {"hiddenSizes": [16]}}},
+        "actors": {"environmentsPerActor": 8},
+        "trainers": {"batchEnvironments": 8},
+        "policyWorkers": {},
+        "parameters": {"everySeconds": 1},
+        "stop": {"wallSeconds": 600},
+    },
+}
+ROLES = ("coordinator", "trainer", "policy", "actor")
+
+
+@pytest.fixture
+def long(where: Namespace) -> Experiment:
+    where.apply(LONG)
+    experiment = Experiment(where, "long")
+    experiment.await_phase("Running")
+    until(lambda: experiment.condition("Ready").get("status") == "True", "every pod is ready")
+    until(lambda: experiment.env_steps() > 0, "it trains")
+    return experiment
+
+
+def edit(experiment: Experiment, **spec: Any) -> float:
+    """Merge into the spec; returns when."""
+    patch = json.dumps({"spec": spec})
+    experiment.where.kubectl("patch", "rlexperiment", experiment.name, "--type=merge", "-p", patch)
+    return time.monotonic()
+
+
+def lives(experiment: Experiment, *roles: str) -> set[tuple[str, int]]:
+    """The pods of the roles and how often each was restarted: what nobody may have touched."""
+    return {
+        (pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ())))
+        for role in roles
+        for pod in experiment.pods(role)
+    }
+
+
+def goes_on(experiment: Experiment) -> None:
+    steps = experiment.env_steps()
+    until(lambda: experiment.env_steps() > steps, "it trains on")
+
+
+def test_live_settings_reach_the_workers_without_a_restart(long: Experiment) -> None:
+    before = lives(long, *ROLES)
+    began = edit(long, algorithm={"ppo": {"learningRate": 0.0625}}, parameters={"everySeconds": 2})
+    log = lambda: long.where.kubectl("logs", "long-trainer-0")  # noqa: E731
+    until(lambda: '"tuned"' in log(), "the trainer took it")
+    print(f"live settings took {time.monotonic() - began:.1f} s")  # noqa: T201
+    goes_on(long)
+    assert lives(long, *ROLES) == before
+    edit(long, stop={"trainSteps": 1})
+    long.await_phase("Succeeded")
+    assert long.condition("Finished")["message"].startswith("stop.trainSteps holds")
+    assert (long.status["attempt"], long.status["restarts"]) == (1, 0)
+
+
+def test_actors_are_scaled_as_anything_is_and_others_roll(long: Experiment) -> None:
+    untouched = lives(long, *ROLES)
+    long.where.kubectl("scale", "rlexperiment/long", "--replicas=3")
+    until(
+        lambda: long.status["actors"] | {"selector": ""} == {"replicas": 3, "ready": 3, "selector": ""}, "three actors"
+    )
+    assert untouched < lives(long, *ROLES), "those that were there go on, beside new ones"
+    goes_on(long)
+    long.where.kubectl("scale", "rlexperiment/long", "--replicas=1")
+    until(lambda: len(long.pods("actor")) == 1, "one is left")
+    goes_on(long)
+    assert lives(long, "coordinator", "trainer", "policy") < untouched
+
+    others = lives(long, "coordinator", "trainer")
+    acting = lives(long, "policy", "actor")
+    edit(long, policyWorkers={"replicas": 2})
+    until(lambda: len(lives(long, "policy", "actor") - acting) == 3, "who acts is replaced")
+    until(lambda: long.condition("Ready").get("status") == "True", "every pod is ready")
+    goes_on(long)
+    assert lives(long, "coordinator", "trainer") == others
+    assert long.status["attempt"] == 1
+
+
+def test_what_would_be_another_experiment_is_refused_and_the_run_goes_on(long: Experiment) -> None:
+    before = lives(long, *ROLES)
+    with pytest.raises(KubectlFailed, match=r"spec\.seed: .*cannot be edited"):
+        edit(long, seed=7)
+    edit(long, environment={"kwargs": {"render_mode": "rgb_array"}})
+    until(lambda: long.condition("Accepted").get("reason") == "EditRefused", "it is told")
+    assert "spec.environment.kwargs" in long.condition("Accepted")["message"]
+    goes_on(long)
+    assert lives(long, *ROLES) == before
+    edit(long, environment={"kwargs": None})
+    until(lambda: long.condition("Accepted").get("reason") == "Accepted", "it was taken back")
+    assert lives(long, *ROLES) == before
+
+
+def test_a_suspended_experiment_has_no_pods_and_goes_on_from_where_it_was(long: Experiment) -> None:
+    edit(long, suspend=True)
+    long.await_phase("Suspended")
+    until(lambda: not long.pods(), "no pod is left")
+    until(lambda: long.condition("Ready").get("message") == "no pod is left", "so it is told")
+    steps = long.env_steps()
+    began = edit(long, suspend=False)
+    long.await_phase("Running")
+    until(lambda: long.env_steps() > steps, "it goes on")
+    print(f"resumed in {time.monotonic() - began:.1f} s")  # noqa: T201
+    log = long.where.kubectl("logs", "long-trainer-0")
+    assert '"resumed"' in log
+    assert (long.status["attempt"], long.status["restarts"]) == (2, 0)
+    edit(long, pacing={"maxPolicyLag": 2})
+    until(lambda: long.status["attempt"] == 3, "such an edit is a new attempt")
+    long.await_phase("Running")
+    goes_on(long)
+    assert (long.status["restarts"], long.status["recentFailures"]) == (0, 0)
