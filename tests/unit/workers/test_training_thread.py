@@ -317,7 +317,8 @@ def test_stop_ends_it_though_no_batch_comes(make_bench: Callable[..., Bench]) ->
 def test_settings_are_taken_between_two_steps(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(stop={"train_steps": 100})
     bench.train(2)
-    slot = bench.acquire()  # the second step is over: its credit came
+    slot = bench.acquire()
+    until(lambda: bench.learner.steps == 2, "the thread waits for a batch")
     bench.thread.adopt({"train_steps": 50})
     bench.thread.adopt({"train_steps": 3})
     until(lambda: bench.learner.adopted, "the newest is taken, though no batch comes")
@@ -332,7 +333,7 @@ def test_settings_are_taken_between_two_steps(make_bench: Callable[..., Bench]) 
 def test_settings_may_say_that_it_is_over(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     bench.train(2)
-    bench.acquire()
+    until(lambda: bench.learner.steps == 2, "the thread waits for a batch")
     bench.thread.adopt({"train_steps": 1})
     bench.thread.join(DEADLINE_SECONDS)
     assert (bench.thread.stop_reason, bench.learner.steps) == ("trainSteps", 2)
