@@ -194,6 +194,25 @@ def test_a_pod_with_several_gpus_holds_as_many_ranks(
     assert capfd.readouterr().out == "[pod/cartpole-trainer-1/worker] of four ranks\n"
 
 
+@pytest.mark.parametrize("options", [(), ("--follow",)])
+def test_what_kubectl_cannot_read_is_told(cluster: KubectlStandIn, options: tuple[str, ...]) -> None:
+    cluster.show(RUNNING, TRAINER)
+    result = called("logs", "cartpole", *options)
+    assert result.exit_code == 2
+    assert result.output.startswith("Error: kubectl logs cartpole-trainer-0: Error from server (BadRequest): container")
+
+
+def test_following_goes_on_with_those_that_can_be_read(
+    cluster: KubectlStandIn, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster.show(RUNNING, TRAINER, ACTOR)
+    cluster.log("cartpole-actor-x", "a line", ended=True)
+    result = called("logs", "cartpole", "--follow")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("kubectl logs cartpole-trainer-0: ")
+    assert capfd.readouterr().out == "[pod/cartpole-actor-x/worker] a line\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -201,7 +220,10 @@ def test_a_pod_with_several_gpus_holds_as_many_ranks(
         (("--index", "0"), "--index counts within a role: give --role, too"),
         (("--role", "trainer", "--index", "3"), "--index 3: there are 0 of role trainer"),
         (("-f", "--previous"), "--follow and --previous exclude each other: a worker that has ended writes no more"),
-        (("--previous",), "no worker was started again among the 2 pods: kubectl rlsrl why cartpole"),
+        (
+            ("--previous",),
+            "no worker was started again in cartpole-actor-x, cartpole-trainer-0: kubectl rlsrl why cartpole",
+        ),
     ],
 )
 def test_logs_that_are_not_there(cluster: KubectlStandIn, arguments: tuple[str, ...], told: str) -> None:

@@ -137,5 +137,5 @@ def test_earlier_ends_of_what_is_well_are_known() -> None:
     ended = {"reason": "Error", "exitCode": 1, "finishedAt": "2026-01-01T12:03:00Z"}
     again = pod("cartpole-actor-x", "actor", ready=True, lastState={"terminated": ended}, restartCount=2)
     assert has_ended_before([again, pod("cartpole-actor-y", "actor")]) == [
-        "cartpole-actor-x was started again 2 times; it had ended: Error, exit code 1 at 2026-01-01T12:03:00Z"
+        "cartpole-actor-x was started again (2x); it had ended: Error, exit code 1 at 2026-01-01T12:03:00Z"
     ]

@@ -71,7 +71,7 @@ def diagnose(
 def has_ended_before(objects: Sequence[Object]) -> list[str]:
     """The pods that are well now and whose worker was started again: how it ended."""
     return [
-        f"{pod['metadata']['name']} was started again {restarts(pod)} times; it had ended: {_end(terminations(pod)[0])}"
+        f"{pod['metadata']['name']} was started again ({restarts(pod)}x); it had ended: {_end(terminations(pod)[0])}"
         for pod in objects
         if pod["kind"] == "Pod" and is_ready(pod) and restarts(pod) and terminations(pod)
     ]

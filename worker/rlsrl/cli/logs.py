@@ -15,6 +15,8 @@ from rlsrl.runtime.errors import did_you_mean
 
 INDEX_LABEL = "apps.kubernetes.io/pod-index"
 TRAINER = "trainer"
+NAMED = 3
+"""How many pods a message names."""
 
 
 @click.command()
@@ -43,13 +45,19 @@ def logs(
         readable = [pod for pod in chosen if (restarts(pod) if previous else _has_begun(pod))]
         if not readable:
             told = "was started again" if previous else "has begun"
-            raise UserError(f"no worker {told} among the {len(chosen)} pods: kubectl rlsrl why {name}")
+            raise UserError(f"no worker {told} in {_names(chosen)}: kubectl rlsrl why {name}")
         options = ["--container", CONTAINER, "--prefix", "--tail", str(tail), *(["--previous"] if previous else [])]
         if follow:
             _follow(kubectl, readable, options)
         else:
             for pod in readable:
                 _print(kubectl, "logs", pod["metadata"]["name"], *options)
+
+
+def _names(pods: Sequence[Object]) -> str:
+    names = [pod["metadata"]["name"] for pod in pods]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
 
 
 def _of_role(pods: Sequence[Object], role: str | None, name: str) -> list[Object]:
@@ -99,7 +107,11 @@ def _has_begun(pod: Object) -> bool:
 
 
 def _follow(kubectl: Kubectl, pods: Sequence[Object], options: Sequence[str]) -> None:
-    """One kubectl a pod, until each has ended; the others go on when one fails."""
+    """One kubectl a pod, until each has ended; the others go on when one fails.
+
+    Raises:
+        UserError: every one of them failed.
+    """
     running = [
         subprocess.Popen(
             kubectl.command("logs", pod["metadata"]["name"], "--follow", *options), stderr=subprocess.PIPE, text=True
@@ -107,10 +119,16 @@ def _follow(kubectl: Kubectl, pods: Sequence[Object], options: Sequence[str]) ->
         for pod in pods
     ]
     try:
-        for pod, process in zip(pods, running, strict=True):
-            _, said = process.communicate()
-            if process.returncode:
-                click.echo(f"{pod['metadata']['name']}: {complaint(said)}", err=True)
+        ends = [(pod["metadata"]["name"], process.communicate()[1]) for pod, process in zip(pods, running, strict=True)]
+        failed = [
+            f"kubectl logs {name}: {complaint(said)}"
+            for (name, said), process in zip(ends, running, strict=True)
+            if process.returncode
+        ]
+        if len(failed) == len(pods):
+            raise UserError(failed[0])
+        for problem in failed:
+            click.echo(problem, err=True)
     finally:
         for process in running:
             process.kill()

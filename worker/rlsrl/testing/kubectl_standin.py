@@ -59,7 +59,7 @@ def logs():
         fail("Error from server (BadRequest): container \\"worker\\" in pod \\"" + name + "\\" is waiting to start")
     for line in path.read_text().splitlines():
         print("[pod/" + name + "/worker] " + line, flush=True)
-    if "--follow" in words:
+    if "--follow" in words and not (HERE / (name + ".ended")).exists():
         time.sleep(3600)
 def pump(source, target):
     try:
@@ -112,8 +112,10 @@ class KubectlStandIn:
         """From now on every call fails with those words."""
         (self.folder / "refusal").write_text(said)
 
-    def log(self, pod: str, text: str, *, previous: bool = False) -> None:
-        """What a pod's worker wrote."""
+    def log(self, pod: str, text: str, *, previous: bool = False, ended: bool = False) -> None:
+        """What a pod's worker wrote, or the one before it; one that has not ended is followed for ever."""
+        if ended:
+            (self.folder / f"{pod}.ended").touch()
         (self.folder / f"{pod}{'.previous' if previous else ''}.log").write_text(text)
 
     def reach(self, coordinator: str) -> None:
