@@ -98,6 +98,7 @@ def test_it_shows_who_works_and_who_waits_for_what(pods: Pods, coordinator: subp
         assert sum(worker["activity"].values()) == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_is_live_tells_a_lost_coordinator_and_ends_without_a_word(
     pods: Pods, coordinator: subprocess.Popen[bytes]
 ) -> None:

@@ -143,6 +143,17 @@ def test_what_is_wrong_is_said_with_the_cure_and_status_1(cluster: KubectlStandI
     ]
 
 
+def test_last_words_do_not_command_the_terminal(cluster: KubectlStandIn) -> None:
+    ended = {"reason": "Error", "exitCode": 1, "message": "a\tb\x1b[2J\x07 end"}
+    crashing = pod("cartpole-actor-x", "actor", state={"terminated": ended})
+    cluster.show(experiment("Running", condition("Ready", "Waiting", "\x1b]0;title\x07"), attempt=1), crashing)
+    for command in ("why", "status"):
+        output = called(command, "cartpole").output
+        assert "\x1b" not in output
+        assert "\x07" not in output
+    assert "    a   b\ufffd[2J\ufffd end\n" in called("why", "cartpole").output
+
+
 def test_of_many_alike_the_first_are_told_and_the_rest_counted(cluster: KubectlStandIn) -> None:
     waiting = {"waiting": {"reason": "ErrImagePull"}}
     cluster.show(RUNNING, *(pod(f"cartpole-actor-{number}", "actor", state=waiting) for number in range(20)))

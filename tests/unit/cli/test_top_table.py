@@ -67,11 +67,13 @@ def test_large_roles_are_counted_unless_all_is_asked_for() -> None:
     [
         {},
         {"roles": None, "totals": []},
+        {"roles": {"actor": [{"host": "\x1b[2J", "activity": {"\x1b[2J": 1.0}}]}},
         {"roles": {"actor": 3, "trainer": [None, {"index": None, "stats": 4, "activity": {"working": "x"}}]}},
     ],
 )
 def test_a_page_that_is_not_as_expected_is_shown_as_far_as_it_goes(page: dict[str, Any]) -> None:
     assert "ROLE" in top_table(page)
+    assert "\x1b" not in top_table(page)
 
 
 def test_shares_are_means_over_those_who_said_them() -> None:

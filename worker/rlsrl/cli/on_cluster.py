@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlsrl.api.placement import COORDINATOR_PORT
-from rlsrl.api.pods import TOKEN_KEY
+from rlsrl.api.pods import TOKEN_KEY, certified_name
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Kubectl, Object, complaint, own_labels
 
@@ -102,7 +102,7 @@ def _certificates(kubectl: Kubectl, experiment: Object) -> Iterator[Tls | None]:
         for file in FILES:
             Path(folder, file).write_bytes(base64.b64decode(data.get(file, "")))
         try:
-            tls = Tls(folder=Path(folder), peer_name=f"{metadata['name']}-coordinator.{metadata['namespace']}.svc")
+            tls = Tls(folder=Path(folder), peer_name=certified_name(metadata["name"], metadata["namespace"]))
         except TlsUnusable as error:
             raise UserError(f"the certificates in the Secret {name} cannot be used: {error}") from error
         yield tls

@@ -14,7 +14,7 @@ from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, PHASES, STALE, 
 from rlsrl.api.status import ExperimentStatus, Phase, Training
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Object
-from rlsrl.cli.text import UNKNOWN, columns, since
+from rlsrl.cli.text import UNKNOWN, columns, printable, since
 
 OLD_SECONDS = 60.0
 """Numbers that the coordinator told longer ago are old."""
@@ -63,7 +63,7 @@ def story(experiment: Object, workloads: Sequence[Object], now: datetime) -> str
         blocks.append(columns([("ROLE", "READY"), *sorted(map(_role, workloads))]))
     if status.conditions:
         blocks.append(columns([("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), *_conditions(status, now)]))
-    return "\n\n".join(blocks)
+    return printable("\n\n".join(blocks))
 
 
 def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Iterator[tuple[str, str]]:

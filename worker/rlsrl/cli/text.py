@@ -8,6 +8,13 @@ from datetime import datetime
 UNKNOWN = "-"
 
 
+def printable(text: str) -> str:
+    """The text without what would command a terminal: a pod's last words are its own."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text.expandtabs(4)
+    )
+
+
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows of equal length, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

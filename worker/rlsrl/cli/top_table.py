@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlsrl.cli.text import columns
+from rlsrl.cli.text import columns, printable
 from rlsrl.local.worker_report import UNKNOWN, activity, busy, mapping, number, reports_of, state, waits
 
 MAX_WORKERS_A_ROLE = 8
@@ -27,7 +27,7 @@ def top_table(page: Page, *, whole: bool = False) -> str:
         rows += [_worker(role, report) for report in shown]
         if rest := len(reports) - len(shown):
             rows.append(("", "", f"and {rest} more", *[""] * (len(HEADER) - 3)))
-    return f"{_experiment(page)}\n\n{columns([HEADER, *rows])}"
+    return printable(f"{_experiment(page)}\n\n{columns([HEADER, *rows])}")
 
 
 def _experiment(page: Page) -> str:

@@ -13,7 +13,7 @@ from rlsrl.cli.diagnosis import Finding, diagnose, has_ended_before
 from rlsrl.cli.kubectl import Kubectl, own_labels
 from rlsrl.cli.live import quiet_interrupt
 from rlsrl.cli.story import read_status
-from rlsrl.cli.text import since
+from rlsrl.cli.text import printable, since
 
 KINDS = "pods,deployments,replicasets,statefulsets,persistentvolumeclaims"
 WELL, UNWELL = 0, 1
@@ -37,7 +37,7 @@ def why(name: str, namespace: str | None) -> None:
         now = datetime.now(UTC)
         findings = diagnose(experiment, status, objects, kubectl.warnings(), now=now)
         for finding in findings[:MAX_FINDINGS]:
-            click.echo("\n".join(_lines(finding, name, now)))
+            click.echo(printable("\n".join(_lines(finding, name, now))))
         if len(findings) > MAX_FINDINGS:
             click.echo(f"and {len(findings) - MAX_FINDINGS} more")
         if not findings and status.phase is not None:
