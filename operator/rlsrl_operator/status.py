@@ -17,6 +17,9 @@ from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
 
 TERMINAL: tuple[Phase, ...] = ("Succeeded", "Failed")
 _MESSAGE_LENGTH = 1024
+_MAX_NUMBER = 1e15
+"""What counts of a run stay below."""
+_MAX_VERSION_LENGTH = 64
 _STEADY = frozenset({"ContainerCreating", "PodInitializing"})
 """Reasons for which a container waits that are no trouble."""
 
@@ -87,18 +90,23 @@ def role_status(pods: Sequence[Manifest], *, replicas: int, selector: Mapping[st
 
 
 def training(page: Mapping[str, Any], now: datetime) -> Training:
-    """The run's numbers from the coordinator's ``/status``."""
-    totals = page.get("totals") or {}
+    """The run's numbers from the coordinator's ``/status``. What is no number was not told: workers run users' code."""
+    said = page.get("totals")
+    totals = said if isinstance(said, dict) else {}
+
+    def number(name: str) -> float | None:
+        value = totals.get(name)
+        return value if isinstance(value, int | float) and abs(value) < _MAX_NUMBER else None
 
     def whole(name: str) -> int | None:
-        return None if totals.get(name) is None else max(0, round(totals[name]))
+        return None if (value := number(name)) is None else max(0, round(value))
 
-    mean = totals.get("return_mean")
+    mean, version = number("return_mean"), totals.get("version")
     return Training(
         env_steps=whole("env_steps"),
         train_steps=whole("train_steps"),
         env_steps_per_second=whole("env_steps_per_second"),
-        version=totals.get("version"),
+        version=version if isinstance(version, str) and len(version) <= _MAX_VERSION_LENGTH else None,
         policy_lag=whole("policy_lag"),
         return_mean=None if mean is None else f"{mean:.1f}",
         updated_at=stamp(now),

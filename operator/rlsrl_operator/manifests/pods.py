@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 
 from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT, PROCESS_ENVIRONMENT, STREAMS_PORT
-from rlsrl.api.pods import CONTAINER, TOKEN_KEY
+from rlsrl.api.pods import CONTAINER, TOKEN_KEY, certified_name
 from rlsrl_operator.manifests.network import STORE_ROLES
 from rlsrl_operator.manifests.subject import (
     ATTEMPT_ANNOTATION,
@@ -126,7 +126,7 @@ def _environment(subject: Subject, role: Role) -> list[Manifest]:
     if _tls_secret(subject):
         known += [
             {"name": "RLSRL_TLS_FOLDER", "value": TLS_FOLDER},
-            {"name": "RLSRL_TLS_NAME", "value": subject.peer_name},
+            {"name": "RLSRL_TLS_NAME", "value": certified_name(subject.name, subject.namespace)},
         ]
     if role.name == TRAINER:
         index, attempt = (

@@ -81,11 +81,6 @@ class Subject:
         return self.name_of(f"token-{self.uid[:8]}")
 
     @property
-    def peer_name(self) -> str:
-        """The DNS name that the workers' certificates carry, where there are any: one that nobody else may have."""
-        return f"{self.name_of(COORDINATOR)}.{self.namespace}.svc"
-
-    @property
     def own_labels(self) -> dict[str, str]:
         """The labels that everything of the experiment has, and nothing else."""
         return {EXPERIMENT_LABEL: self.name, UID_LABEL: self.uid}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import socket
 
 import aiohttp
@@ -59,11 +60,30 @@ def test_the_page_is_asked_for_with_the_token(monkeypatch: pytest.MonkeyPatch) -
         response(b"[1]"),
         response(b"null"),
         response(PAGE)[:-5],
+        response(b" " * (numbers.MAX_ANSWER_BYTES + 1) + PAGE),
+        response(b"[" * 100_000),
+        response(PAGE).replace(b"Content-Length", b"Content-Encoding: identity\r\nContent-Length"),
+        response(gzip.compress(bytes(100_000_000))).replace(
+            b"Content-Length", b"Content-Encoding: gzip\r\nContent-Length"
+        ),
     ],
+    ids=lambda answer: repr(answer)[:60],
 )
 def test_what_is_no_answer_is_none(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     page, _ = ask(monkeypatch, answer)
     assert page is None
+
+
+def test_who_is_led_elsewhere_does_not_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        elsewhere.setblocking(False)
+        url = f"http://127.0.0.1:{elsewhere.getsockname()[1]}/"
+        answer = response(b"", status="302 Found").replace(b"Content-Type", f"Location: {url}\r\nContent-Type".encode())
+        page, requests = ask(monkeypatch, answer)
+        assert page is None
+        assert len(requests) == 1
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
 
 
 def test_nobody_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,12 @@ NUMBERS = {
         ({"totals": NUMBERS | {"return_mean": None, "policy_lag": None, "version": None}}, None),
         ({"totals": {"policy_lag": -0.4}}, Training(policy_lag=0, updated_at=stamp(NOW))),
         ({"totals": None}, Training(updated_at=stamp(NOW))),
+        ({"totals": [1]}, Training(updated_at=stamp(NOW))),
+        ({"totals": dict.fromkeys(NUMBERS, "many")}, Training(version="many", updated_at=stamp(NOW))),
+        ({"totals": dict.fromkeys(NUMBERS, float("inf"))}, Training(updated_at=stamp(NOW))),
+        ({"totals": dict.fromkeys(NUMBERS, float("nan"))}, Training(updated_at=stamp(NOW))),
+        ({"totals": {name: {"a": 10**400} for name in NUMBERS}}, Training(updated_at=stamp(NOW))),
+        ({"totals": {"env_steps": 10**400, "version": "x" * 65}}, Training(updated_at=stamp(NOW))),
         ({}, Training(updated_at=stamp(NOW))),
     ],
 )

@@ -18,6 +18,13 @@ Pod = Mapping[str, Any]
 """As the API server shows it."""
 
 
+def certified_name(experiment: str, namespace: str) -> str:
+    """The DNS name on the certificates of an experiment's workers, where they have any: its coordinator's, which nobody
+    else in the cluster may have.
+    """
+    return f"{experiment}-coordinator.{namespace}.svc"
+
+
 def is_ready(pod: Pod) -> bool:
     """Whether a pod is ready, and not on its way out."""
     conditions = pod.get("status", {}).get("conditions", ())
