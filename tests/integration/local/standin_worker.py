@@ -2,7 +2,7 @@
 
 The script is ``<folder>/<role>.script``, JSON ``[[step, ...], ...]``; STANDIN_FOLDER in the environment is the folder.
 The n-th life of the role plays the n-th list of steps, further lives the last one. Each life appends
-``{"role", "pid", "attempt", "config", "token", "path"}`` to ``<folder>/<role>.lives``. Steps:
+``{"role", "pid", "attempt", "config", "token", "tls", "path"}`` to ``<folder>/<role>.lives``. Steps:
 
 - ``{"print": text}``, ``{"exit": code}``, ``{"die": signal}`` (itself), ``{"touch": file}``
 - ``{"signal_parent": signal}``, ``{"until": signal}`` (waits for it)
@@ -50,6 +50,7 @@ def register(path: Path, arguments: argparse.Namespace) -> int:
         "attempt": arguments.attempt,
         "config": str(arguments.config),
         "token": os.environ.get("RLSRL_TOKEN"),
+        "tls": os.environ.get("RLSRL_TLS_FOLDER"),
         "path": sys.path,
     }
     with path.open("a+") as lives:

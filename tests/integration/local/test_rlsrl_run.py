@@ -107,6 +107,17 @@ def test_workers_get_their_config_a_token_and_the_modules_beside_the_experiment(
     )
 
 
+def test_a_secret_for_tls_means_nothing_on_one_machine(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.script("trainer", FINISH)
+    (desk.folder / "toy.yaml").write_text(f"{EXPERIMENT}  security: {{tlsSecret: certificates}}\n")
+    monkeypatch.setenv("RLSRL_TLS_FOLDER", "/of/the/pod/where/it/is/tried")
+
+    assert desk.give().exit_code == 0
+
+    (trainer,) = desk.lives("trainer")
+    assert trainer["tls"] is None
+
+
 def test_an_interrupted_run_goes_on_with_the_next_attempt(desk: Desk) -> None:
     desk.script("trainer", INTERRUPT, FINISH)
 

@@ -22,6 +22,7 @@ from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolder, RunFolderErro
 from rlsrl.local.summary import RunFacts, summarize
 from rlsrl.local.supervisor import RestartLimits
 from rlsrl.rpc.auth import TOKEN_VARIABLE, new_token
+from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE
 from rlsrl.runtime.coordination import CoordinatorClient
 from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.ledger import balance, close_books, read_pages
@@ -149,8 +150,10 @@ def read_ledger(pages: Path) -> dict[str, Any]:
 
 
 def child_environment(base: Mapping[str, str], *, token: str, modules: Path) -> dict[str, str]:
-    """The workers' environment: ours, the run's token, and the user's modules first on the path."""
+    """The workers' environment: ours, the run's token, and the user's modules first on the path. Without certificates,
+    which a pod in which somebody tries a run may have."""
     path = os.pathsep.join(filter(None, (str(modules.absolute()), base.get("PYTHONPATH"))))
+    base = {name: value for name, value in base.items() if name != TLS_FOLDER_VARIABLE}
     return worker_environment({**base, TOKEN_VARIABLE: token, "PYTHONPATH": path})
 
 
