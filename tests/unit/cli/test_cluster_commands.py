@@ -117,6 +117,14 @@ def test_what_is_well_is_said_to_be_with_status_0(cluster: KubectlStandIn) -> No
     assert (result.exit_code, result.output) == (0, "all is well with cartpole: Running: The trainers train.\n")
 
 
+def test_what_is_over_is_said_with_what_is_left_to_do(cluster: KubectlStandIn) -> None:
+    cluster.show(experiment("Succeeded", condition("Finished", "Succeeded", "stop.envSteps holds"), attempt=1))
+    result = called("why", "cartpole")
+    assert result.exit_code == 0
+    assert result.output.startswith("all is well with cartpole: Succeeded: It has its result")
+    assert result.output.endswith("`kubectl rlsrl params export cartpole -o weights.safetensors`, then delete it.\n")
+
+
 def test_what_is_wrong_is_said_with_the_cure_and_status_1(cluster: KubectlStandIn) -> None:
     ended = {"reason": "Error", "exitCode": 1, "message": "ValueError: no such thing"}
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}

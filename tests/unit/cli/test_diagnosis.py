@@ -126,6 +126,16 @@ def test_of_what_is_over_only_the_end_counts(reason: str, told: list[str]) -> No
     assert [each.what for each in found(experiment(phase, *conditions), leaving)] == told
 
 
+def test_what_is_suspended_is_well_while_its_pods_end() -> None:
+    suspended = (WELL[0], *(condition(aspect, "Suspended", "x") for aspect in ("GangComplete", "Ready")))
+    training = {"training": {"updatedAt": MADE}}
+    leaving = pod("cartpole-actor-x", "actor", ready=False)
+    assert found(experiment("Suspended", *suspended, **training), leaving) == []
+    refused = condition("Accepted", "EditRefused", "spec.environment.kwargs")
+    findings = found(experiment("Suspended", refused, *suspended[1:]), leaving)
+    assert [finding.reason for finding in findings] == ["EditRefused"]
+
+
 def test_a_pod_that_is_being_ended_is_told_without_a_cure() -> None:
     leaving = pod("cartpole-actor-x", "actor")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T12:04:00Z"

@@ -53,6 +53,13 @@ def test_numbers_that_the_coordinator_told_long_ago_are_called_old() -> None:
     assert "told        54m59s ago: The coordinator does not answer the operator" in story(RUNNING, [], later)
 
 
+def test_what_is_suspended_says_since_when_and_its_numbers_are_as_old_as_they_should_be() -> None:
+    suspended = condition("GangComplete", "Suspended", "suspend is true")
+    told = story(experiment("Suspended", suspended, attempt=1, training=TRAINING), [], datetime(2026, 1, 2, tzinfo=UTC))
+    assert "phase       Suspended for 11h59m: `suspend` is true" in told
+    assert "told        11h54m ago\n" in told
+
+
 def test_what_has_its_result_says_it_and_no_numbers_are_old_then() -> None:
     message = "stop.returnMean holds: mean return 480.6 after 104869 transitions"
     over = experiment("Succeeded", condition("Finished", "Succeeded", message), attempt=1, training=TRAINING)

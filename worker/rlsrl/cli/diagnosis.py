@@ -59,9 +59,11 @@ def diagnose(
     judged = [*_conditions(status)]
     if is_over(status):
         return [finding for finding in judged if finding.what == FINISHED]
+    if status.phase == "Suspended":
+        return judged  # its pods end, and are meant to
     # Starting calls for nobody, and yet it is why an experiment does not train, if nothing else is.
     judged = [finding for finding in judged if is_trouble(finding.reason)] or judged
-    if status.phase == "Running" and status.training is not None and is_old(status.training, now):
+    if status.training is not None and is_old(status, now):
         judged.append(Finding(what="numbers", reason="Old", since=status.training.updated_at, explanation=STALE))
     told = {each["involvedObject"].get("uid"): each for each in warnings}
     unwell = [finding for each in objects if (finding := _unwell(each, told)) is not None]

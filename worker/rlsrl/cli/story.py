@@ -22,6 +22,7 @@ SINCE: Mapping[Phase, Aspect] = {
     "Pending": ACCEPTED,
     "Starting": GANG_COMPLETE,
     "Running": GANG_COMPLETE,
+    "Suspended": GANG_COMPLETE,
     "Succeeded": FINISHED,
     "Failed": FINISHED,
 }
@@ -49,9 +50,9 @@ def is_over(status: ExperimentStatus) -> bool:
     return status.phase in ("Succeeded", "Failed")
 
 
-def is_old(training: Training, now: datetime) -> bool:
-    """Whether the numbers of a run that goes on are older than they should be."""
-    told = training.updated_at
+def is_old(status: ExperimentStatus, now: datetime) -> bool:
+    """Whether the numbers are of a run that goes on, and older than they should be."""
+    told = status.training.updated_at if status.training is not None and status.phase == "Running" else None
     return told is not None and (now - datetime.fromisoformat(told)).total_seconds() > OLD_SECONDS
 
 
@@ -77,7 +78,8 @@ def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Itera
         yield "trained", _trained(training)
         yield "policy", _policy(training)
         if not is_over(status):
-            yield "told", _told(training, now)
+            told = f"{since(training.updated_at, now)} ago" if training.updated_at else UNKNOWN
+            yield "told", f"{told}: {STALE.meaning}" if is_old(status, now) else told
     yield "stop", ", ".join(f"{name} {_number(value)}" for name, value in spec.get("stop", {}).items())
     if (end := next((each for each in status.conditions if each.type == FINISHED), None)) is not None:
         yield "result", end.message
@@ -113,12 +115,6 @@ def _policy(training: Training) -> str:
         f"return {training.return_mean or UNKNOWN}, lag {_number(training.policy_lag)}, "
         f"version {training.version or UNKNOWN}"
     )
-
-
-def _told(training: Training, now: datetime) -> str:
-    if training.updated_at is None:
-        return UNKNOWN
-    return f"{since(training.updated_at, now)} ago{f': {STALE.meaning}' if is_old(training, now) else ''}"
 
 
 def _store(name: str, spec: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import click
 
-from rlsrl.api.reasons import PHASES
+from rlsrl.api.reasons import PHASES, Explanation
 from rlsrl.cli.diagnosis import Finding, diagnose, has_ended_before
 from rlsrl.cli.kubectl import Kubectl, own_labels
 from rlsrl.cli.live import quiet_interrupt
@@ -41,10 +41,15 @@ def why(name: str, namespace: str | None) -> None:
         if len(findings) > MAX_FINDINGS:
             click.echo(f"and {len(findings) - MAX_FINDINGS} more")
         if not findings and status.phase is not None:
-            click.echo(f"all is well with {name}: {status.phase}: {PHASES[status.phase].meaning}")
+            click.echo(f"all is well with {name}: {status.phase}: {_told(PHASES[status.phase], name)}")
             for line in has_ended_before(objects):
                 click.echo(f"  {line}")
     sys.exit(UNWELL if findings else WELL)
+
+
+def _told(phase: Explanation, name: str) -> str:
+    """What a phase means, and what can be done about it, if anything."""
+    return " ".join([phase.meaning, *([phase.cure.replace("NAME", name)] if phase.cure != "Nothing." else [])])
 
 
 def _lines(finding: Finding, name: str, now: datetime) -> Iterator[str]:
