@@ -87,6 +87,8 @@ class _Memory:
     """How objects were after their last apply, by kind and name."""
     asked_at: datetime | None = None
     """When its coordinator was asked for numbers last."""
+    record: tuple[str, Record] | None = None
+    """The present generation's record, by the uid of its object, which never changes."""
     pruned: int = 0
     """The generation for which what earlier ones needed was removed."""
 
@@ -211,7 +213,11 @@ class Reconciler:
         cannot be leaves everything as it was."""
         found = await self._cluster.get("v1", "ConfigMap", subject.namespace, subject.record_name)
         if found is not None:
+            memory, uid = self._memory(subject), found["metadata"]["uid"]
+            if memory.record is not None and memory.record[0] == uid:
+                return memory.record[1]
             if (known := read_record(subject, found, self._key)) is not None:
+                memory.record = (uid, known)
                 return known
             if subject.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
                 raise Foreign(_in_the_way({"kind": "ConfigMap", **found}))
