@@ -283,6 +283,20 @@ def test_what_cannot_be_used_is_named(world: World, file: str, content: bytes | 
         secret.tls()
 
 
+@pytest.mark.parametrize("file", ["tls.crt", "tls.key", "ca.crt"])
+def test_what_cannot_be_read_is_no_certificate_and_those_before_are_kept(world: World, file: str) -> None:
+    secret = world.secret("both", world.ours, world.ours)
+    tls = secret.tls()
+    before = tls.newest()
+    (secret.folder / file).unlink()
+    (secret.folder / file).mkdir()
+    with capture_logs() as logs:
+        assert tls.newest() is before
+    assert [entry["event"] for entry in logs] == ["certificates_unusable"]
+    with pytest.raises(TlsUnusable):
+        secret.tls()
+
+
 def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(world: World) -> None:
     secret = world.secret("both", world.ours, world.ours)
     key = secret.folder / "..data" / "tls.key"

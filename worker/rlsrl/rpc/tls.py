@@ -120,7 +120,7 @@ class Tls:
             before = self._signature()
             try:
                 certificates = self._load()
-            except (OSError, TlsUnusable):
+            except TlsUnusable:
                 if self._signature() == before:
                     raise
             else:
@@ -134,18 +134,20 @@ class Tls:
         try:
             # A key that wants a password is none of ours; without the callback a terminal would be asked for it.
             context.load_cert_chain(chain, key, password=lambda: b"")
-        except ssl.SSLError as error:
+        except OSError as error:
             raise TlsUnusable(
                 f"certificates: {chain} and {KEY} are not a chain and its key, PEM, without a password: "
-                f"{error.reason or error}"
+                f"{_reason(error)}"
             ) from error
         try:
             context.load_verify_locations(authorities)
-        except ssl.SSLError as error:
-            raise TlsUnusable(
-                f"certificates: {authorities} holds no certificates, PEM: {error.reason or error}"
-            ) from error
-        return _Certificates(chain=chain.read_bytes(), key=key.read_bytes(), authorities=authorities.read_bytes())
+            return _Certificates(chain=chain.read_bytes(), key=key.read_bytes(), authorities=authorities.read_bytes())
+        except OSError as error:
+            raise TlsUnusable(f"certificates: {authorities} holds no certificates, PEM: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    return str(getattr(error, "reason", None) or error)
 
 
 def tls_from_environment(environ: Mapping[str, str] = os.environ) -> Tls | None:
