@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT, PROCESS_ENVIRONMENT, STREAMS_PORT
+from rlsrl.api.placement import COORDINATOR_PORT, HEALTH_PORT, HTTP_PORT, PROCESS_ENVIRONMENT, STREAMS_PORT
 from rlsrl.api.pods import CONTAINER, TOKEN_KEY, certified_name
 from rlsrl_operator.manifests.network import STORE_ROLES
 from rlsrl_operator.manifests.subject import (
@@ -27,6 +27,8 @@ TOKEN_FOLDER = "/etc/rlsrl/token"  # noqa: S105 - a path
 TLS_FOLDER = "/etc/rlsrl/tls"
 TLS_KEYS = ("tls.crt", "tls.key", "ca.crt")
 RESULT_FILE = "/dev/termination-log"
+FROZEN_GRACE_SECONDS = 5
+"""Between SIGTERM and SIGKILL of a process that does not answer."""
 EVICTED_AFTER_SECONDS = 30
 """How long pods stay on a node that is not heard of."""
 
@@ -113,7 +115,8 @@ def _command(subject: Subject, role: Role) -> list[str]:
     launcher = ["python", "-m", "rlsrl.workers.gang_launcher", "--ranks", str(trainers.ranks_per_pod)]
     machines = ["--machines", str(trainers.num_pods), "--machine", "$(RLSRL_POD_INDEX)"]
     meeting = ["--meet-at", f"{name}-0.{name}:{MEETING_PORT}", "--once", f"{STATE_FOLDER}/started"]
-    return [*launcher, *machines, *meeting, *worker, "--attempt", "$(RLSRL_ATTEMPT)"]
+    health = ["--health-at", str(HEALTH_PORT)]
+    return [*launcher, *machines, *meeting, *health, *worker, "--attempt", "$(RLSRL_ATTEMPT)"]
 
 
 def _environment(subject: Subject, role: Role) -> list[Manifest]:
@@ -159,7 +162,8 @@ def _ports(subject: Subject, role: Role) -> list[Manifest]:
         served["coordinator"] = COORDINATOR_PORT
     elif role.name not in (ACTOR, EVALUATOR):
         served["streams"] = STREAMS_PORT
-    return [
+    health = [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}] if role.name == TRAINER else []
+    return health + [
         {"name": name if rank == 0 else f"{name}-{rank}", "containerPort": port + rank, "protocol": "TCP"}
         for rank in range(ranks)
         for name, port in served.items()
@@ -178,18 +182,21 @@ def _resources(subject: Subject, role: Role) -> Manifest:
 
 
 def _probes(role: Role) -> Manifest:
-    """A trainer's launcher that waits for the next attempt is neither ready nor to be restarted."""
+    """A trainer's launcher says of all its ranks whether they live; one that waits for the next attempt is neither
+    ready nor to be restarted.
 
-    def get(path: str, **options: int) -> Manifest:
-        return {"httpGet": {"path": path, "port": "http", "scheme": "HTTP"}, "timeoutSeconds": 5, **options}
+    Whoever does not answer will not obey SIGTERM either: a stopped process is killed soon after it is found to be one.
+    """
 
-    ready = {"readinessProbe": get("/readyz", periodSeconds=2, failureThreshold=5, successThreshold=1)}
-    if role.name == TRAINER:
-        return ready
+    def get(path: str, port: str, **options: int) -> Manifest:
+        return {"httpGet": {"path": path, "port": port, "scheme": "HTTP"}, "timeoutSeconds": 5, **options}
+
+    health = "health" if role.name == TRAINER else "http"
+    killed = {"terminationGracePeriodSeconds": FROZEN_GRACE_SECONDS}
     return {
-        **ready,
-        "startupProbe": get("/healthz", periodSeconds=1, failureThreshold=120, successThreshold=1),
-        "livenessProbe": get("/healthz", periodSeconds=10, failureThreshold=6, successThreshold=1),
+        "readinessProbe": get("/readyz", "http", periodSeconds=2, failureThreshold=5, successThreshold=1),
+        "startupProbe": get("/healthz", health, periodSeconds=1, failureThreshold=120, successThreshold=1),
+        "livenessProbe": get("/healthz", health, periodSeconds=10, failureThreshold=3, successThreshold=1, **killed),
     }
 
 

@@ -289,6 +289,7 @@ def test_copies_of_pages_balance_however_old_each_is(tmp_path: Path, rng: random
             for ended in (False, True):
                 found = balance(run.kept.values(), ended=ended, copies=True)
                 found.check()
+            assert min(found.lost.values()) >= 0, found
 
 
 def books_of_a_run(folder: Path, seed: int) -> None:

@@ -37,6 +37,9 @@ STREAMS_PORT = 7001
 HTTP_PORT = 8080
 """Where a pod serves ``/metrics``; the coordinator ``/status`` and ``/healthz`` too."""
 
+HEALTH_PORT = 8079
+"""Where a trainer pod's launcher answers ``/healthz`` for all of the pod's ranks."""
+
 
 class Placement(Protocol):
     """Where one run's workers are."""

@@ -44,6 +44,7 @@ class Pods:
         self._stack = stack
         self._network = f"127.{secrets.randbelow(250) + 2}.{secrets.randbelow(250) + 1}"
         self._num_hosts = 0
+        self._uids: dict[str, str] = {}
         placement = ClusterPlacement(
             run_uid=uuid.uuid4().hex,
             coordinator_host=f"{self._network}.1",
@@ -68,8 +69,8 @@ class Pods:
     ) -> tuple[subprocess.Popen[bytes], str]:
         """A worker at the next free address: its process, and the address. The coordinator has to be the first.
 
-        ``launcher`` are the gang launcher's arguments, for ranks that it starts. ``host`` is for a coordinator's
-        successor, which the Service leads to.
+        ``launcher`` are the gang launcher's arguments, for ranks that it starts. ``host`` is where to start
+        one again: the container of a pod that is still there, or a coordinator's pod, which its Service leads to.
 
         Raises:
             ValueError: the experiment has no such role.
@@ -83,7 +84,7 @@ class Pods:
         path.write_text(config.model_copy(update={"ledger_folder": str(self._pod_folder(host))}).to_json())
         module = ["rlsrl.workers.gang_launcher", *launcher] if launcher else ["rlsrl.workers"]
         command = [sys.executable, "-m", *module, "--role", role, "--config", str(path), *arguments]
-        pod = {"RLSRL_HOST": host, POD_VARIABLE: uuid.uuid4().hex}
+        pod = {"RLSRL_HOST": host, POD_VARIABLE: self._uids.setdefault(host, uuid.uuid4().hex)}
         environment = worker_environment({**os.environ, **self._variables, **pod})
         with (self._folder / f"{role}-{host}.log").open("ab") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -96,6 +97,7 @@ class Pods:
         process.kill()
         process.wait(DEADLINE_SECONDS)
         shutil.rmtree(self._pod_folder(host), ignore_errors=True)
+        del self._uids[host]
 
     def _pod_folder(self, host: str) -> Path:
         return self._folder / "pods" / host

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
+from rlsrl.workers.gang_health import serve_health
 
 SHUTDOWN_SECONDS = 50
 """How long ranks may take for their last checkpoint after SIGTERM; shorter than who started the gang waits for it."""
@@ -36,8 +37,11 @@ def main() -> int:
     parser.add_argument("--machines", type=int, default=1, help="number of machines with so many ranks each")
     parser.add_argument("--machine", type=int, default=0, help="this machine's number, from 0")
     parser.add_argument("--meet-at", default="", metavar="HOST:PORT", help="port of machine 0; for several machines")
+    parser.add_argument("--health-at", type=int, metavar="PORT", help="answer /healthz for this machine's ranks there")
     parser.add_argument("--once", type=Path, metavar="FILE", help="start only if the file is not there, and make it")
     arguments, rest = parser.parse_known_args()
+    if arguments.health_at is not None:
+        serve_health(arguments.health_at, ranks=arguments.ranks)
     if arguments.once is not None and not _is_first(arguments.once):
         sys.stderr.write("rlsrl: this gang has ended; its next attempt begins in a new pod\n")
         threading.Event().wait()

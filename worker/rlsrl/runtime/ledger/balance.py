@@ -106,10 +106,14 @@ def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False)
         if ended:
             total.update(_left_by_consumer(record))
     gone = "lost.receiver_died" if ended else "unsettled"
-    for pair in _pairs(records, chain, copies=copies):
+    pairs = [*_pairs(records, chain, copies=copies)]
+    for pair in pairs:
         total.update(_fates(pair.producer, pair.not_taken) if ended else {"unsettled": _sum(pair.not_taken)})
         total[gone] += pair.forgotten
         total.update(_outlived(pair.giver, pair.outlived, gone))
+    if ended:
+        overdrawn = max(-_lost_at_buffers(total, records, pairs), 0)
+        total.update({"produced": overdrawn, gone: overdrawn})
     return Balance(
         produced=total["produced"],
         trained=total["trained"],
@@ -231,6 +235,22 @@ def _compared(
         forgotten=max(gap, 0) + since,
         outlived=max(-gap, 0),
     )
+
+
+def _lost_at_buffers(total: Mapping[str, int], records: Sequence[PageRecord], pairs: Sequence[_Pair]) -> int:
+    """What was lost with buffer workers. Less than nothing is what came through them, and of actors, unknown to both:
+    their copies are older than that of the trainer who took it.
+    """
+    if not any(record.role == "buffer" for record in records):
+        return 0
+    lost = sum(
+        record.counters["lost.receiver_died"] + (0 if record.ended else max(record.counters["in_buffer"], 0))
+        for record in records
+        if record.role == "buffer"
+    )
+    forgotten = sum(pair.forgotten for pair in pairs if pair.giver == CHAIN[0])
+    outlived = total["outlived"] + sum(pair.outlived for pair in pairs if pair.giver == "buffer")
+    return lost + forgotten - outlived
 
 
 def _outlived(giver: str, num_transitions: int, gone: str) -> dict[str, int]:

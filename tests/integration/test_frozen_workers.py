@@ -1,0 +1,105 @@
+"""SIGSTOP: a process that stands still is one failure. It alone does not answer its kubelet, which starts it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rlsrl.api.placement import HEALTH_PORT, HTTP_PORT
+from rlsrl.testing.crew import Crew, stop
+from rlsrl.testing.pods import Pods
+from rlsrl.testing.waiting import until
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: frozen}
+spec:
+  environment: {id: CartPole-v1}
+  policy: {network: {mlp: {hiddenSizes: [8]}}}
+  algorithm: {ppo: {epochs: 1, minibatchSize: 64}}
+  actors: {replicas: 2, environments: 4, rolloutLength: 16}
+  parameters: {everySteps: 20}
+  stop: {trainSteps: 1000000}
+"""
+ASKING = ["policyWorkers={replicas: 2}", "evaluators={replicas: 1, environments: 1, everyVersions: 1}"]
+BUFFERED = ["bufferWorkers={replicas: 2}"]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "others_go_on", "others_wait"),
+    [
+        pytest.param(ASKING, ["actor", "policy", "evaluator"], ["trainer", "coordinator"], id="with policy workers"),
+        # What was granted to a buffer worker waits for its own actors (decision 0013): here it has one.
+        pytest.param(BUFFERED, ["buffer"], ["actor"], id="with buffer workers"),
+    ],
+)
+def test_whoever_is_stopped_is_found_and_started_again(
+    tmp_path: Path, stack: ExitStack, overrides: list[str], others_go_on: list[str], others_wait: list[str]
+) -> None:
+    crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
+    crew.trains_on()
+    for role in (*others_go_on, *others_wait):
+        frozen = role, 0
+        stop(crew.running[frozen][0].pid)
+        for place in crew.running:
+            assert crew.answers(place) is (place != frozen), f"{place}, while {frozen} stands still"
+        if role in others_go_on:
+            crew.makes_steps()
+        crew.restart(frozen)
+        crew.trains_on()
+    crew.end()
+    crew.check_ledger()
+
+
+class Gang:
+    """Two ranks in one pod, and their launcher."""
+
+    pod = "trainer", 0
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        launcher = ["--ranks", "2", "--health-at", str(HEALTH_PORT)]
+        self.crew = Crew(Pods(EXPERIMENT, folder, stack, overrides=["trainers={replicas: 2}"]), launcher=launcher)
+        until(lambda: self.crew.answers(self.pod, HEALTH_PORT), "the launcher answers, whatever its ranks are at")
+        self.crew.trains_on()
+        assert self.crew.answers(self.pod, HEALTH_PORT)
+
+    def stop_rank(self, rank: int) -> None:
+        (pid,) = (worker["pid"] for worker in self.crew.workers("trainer") if worker["index"] == rank)
+        stop(pid)
+
+    def heals(self) -> None:
+        """What does not answer is killed, and the next attempt is another pod."""
+        assert not self.crew.answers(self.pod, HEALTH_PORT)
+        self.crew.restart(self.pod)
+        self.crew.trains_on()
+        assert self.crew.answers(self.pod, HEALTH_PORT)
+        self.crew.end()
+        self.crew.check_ledger()
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_rank_that_is_stopped_fails_its_own_pod_alone(tmp_path: Path, stack: ExitStack, rank: int) -> None:
+    gang = Gang(tmp_path, stack)
+    gang.stop_rank(rank)
+    assert not gang.crew.answers(gang.pod, HTTP_PORT + rank)
+    assert gang.crew.answers(gang.pod, HTTP_PORT + 1 - rank), "it waits for the other one, and lives"
+    gang.heals()
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_stopped_fails_its_pod(tmp_path: Path, stack: ExitStack) -> None:
+    gang = Gang(tmp_path, stack)
+    stop(gang.crew.running[gang.pod][0].pid)
+    gang.crew.makes_steps()
+    gang.heals()
