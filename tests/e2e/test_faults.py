@@ -4,6 +4,7 @@ hit does not notice, and the goal is reached.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 
@@ -142,3 +143,32 @@ def test_no_fault_stops_training_or_touches_who_was_not_hit(where: Namespace, ha
     # A kill, a deleted pod and a deleted StatefulSet of the gang; a gang that was hit twice in one go counts once.
     assert 3 <= status["restarts"] <= 6
     until(lambda: [role_of(pod) for pod in experiment.pods()] == ["coordinator"], "only the coordinator stays")
+    adds_up(experiment)
+
+
+def test_a_process_that_is_stopped_is_one_failure(where: Namespace, hands: Nodes) -> None:
+    """Its own kubelet finds it, and nobody else is restarted."""
+    where.apply(EXPERIMENT)
+    experiment = Experiment(where, "faults")
+    experiment.await_phase("Running")
+    until(lambda: all_ready(experiment), "every pod is ready")
+    until(lambda: experiment.env_steps() > 0, "it trains")
+    faults = Faults(experiment)
+    faults.start()
+    for role in ROLES:
+        victim = experiment.pods(role)[-1]
+        faults.make(f"stop {role}", role, lambda victim=victim: hands.kill(victim, sig=signal.SIGSTOP))  # type: ignore[misc]
+    for pod in experiment.pods("actor"):
+        where.kubectl("exec", pod["metadata"]["name"], "--", "touch", GATE)
+    experiment.await_phase("Succeeded")
+    print("\n".join(f"{what:50s} {seconds:6.1f} s" for what, seconds in faults.seconds.items()))  # noqa: T201
+    until(lambda: [role_of(pod) for pod in experiment.pods()] == ["coordinator"], "only the coordinator stays")
+    adds_up(experiment)
+
+
+def adds_up(experiment: Experiment) -> None:
+    """The ledger of a run that is over, whoever is gone."""
+    until(lambda: experiment.ledger()["unsettled"] == 0, "the ledger is settled")
+    ledger = experiment.ledger()
+    assert ledger["balanced"], ledger
+    assert ledger["trained"] > 0, ledger

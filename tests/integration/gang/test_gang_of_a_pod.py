@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -9,6 +11,9 @@ from pathlib import Path
 
 import psutil
 
+from rlsrl.api.placement import HEALTH_PORT
+from rlsrl.runtime.addresses import HOST_VARIABLE
+from rlsrl.testing.live_runs import fetch
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 CONFIGURATION_ERROR = 2
@@ -24,10 +29,16 @@ def test_a_gang_is_started_once_and_then_waits_to_be_ended(tmp_path: Path) -> No
     assert once.exists()
 
     log = tmp_path / "log"
-    with log.open("wb") as output, subprocess.Popen(told_nothing, stderr=output) as second:
+    host = f"127.{secrets.randbelow(250) + 2}.{secrets.randbelow(250) + 1}.1"
+    again = [*told_nothing, "--health-at", str(HEALTH_PORT)]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(again, stderr=output, env={**os.environ, HOST_VARIABLE: host}) as second,
+    ):
         try:
             until(lambda: "its next attempt begins in a new pod" in log.read_text(), "the launcher waits")
             assert not psutil.Process(second.pid).children(), "no rank was started"
+            assert fetch(f"http://{host}:{HEALTH_PORT}/healthz") == "ok\n", "it is not to be restarted"
             second.terminate()
             assert second.wait(DEADLINE_SECONDS) == -signal.SIGTERM
         finally:

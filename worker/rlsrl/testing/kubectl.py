@@ -144,6 +144,12 @@ class Experiment:
         """Transitions trained, as last told."""
         return int(self.status.get("training", {}).get("envSteps") or 0)
 
+    def ledger(self) -> Object:
+        """The run's ledger, as the coordinator has it."""
+        name = self.pods("coordinator")[0]["metadata"]["name"]
+        found: Object = json.loads(self.where.kubectl("exec", name, "--", "python", "-c", _LEDGER))
+        return found
+
     def condition(self, name: str) -> Object:
         """One aspect; an empty one before it is known."""
         return next((each for each in self.status.get("conditions", ()) if each["type"] == name), {})
@@ -244,6 +250,14 @@ def processes(uid):
         if uid in groups and command[0]:
             yield int(pid), command
 """
+_LEDGER = """
+import json, os, pathlib, urllib.request
+token = pathlib.Path(os.environ["RLSRL_TOKEN_FILE"]).read_text().strip()
+url = f"http://{os.environ['RLSRL_HOST']}:8080/status"
+request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+print(json.dumps(json.load(urllib.request.urlopen(request, timeout=10))["ledger"]))
+"""
+
 _KILL = f"""{_PROCESSES}
 found = [pid for pid, command in processes(sys.argv[1]) if sys.argv[2] in command]
 for pid in found:
