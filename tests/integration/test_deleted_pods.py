@@ -45,7 +45,13 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"parameters.store={{objectStore: {store}}}"
 
 
-@pytest.mark.parametrize("overrides", [[], [BUFFERED]], ids=["actors to trainers", "by way of a buffer worker"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param([BUFFERED], id="by way of a buffer worker"),
+        pytest.param([], id="actors to trainers", marks=pytest.mark.slow),
+    ],
+)
 def test_whoever_is_deleted_the_ledger_adds_up(tmp_path: Path, stack: ExitStack, overrides: list[str]) -> None:
     crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
     crew.trains_on()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from rlsrl.api.placement import HEALTH_PORT, HTTP_PORT
 from rlsrl.testing.crew import Crew, stop
 from rlsrl.testing.pods import Pods
-from rlsrl.testing.waiting import until
+from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -103,3 +104,20 @@ def test_a_launcher_that_is_stopped_fails_its_pod(tmp_path: Path, stack: ExitSta
     stop(gang.crew.running[gang.pod][0].pid)
     gang.crew.makes_steps()
     gang.heals()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["actor", "buffer", "trainer"])
+def test_one_that_wakes_up_too_late_finds_its_place_taken_and_goes(tmp_path: Path, stack: ExitStack, role: str) -> None:
+    """As on a node that was given up and comes back: what it still does counts nowhere twice."""
+    crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=BUFFERED))
+    crew.trains_on()
+    sleeper, _ = crew.running[role, 0]
+    stop(sleeper.pid)
+    crew.succeed((role, 0))
+    crew.trains_on()
+    sleeper.send_signal(signal.SIGCONT)
+    assert sleeper.wait(DEADLINE_SECONDS) == 1
+    crew.makes_steps()
+    crew.end()
+    crew.check_ledger()
