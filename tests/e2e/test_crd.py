@@ -11,8 +11,9 @@ import pytest
 from kubernetes import client, config
 
 from rlsrl.api.cel import RULES, union_rules
+from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
-from rlsrl.testing.documents import MODELS, Document, as_sent, perhaps_broken
+from rlsrl.testing.documents import MODELS, Document, as_sent, empty_unions, perhaps_broken, variation
 from rlsrl.testing.kubectl import Namespace
 
 pytestmark = pytest.mark.e2e
@@ -29,11 +30,19 @@ def models_say(document: Document) -> str:
     return ""
 
 
-def server_says(api: client.CustomObjectsApi, namespace: str, document: Document) -> str:
+def server_says(
+    api: client.CustomObjectsApi, namespace: str, document: Document, former: Document | None = None
+) -> str:
+    """Why it is refused as a new one, or in the place of ``former``, which is there; nothing for one that is taken."""
     place = ("rlsrl.dev", "v1alpha1", namespace, "rlexperiments")
     options: dict[str, Any] = {"dry_run": "All", "field_validation": "Strict", "_request_timeout": ANSWER_SECONDS}
     try:
-        api.create_namespaced_custom_object(*place, document, **options)
+        if former is None:
+            api.create_namespaced_custom_object(*place, document, **options)
+        else:
+            metadata = {**document["metadata"], "resourceVersion": former["metadata"]["resourceVersion"]}
+            name = former["metadata"]["name"]
+            api.replace_namespaced_custom_object(*place, name, {**document, "metadata": metadata}, **options)
     except client.ApiException as error:
         if error.status not in REFUSALS:
             raise
@@ -56,9 +65,50 @@ def test_both_judge_every_document_alike(where: Namespace, num_documents: int) -
         assert bool(server) == bool(models), f"seed {seed}: {server!r} but {models!r} of {json.dumps(document)}"
         verdicts[bool(server)] += 1
         said.append(server)
+    for document in empty_unions():
+        document["metadata"] = {"name": "a"}
+        said.append(server_says(api, where.name, document))
+        assert said[-1], document
+        assert models_say(document), document
     print(f"{num_documents} documents, {verdicts[True]} refused by both")  # noqa: T201 - the test's figures
     assert 0.4 < verdicts[True] / num_documents < 0.6
     everything = "\n".join(said)
     rules = [rule for model in MODELS.values() for rule in (*RULES.get(model, ()), *union_rules(model))]
     never = {rule.message for rule in rules if rule.message not in everything}
     assert never <= {rule.message for rule in RULES[MODELS[()]]}, "rules that no document broke"
+
+
+KWARGS = frozenset({"spec.environment.kwargs", "spec.policy.network.custom.kwargs"})
+"""What an API server cannot compare: there the operator refuses."""
+
+
+@pytest.mark.parametrize("num_pairs", [40, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
+def test_both_refuse_the_same_edits(where: Namespace, num_pairs: int) -> None:
+    config.load_kube_config()
+    api = client.CustomObjectsApi()
+    # None of their pods need run.
+    where.apply(
+        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}}
+    )
+    place = ("rlsrl.dev", "v1alpha1", where.name, "rlexperiments")
+    verdicts: Counter[bool] = Counter()
+    for seed in range(num_pairs):
+        rng = random.Random(seed)
+        before = as_sent(variation(rng))
+        after = as_sent(variation(rng)) if seed % 2 else _nearly(before, rng)
+        before["metadata"] = after["metadata"] = {"name": f"a{seed}"}
+        there = api.create_namespaced_custom_object(*place, before, _request_timeout=ANSWER_SECONDS)
+        try:
+            models = set(refused(load_text(json.dumps(before)), load_text(json.dumps(after)))) - KWARGS
+            server = server_says(api, where.name, after, there)
+        finally:
+            api.delete_namespaced_custom_object(*place, f"a{seed}", _request_timeout=ANSWER_SECONDS)
+        assert bool(server) == bool(models), f"seed {seed}: {server!r} but {models!r}"
+        verdicts[bool(server)] += 1
+    print(f"{num_pairs} edits, {verdicts[True]} refused by both")  # noqa: T201 - the test's figures
+    assert 0.3 < verdicts[True] / num_pairs < 0.9
+
+
+def _nearly(document: Document, rng: random.Random) -> Document:
+    """Another stop condition: an edit that is legal."""
+    return {**document, "spec": {**document["spec"], "stop": {"envSteps": rng.randint(1, 1000)}}}

@@ -270,6 +270,15 @@ def camel(names: tuple[str, ...]) -> list[str]:
     return [to_camel(name) for name in names]
 
 
+def empty_unions() -> list[Document]:
+    """Documents of which each is refused for a union that has no member; few others leave out an only one."""
+    return [
+        with_value(case, {})
+        for case in CASES
+        if (model := MODELS.get(case.path)) is not None and (model.exactly_one or model.at_least_one)
+    ]
+
+
 def perhaps_broken(rng: random.Random) -> Document:
     """A variation that was changed somewhere below ``spec``: about half of them are not legal any more."""
     document = variation(rng)
