@@ -146,6 +146,7 @@ def test_no_fault_stops_training_or_touches_who_was_not_hit(where: Namespace, ha
     adds_up(experiment)
 
 
+@pytest.mark.full
 def test_a_process_that_is_stopped_is_one_failure(where: Namespace, hands: Nodes) -> None:
     """Its own kubelet finds it, and nobody else is restarted."""
     where.apply(EXPERIMENT)
