@@ -163,7 +163,7 @@ class Reconciler:
             await self._cluster.delete(document)
             return None
         try:
-            record = await self._record(subject)
+            record, on_record = await self._record(subject)
         except Foreign as error:
             return not_accepted("NameConflict", str(error))
         asked, subject = subject, replace(subject, experiment=record.experiment)
@@ -178,6 +178,7 @@ class Reconciler:
             # Written before it is acted upon: whoever takes over from here has to come to the same attempt.
             document["metadata"]["resourceVersion"] = await self._say(document, status, judged)
         try:
+            await self._keep(subject, on_record or record_object(subject, record, self._key))
             token = await self._bring_about(subject, record, judged, pods)
         except Foreign as error:
             return not_accepted("NameConflict", str(error))
@@ -208,29 +209,38 @@ class Reconciler:
             settings=self._settings,
         )
 
-    async def _record(self, subject: Subject) -> Record:
-        """What this generation is made of: as it is on record, or as it follows from the one before. An edit that
-        cannot be leaves everything as it was."""
+    async def _record(self, subject: Subject) -> tuple[Record, Manifest | None]:
+        """What this generation is made of: as it is on record, with the object that says so, or as it follows from the
+        one before. An edit that cannot be leaves everything as it was.
+
+        Raises:
+            Foreign: an object that is not ours is in the record's place.
+        """
         found = await self._cluster.get("v1", "ConfigMap", subject.namespace, subject.record_name)
         if found is not None:
             memory, uid = self._memory(subject), found["metadata"]["uid"]
-            if memory.record is not None and memory.record[0] == uid:
-                return memory.record[1]
-            if (known := read_record(subject, found, self._key)) is not None:
-                memory.record = (uid, known)
-                return known
+            if memory.record is None or memory.record[0] != uid:
+                known = read_record(subject, found, self._key)
+                memory.record = None if known is None else (uid, known)
+            if memory.record is not None:
+                return memory.record[1], {**found, "metadata": subject.metadata(subject.record_name)}
             if subject.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
                 raise Foreign(_in_the_way({"kind": "ConfigMap", **found}))
             await self._cluster.delete(found)
-        records = [
-            (int(name.rpartition("-")[2]), each)
-            for each in await self._cluster.list("v1", "ConfigMap", subject.namespace, subject.own_labels)
-            if (name := each["metadata"]["name"]).startswith(subject.record_name.rpartition("-")[0])
-        ]
-        earlier = max(
-            (each for each in records if each[0] < subject.generation), key=lambda each: each[0], default=None
-        )
-        before = None if earlier is None else read_record(subject, earlier[1], self._key)
+        return self._new_record(subject, await self._earlier_record(subject)), None
+
+    async def _earlier_record(self, subject: Subject) -> Record | None:
+        """What the generation before this one was made of, as far as it is on record."""
+        there = await self._cluster.list("v1", "ConfigMap", subject.namespace, subject.own_labels)
+        by_name = {each["metadata"]["name"]: each for each in there}
+        for generation in range(subject.generation - 1, 0, -1):
+            found = by_name.get(replace(subject, generation=generation).record_name)
+            if found is not None:
+                return read_record(subject, found, self._key)
+        return None
+
+    @staticmethod
+    def _new_record(subject: Subject, before: Record | None) -> Record:
         if before is None:
             return first_record(subject)
         if refused(before.experiment, subject.experiment):
@@ -263,7 +273,6 @@ class Reconciler:
         secret = await self._keep(subject, token_secret(subject, token_of(self._key, subject.uid)))
         if (claim := volume_claim(subject)) is not None:
             await self._claim(claim)
-        await self._keep(subject, record_object(subject, record, self._key))
         for manifest in record.manifests:
             if manifest.get("immutable"):
                 await self._keep(subject, manifest)

@@ -108,7 +108,8 @@ class Faults:
         return any(lives(self._experiment).get(name) != life for name, life in mine.items())
 
 
-def test_no_fault_stops_training_or_touches_who_was_not_hit(where: Namespace, hands: Nodes) -> None:
+def begin(where: Namespace) -> tuple[Experiment, Faults]:
+    """A run that trains, with all its pods, and goes on until it is let."""
     where.apply(EXPERIMENT)
     experiment = Experiment(where, "faults")
     experiment.await_phase("Running")
@@ -116,6 +117,21 @@ def test_no_fault_stops_training_or_touches_who_was_not_hit(where: Namespace, ha
     until(lambda: experiment.env_steps() > 0, "it trains")
     faults = Faults(experiment)
     faults.start()
+    return experiment, faults
+
+
+def reach_the_goal(experiment: Experiment, faults: Faults) -> None:
+    """Let it, to its end: only the coordinator stays, and the ledger adds up."""
+    for pod in experiment.pods("actor"):
+        experiment.where.kubectl("exec", pod["metadata"]["name"], "--", "touch", GATE)
+    experiment.await_phase("Succeeded")
+    print("\n".join(f"{what:50s} {seconds:6.1f} s" for what, seconds in faults.seconds.items()))  # noqa: T201
+    until(lambda: [role_of(pod) for pod in experiment.pods()] == ["coordinator"], "only the coordinator stays")
+    adds_up(experiment)
+
+
+def test_no_fault_stops_training_or_touches_who_was_not_hit(where: Namespace, hands: Nodes) -> None:
+    experiment, faults = begin(where)
 
     for role in ROLES:
         victim = experiment.pods(role)[0]
@@ -134,37 +150,21 @@ def test_no_fault_stops_training_or_touches_who_was_not_hit(where: Namespace, ha
             assert healed["metadata"]["uid"] != uid
             assert healed.get("data") == each.get("data"), name
 
-    for pod in experiment.pods("actor"):
-        where.kubectl("exec", pod["metadata"]["name"], "--", "touch", GATE)
-    experiment.await_phase("Succeeded")
-    print("\n".join(f"{what:50s} {seconds:6.1f} s" for what, seconds in faults.seconds.items()))  # noqa: T201
+    reach_the_goal(experiment, faults)
     status = experiment.status
     assert float(status["training"]["returnMean"]) >= 7.5
     # A kill, a deleted pod and a deleted StatefulSet of the gang; a gang that was hit twice in one go counts once.
     assert 3 <= status["restarts"] <= 6
-    until(lambda: [role_of(pod) for pod in experiment.pods()] == ["coordinator"], "only the coordinator stays")
-    adds_up(experiment)
 
 
 @pytest.mark.full
 def test_a_process_that_is_stopped_is_one_failure(where: Namespace, hands: Nodes) -> None:
     """Its own kubelet finds it, and nobody else is restarted."""
-    where.apply(EXPERIMENT)
-    experiment = Experiment(where, "faults")
-    experiment.await_phase("Running")
-    until(lambda: all_ready(experiment), "every pod is ready")
-    until(lambda: experiment.env_steps() > 0, "it trains")
-    faults = Faults(experiment)
-    faults.start()
+    experiment, faults = begin(where)
     for role in ROLES:
         victim = experiment.pods(role)[-1]
         faults.make(f"stop {role}", role, lambda victim=victim: hands.kill(victim, sig=signal.SIGSTOP))  # type: ignore[misc]
-    for pod in experiment.pods("actor"):
-        where.kubectl("exec", pod["metadata"]["name"], "--", "touch", GATE)
-    experiment.await_phase("Succeeded")
-    print("\n".join(f"{what:50s} {seconds:6.1f} s" for what, seconds in faults.seconds.items()))  # noqa: T201
-    until(lambda: [role_of(pod) for pod in experiment.pods()] == ["coordinator"], "only the coordinator stays")
-    adds_up(experiment)
+    reach_the_goal(experiment, faults)
 
 
 def adds_up(experiment: Experiment) -> None:
