@@ -341,11 +341,9 @@ class Reconciler:
         return None
 
     async def _remove_pods(self, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> None:
-        """Pods of another attempt, and those whose node does not end them. The fence makes the latter safe: what an
-        earlier attempt still writes is refused."""
+        """Pods of another attempt, and those whose node does not end them. Fences make the latter safe: what an earlier
+        attempt still writes is refused, and a coordinator that has been followed ends."""
         for pod in pods:
-            if pod["metadata"]["labels"][ROLE_LABEL] == COORDINATOR:
-                continue
             ending = pod["metadata"].get("deletionTimestamp")
             if ending is not None:
                 if now > parse_time(ending) + timedelta(seconds=LOST_SECONDS):

@@ -17,8 +17,9 @@ from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import Account, Mark, PageRecord, Posted
 from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
 from rlsrl.workers.coordinator import read_kept_pages, read_roster
-from rlsrl.workers.record import PAGES, ROSTER, open_record
+from rlsrl.workers.record import PAGES, ROSTER, SUCCESSION, open_record
 from rlsrl.workers.roster import Claim, Lease
+from rlsrl.workers.succession import REMEMBERED, Inherited, Succession, Superseded
 
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -101,3 +102,30 @@ def test_what_is_no_copy_is_refused_by_its_place(config: CoordinatorConfig, docu
     record.write(document)
     with pytest.raises(ConfigurationError, match=r"ledger\.json holds no ledger pages"):
         read_kept_pages({"actor": 1}, record)
+
+
+def test_the_coordinator_that_came_last_is_the_present_one(config: CoordinatorConfig) -> None:
+    def succession(process: str) -> Succession:
+        return Succession(open_record(config, SUCCESSION), process)
+
+    first, second = succession("first"), succession("second")
+    record = Inherited(open_record(config, ROSTER), first)
+    first.enter()
+    first.enter()  # in the same pod
+    record.write(b"by the first")
+    second.enter()
+    with pytest.raises(Superseded, match="second has taken over from first"):
+        record.write(b"by the first, late")
+    assert record.read() == b"by the first"
+    with pytest.raises(Superseded, match="second has taken over from first"):
+        succession("first").enter()
+    for number in range(REMEMBERED):
+        succession(str(number)).enter()
+    succession(str(REMEMBERED - 1)).check()
+
+
+@pytest.mark.parametrize("document", [b"{", b"{}", b"[1]"])
+def test_what_is_no_list_of_coordinators_is_refused_by_its_place(config: CoordinatorConfig, document: bytes) -> None:
+    open_record(config, SUCCESSION).write(document)
+    with pytest.raises(ConfigurationError, match=r"coordinators\.json is no list of coordinators"):
+        Succession(open_record(config, SUCCESSION), "anybody").enter()

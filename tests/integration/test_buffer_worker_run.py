@@ -13,6 +13,7 @@ EXPERIMENT = GATED_EXPERIMENT + "  bufferWorkers: {{replicas: 1}}\n"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cartpole-buffer-worker.yaml"
 
 
+@pytest.mark.slow
 def test_a_kill_of_the_buffer_worker_and_of_its_neighbours(tmp_path: Path) -> None:
     with KillCampaign(tmp_path, EXPERIMENT, seed=1) as campaign:
         campaign.kill("buffer", "training")
@@ -34,6 +35,7 @@ def test_the_buffer_worker_is_killed_again_and_again(tmp_path: Path) -> None:
     assert len(campaign.kills) >= 10
 
 
+@pytest.mark.slow
 def test_the_example_trains_to_its_goal_without_torch_in_the_buffer_worker(tmp_path: Path) -> None:
     desk = Desk(tmp_path, EXAMPLE.read_text().replace("name: cartpole-buffer-worker", "name: live"))
     with desk.begin() as run:

@@ -86,6 +86,7 @@ def test_several_at_once(tmp_path: Path, stack: ExitStack) -> None:
     crew.check_ledger()
 
 
+@pytest.mark.slow
 def test_all_that_hold_pages_are_deleted_at_once_and_never_come_back(tmp_path: Path, stack: ExitStack) -> None:
     """The copies alone say where everything went."""
     crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))

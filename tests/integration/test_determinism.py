@@ -88,6 +88,7 @@ def test_the_same_seed_gives_the_same_parameters(tmp_path: Path, finished: Desk)
         assert bits(finished, step) == bits(again, step), f"version of step {step}"
 
 
+@pytest.mark.slow
 def test_two_resumes_of_one_interrupted_run_give_the_same_parameters(tmp_path: Path, finished: Desk) -> None:
     interrupted = desk_in(tmp_path / "interrupted")
     step = interrupt_after(interrupted, 10, *OTHER_SEED)

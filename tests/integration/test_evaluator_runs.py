@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlsrl.parameters.evaluations import BEST_TAG, NUMBER_KEY, evaluation_of
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk, RunFolderFacts, rlsrl_command
 
@@ -49,6 +51,7 @@ def evaluated(facts: RunFolderFacts) -> dict[str, Any]:
     return {version: evaluation["return_mean"] for version, evaluation in found.items() if evaluation is not None}
 
 
+@pytest.mark.slow
 def test_an_evaluator_killed_in_an_episode_plays_that_version_again_and_nobody_else_notices(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     experiment = (

@@ -89,7 +89,8 @@ class Gang:
         self.crew.check_ledger()
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_stopped_fails_its_own_pod_alone(tmp_path: Path, stack: ExitStack, rank: int) -> None:
     gang = Gang(tmp_path, stack)
     gang.stop_rank(rank)

@@ -28,8 +28,10 @@ spec:
 
 @pytest.mark.parametrize(
     ("in_info", "more"),
-    [("false", ""), ("true", "policyWorkers: {replicas: 1}")],
-    ids=["inline, mask in the observation", "policy worker, mask in info"],
+    [
+        pytest.param("false", "", id="inline, mask in the observation", marks=pytest.mark.slow),
+        pytest.param("true", "policyWorkers: {replicas: 1}", id="policy worker, mask in info"),
+    ],
 )
 def test_a_run_takes_only_legal_actions(tmp_path: Path, in_info: str, more: str) -> None:
     desk = Desk(tmp_path, EXPERIMENT.format(in_info=in_info, more=more))

@@ -16,6 +16,7 @@ EXPERIMENT = (
 )
 
 
+@pytest.mark.slow
 def test_a_killed_policy_worker_is_the_only_one_that_is_missed(tmp_path: Path) -> None:
     with KillCampaign(tmp_path, EXPERIMENT, seed=3) as campaign:
         campaign.kill("policy", "training")
@@ -36,6 +37,7 @@ def test_killed_again_and_again(tmp_path: Path, role: str) -> None:
         campaign.finish()
 
 
+@pytest.mark.slow
 def test_the_example_trains_to_its_goal_without_torch_in_the_actor(tmp_path: Path) -> None:
     desk = Desk(tmp_path, EXAMPLE.read_text().replace("name: cartpole-policy-worker", "name: live"))
     with desk.begin() as run:

@@ -71,6 +71,7 @@ def rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rotation:
     return rotation
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_certificates_are_replaced_and_nobody_is_served_in_the_clear(
     tmp_path: Path, rotation: Rotation
 ) -> None:

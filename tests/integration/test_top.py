@@ -138,6 +138,7 @@ def encrypted(spec: dict[str, Any]) -> Object:
     return document
 
 
+@pytest.mark.slow
 def test_certificates_of_the_experiment_are_used(tmp_path: Path, cluster: KubectlStandIn) -> None:
     authority = Authority.new(tmp_path)
     mount = mounted(tmp_path / "tls", authority.issue(), authority)

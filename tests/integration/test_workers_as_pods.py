@@ -40,6 +40,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
         yield Pods(EXPERIMENT, tmp_path, stack)
 
 
+@pytest.mark.slow
 def test_successors_elsewhere_are_found_and_the_run_goes_on(pods: Pods, tmp_path: Path) -> None:
     told = pods.told
     coordinator, _ = pods.start("coordinator", told.coordinator)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from rlsrl.api.placement import HEALTH_PORT
 from rlsrl.runtime.addresses import HOST_VARIABLE
@@ -45,6 +46,7 @@ def test_a_gang_is_started_once_and_then_waits_to_be_ended(tmp_path: Path) -> No
             second.kill()
 
 
+@pytest.mark.slow
 def test_when_one_machine_is_ended_the_others_launcher_does_not_wait_for_it(tmp_path: Path) -> None:
     """torchrun's would, five minutes, deaf to SIGTERM: the pod is killed, and its successors meet a dead gang."""
     driver = Path(__file__).with_name("two_machines.py")

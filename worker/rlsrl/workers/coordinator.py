@@ -30,6 +30,7 @@ from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
+from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import LedgerError
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.worker import PollResult, Worker
@@ -37,9 +38,10 @@ from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.kept_pages import KeptPages
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.meeting import Meeting, RoleSettings
-from rlsrl.workers.record import PAGES, ROSTER, Record, open_record
+from rlsrl.workers.record import PAGES, ROSTER, SUCCESSION, Record, open_record
 from rlsrl.workers.roster import Roster
 from rlsrl.workers.status import Experiment
+from rlsrl.workers.succession import Inherited, Succession
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
 
@@ -203,10 +205,11 @@ class MeetingServer:
         log: structlog.stdlib.BoundLogger,
         on_end: Callable[[], None],
     ) -> None:
-        """Read what an earlier coordinator left.
+        """Take over from an earlier coordinator, and read what it left.
 
         Raises:
             ConfigurationError: one of its files holds something else.
+            Superseded: a later one has taken over from this one's pod already.
         """
         self._config = config
         self._token = token
@@ -224,9 +227,11 @@ class MeetingServer:
             endpoints=endpoints,
             done=False,
         )
-        self._record = open_record(config, ROSTER)
+        succession = Succession(open_record(config, SUCCESSION), own_process())
+        succession.enter()
+        self._record = Inherited(open_record(config, ROSTER), succession)
         self._roster = read_roster(config, self._record, now=clock.monotonic())
-        self._pages_record = open_record(config, PAGES)
+        self._pages_record = Inherited(open_record(config, PAGES), succession)
         self._pages = read_kept_pages(self._roster.capacity, self._pages_record)
         self._serving: Future[tuple[Meeting, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._failure: BaseException | None = None

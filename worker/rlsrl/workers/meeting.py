@@ -34,6 +34,7 @@ from rlsrl.workers.learning_curve import LearningCurve, Row
 from rlsrl.workers.record import Record
 from rlsrl.workers.roster import Claim, Lease, Refusal, Roster, Wait
 from rlsrl.workers.status import TRAINER, Experiment, Member, Report, build_status
+from rlsrl.workers.succession import Superseded
 
 HELLO_SECONDS = 10.0
 """How long a new stream may be silent."""
@@ -104,6 +105,7 @@ class Meeting(CoordinatorServicer):
         self._listening_since = self._looked_at = self._kept_at = clock.monotonic()
         self._freed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._superseded: Superseded | None = None
         self.num_heartbeats = 0
         """Heartbeats taken."""
         self.num_rows = 0
@@ -179,8 +181,14 @@ class Meeting(CoordinatorServicer):
         return pb.CommandReply(num_workers=sum(passed))
 
     async def watch(self) -> None:
-        """Look again and again, for ever."""
+        """Look again and again, for ever.
+
+        Raises:
+            Superseded: another coordinator has taken over from this one.
+        """
         while True:
+            if self._superseded is not None:
+                raise self._superseded
             self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -239,7 +247,7 @@ class Meeting(CoordinatorServicer):
                 continue
             try:
                 await asyncio.shield(self._begin(self._roster_document.write()))
-            except OSError as error:
+            except (OSError, Superseded) as error:
                 self._roster.release(claim.instance)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, f"the roster cannot be written: {error}")
             # The lease may have run out, or gone to a later attempt, while the disk was slow.
@@ -388,8 +396,11 @@ class Meeting(CoordinatorServicer):
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("record_not_written", error=repr(error))
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._log.error("record_not_written", error=repr(error))
+        if isinstance(error, Superseded):
+            self._superseded = error
 
 
 class _Document:

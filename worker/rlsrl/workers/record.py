@@ -18,6 +18,10 @@ PAGES = "ledger.json"
 """The name of the copies of ledger pages; as a file it is beside the roster's."""
 
 
+SUCCESSION = "coordinators.json"
+"""The name of the list of coordinators (``rlsrl.workers.succession``); as a file it is beside the roster's."""
+
+
 class Record(Protocol):
     """One document, replaced as a whole."""
 
@@ -71,7 +75,7 @@ class RecordObject:
 
 
 def open_record(config: CoordinatorConfig, name: str) -> Record:
-    """Where that coordinator keeps ``ROSTER`` or ``PAGES``. Nothing is looked at yet.
+    """Where that coordinator keeps ``ROSTER``, ``PAGES`` or ``SUCCESSION``. Nothing is looked at yet.
 
     Raises:
         ConfigurationError: the environment has no credentials for the object store.
