@@ -189,6 +189,7 @@ class Reconciler:
         told = statuses.summarize(judged, subject, pods, now, refusal=await self._refusal(subject, judged, pods))
         if (page := await self._page(subject, told, token, now)) is not None:
             told = told.model_copy(update={"training": statuses.training(page, now)})
+            told = statuses.durable(told, page, generation=generation, now=now)
         await self._prune(subject, record, told)
         if fields := refused(record.experiment, asked.experiment):
             message = f"{', '.join(fields)} cannot be edited: it would be another experiment, which takes another name"

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, terminations
-from rlsrl.api.reasons import ACCEPTED, GANG_COMPLETE, READY, Aspect, PodReason, ReadyReason, Reason
+from rlsrl.api.reasons import ACCEPTED, DURABLE, GANG_COMPLETE, READY, Aspect, PodReason, ReadyReason, Reason
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.pods import TLS_KEYS
@@ -89,19 +89,26 @@ def role_status(pods: Sequence[Manifest], *, replicas: int, selector: Mapping[st
     )
 
 
-def training(page: Mapping[str, Any], now: datetime) -> Training:
-    """The run's numbers from the coordinator's ``/status``. What is no number was not told: workers run users' code."""
-    said = page.get("totals")
-    totals = said if isinstance(said, dict) else {}
+def durable(status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime) -> ExperimentStatus:
+    """The status with what the coordinator's ``/status`` says of storing versions, if it says anything."""
+    unstored = _number(page, "unstored_versions")
+    if unstored is None:
+        return status
+    if unstored < 1:
+        return with_condition(
+            status, DURABLE, "True", "Stored", "versions are stored when they are due", generation=generation, now=now
+        )
+    message = f"the last {unstored:.0f} versions that were due could not be stored; the trainer's log says why"
+    return with_condition(status, DURABLE, "False", "NotStored", message, generation=generation, now=now)
 
-    def number(name: str) -> float | None:
-        value = totals.get(name)
-        return value if isinstance(value, int | float) and abs(value) < _MAX_NUMBER else None
+
+def training(page: Mapping[str, Any], now: datetime) -> Training:
+    """The run's numbers from the coordinator's ``/status``."""
 
     def whole(name: str) -> int | None:
-        return None if (value := number(name)) is None else max(0, round(value))
+        return None if (value := _number(page, name)) is None else max(0, round(value))
 
-    mean, version = number("return_mean"), totals.get("version")
+    mean, version = _number(page, "return_mean"), _totals(page).get("version")
     return Training(
         env_steps=whole("env_steps"),
         train_steps=whole("train_steps"),
@@ -111,6 +118,17 @@ def training(page: Mapping[str, Any], now: datetime) -> Training:
         return_mean=None if mean is None else f"{mean:.1f}",
         updated_at=stamp(now),
     )
+
+
+def _number(page: Mapping[str, Any], name: str) -> float | None:
+    """One of the totals. What is no number was not told: workers run users' code."""
+    value = _totals(page).get(name)
+    return value if isinstance(value, int | float) and abs(value) < _MAX_NUMBER else None
+
+
+def _totals(page: Mapping[str, Any]) -> Mapping[str, Any]:
+    said = page.get("totals")
+    return said if isinstance(said, dict) else {}
 
 
 def outcome(before: Training | None, record: Mapping[str, Any] | None, now: datetime) -> tuple[Training | None, str]:

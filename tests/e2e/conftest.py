@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from rlsrl.testing.kubectl import TAG, Namespace, Nodes, Object, namespace, nodes, run
+from rlsrl.testing.recovery import Recovered, record
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts"
@@ -103,6 +104,12 @@ def hands(kubeconfig: str) -> Iterator[Nodes]:
     assert kubeconfig
     with nodes(f"rlsrl/worker:{TAG}-actor") as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def recovered() -> Recovered:
+    """Where rows of the table of faults go."""
+    return record
 
 
 @pytest.fixture

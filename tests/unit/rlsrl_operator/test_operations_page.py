@@ -14,6 +14,7 @@ from rlsrl.api.reasons import (
     REASONS,
     AcceptedReason,
     Aspect,
+    DurableReason,
     EndReason,
     GangReason,
     ReadyReason,
@@ -56,7 +57,8 @@ def test_every_condition_has_a_section() -> None:
 
 
 @pytest.mark.parametrize(
-    ("aspect", "reasons"), list(zip(ASPECTS, (AcceptedReason, ReadyReason, GangReason, EndReason), strict=True))
+    ("aspect", "reasons"),
+    list(zip(ASPECTS, (AcceptedReason, ReadyReason, GangReason, DurableReason, EndReason), strict=True)),
 )
 def test_every_reason_of_a_condition_is_explained(aspect: Aspect, reasons: object) -> None:
     table = first_table(section(aspect))

@@ -15,6 +15,7 @@ from rlsrl_operator.manifests import Manifest, Subject
 from rlsrl_operator.status import (
     blocker,
     condition,
+    durable,
     read,
     replica_failure,
     stamp,
@@ -177,6 +178,16 @@ def test_numbers_of_a_run_that_may_not_be_there_yet(page: dict[str, Any], expect
         assert (told.env_steps, told.return_mean, told.policy_lag, told.version) == (1024, None, None, None)
     written = write(ExperimentStatus(training=told))["training"]
     assert None not in written.values(), "a null is a field left out"
+
+
+@pytest.mark.parametrize(
+    ("unstored", "expected"),
+    [(0, ("True", "Stored")), (2.0, ("False", "NotStored")), (None, None), ("2", None), (float("nan"), None)],
+)
+def test_versions_that_cannot_be_stored_are_told(unstored: object, expected: tuple[str, str] | None) -> None:
+    status = durable(ExperimentStatus(), {"totals": {"unstored_versions": unstored}}, generation=1, now=NOW)
+    said = condition(status, "Durable")
+    assert (said and (said.status, said.reason)) == expected
 
 
 FULL = ExperimentStatus(

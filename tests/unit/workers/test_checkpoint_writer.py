@@ -16,6 +16,7 @@ from rlsrl.parameters.memory import MemoryParameterDB
 from rlsrl.parameters.protocols import Parameters, StaleAttempt, TrainerState
 from rlsrl.runtime.mapping_thread import StageFailed
 from rlsrl.runtime.pipe import PipeClosed
+from rlsrl.testing.waiting import until
 from rlsrl.workers.checkpoints import QUEUED, CheckpointWriter
 from rlsrl.workers.training import Checkpoint
 
@@ -125,10 +126,14 @@ def test_a_full_disk_is_told_and_the_next_checkpoint_tries_again() -> None:
     desk = Desk()
     desk.db.refused = {2, 3}
     with structlog.testing.capture_logs() as events:
-        for step in (1, 2, 3, 4):
+        for step in (1, 2, 3):
             desk.writer.store(checkpoint(step))
+        until(lambda: desk.num_failed == 2, "two failures")
+        assert desk.writer.num_unstored == 2
+        desk.writer.store(checkpoint(4))
         desk.writer.close(DEADLINE_SECONDS)
     desk.writer.check()
+    assert desk.writer.num_unstored == 0
     assert desk.db.steps() == [1, 4]
     assert desk.num_failed == 2
     failures = [event for event in events if event["event"] == "checkpoint_failed"]

@@ -73,6 +73,7 @@ def test_rank_0_speaks_for_the_experiment() -> None:
         "env_steps_per_second": 50.0,
         "return_mean": 9.5,
         "policy_lag": 1.0,
+        "unstored_versions": 0.0,
     }
     members = [member("trainer", 1, stats={"env_steps": 7.0}), member("trainer", stats=stats, version=Version(1, 3))]
     assert build_status(EXPERIMENT, members, NO_PAGES, now=0.0)["totals"] == stats | {"version": "1.3"}

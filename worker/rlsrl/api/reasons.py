@@ -12,18 +12,20 @@ from typing import Final, Literal, NewType
 
 from rlsrl.api.status import Phase
 
-Aspect = Literal["Accepted", "Ready", "GangComplete", "Finished"]
+Aspect = Literal["Accepted", "Ready", "GangComplete", "Durable", "Finished"]
 """The types of conditions."""
 ACCEPTED: Final = "Accepted"
 READY: Final = "Ready"
 GANG_COMPLETE: Final = "GangComplete"
+DURABLE: Final = "Durable"
 FINISHED: Final = "Finished"
 
 AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict"]
 EndReason = Literal["Succeeded", "ConfigurationError", "BudgetExhausted"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended"]
+DurableReason = Literal["Stored", "NotStored"]
 ReadyReason = Literal["Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Suspended", "Finished"]
-Reason = AcceptedReason | EndReason | GangReason | ReadyReason
+Reason = AcceptedReason | DurableReason | EndReason | GangReason | ReadyReason
 """What the operator says by itself."""
 PodReason = NewType("PodReason", str)
 """What Kubernetes says of a pod, passed on under ``Ready``: ``ImagePullBackOff``, ``CrashLoopBackOff`` and others."""
@@ -149,6 +151,16 @@ REASONS: Mapping[Aspect, Mapping[Reason, Judgement]] = {
         ),
         "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to go on.", "False"),
     },
+    DURABLE: {
+        "Stored": Judgement("The versions that were due are stored.", "Nothing.", "True"),
+        "NotStored": Judgement(
+            "Training goes on, but its last versions could not be stored: a volume that is full, a bucket that takes "
+            "no writes. A trainer that is lost now goes back to the newest version that is stored.",
+            "Make room on the volume, or let the bucket be written to. The next version that is due is stored then. "
+            "The trainer's log says what the store answered: `checkpoint_failed`.",
+            "False",
+        ),
+    },
     FINISHED: {
         "Succeeded": Judgement(
             "One of `stop` holds; the message says which, and the mean return.", "Fetch the weights.", "True"
@@ -169,7 +181,9 @@ REASONS: Mapping[Aspect, Mapping[Reason, Judgement]] = {
     },
 }
 """By condition."""
-QUIET: frozenset[str] = frozenset({"Accepted", "Ready", "Starting", "Complete", "Suspended", "Finished", "Succeeded"})
+QUIET: frozenset[str] = frozenset(
+    {"Accepted", "Ready", "Starting", "Complete", "Stored", "Suspended", "Finished", "Succeeded"}
+)
 """The reasons that call for nobody."""
 
 _NO_IMAGE = Explanation(

@@ -41,6 +41,8 @@ class CheckpointWriter:
         self._on_stored = on_stored
         self._on_failed = on_failed
         self._number = next_number(db.versions(policy_name))
+        self.num_unstored = 0
+        """How many of the last checkpoints, in a row, the disk did not take."""
         self._pipe: Pipe[Checkpoint] = Pipe(QUEUED)
         self._stage: MappingThread[Checkpoint, None] = MappingThread(
             "checkpoints", self._try_to_store, upstream_queue=self._pipe
@@ -78,6 +80,7 @@ class CheckpointWriter:
             state=checkpoint.state,
         )
         self._number += 1
+        self.num_unstored = 0
         self._on_stored(checkpoint.parameters.version)
         self._db.prune(self._policy_name, keep_last=self._keep_last)
 
@@ -98,5 +101,6 @@ class CheckpointWriter:
         try:
             self.store_now(checkpoint)
         except OSError as error:
+            self.num_unstored += 1
             self._on_failed()
             self._log.exception("checkpoint_failed", version=str(checkpoint.parameters.version), errno=error.errno)

@@ -18,7 +18,7 @@ at its end."""
 TRAINER = "trainer"
 STALE_HEARTBEATS = 3
 """A worker that is silent for longer than this many heartbeats is shown as stale; its lease runs out later."""
-TOTALS = ("env_steps", "train_steps", "env_steps_per_second", "return_mean", "policy_lag")
+TOTALS = ("env_steps", "train_steps", "env_steps_per_second", "return_mean", "policy_lag", "unstored_versions")
 """Statistics of trainer rank 0 that speak for the experiment."""
 
 

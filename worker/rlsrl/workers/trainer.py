@@ -29,6 +29,9 @@ STEP_DEADLINE_SECONDS = 120.0
 DISK_DEADLINE_SECONDS = 120.0
 """How long the checkpoints that are queued may take then."""
 
+UNSTORED = "unstored_versions"
+"""The statistic that says how many of the last versions that were due could not be stored."""
+
 
 class TrainerWorker(Worker[TrainerConfig]):
     """Trains until a stop condition holds or it is told to exit; either way the last state is durable."""
@@ -73,6 +76,9 @@ class TrainerWorker(Worker[TrainerConfig]):
         parts.checkpoints.check()
         self._context.membership.check()
         return PollResult(num_samples=sum(slot.num_transitions for slot in slots), num_batches=len(slots))
+
+    def _stats(self) -> Mapping[str, float]:
+        return {} if self._parts is None else {UNSTORED: self._parts.checkpoints.num_unstored}
 
     def _shutdown(self) -> None:
         """Stop at a step boundary, then make the last state durable; with the terminal record if training is over."""

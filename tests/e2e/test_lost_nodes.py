@@ -1,0 +1,152 @@
+"""Power loss and network cut of the second node, with each of the roles on it in turn, and with the operator.
+
+The node comes back in the end. What ran there is by then somebody else's work: whatever it still does counts nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rlsrl.testing.faults import ROLES, Faults, all_ready, begin, goes_on, reach_the_goal, role_of
+from rlsrl.testing.kubectl import Experiment, Namespace, Object, run
+from rlsrl.testing.recovery import Recovered
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(2400)]
+
+CLUSTER = Path(__file__).parents[2] / "hack" / "cluster"
+LOST_SECONDS = 400.0
+"""Until a node counts as lost, its pods' tolerations and grace are over, and others do their work."""
+LOSSES = {"power loss": ("node-kill", "node-up"), "network cut": ("node-cut", "node-heal")}
+VERSIONS = """
+import json, pathlib
+found = sorted(pathlib.Path("/data").rglob("versions/*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+print(json.dumps([int(path.name.partition("-")[0]) for path in found]))
+"""
+"""Prints the attempts of the stored versions, in the order in which they were stored."""
+
+
+def node_names() -> tuple[str, str]:
+    """The node that stays, and the one that is lost."""
+    names = sorted(run("kubectl", "get", "nodes", "--output", "name").split())
+    assert len(names) == 2, f"two nodes are wanted, there are {names}"
+    near, far = (name.removeprefix("node/") for name in names)
+    return near, far
+
+
+def node_is_ready(name: str) -> bool:
+    node: Object = json.loads(run("kubectl", "get", "node", name, "--output", "json"))
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"]["conditions"])
+
+
+@contextmanager
+def nothing_new_on(node: str) -> Iterator[None]:
+    run("kubectl", "cordon", node)
+    try:
+        yield
+    finally:
+        run("kubectl", "uncordon", node)
+
+
+class SecondNode:
+    """The node that is lost and comes back."""
+
+    def __init__(self) -> None:
+        self.near, self.name = node_names()
+
+    def lose(self, how: str) -> None:
+        subprocess.run([CLUSTER, LOSSES[how][0], "2"], check=True)
+
+    def restore(self, how: str) -> None:
+        subprocess.run([CLUSTER, LOSSES[how][1], "2"], check=True)
+        until(lambda: node_is_ready(self.name), f"{self.name} is back")
+
+    def take(self, experiment: Experiment, *roles: str) -> None:
+        """The roles' pods run there, and no others."""
+        with nothing_new_on(self.near):
+            for role in roles:
+                for pod in experiment.pods(role):
+                    experiment.where.delete("pod", pod["metadata"]["name"])
+            until(lambda: self.roles(experiment) == {*roles} and all_ready(experiment), f"{roles} run on {self.name}")
+        goes_on(experiment)
+
+    def roles(self, experiment: Experiment) -> set[str]:
+        return {role_of(pod) for pod in experiment.pods() if pod["spec"].get("nodeName") == self.name}
+
+
+@pytest.fixture
+def second() -> SecondNode:
+    return SecondNode()
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_a_lost_node_costs_what_ran_there(where: Namespace, second: SecondNode, how: str, recovered: Recovered) -> None:
+    with nothing_new_on(second.name):
+        experiment = begin(where)
+    faults = Faults(experiment, recovered)
+    for role in ("policy", "actor", "trainer", "coordinator"):
+        second.take(experiment, role)
+        faults.make(f"{how}: the node of {role}", [role], lambda: second.lose(how), timeout=LOST_SECONDS)
+        second.restore(how)
+        until(lambda: not second.roles(experiment), "nothing of it is left on the node that came back")
+        until(lambda: all_ready(experiment), "all are there")
+        goes_on(experiment)
+    reach_the_goal(experiment)
+    assert experiment.status["attempt"] > 1
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_the_operator_comes_up_elsewhere(
+    where: Namespace, system: Namespace, second: SecondNode, how: str, recovered: Recovered
+) -> None:
+    with nothing_new_on(second.name):
+        experiment = begin(where)
+    with nothing_new_on(second.near):
+        (before,) = system.list("pods")
+        system.delete("pod", before["metadata"]["name"])
+        system.kubectl("rollout", "status", "deployment/rlsrl-operator", "--timeout=60s")
+    service = f"{experiment.name}-trainer"
+
+    def lose() -> None:
+        second.lose(how)
+        where.delete("service", service)
+        until(lambda: where.get("service", service), "a deleted Service comes again", timeout=LOST_SECONDS)
+
+    Faults(experiment, recovered).make(f"{how}: the node of the operator", [], lose, timeout=LOST_SECONDS)
+    second.restore(how)
+    until(lambda: len(system.list("pods")) == 1, "one operator is left")
+    reach_the_goal(experiment)
+    assert experiment.status["attempt"] == 1
+
+
+def test_a_whole_run_that_was_cut_off_and_comes_back_writes_nothing_more(
+    where: Namespace, second: SecondNode, recovered: Recovered
+) -> None:
+    """It trains on beyond the cut, with a coordinator of its own and the same disk, while another takes its place."""
+    with nothing_new_on(second.near):
+        experiment = begin(where)
+    began = time.monotonic()
+    second.lose("network cut")
+    until(lambda: experiment.status["attempt"] == 2 and all_ready(experiment), "all over again", timeout=LOST_SECONDS)
+    goes_on(experiment, timeout=LOST_SECONDS)
+    recovered("network cut: the node of everybody", time.monotonic() - began)
+    second.restore("network cut")
+    until(lambda: not second.roles(experiment), "nothing of it is left on the node that came back")
+    coordinator = experiment.pods("coordinator")[0]["metadata"]["name"]
+
+    def attempts() -> list[int]:
+        found: list[int] = json.loads(where.kubectl("exec", coordinator, "--", "python", "-c", VERSIONS))
+        return found
+
+    until(lambda: attempts()[-1] == 2, "the new attempt stores versions")
+    stored = attempts()
+    assert stored == sorted(stored), "no version of the old attempt came after one of the new"
+    assert len(experiment.pods()) == sum(ROLES.values())
+    reach_the_goal(experiment)

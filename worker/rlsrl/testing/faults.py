@@ -1,0 +1,139 @@
+"""What befalls an experiment on a cluster, and whether it is well again: all there, training on, others untouched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlsrl.api.pods import ROLE_LABEL
+from rlsrl.testing.kubectl import Experiment, Namespace, Object
+from rlsrl.testing.recovery import Recovered
+from rlsrl.testing.waiting import DEADLINE_SECONDS, until
+
+GATE = "/tmp/gate"  # noqa: S108 - in a pod, whose own it is
+NAME = "faults"
+ROLES = {"coordinator": 1, "trainer": 2, "buffer": 1, "policy": 1, "actor": 2, "evaluator": 1}
+"""How many pods of each role it has."""
+
+
+def gated_experiment(**spec: Any) -> Object:
+    """One with every role, which trains until the test opens its gate."""
+    told = {
+        "environment": {"factory": "rlsrl.testing.environments:GatedEnv", "kwargs": {"gate": GATE}},
+        "policy": {"network": {"mlp": {"hiddenSizes": [16]}}},
+        "algorithm": {"ppo": {"epochs": 2, "minibatchSize": 256}},
+        "actors": {"replicas": 2, "environments": 8, "rolloutLength": 64},
+        "policyWorkers": {"replicas": 1},
+        "bufferWorkers": {"replicas": 1},
+        "trainers": {"replicas": 2},
+        "evaluators": {"replicas": 1, "environments": 2},
+        "parameters": {"everySeconds": 1},
+        "stop": {"returnMean": 7.5, "episodes": 50},
+        "restarts": {"budget": 20, "decaySeconds": 600},
+    }
+    return {
+        "apiVersion": "rlsrl.dev/v1alpha1",
+        "kind": "RLExperiment",
+        "metadata": {"name": NAME},
+        "spec": told | spec,
+    }
+
+
+def role_of(pod: Object) -> str:
+    """Whose pod it is."""
+    return str(pod["metadata"]["labels"][ROLE_LABEL])
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether it does its work, and is meant to."""
+    ready = [each["status"] for each in pod["status"].get("conditions", ()) if each["type"] == "Ready"]
+    return ready == ["True"] and "deletionTimestamp" not in pod["metadata"]
+
+
+def all_ready(experiment: Experiment) -> bool:
+    """Whether every role has its pods."""
+    ready = [role_of(pod) for pod in experiment.pods() if is_ready(pod)]
+    return all(ready.count(role) == count for role, count in ROLES.items())
+
+
+def lives(experiment: Experiment, *, without: Sequence[str] = ()) -> dict[str, tuple[str, int]]:
+    """Uid and restarts of every pod of the other roles."""
+    return {
+        pod["metadata"]["name"]: (
+            pod["metadata"]["uid"],
+            sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ())),
+        )
+        for pod in experiment.pods()
+        if role_of(pod) not in without
+    }
+
+
+def goes_on(experiment: Experiment, *, timeout: float = DEADLINE_SECONDS) -> None:
+    """Wait for environment steps that nobody has seen yet."""
+    steps = experiment.env_steps()
+    until(lambda: experiment.env_steps() > steps, "training goes on", timeout=timeout)
+
+
+def begin(where: Namespace, **spec: Any) -> Experiment:
+    """A run that trains, with all its pods, and goes on until it is let."""
+    where.apply(gated_experiment(**spec))
+    experiment = Experiment(where, NAME)
+    experiment.await_phase("Running")
+    until(lambda: all_ready(experiment), "every pod is ready")
+    until(lambda: experiment.env_steps() > 0, "it trains")
+    return experiment
+
+
+def reach_the_goal(experiment: Experiment) -> None:
+    """Let it, to its end: only the coordinator stays, and the ledger adds up."""
+    for pod in experiment.pods("actor"):
+        if is_ready(pod):
+            experiment.where.kubectl("exec", pod["metadata"]["name"], "--", "touch", GATE)
+    experiment.await_phase("Succeeded")
+    until(lambda: [role_of(pod) for pod in experiment.pods()] == ["coordinator"], "only the coordinator stays")
+    until(lambda: experiment.ledger()["unsettled"] == 0, "the ledger is settled")
+    ledger = experiment.ledger()
+    assert ledger["balanced"], ledger  # noqa: S101 - what tests are about
+    assert ledger["trained"] > 0, ledger  # noqa: S101
+
+
+class Faults:
+    """Does something to an experiment, and waits until it is well again."""
+
+    def __init__(self, experiment: Experiment, recovered: Recovered) -> None:
+        """``recovered`` hears of each fault."""
+        self._experiment = experiment
+        self._recovered = recovered
+
+    def make(
+        self, what: str, roles: Sequence[str], fault: Callable[[], object], *, timeout: float = DEADLINE_SECONDS
+    ) -> None:
+        """After the fault the roles' pods are others or were restarted, all are ready, training goes on, and the pods
+        of other roles are those of before.
+
+        Raises:
+            AssertionError: it was not so, or not in time.
+        """
+        experiment = self._experiment
+        before = lives(experiment)
+        others = lives(experiment, without=roles)
+        hit = before.keys() - others.keys()
+        began = time.monotonic()
+        fault()
+        try:
+            if roles:
+                until(lambda: _is_hit(experiment, before, hit), "it is seen", timeout=timeout)
+            until(lambda: all_ready(experiment), "every pod is ready again", timeout=timeout)
+            goes_on(experiment, timeout=timeout)
+        except TimeoutError as error:
+            raise AssertionError(f"{what}: {error}\n{experiment.story()}") from None
+        self._recovered(what, time.monotonic() - began)
+        after = lives(experiment, without=roles)
+        assert after == others, f"{what}: {others} became {after}"  # noqa: S101 - what tests are about
+
+
+def _is_hit(experiment: Experiment, before: dict[str, tuple[str, int]], names: set[str]) -> bool:
+    """Whether one of these pods is another, or restarted, or gone."""
+    now = lives(experiment)
+    return any(now.get(name) != before[name] for name in names)
