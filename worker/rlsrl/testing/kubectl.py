@@ -187,6 +187,20 @@ class Nodes:
         """Signal the pod's processes whose command names that module; returns how many there were."""
         return int(self.python(pod["spec"]["nodeName"], _KILL, pod["metadata"]["uid"], command, str(sig)))
 
+    def on_node(self, node: str, script: str) -> str:
+        """What a shell prints in the node itself, as its root."""
+        return self.where.kubectl(
+            "exec", self.by_node[node], "--", "nsenter", "-t", "1", "-m", "--", "sh", "-c", script
+        )
+
+    def exhaust_memory(self, pod: Object) -> None:
+        """Take all memory that the pod's worker may have; of those who take it the kernel kills the worker first."""
+        node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
+        pid, cgroup = self.python(node, _MARK_FOR_OOM, uid).split()
+        folder = f"$(ls -d /sys/fs/cgroup/memory{cgroup} /sys/fs/cgroup{cgroup} 2>/dev/null | head -1)"
+        eat = f"echo $$ > {folder}/cgroup.procs && while kill -0 {pid}; do head -c 50M /dev/zero | tail | wc -c; done"
+        self.on_node(node, f"({eat}) >/dev/null 2>&1; true")
+
     def connections(self, pods: Sequence[Object]) -> set[tuple[str, str, int]]:
         """The TCP connections that the pods opened: who, to which address and port."""
         found = set()
@@ -258,6 +272,12 @@ request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}
 print(json.dumps(json.load(urllib.request.urlopen(request, timeout=10))["ledger"]))
 """
 
+_MARK_FOR_OOM = f"""{_PROCESSES}
+(pid,) = (pid for pid, command in processes(sys.argv[1]) if "rlsrl.workers" in command)
+open(f"/proc/{{pid}}/oom_score_adj", "w").write("1000")
+groups = [line.strip().split(":", 2) for line in open(f"/proc/{{pid}}/cgroup")]
+print(pid, next(path for _, names, path in groups if names in ("", "memory")))
+"""
 _KILL = f"""{_PROCESSES}
 found = [pid for pid, command in processes(sys.argv[1]) if sys.argv[2] in command]
 for pid in found:

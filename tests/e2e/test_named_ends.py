@@ -1,0 +1,210 @@
+"""What a run cannot get over by itself is a named condition, and once its cause is mended the run reaches its goal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rlsrl.testing.faults import NAME, Faults, all_ready, begin, gated_experiment, goes_on, lives, reach_the_goal
+from rlsrl.testing.kubectl import Experiment, Namespace, Nodes, run
+from rlsrl.testing.recovery import GOAL, Recovered
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(900)]
+
+REPOSITORY = Path(__file__).parents[2]
+CLUSTER = REPOSITORY / "hack" / "cluster"
+AWAY_SECONDS = 60.0
+DEVICE = "example.com/spare"
+DEVICE_PATH = f"/status/capacity/{DEVICE.replace('/', '~1')}"
+SMALL = "small"
+"""A StorageClass, and the folder of its one volume: a few megabytes of memory."""
+SMALL_FOLDER = f"/run/{SMALL}"
+
+
+def apply(where: Namespace, **spec: object) -> Experiment:
+    where.apply(gated_experiment(**spec))
+    return Experiment(where, NAME)
+
+
+def suspend(where: Namespace, holds: bool) -> None:
+    where.kubectl("patch", "rlexperiment", NAME, "--type=merge", "-p", json.dumps({"spec": {"suspend": holds}}))
+
+
+def is_told(experiment: Experiment, aspect: str, *reasons: str) -> str:
+    """Wait for one of the reasons; returns the message."""
+    until(lambda: experiment.condition(aspect).get("reason") in reasons, f"{aspect} is {' or '.join(reasons)}")
+    return str(experiment.condition(aspect)["message"])
+
+
+def after_the_cure(
+    recovered: Recovered, what: str, end: str, experiment: Experiment, cure: Callable[[], object]
+) -> None:
+    """Once its cause is mended the run is well, and reaches its goal."""
+    began = time.monotonic()
+    cure()
+    experiment.await_phase("Running")
+    until(lambda: all_ready(experiment), "every pod is ready")
+    goes_on(experiment)
+    recovered(what, time.monotonic() - began, f"{end}, then {GOAL}")
+    reach_the_goal(experiment)
+
+
+@contextmanager
+def release(system: Namespace, *values: str) -> Iterator[Callable[[], None]]:
+    """The chart with other values; gives how to take them back, which is done at the end at the latest."""
+
+    def upgrade(*settings: str) -> None:
+        command = ["helm", "upgrade", "rlsrl", str(REPOSITORY / "charts"), "-n", system.name, "--reuse-values"]
+        run(*command, *(word for each in settings for word in ("--set", each)), "--wait", "--timeout", "2m")
+
+    def take_back() -> None:
+        upgrade(*(f"{each.partition('=')[0]}=null" for each in values))
+
+    upgrade(*values)
+    try:
+        yield take_back
+    finally:
+        take_back()
+
+
+def test_an_image_that_cannot_be_pulled(where: Namespace, system: Namespace, recovered: Recovered) -> None:
+    with release(system, "images.actor.tag=nowhere") as take_back:
+        experiment = apply(where)
+        message = is_told(experiment, "Ready", "ErrImagePull", "ImagePullBackOff")
+        assert "actor 0/2" in message
+        assert f"{NAME}-" in message
+
+        def cure() -> None:
+            take_back()
+            # A run keeps the images that it began with, until it is suspended.
+            suspend(where, True)
+            until(lambda: not experiment.pods(), "no pod is left")
+            suspend(where, False)
+
+        after_the_cure(recovered, "image that cannot be pulled", "Ready: ImagePullBackOff", experiment, cure)
+
+
+def test_a_device_that_no_node_has(where: Namespace, recovered: Recovered) -> None:
+    trainers = {"replicas": 2, "gpusPerPod": 1, "gpuResource": DEVICE}
+    experiment = apply(where, trainers=trainers)
+    message = is_told(experiment, "Ready", "Unschedulable")
+    assert f"Insufficient {DEVICE}" in message
+    names = run("kubectl", "get", "nodes", "-o", "name").split()
+
+    def patch_nodes(**change: str) -> None:
+        for node in names:
+            patch = json.dumps([{"path": DEVICE_PATH, **change}])
+            run("kubectl", "patch", node, "--subresource=status", "--type=json", "-p", patch)
+
+    try:
+        after_the_cure(
+            recovered, "GPU request that no node has", "Ready: Unschedulable", experiment,
+            lambda: patch_nodes(op="add", value="1"),
+        )  # fmt: skip
+    finally:
+        patch_nodes(op="remove")
+
+
+@pytest.fixture
+def small_volume(where: Namespace, hands: Nodes) -> Iterator[str]:
+    """The StorageClass of a volume of 16 MB on the first node."""
+    node = min(hands.by_node)
+    hands.on_node(node, f"mkdir -p {SMALL_FOLDER} && mount -t tmpfs -o size=16m,mode=0777 tmpfs {SMALL_FOLDER}")
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    where.apply(
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": SMALL},
+            "provisioner": "kubernetes.io/no-provisioner",
+            "volumeBindingMode": "WaitForFirstConsumer",
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": SMALL},
+            "spec": {
+                "capacity": {"storage": "16Mi"},
+                "accessModes": ["ReadWriteOnce"],
+                "storageClassName": SMALL,
+                "hostPath": {"path": SMALL_FOLDER},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+            },
+        },
+    )
+    yield SMALL
+    where.delete("rlexperiment", NAME, wait=True)
+    until(lambda: not where.list("pods"), "its pods are gone")
+    where.delete("pvc", f"{NAME}-data", wait=True)
+    run("kubectl", "delete", "pv", SMALL)
+    run("kubectl", "delete", "storageclass", SMALL)
+    hands.on_node(node, f"umount {SMALL_FOLDER}")
+
+
+def test_a_full_volume(where: Namespace, small_volume: str, recovered: Recovered) -> None:
+    volume = {"size": "16Mi", "storageClassName": small_volume}
+    experiment = begin(where, parameters={"everySeconds": 1, "store": {"filesystem": volume}})
+    before = lives(experiment)
+    (coordinator,) = (pod["metadata"]["name"] for pod in experiment.pods("coordinator"))
+    where.kubectl("exec", coordinator, "--", "sh", "-c", "! head -c 64M /dev/zero > /data/fill")
+    message = is_told(experiment, "Durable", "NotStored")
+    assert "could not be stored" in message
+    goes_on(experiment)
+
+    def cure() -> None:
+        where.kubectl("exec", coordinator, "--", "rm", "/data/fill")
+        until(lambda: experiment.condition("Durable").get("reason") == "Stored", "versions are stored again")
+        assert lives(experiment) == before
+
+    after_the_cure(recovered, "full volume", "Durable: NotStored", experiment, cure)
+
+
+def test_an_exhausted_budget(where: Namespace, hands: Nodes, recovered: Recovered) -> None:
+    experiment = begin(where, restarts={"budget": 1, "decaySeconds": 600})
+    for attempt in (1, 2):
+        until(lambda: experiment.status["attempt"] == attempt and all_ready(experiment), f"attempt {attempt}")  # noqa: B023
+        began = time.monotonic()
+        hands.kill(experiment.pods("trainer")[0])
+    experiment.await_phase("Failed")
+    recovered("exhausted budget", time.monotonic() - began, "Failed: BudgetExhausted")
+    finished = experiment.condition("Finished")
+    assert finished["reason"] == "BudgetExhausted"
+    assert "restarts.budget 1" in finished["message"]
+    until(lambda: len(experiment.pods()) == 1, "only the coordinator stays")
+
+
+def test_a_container_that_is_out_of_memory(
+    where: Namespace, system: Namespace, hands: Nodes, recovered: Recovered
+) -> None:
+    with release(system, "roles.actor.resources.limits.memory=512Mi"):
+        experiment = begin(where)
+        victim = experiment.pods("actor")[0]
+        name = victim["metadata"]["name"]
+        Faults(experiment, recovered).make("OOM kill of actor", ["actor"], lambda: hands.exhaust_memory(victim))
+        (container,) = next(pod for pod in experiment.pods("actor") if pod["metadata"]["name"] == name)["status"][
+            "containerStatuses"
+        ]
+        assert container["lastState"]["terminated"]["exitCode"] == 137
+        reach_the_goal(experiment)
+
+
+def test_the_api_server_is_away_for_a_minute(where: Namespace, recovered: Recovered) -> None:
+    experiment = begin(where)
+    before = experiment.env_steps()
+
+    def fault() -> None:
+        subprocess.run([CLUSTER, "api-stop"], check=True)
+        time.sleep(AWAY_SECONDS)  # what is tried is that long an absence
+        subprocess.run([CLUSTER, "api-start"], check=True)
+
+    Faults(experiment, recovered).make("60 s without the API server", [], fault)
+    assert experiment.env_steps() > before
+    assert experiment.status["restarts"] == 0
+    reach_the_goal(experiment)
