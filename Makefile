@@ -41,8 +41,8 @@ test: setup s3-server system-tools  ## All tests that need no cluster
 e2e: setup system-tools  ## The tests on a real cluster of two nodes, which it brings up and takes down (root)
 	@hack/e2e tests/e2e -m 'not full'
 
-e2e-full: setup  ## The same with more documents and faults than there is time for every day
-	@hack/e2e tests/e2e
+e2e-full: setup system-tools  ## All that is tried on a cluster, in parts (SHARD=name for one), and the report
+	@hack/e2e-full $(SHARD)
 
 test-slow: setup s3-server system-tools  ## The fault tests and training runs that `make test` has no time for
 	$(BIN)/python -m pytest -m slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,10 +104,12 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     LENGTH = 8
 
-    def __init__(self, gate: str) -> None:
+    def __init__(self, gate: str, step_seconds: float = 0.0) -> None:
+        """A step takes ``step_seconds`` at least."""
         self.observation_space = _unbounded(2)
         self.action_space = spaces.Discrete(2)
         self._gate = Path(gate)
+        self._step_seconds = step_seconds
         self._is_open = False
         self._taken = 0
 
@@ -121,6 +124,8 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:  # noqa: ARG002
         """Go on; actions change nothing."""
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
         self._taken += 1
         return self._observe(), float(self._is_open), self._taken == self.LENGTH, False, {}
 

@@ -201,6 +201,11 @@ class Nodes:
         eat = f"echo $$ > {folder}/cgroup.procs && while kill -0 {pid}; do head -c 50M /dev/zero | tail | wc -c; done"
         self.on_node(node, f"({eat}) >/dev/null 2>&1; true")
 
+    def usage(self, pod: Object) -> dict[str, int]:
+        """Memory in bytes, descriptors and threads of all processes of the pod."""
+        found: dict[str, int] = json.loads(self.python(pod["spec"]["nodeName"], _USAGE, pod["metadata"]["uid"]))
+        return found
+
     def connections(self, pods: Sequence[Object]) -> set[tuple[str, str, int]]:
         """The TCP connections that the pods opened: who, to which address and port."""
         found = set()
@@ -272,6 +277,19 @@ request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}
 print(json.dumps(json.load(urllib.request.urlopen(request, timeout=10))["ledger"]))
 """
 
+_USAGE = f"""{_PROCESSES}
+import json
+bytes_, descriptors, threads = 0, 0, 0
+for pid, command in processes(sys.argv[1]):
+    try:
+        status = dict(line.split(":", 1) for line in open(f"/proc/{{pid}}/status"))
+        descriptors += len(os.listdir(f"/proc/{{pid}}/fd"))
+    except OSError:
+        continue
+    bytes_ += int(status.get("RssAnon", "0 kB").split()[0]) * 1024
+    threads += int(status["Threads"])
+print(json.dumps({{"bytes": bytes_, "descriptors": descriptors, "threads": threads}}))
+"""
 _MARK_FOR_OOM = f"""{_PROCESSES}
 (pid,) = (pid for pid, command in processes(sys.argv[1]) if "rlsrl.workers" in command)
 open(f"/proc/{{pid}}/oom_score_adj", "w").write("1000")
