@@ -27,34 +27,63 @@ QUIET = ("configmaps", "secrets", "services", "networkpolicies")
 """Objects without which running pods go on."""
 
 
-def heals(experiment: Experiment, faults: Faults, kind: str, name: str) -> None:
-    """An object that is deleted comes again, with what it held, and nobody notices."""
-    where = experiment.where
-    before = where.get(kind, name)
-    assert before is not None
-    faults.make(f"deletion of {kind} {name}", [], lambda: where.delete(kind, name))
-    healed = until(lambda: where.get(kind, name), f"{name} is there again")
-    assert healed["metadata"]["uid"] != before["metadata"]["uid"]
-    assert healed.get("data") == before.get("data"), name
+class Hand:
+    """Makes faults of every kind, one at a time."""
+
+    def __init__(self, experiment: Experiment, hands: Nodes, recovered: Recovered) -> None:
+        self._experiment = experiment
+        self._where = experiment.where
+        self._hands = hands
+        self._faults = Faults(experiment, recovered)
+
+    def signal(self, role: str, sig: signal.Signals) -> None:
+        victim = self._experiment.pods(role)[0]
+        self._faults.make(f"{sig.name} of {role}", [role], lambda: self._hands.kill(victim, sig=sig))
+
+    def delete_pod(self, role: str) -> None:
+        name = self._experiment.pods(role)[-1]["metadata"]["name"]
+        self._faults.make(f"deletion of a pod: {role}", [role], lambda: self._where.delete("pod", name))
+
+    def delete_workload(self, kind: str, role: str) -> None:
+        name = f"{self._experiment.name}-{role}"
+        self._faults.make(f"deletion of {kind} {role}", [role], lambda: self._where.delete(kind, name))
+
+    def delete_quietly(self, kind: str, name: str) -> None:
+        """It comes again, with what it held, and nobody notices."""
+        before = self._where.get(kind, name)
+        assert before is not None
+        self._faults.make(f"deletion of {kind} {name}", [], lambda: self._where.delete(kind, name))
+        healed = until(lambda: self._where.get(kind, name), f"{name} is there again")
+        assert healed["metadata"]["uid"] != before["metadata"]["uid"]
+        assert healed.get("data") == before.get("data"), name
 
 
+def test_one_fault_of_each_kind(where: Namespace, hands: Nodes, recovered: Recovered) -> None:
+    experiment = begin(where)
+    hand = Hand(experiment, hands, recovered)
+    hand.signal("policy", signal.SIGKILL)
+    hand.delete_pod("trainer")
+    hand.delete_workload("statefulset", "coordinator")
+    hand.delete_quietly("secrets", f"{experiment.name}-token")
+    reach_the_goal(experiment)
+    assert experiment.status["restarts"] == 1
+
+
+@pytest.mark.full
 def test_no_fault_stops_training_or_touches_who_was_not_hit(
     where: Namespace, hands: Nodes, recovered: Recovered
 ) -> None:
     experiment = begin(where)
-    faults = Faults(experiment, recovered)
+    hand = Hand(experiment, hands, recovered)
     for role in ROLES:
-        victim = experiment.pods(role)[0]
-        faults.make(f"SIGKILL of {role}", [role], lambda victim=victim: hands.kill(victim))  # type: ignore[misc]
+        hand.signal(role, signal.SIGKILL)
     for role in ROLES:
-        name = experiment.pods(role)[-1]["metadata"]["name"]
-        faults.make(f"deletion of a pod: {role}", [role], lambda name=name: where.delete("pod", name))  # type: ignore[misc]
+        hand.delete_pod(role)
     for kind, role in WORKLOADS:
-        name = f"{experiment.name}-{role}"
-        faults.make(f"deletion of {kind} {role}", [role], lambda kind=kind, name=name: where.delete(kind, name))  # type: ignore[misc]
+        hand.delete_workload(kind, role)
     for kind in QUIET:
         for each in where.list(kind, experiment=experiment.name):
-            heals(experiment, faults, kind, each["metadata"]["name"])
+            hand.delete_quietly(kind, each["metadata"]["name"])
 
     reach_the_goal(experiment)
     status = experiment.status
@@ -67,8 +96,7 @@ def test_no_fault_stops_training_or_touches_who_was_not_hit(
 def test_a_process_that_is_stopped_is_one_failure(where: Namespace, hands: Nodes, recovered: Recovered) -> None:
     """Its own kubelet finds it, and nobody else is restarted."""
     experiment = begin(where)
-    faults = Faults(experiment, recovered)
+    hand = Hand(experiment, hands, recovered)
     for role in ROLES:
-        victim = experiment.pods(role)[-1]
-        faults.make(f"SIGSTOP of {role}", [role], lambda victim=victim: hands.kill(victim, sig=signal.SIGSTOP))  # type: ignore[misc]
+        hand.signal(role, signal.SIGSTOP)
     reach_the_goal(experiment)
