@@ -6,19 +6,19 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rlsrl.testing.faults import NAME, Faults, all_ready, begin, gated_experiment, goes_on, lives, reach_the_goal
-from rlsrl.testing.kubectl import Experiment, Namespace, Nodes, run
+from rlsrl.testing.kubectl import Experiment, Namespace, Nodes, release, run
 from rlsrl.testing.recovery import GOAL, Recovered
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).parents[2]
+CHART = REPOSITORY / "charts"
 CLUSTER = REPOSITORY / "hack" / "cluster"
 AWAY_SECONDS = 60.0
 DEVICE = "example.com/spare"
@@ -56,26 +56,8 @@ def after_the_cure(
     reach_the_goal(experiment)
 
 
-@contextmanager
-def release(system: Namespace, *values: str) -> Iterator[Callable[[], None]]:
-    """The chart with other values; gives how to take them back, which is done at the end at the latest."""
-
-    def upgrade(*settings: str) -> None:
-        command = ["helm", "upgrade", "rlsrl", str(REPOSITORY / "charts"), "-n", system.name, "--reuse-values"]
-        run(*command, *(word for each in settings for word in ("--set", each)), "--wait", "--timeout", "2m")
-
-    def take_back() -> None:
-        upgrade(*(f"{each.partition('=')[0]}=null" for each in values))
-
-    upgrade(*values)
-    try:
-        yield take_back
-    finally:
-        take_back()
-
-
 def test_an_image_that_cannot_be_pulled(where: Namespace, system: Namespace, recovered: Recovered) -> None:
-    with release(system, "images.actor.tag=nowhere") as take_back:
+    with release(system, CHART, "images.actor.tag=nowhere") as take_back:
         experiment = apply(where)
         message = is_told(experiment, "Ready", "ErrImagePull", "ImagePullBackOff")
         assert "actor 0/2" in message
@@ -183,7 +165,7 @@ def test_an_exhausted_budget(where: Namespace, hands: Nodes, recovered: Recovere
 def test_a_container_that_is_out_of_memory(
     where: Namespace, system: Namespace, hands: Nodes, recovered: Recovered
 ) -> None:
-    with release(system, "roles.actor.resources.limits.memory=512Mi"):
+    with release(system, CHART, "roles.actor.resources.limits.memory=512Mi"):
         experiment = begin(where)
         victim = experiment.pods("actor")[0]
         name = victim["metadata"]["name"]

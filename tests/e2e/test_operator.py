@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.testing.kubectl import Experiment, Namespace, Object
+from rlsrl.testing.faults import all_ready, begin, goes_on, is_ready, lives, reach_the_goal
+from rlsrl.testing.kubectl import Experiment, Namespace, Object, release
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+REPOSITORY = Path(__file__).parents[2]
 IDLE_SECONDS = 15
 KINDS = "statefulsets,deployments,services,configmaps,secrets,networkpolicies,pods"
 SHORT: Object = {
@@ -208,3 +210,25 @@ def test_an_edit_replaces_what_it_concerns_and_removes_what_is_not_needed_any_mo
     assert experiment.status["attempt"] == 1, "the trainers went on"
     where.delete("rlexperiment", "short", wait=True)
     until(lambda: where.get("persistentvolumeclaim", "short-data") is None, "the volume went with it")
+
+
+@pytest.mark.full
+def test_an_upgrade_of_the_chart_restarts_nobody(where: Namespace, system: Namespace) -> None:
+    """Not even whoever comes up later is another: a run keeps what it began with."""
+    experiment = begin(where)
+    before = lives(experiment)
+    image, variable = "images.actor.tag=another", "roles.default.extraEnv[0]"
+    (operator,) = system.list("pods")
+    with release(system, REPOSITORY / "charts", image, f"{variable}.name=A_VARIABLE", f"{variable}.value=a-value"):
+        until(lambda: [pod for pod in system.list("pods") if is_ready(pod)] not in ([], [operator]), "another operator")
+        goes_on(experiment)
+        assert lives(experiment) == before
+        victim = experiment.pods("actor")[0]
+        where.delete("pod", victim["metadata"]["name"])
+        until(lambda: lives(experiment) != before and all_ready(experiment), "another actor")
+        told = json.dumps([pod["spec"]["containers"] for pod in experiment.pods("actor")])
+        assert "A_VARIABLE" not in told
+        assert "another" not in told
+        goes_on(experiment)
+    assert lives(experiment, without=["actor"]).items() <= before.items()
+    reach_the_goal(experiment)

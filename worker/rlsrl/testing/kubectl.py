@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from rlsrl.testing.waiting import until
@@ -93,6 +95,20 @@ def namespace(name: str, *, wait: bool = True) -> Iterator[Namespace]:
     finally:
         command = ["delete", "namespace", name, f"--wait={str(wait).lower()}", f"--timeout={CLUSTER_SECONDS:.0f}s"]
         run("kubectl", *command, seconds=CLUSTER_SECONDS)
+
+
+@contextmanager
+def release(system: Namespace, chart: Path, *values: str) -> Iterator[Callable[[], None]]:
+    """The release ``rlsrl`` with other values, each ``name=value``; gives how to take them back, which is done at the
+    end at the latest.
+    """
+
+    helm = functools.partial(run, "helm", "--namespace", system.name, "--wait", "--timeout", "2m")
+    settings = [word for each in values for word in ("--set", each)]
+    helm("upgrade", "rlsrl", str(chart), "--reuse-values", *settings)
+    with ExitStack() as stack:
+        stack.callback(helm, "rollback", "rlsrl")
+        yield stack.close
 
 
 @contextmanager

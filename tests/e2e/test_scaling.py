@@ -1,0 +1,57 @@
+"""Every role scaled up and down while training goes on: who is not concerned stays, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from rlsrl.testing.faults import NAME, begin, goes_on, is_ready, lives, reach_the_goal
+from rlsrl.testing.kubectl import Namespace
+from rlsrl.testing.recovery import Recovered
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(1500)]
+
+EVERYBODY = frozenset({"actor", "policy", "buffer", "trainer", "evaluator"})
+STEPS = (
+    ("policyWorkers", "policy", 2),
+    ("policyWorkers", "policy", 1),
+    ("evaluators", "evaluator", 2),
+    ("evaluators", "evaluator", 1),
+    ("bufferWorkers", "buffer", 2),
+    ("bufferWorkers", "buffer", 1),
+    ("trainers", "trainer", 1),
+    ("trainers", "trainer", 2),
+    ("actors", "actor", 3),
+    ("actors", "actor", 1),
+)
+"""Field, role, replicas."""
+
+
+def test_every_role_is_scaled(where: Namespace, recovered: Recovered) -> None:
+    experiment = begin(where)
+    (coordinator,) = lives(experiment, without=[*EVERYBODY]).items()
+    for field, role, replicas in STEPS:
+        began = time.monotonic()
+        patch = json.dumps({"spec": {field: {"replicas": replicas}}})
+        where.kubectl("patch", "rlexperiment", NAME, "--type=merge", "-p", patch)
+
+        def is_so(role: str = role, replicas: int = replicas) -> bool:
+            settled = experiment.object["metadata"]["generation"] == experiment.status["observedGeneration"]
+            there = experiment.pods()
+            return settled and all(map(is_ready, there)) and len(experiment.pods(role)) == replicas
+
+        try:
+            until(is_so, f"{replicas} of {field}")
+            goes_on(experiment)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{experiment.story()}") from None
+        recovered(f"{field} scaled to {replicas}", time.monotonic() - began)
+    assert lives(experiment, without=[*EVERYBODY]) == dict([coordinator])
+    assert experiment.status["restarts"] == 0
+    reach_the_goal(experiment)
+    ledger = experiment.ledger()
+    print(ledger)  # noqa: T201
+    assert sum(ledger["lost"].values()) == 0, ledger
