@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -103,7 +102,9 @@ def release(system: Namespace, chart: Path, *values: str) -> Iterator[Callable[[
     end at the latest.
     """
 
-    helm = functools.partial(run, "helm", "--namespace", system.name, "--wait", "--timeout", "2m")
+    def helm(*arguments: str) -> None:
+        run("helm", *arguments, "--namespace", system.name, "--wait", "--timeout", "2m")
+
     settings = [word for each in values for word in ("--set", each)]
     helm("upgrade", "rlsrl", str(chart), "--reuse-values", *settings)
     with ExitStack() as stack:
