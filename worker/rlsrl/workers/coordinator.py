@@ -228,7 +228,10 @@ class MeetingServer:
             done=False,
         )
         succession = Succession(open_record(config, SUCCESSION), own_process())
-        succession.enter()
+        try:
+            succession.enter()
+        except OSError as error:
+            log.warning("record_not_written", error=repr(error))  # what is written later tries that first
         self._record = Inherited(open_record(config, ROSTER), succession)
         self._roster = read_roster(config, self._record, now=clock.monotonic())
         self._pages_record = Inherited(open_record(config, PAGES), succession)

@@ -27,6 +27,7 @@ class Succession:
         """``process`` is this one's name (see ``rlsrl.runtime.identity``)."""
         self._record = record
         self._process = process
+        self._entered = False
 
     def enter(self) -> None:
         """Be the present one from now on; durable when this returns.
@@ -41,17 +42,21 @@ class Succession:
             raise self._superseded(names)
         if names[-1:] != [self._process]:
             self._record.write(json.dumps([*names, self._process][-REMEMBERED:]).encode())
+        self._entered = True
 
     def check(self) -> None:
-        """Nobody has followed.
+        """Nobody has followed. A list that is gone, perhaps with all beside it, is begun anew; and this one enters it
+        now, if the disk did not take that before.
 
         Raises:
             Superseded: somebody has.
             ConfigurationError: the record holds something else.
-            OSError: it cannot be read.
+            OSError: it cannot be read or written.
         """
         names = self._names()
-        if names[-1:] != [self._process]:
+        if not (names and self._entered):
+            self.enter()
+        elif names[-1] != self._process:
             raise self._superseded(names)
 
     def _names(self) -> list[str]:
@@ -66,7 +71,7 @@ class Succession:
         return names
 
     def _superseded(self, names: list[str]) -> Superseded:
-        return Superseded(f"{names[-1] if names else 'nobody'} has taken over from {self._process} ({self._record})")
+        return Superseded(f"{names[-1]} has taken over from {self._process} ({self._record})")
 
 
 class Inherited:
