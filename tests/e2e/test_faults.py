@@ -64,7 +64,7 @@ def test_one_fault_of_each_kind(where: Namespace, hands: Nodes, recovered: Recov
     hand.signal("policy", signal.SIGKILL)
     hand.delete_pod("trainer")
     hand.delete_workload("statefulset", "coordinator")
-    hand.delete_quietly("secrets", f"{experiment.name}-token")
+    hand.delete_quietly("secrets", where.list("secrets", experiment=experiment.name)[0]["metadata"]["name"])
     reach_the_goal(experiment)
     assert experiment.status["restarts"] == 1
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rlsrl.testing.faults import GATE, ROLES, all_ready, begin, goes_on, is_ready, reach_the_goal
+from rlsrl.testing.faults import ROLES, all_ready, begin, goes_on, is_ready, reach_the_goal
 from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace, Nodes, Object
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
@@ -21,8 +21,6 @@ SEED = 1
 QUIET_SECONDS = 120.0
 SOAK_SECONDS = 1800.0
 FAULT_SECONDS = 30.0
-STEP_SECONDS = 0.005
-"""Of the environment: what limits throughput are its steps, not the two cores on which everybody also starts anew."""
 KEPT = 0.9
 SETTLED_SECONDS = 20.0
 """After its start a pod's use of memory is its work's."""
@@ -78,14 +76,7 @@ def throughput(experiment: Experiment, seconds: float) -> float:
 
 
 def test_half_an_hour_of_faults(where: Namespace, system: Namespace, hands: Nodes, recovered: Recovered) -> None:
-    experiment = begin(
-        where,
-        environment={
-            "factory": "rlsrl.testing.environments:GatedEnv",
-            "kwargs": {"gate": GATE, "step_seconds": STEP_SECONDS},
-        },
-        restarts={"budget": 1000, "decaySeconds": 600},
-    )
+    experiment = begin(where, restarts={"budget": 1000, "decaySeconds": 600})
     undisturbed = throughput(experiment, QUIET_SECONDS)
     soak = Soak(experiment, hands, system)
     first, began = experiment.env_steps(), time.monotonic()

@@ -12,6 +12,8 @@ from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 GATE = "/tmp/gate"  # noqa: S108 - in a pod, whose own it is
+STEP_SECONDS = 0.002
+"""Of the environment: its steps limit throughput, and not the few cores on which everybody also starts anew."""
 NAME = "faults"
 ROLES = {"coordinator": 1, "trainer": 2, "buffer": 1, "policy": 1, "actor": 2, "evaluator": 1}
 """How many pods of each role it has."""
@@ -20,7 +22,10 @@ ROLES = {"coordinator": 1, "trainer": 2, "buffer": 1, "policy": 1, "actor": 2, "
 def gated_experiment(**spec: Any) -> Object:
     """One with every role, which trains until the test opens its gate."""
     told = {
-        "environment": {"factory": "rlsrl.testing.environments:GatedEnv", "kwargs": {"gate": GATE}},
+        "environment": {
+            "factory": "rlsrl.testing.environments:GatedEnv",
+            "kwargs": {"gate": GATE, "step_seconds": STEP_SECONDS},
+        },
         "policy": {"network": {"mlp": {"hiddenSizes": [16]}}},
         "algorithm": {"ppo": {"epochs": 2, "minibatchSize": 256}},
         "actors": {"replicas": 2, "environments": 8, "rolloutLength": 64},

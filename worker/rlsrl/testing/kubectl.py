@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +21,9 @@ TAG = os.environ.get("TAG", version("rlsrl"))
 COMMAND_SECONDS = 120.0
 CLUSTER_SECONDS = 180.0
 """For what a cluster takes seconds for, on a machine that does something else too."""
+_SMALL_BYTES = 50_000_000
+_NUM_SMALL = 10
+_HELD_SECONDS = 10
 _RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
 
 
@@ -211,12 +214,15 @@ class Nodes:
         )
 
     def exhaust_memory(self, pod: Object) -> None:
-        """Take all memory that the pod's worker may have; of those who take it the kernel kills the worker first."""
+        """Take the half of a gigabyte that the pod's worker may have; the kernel kills the worker for it."""
         node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
-        pid, cgroup = self.python(node, _MARK_FOR_OOM, uid).split()
+        cgroup = self.python(node, _MARK_FOR_OOM, uid).strip()
         folder = f"$(ls -d /sys/fs/cgroup/memory{cgroup} /sys/fs/cgroup{cgroup} 2>/dev/null | head -1)"
-        eat = f"echo $$ > {folder}/cgroup.procs && while kill -0 {pid}; do head -c 50M /dev/zero | tail | wc -c; done"
-        self.on_node(node, f"({eat}) >/dev/null 2>&1; true")
+        # Many that are smaller than the worker, for the kernel kills the largest; they let go again soon.
+        small = f"(head -c {_SMALL_BYTES} /dev/zero; sleep {_HELD_SECONDS}) | tail >/dev/null"
+        eat = f"for i in $(seq {_NUM_SMALL}); do {small} & done; wait"
+        with suppress(KubectlFailed):
+            self.on_node(node, f"echo $$ > {folder}/cgroup.procs && {eat}")
 
     def usage(self, pod: Object) -> dict[str, int]:
         """Memory in bytes, descriptors and threads of all processes of the pod."""
@@ -311,7 +317,7 @@ _MARK_FOR_OOM = f"""{_PROCESSES}
 (pid,) = (pid for pid, command in processes(sys.argv[1]) if "rlsrl.workers" in command)
 open(f"/proc/{{pid}}/oom_score_adj", "w").write("1000")
 groups = [line.strip().split(":", 2) for line in open(f"/proc/{{pid}}/cgroup")]
-print(pid, next(path for _, names, path in groups if names in ("", "memory")))
+print(next(path for _, names, path in groups if names in ("", "memory")))
 """
 _KILL = f"""{_PROCESSES}
 found = [pid for pid, command in processes(sys.argv[1]) if sys.argv[2] in command]
