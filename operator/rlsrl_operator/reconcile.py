@@ -186,16 +186,19 @@ class Reconciler:
             return not_accepted("InvalidSpec", str(error))
         await self._remove_pods(judged, pods, now)
         await self._tell_settings(record, pods)
-        told = statuses.summarize(judged, subject, pods, now, refusal=await self._refusal(subject, judged, pods))
+        told = statuses.summarize(
+            judged,
+            subject,
+            pods,
+            now,
+            refusal=await self._refusal(subject, judged, pods),
+            refused_edits=refused(record.experiment, asked.experiment),
+        )
         if (page := await self._page(subject, told, token, now)) is not None:
             told = told.model_copy(update={"training": statuses.training(page, now)})
             told = statuses.durable(told, page, generation=generation, now=now)
-        await self._prune(subject, record, told)
-        if fields := refused(record.experiment, asked.experiment):
-            message = f"{', '.join(fields)} cannot be edited: it would be another experiment, which takes another name"
-            told = statuses.with_condition(
-                told, ACCEPTED, "False", "EditRefused", message, generation=generation, now=now
-            )
+        if all(template_of(pod) == templates.get(pod["metadata"]["labels"][ROLE_LABEL]) for pod in pods):
+            await self._prune(subject, record, told)
         return Reconciled(told, left if told.phase in TERMINAL else self._settings.status_seconds)
 
     def _subject(self, document: Manifest) -> Subject:
@@ -374,7 +377,8 @@ class Reconciler:
         return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", token)
 
     async def _prune(self, subject: Subject, record: Record, status: ExperimentStatus) -> None:
-        """Remove what earlier generations needed, once this one runs."""
+        """Remove what earlier generations needed, once this one runs. Only if every pod is of this one: what others
+        need goes last."""
         ready, memory = statuses.condition(status, READY), self._memory(subject)
         if memory.pruned == subject.generation or ready is None or ready.status != "True":
             return

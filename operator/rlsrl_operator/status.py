@@ -7,7 +7,17 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, terminations
-from rlsrl.api.reasons import ACCEPTED, DURABLE, GANG_COMPLETE, READY, Aspect, PodReason, ReadyReason, Reason
+from rlsrl.api.reasons import (
+    ACCEPTED,
+    DURABLE,
+    GANG_COMPLETE,
+    READY,
+    AcceptedReason,
+    Aspect,
+    PodReason,
+    ReadyReason,
+    Reason,
+)
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.pods import TLS_KEYS
@@ -143,9 +153,16 @@ def outcome(before: Training | None, record: Mapping[str, Any] | None, now: date
 
 
 def summarize(
-    status: ExperimentStatus, subject: Subject, pods: Sequence[Manifest], now: datetime, *, refusal: str | None = None
+    status: ExperimentStatus,
+    subject: Subject,
+    pods: Sequence[Manifest],
+    now: datetime,
+    *,
+    refusal: str | None = None,
+    refused_edits: Sequence[str] = (),
 ) -> ExperimentStatus:
-    """The status with what the pods show beside the gang's life; ``refusal`` says why some cannot even be made."""
+    """The status with what the pods show beside the gang's life; ``refusal`` says why some cannot even be made,
+    ``refused_edits`` are the fields that the document has otherwise and that cannot be edited."""
     generation, suspended = subject.generation, status.phase == "Suspended"
     over = suspended or status.phase in TERMINAL
     by_role = {
@@ -162,9 +179,7 @@ def summarize(
         )
         for role, found in by_role.items()
     }
-    status = with_condition(
-        status, ACCEPTED, "True", "Accepted", "every object is as it should be", generation=generation, now=now
-    )
+    status = with_condition(status, ACCEPTED, *_accepted(refused_edits), generation=generation, now=now)
     missing = [
         f"{name} {count.ready}/{count.replicas}" for name, count in counts.items() if count.ready < count.replicas
     ]
@@ -194,6 +209,17 @@ def summarize(
             "actors": counts["actor"],
             "trainers": counts[TRAINER],
         }
+    )
+
+
+def _accepted(refused_edits: Sequence[str]) -> tuple[Literal["True", "False"], AcceptedReason, str]:
+    if not refused_edits:
+        return "True", "Accepted", "every object is as it should be"
+    fields = ", ".join(refused_edits)
+    return (
+        "False",
+        "EditRefused",
+        f"{fields} cannot be edited: it would be another experiment, which takes another name",
     )
 
 

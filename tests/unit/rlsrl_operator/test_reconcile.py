@@ -1,0 +1,378 @@
+"""What one look at an experiment does to the objects, and in which order: with a stand-in for the API server.
+
+The stand-in keeps what the operator relies on: uids, resourceVersions, generations, preconditions, conflicts. What it
+cannot show (defaulting, field managers, admission) is tried on a real cluster in ``tests/e2e``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kubernetes.aio.client.exceptions import ApiException
+
+from rlsrl.api.pods import ROLE_LABEL
+from rlsrl.api.reasons import ACCEPTED, FINISHED, READY
+from rlsrl.testing.documents import minimal
+from rlsrl_operator.cluster import Cluster, Conflict
+from rlsrl_operator.manifests import Manifest
+from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION
+from rlsrl_operator.reconcile import LOST_SECONDS, Key, Reconciler
+from rlsrl_operator.roles import TRAINER
+from rlsrl_operator.status import condition, read, stamp
+from rlsrl_operator.testing import SETTINGS, ended
+
+NAMESPACE, NAME = "research", "a"
+POD_KINDS = ("Deployment", "StatefulSet")
+Place = tuple[str, str, str]
+
+
+class Resource(SimpleNamespace):
+    """A kind, as the dynamic client names it."""
+
+    @property
+    def subresources(self) -> Mapping[str, Resource]:
+        return {"status": Resource(kind=self.kind, of_status=True)}
+
+
+class ApiServer:
+    """Objects, behind the calls of the dynamic client that the operator makes."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Place, Manifest] = {}
+        self.writes: list[str] = []
+        """What was written: verb, kind and name."""
+        self.refuses: Callable[[str], bool] = lambda write: False
+        """Which writes end in a conflict."""
+        self.resources = self
+        self._numbers = itertools.count(1)
+
+    def place(self, kind: str, name: str) -> Place:
+        return kind, NAMESPACE, name
+
+    def of_kind(self, *kinds: str) -> list[Manifest]:
+        return [each for (kind, *_), each in self.objects.items() if kind in kinds]
+
+    def put(self, body: Manifest) -> Manifest:
+        """Whatever the object was before, it is a new one now."""
+        made = copy.deepcopy(body)
+        number = next(self._numbers)
+        made["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number), "generation": 1}
+        made["metadata"] = {"namespace": NAMESPACE} | made["metadata"]
+        self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
+        return made
+
+    def change(self, found: Manifest, contents: Manifest) -> Manifest:
+        """Give it these contents; its resourceVersion and generation move if they are others."""
+        made = {**copy.deepcopy(found), **copy.deepcopy(contents)}
+        moved = {name: value for name, value in made.items() if name not in ("metadata", "status")} != {
+            name: value for name, value in found.items() if name not in ("metadata", "status")
+        }
+        if made != found:
+            made["metadata"]["resourceVersion"] = str(next(self._numbers))
+            made["metadata"]["generation"] = found["metadata"]["generation"] + moved
+        self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
+        return made
+
+    # What the dynamic client is called for. ``get`` is that of its resources, too.
+
+    async def get(self, resource: Resource | None = None, **asked: Any) -> Any:
+        if resource is None:
+            return Resource(kind=asked["kind"], of_status=False)
+        if "name" in asked:
+            return self._answer(self._found(resource, asked["name"]))
+        wanted = dict(pair.split("=") for pair in asked.get("label_selector", "").split(",") if pair)
+        items = [
+            each for each in self.of_kind(resource.kind) if wanted.items() <= each["metadata"].get("labels", {}).items()
+        ]
+        return self._answer({"items": [] if "field_selector" in asked else items})
+
+    async def create(self, resource: Resource, *, body: Manifest, **_: Any) -> Any:
+        self._write("create", resource, body["metadata"]["name"])
+        if self.place(resource.kind, body["metadata"]["name"]) in self.objects:
+            raise ApiException(status=409)
+        return self._answer(self.put(body))
+
+    async def server_side_apply(self, resource: Resource, *, body: Manifest, **_: Any) -> Any:
+        name = body["metadata"]["name"]
+        self._write("apply", resource, name)
+        found = self.objects.get(self.place(resource.kind, name))
+        if found is None:
+            return self._answer(self.put(body))
+        return self._answer(self.change(found, {**body, "metadata": {**found["metadata"], **body["metadata"]}}))
+
+    async def replace(self, resource: Resource, *, body: Manifest, **_: Any) -> Any:
+        name = body["metadata"]["name"]
+        self._write("replace", resource, name)
+        found = self._found(resource, name)
+        if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            raise ApiException(status=409)
+        return self._answer(self.change(found, {"status": body["status"]} if resource.of_status else body))
+
+    async def patch(self, resource: Resource, *, body: Manifest, **_: Any) -> Any:
+        name = body["metadata"]["name"]
+        self._write("patch", resource, name)
+        found = self._found(resource, name)
+        if body["metadata"]["uid"] != found["metadata"]["uid"]:
+            raise ApiException(status=409)
+        annotations = {**found["metadata"].get("annotations", {}), **body["metadata"]["annotations"]}
+        return self._answer(self.change(found, {"metadata": {**found["metadata"], "annotations": annotations}}))
+
+    async def delete(self, resource: Resource, *, name: str, body: Manifest, **_: Any) -> Any:
+        self._write("delete", resource, name)
+        found = self._found(resource, name)
+        if body.get("preconditions", {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+            raise ApiException(status=409)
+        del self.objects[self.place(resource.kind, name)]
+        return self._answer({})
+
+    def _found(self, resource: Resource, name: str) -> Manifest:
+        found = self.objects.get(self.place(resource.kind, name))
+        if found is None:
+            raise ApiException(status=404)
+        return found
+
+    def _write(self, verb: str, resource: Resource, name: str) -> None:
+        write = f"{verb} {resource.kind}{'/status' if resource.of_status else ''} {name}"
+        self.writes.append(write)
+        if self.refuses(write):
+            raise ApiException(status=409, reason="refused by the test")
+
+    @staticmethod
+    def _answer(value: Manifest) -> Any:
+        return SimpleNamespace(to_dict=lambda: copy.deepcopy(value))
+
+
+class Silent:
+    """Coordinators that do not answer."""
+
+    async def ask(self, host: str, token: str) -> None:
+        del host, token
+
+
+class World:
+    """An experiment, the operator that looks at it, and the controllers that make its pods."""
+
+    def __init__(self, **spec: Any) -> None:
+        document = minimal()
+        document["spec"] |= {"trainers": {"replicas": 2}, **spec}
+        self.server = ApiServer()
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.server.put(document)
+        self.cluster = Cluster(cast("Any", self.server), on_write=lambda kind, verb: None)
+        self.key = Key(NAMESPACE, NAME)
+        self.reconciler = Reconciler(self.cluster, SETTINGS, Silent(), key=b"key", now=lambda: self.now)
+
+    @property
+    def document(self) -> Manifest:
+        return self.server.objects[self.server.place("RLExperiment", NAME)]
+
+    def said(self, aspect: Any) -> tuple[str, str]:
+        """Whether it holds, and why."""
+        found = condition(read(self.document), aspect)
+        assert found is not None
+        return found.status, found.reason
+
+    def edit(self, **spec: Any) -> None:
+        self.server.change(self.document, {"spec": {**self.document["spec"], **spec}})
+
+    def look(self) -> list[str]:
+        """Look once; returns what was written."""
+        before = len(self.server.writes)
+        asyncio.run(self.reconciler.reconcile(self.key))
+        return self.server.writes[before:]
+
+    def settle(self) -> None:
+        """Look, and let the controllers do their part, until nothing moves."""
+        for _ in range(20):
+            self.now += timedelta(seconds=1)
+            if not self.look() and not self.make_pods():
+                return
+        pytest.fail(f"it never settles: {self.server.writes[-20:]}")
+
+    def pods(self, role: str = TRAINER) -> list[Manifest]:
+        return [pod for pod in self.server.of_kind("Pod") if pod["metadata"]["labels"][ROLE_LABEL] == role]
+
+    def make_pods(self) -> bool:
+        """What Kubernetes' controllers do; returns whether there was anything to do."""
+        wanted: dict[str, Manifest] = {}
+        for workload in self.server.of_kind(*POD_KINDS):
+            template = workload["spec"]["template"]["metadata"]
+            for index in range(workload["spec"]["replicas"]):
+                labels = {**template["labels"], "apps.kubernetes.io/pod-index": str(index)}
+                metadata = {**template, "labels": labels, "name": f"{workload['metadata']['name']}-{index}"}
+                wanted[metadata["name"]] = metadata
+        there = {pod["metadata"]["name"] for pod in self.server.of_kind("Pod")}
+        for name in there - wanted.keys():
+            del self.server.objects[self.server.place("Pod", name)]
+        for name in wanted.keys() - there:
+            metadata = {**wanted[name], "creationTimestamp": stamp(self.now)}
+            container = {"name": "worker", "restartCount": 0, "state": {"running": {}}}
+            status = {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [container],
+            }
+            self.server.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
+        return there != wanted.keys()
+
+    def end(self, pod: Manifest, exit_code: int, message: str = "") -> None:
+        """Its worker ends."""
+        container = {"name": "worker", "restartCount": 0, "state": ended(exit_code, message)}
+        self.server.change(pod, {"status": {"phase": "Running", "containerStatuses": [container]}})
+
+    def contents(self, *kinds: str) -> dict[str, Manifest]:
+        """What the objects of these kinds hold, by name."""
+        kept = ("spec", "data")
+        return {
+            each["metadata"]["name"]: {part: each[part] for part in kept if part in each}
+            for each in self.server.of_kind(*kinds)
+        }
+
+
+@pytest.fixture
+def world() -> World:
+    """A run whose pods are all ready."""
+    world = World()
+    world.settle()
+    assert world.said(READY) == ("True", "Ready")
+    return world
+
+
+def uids(objects: list[Manifest]) -> set[str]:
+    return {each["metadata"]["uid"] for each in objects}
+
+
+def test_where_all_is_as_it_should_be_nothing_is_written(world: World) -> None:
+    for _ in range(3):
+        world.now += timedelta(minutes=1)
+        assert world.look() == []
+
+
+def test_an_object_that_took_anothers_name_is_not_deleted_for_it(world: World) -> None:
+    pod = world.pods()[0]
+    successor = world.server.put(pod)
+    asyncio.run(world.cluster.delete(pod))
+    assert successor in world.pods()
+    asyncio.run(world.cluster.delete(successor))
+    assert successor not in world.pods()
+
+
+def test_a_status_that_somebody_else_wrote_meanwhile_is_not_overwritten(world: World) -> None:
+    before = copy.deepcopy(world.document)
+    world.edit(suspend=True)
+    with pytest.raises(Conflict):
+        asyncio.run(world.cluster.replace_status(before))
+
+
+def test_a_new_attempt_is_written_down_before_anything_follows_from_it(world: World) -> None:
+    world.end(world.pods()[1], exit_code=1)
+    gang, sets = uids(world.pods()), world.contents("StatefulSet")
+    world.server.refuses = lambda write: write.startswith("replace RLExperiment/status")
+    world.look()
+    assert uids(world.pods()) == gang
+    assert world.contents("StatefulSet") == sets
+    world.server.refuses = lambda write: False
+    world.settle()
+    assert read(world.document).attempt == 2
+
+
+def test_the_gang_of_the_attempt_before_goes_as_one_and_nobody_else(world: World) -> None:
+    others = uids(world.pods("actor")) | uids(world.pods("coordinator"))
+    gang = uids(world.pods())
+    world.end(world.pods()[1], exit_code=1)
+    world.settle()
+    assert not uids(world.pods()) & gang
+    assert [pod["metadata"]["annotations"][ATTEMPT_ANNOTATION] for pod in world.pods()] == ["2", "2"]
+    assert uids(world.pods("actor")) | uids(world.pods("coordinator")) == others
+    assert world.said(READY) == ("True", "Ready")
+
+
+def test_a_pod_that_its_node_does_not_end_is_given_up_after_its_grace_and_not_before(world: World) -> None:
+    (actor,) = world.pods("actor")
+    ending = {**actor["metadata"], "deletionTimestamp": stamp(world.now)}
+    actor = world.server.change(actor, {"metadata": ending})
+    world.now += timedelta(seconds=LOST_SECONDS)
+    world.look()
+    assert actor["metadata"]["uid"] in uids(world.pods("actor"))
+    world.now += timedelta(seconds=1)
+    world.look()
+    assert actor["metadata"]["uid"] not in uids(world.pods("actor"))
+
+
+def test_what_an_earlier_generation_needed_goes_once_this_one_runs_and_nothing_of_others(world: World) -> None:
+    def config_maps() -> set[str]:
+        return set(world.contents("ConfigMap"))
+
+    (config,) = (name for name in config_maps() if name.startswith("a-actor-"))
+    found = world.server.objects[world.server.place("ConfigMap", config)]
+    foreign = {**found["metadata"]["ownerReferences"][0], "uid": "somebody-else"}
+    world.server.put({**found, "metadata": {**found["metadata"], "name": "theirs", "ownerReferences": [foreign]}})
+    unlabelled = {name: value for name, value in found["metadata"].items() if name != "labels"}
+    world.server.put({**found, "metadata": {**unlabelled, "name": "unlabelled"}})
+    world.edit(environment={"id": "CartPole-v1"}, actors={"environments": 8, "rolloutLength": 32})
+    world.look()
+    assert config in config_maps(), "pods of the earlier generation still need it"
+    world.settle()
+    for pod in [*world.pods("actor"), *world.pods()]:
+        del world.server.objects[world.server.place("Pod", pod["metadata"]["name"])]
+    world.settle()
+    assert world.said(READY) == ("True", "Ready")
+    assert config not in config_maps()
+    assert {"theirs", "unlabelled"} <= config_maps()
+
+
+def test_an_edit_that_cannot_be_is_told_and_changes_nothing(world: World) -> None:
+    before, pods = world.contents(*POD_KINDS, "Service"), uids(world.server.of_kind("Pod"))
+    world.edit(environment={"id": "Acrobot-v1"})
+    world.settle()
+    assert world.said(ACCEPTED) == ("False", "EditRefused")
+    assert world.contents(*POD_KINDS, "Service") == before
+    assert uids(world.server.of_kind("Pod")) == pods
+
+
+def test_an_object_that_is_not_ours_is_left_alone_and_named() -> None:
+    world = World()
+    theirs = world.server.put(
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a-coordinator"}, "spec": {"selector": {}}}
+    )
+    world.look()
+    world.look()
+    assert world.said(ACCEPTED) == ("False", "NameConflict")
+    assert world.server.objects[world.server.place("Service", "a-coordinator")] == theirs
+
+
+def test_once_an_experiment_is_over_nobody_is_made_again(world: World) -> None:
+    result = json.dumps({"reason": "envSteps", "version": "1.3", "result": {}})
+    first = next(pod for pod in world.pods() if pod["metadata"]["name"].endswith("-0"))
+    world.end(first, exit_code=0, message=f"done {result}")
+    world.settle()
+    assert world.said(FINISHED) == ("True", "Succeeded")
+    for workload in world.server.of_kind(*POD_KINDS):
+        del world.server.objects[world.server.place(workload["kind"], workload["metadata"]["name"])]
+    world.settle()
+    assert {pod["metadata"]["labels"][ROLE_LABEL] for pod in world.server.of_kind("Pod")} == {"coordinator"}
+    assert read(world.document).phase == "Succeeded"
+
+
+def test_a_suspended_experiment_ends_in_order_and_goes_on_as_a_new_attempt(world: World) -> None:
+    world.edit(suspend=True)
+    gone: list[str] = []
+    for _ in range(10):
+        there = {pod["metadata"]["labels"][ROLE_LABEL] for pod in world.server.of_kind("Pod")}
+        world.look()
+        world.make_pods()
+        left = {pod["metadata"]["labels"][ROLE_LABEL] for pod in world.server.of_kind("Pod")}
+        gone += sorted(there - left)
+    assert gone == ["trainer", "actor", "coordinator"]
+    world.edit(suspend=False)
+    world.settle()
+    assert (read(world.document).attempt, read(world.document).restarts) == (2, 0)
+    assert world.said(READY) == ("True", "Ready")
