@@ -120,12 +120,12 @@ def running(worker: Worker[Any], config: Any) -> Iterator[None]:
     assert failures == []
 
 
-def gather(folder: Path, kind: str, environment: str, ring_size: int = 1) -> Rollouts:
+def gather(folder: Path, kind: str, environment: str, ring_size: int = 1, incarnation: int = 0) -> Rollouts:
     folder.mkdir()
     with ExitStack() as resources:
         stage = Stage(folder, resources, environment, ring_size)
         stage.publish(program=kind == "program")
-        context = make_context("actor", folder)
+        context = make_context("actor", folder, incarnation=incarnation)
         if kind != "remote":
             config = stage.told.actor.model_copy(update={"inference_endpoints": ()})
             return stage.gather(ActorWorker(context), config)
@@ -157,3 +157,10 @@ def test_a_rings_groups_step_the_same_environments_and_each_its_own(tmp_path: Pa
     starts = np.concatenate([first["observation"][0], second["observation"][0]])
     np.testing.assert_array_equal(starts, alone[0]["observation"][0])
     assert not np.array_equal(first["action"], second["action"])
+
+
+@pytest.mark.parametrize("kind", ["program", "remote"])
+def test_an_actor_that_was_started_again_plays_other_episodes(tmp_path: Path, kind: str) -> None:
+    first, second = (gather(tmp_path / str(life), kind, "CartPole-v1", incarnation=life) for life in range(2))
+    assert not np.isin(first[0]["observation"][0], second[0]["observation"][0]).any()
+    assert not np.array_equal(first[0]["action"], second[0]["action"])

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from rlsrl.data.version import Version
+from rlsrl.parameters import filesystem
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import Corrupt, StaleAttempt
 from rlsrl.testing.parameter_dbs import POLICY, got, make_parameters, make_state, push_steps, stored
@@ -182,6 +183,28 @@ def test_a_writer_that_waits_goes_on_when_the_one_before_it_dies(root: Path) -> 
         holder.kill()
         push_steps(FilesystemParameterDB(root), 2)
     assert stored(FilesystemParameterDB(root)) == ["1.1", "1.2"]
+
+
+@pytest.mark.parametrize("num_writes", range(3))
+def test_a_version_that_comes_with_a_state_is_never_there_without_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
+) -> None:
+    """Whenever its writer is killed: after that many of the push's three files."""
+    write, left = filesystem.write_durably, num_writes
+
+    def until_killed(path: Path, data: bytes) -> None:
+        nonlocal left
+        if not left:
+            raise RuntimeError("killed")
+        left -= 1
+        write(path, data)
+
+    db = FilesystemParameterDB(root)
+    with monkeypatch.context() as killed:
+        killed.setattr(filesystem, "write_durably", until_killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            db.push(POLICY, make_parameters(Version(1, 1)), state=make_state(Version(1, 1)))
+    assert [info.has_state for info in db.versions(POLICY)] == []
 
 
 def test_a_foreign_file_is_no_version(root: Path) -> None:

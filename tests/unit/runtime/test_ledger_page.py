@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.runtime.ledger import LedgerError, LedgerPage, Mark, PageRecord, Posted, read_page, read_pages
-from rlsrl.runtime.ledger.page import _ACTIVE, _BANK_BYTES, _BANKS
+from rlsrl.runtime.ledger.page import _ACTIVE, _BANK_BYTES, _BANKS, _FILE_BYTES
 from rlsrl.runtime.ledger.records import TERMS
 
 
@@ -134,6 +136,30 @@ def test_absent_and_unbegun_pages(tmp_path: Path) -> None:
     with LedgerPage.open(tmp_path / "actor-2.page", "actor", 2) as page:
         page.update(produced=4)
     assert [(record.index, record.counters["produced"]) for record in read_pages(tmp_path)] == [(2, 4)]
+
+
+@pytest.mark.parametrize("room", [0, 3000, _BANKS + 10, _FILE_BYTES - 1, _FILE_BYTES])
+def test_a_page_for_which_there_is_no_room_is_none_until_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """All that it will ever need is taken at its beginning; ``room`` bytes of that the disk has."""
+    path, write, left = tmp_path / "actor-0.page", os.pwrite, room
+
+    def until_the_disk_is_full(descriptor: int, data: memoryview, offset: int) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(descriptor, data[:left], offset)
+        left -= written
+        return written
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", until_the_disk_is_full)
+        with pytest.raises(OSError, match="No space left"):
+            LedgerPage.open(path, "actor", 0)
+    assert read_page(path) is None
+    with LedgerPage.open(path, "actor", 0) as page:
+        assert page.update(produced=1) == read_page(path) == PageRecord(role="actor", index=0).count(produced=1)
 
 
 def test_all_pages_of_a_folder_by_role_and_index(tmp_path: Path) -> None:

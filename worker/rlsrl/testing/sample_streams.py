@@ -23,7 +23,7 @@ import pytest
 
 from rlsrl.data.slots import ProducerId
 from rlsrl.data.version import INITIAL, Version
-from rlsrl.runtime.ledger import TrainerLedger
+from rlsrl.runtime.ledger import ActorLedger, TrainerLedger
 from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.puppet import Puppet
@@ -286,6 +286,41 @@ class SampleStreamConformance:
         assert not producer.unacknowledged
         assert bench.received == []
         assert bench.balance().in_buffer == TRANSITIONS
+
+    def test_a_slot_that_was_not_stored_reaches_the_next_consumer(self, bench: StreamBench) -> None:
+        class FailsToTake(TrainerLedger):
+            def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
+                del producer, sequence, num_transitions, total
+                raise RuntimeError("killed before the ledger")
+
+        consumer, producer = bench.consumer(ledger=FailsToTake(bench.trainer_page())), bench.producer()
+        consumer.grant(NUM_LANES, V1)
+        producer.post(fill(bench.acquire(consumer, producer), 5))
+        with pytest.raises(RuntimeError, match="killed before"):
+            bench.until(consumer, lambda: False)
+        consumer.close()
+        successor = bench.consumer()
+        bench.flush(successor, producer)
+        assert [(slot.sequence, value_of(slot)) for slot in bench.received] == [(0, 5)]
+        assert bench.balance().in_buffer == TRANSITIONS
+
+    def test_a_slot_is_counted_before_it_is_sent(self, bench: StreamBench) -> None:
+        class FailsToCount(ActorLedger):
+            def produce(self, sequence: int, num_transitions: int, consumer: int = 0) -> int:
+                del sequence, num_transitions, consumer
+                raise RuntimeError("killed before the ledger")
+
+        ledger = FailsToCount(bench.actor_page(0))
+        ledger.begin(0)
+        consumer, producer = bench.consumer(), bench.producer(ledger=ledger, told=ledger.told())
+        consumer.grant(NUM_LANES, V1)
+        slot = bench.acquire(consumer, producer)
+        with pytest.raises(RuntimeError, match="killed before"):
+            producer.post(fill(slot, 5))
+        producer.close()
+        bench.until(consumer, lambda: not consumer.producers)
+        assert bench.received == []
+        assert bench.balance().in_buffer == 0
 
     def test_a_slot_in_hand_outlives_its_consumer(self, bench: StreamBench) -> None:
         consumer, producer = bench.consumer(), bench.producer()

@@ -197,9 +197,13 @@ class StreamBench:
         """The consumer's ledger."""
         return TrainerLedger(self.trainer_page())
 
+    def actor_page(self, index: int) -> LedgerPage:
+        """A producer's page."""
+        return self._page("actor", index)
+
     def actor_ledger(self, index: int) -> ActorLedger:
         """A producer's ledger."""
-        return ActorLedger(self._page("actor", index))
+        return ActorLedger(self.actor_page(index))
 
     def _page(self, role: str, index: int) -> LedgerPage:
         name = f"{role}-{index}.page"

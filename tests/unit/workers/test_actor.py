@@ -1,0 +1,71 @@
+"""What an actor does with a slot before it fills it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlsrl.data.slots import Slot
+from rlsrl.data.version import Version
+from rlsrl.parameters.broadcast import SourceTimeout
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.testing.contexts import make_context
+from rlsrl.testing.parameter_dbs import make_parameters
+from rlsrl.workers import actor as actor_module
+from rlsrl.workers.actor import ActorWorker
+
+
+class Stage:
+    """What stands around an actor: one slot that asks for weights, and weights that come when they come."""
+
+    def __init__(self, folder: Path, asked: Version) -> None:
+        self.newest: Parameters | None = None
+        self.acted_with: list[Version] = []
+        self.posted: list[Slot] = []
+        self.num_touches = 0
+        slot = Slot(arrays={"mask": np.ones((2, 1), np.bool_)}, min_version=asked, credit=0, handle=0)
+        loaded: list[Version] = []
+        self.parts: Any = SimpleNamespace(
+            envs=SimpleNamespace(begin=lambda arrays: None, step=lambda arrays, step, action: None),
+            actor=SimpleNamespace(
+                load=lambda parameters: loaded.append(parameters.version),
+                begin=lambda slot: None,
+                act=lambda step: self.acted_with.append(loaded[-1]),
+                finish=lambda: None,
+            ),
+            producer=SimpleNamespace(acquire=lambda timeout: slot, touch=self._touch, post=self.posted.append),
+            parameters=SimpleNamespace(get=self._get, wait=self._wait),
+            returns=None,
+            ledger=SimpleNamespace(end=lambda: None),
+            num_steps=2,
+            resources=ExitStack(),
+        )
+        self.context = make_context("actor", folder)
+
+    def _touch(self) -> None:
+        self.num_touches += 1
+
+    def _get(self, *, newer_than: Version) -> Parameters | None:
+        return self.newest if self.newest is not None and self.newest.version > newer_than else None
+
+    def _wait(self, min_version: Version, timeout: float) -> Parameters:
+        raise SourceTimeout(f"nothing as new as {min_version} came in {timeout} s")
+
+
+def test_a_slot_is_filled_with_weights_as_new_as_it_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(tmp_path, asked=Version(1, 2))
+    monkeypatch.setattr(actor_module, "build_actor", lambda config, context, still_wanted: stage.parts)
+    worker: Any = ActorWorker(stage.context)
+    worker.configure(None)
+    for step in (1, 1, 2):
+        assert (stage.acted_with, stage.posted) == ([], [])
+        stage.newest = make_parameters(Version(1, step))
+        worker._poll()
+    assert stage.acted_with == [Version(1, 2)] * 2
+    assert [slot.num_transitions for slot in stage.posted] == [2]
+    assert stage.num_touches >= 2, "it held on to its credit while it waited"

@@ -1,0 +1,44 @@
+"""What a trainer finds before it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlsrl.api.load import load_text
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import resolve
+from rlsrl.data.version import Version
+from rlsrl.parameters.terminal import TERMINAL_KEY
+from rlsrl.testing.contexts import make_context
+from rlsrl.testing.parameter_dbs import make_parameters
+from rlsrl.workers import trainer as trainer_module
+from rlsrl.workers.build.common import open_db
+from rlsrl.workers.trainer import TrainerWorker
+
+TEXT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: one}
+spec:
+  environment: {id: CartPole-v1}
+  policy: {network: {mlp: {hiddenSizes: [8]}}}
+  actors: {environments: 8}
+  stop: {envSteps: 5000}
+"""
+RECORD = {"reason": "envSteps", "version": "1.3", "result": {"env_steps": 5000}}
+
+
+def test_a_run_that_has_its_result_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve(load_text(TEXT), LocalPlacement(run_uid="0f3a", run_folder=tmp_path)).trainer
+    db = open_db(config)
+    db.push(config.policy_name, make_parameters(Version(1, 3)))
+    db.annotate(config.policy_name, Version(1, 3), {TERMINAL_KEY: RECORD})
+    monkeypatch.setattr(trainer_module, "build_trainer", lambda *_, **__: pytest.fail("it trains on"))
+    trainer = TrainerWorker(make_context("trainer", tmp_path / "ledger", attempt=2))
+    trainer.configure(config)
+    trainer.start()
+    trainer.run()
+    assert trainer.result == RECORD
+    assert [str(info.version) for info in db.versions(config.policy_name)] == ["1.3"]
