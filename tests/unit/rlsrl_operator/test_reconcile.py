@@ -250,7 +250,13 @@ def uids(objects: list[Manifest]) -> set[str]:
     return {each["metadata"]["uid"] for each in objects}
 
 
-def test_where_all_is_as_it_should_be_nothing_is_written(world: World) -> None:
+def test_where_all_is_as_it_should_be_nothing_is_written() -> None:
+    world = World()
+    for _ in range(5):
+        world.now += timedelta(seconds=1)
+        world.look()
+        world.make_pods()
+    assert world.said(READY) == ("True", "Ready")
     for _ in range(3):
         world.now += timedelta(minutes=1)
         assert world.look() == []

@@ -1,0 +1,32 @@
+"""Of the coordinators that a run has had the last one writes, and nobody else does again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlsrl.workers.record import RecordFile
+from rlsrl.workers.succession import Inherited, Succession, Superseded
+
+
+def test_whoever_was_followed_writes_nothing_and_does_not_come_back(tmp_path: Path) -> None:
+    names, roster = RecordFile(tmp_path / "coordinators.json"), RecordFile(tmp_path / "roster.json")
+
+    def comes_up(process: str) -> Inherited:
+        succession = Succession(names, process)
+        succession.enter()
+        return Inherited(roster, succession)
+
+    earlier = comes_up("on the node that is cut off")
+    earlier.write(b"first")
+    later = comes_up("elsewhere")
+    later.write(b"second")
+    with pytest.raises(Superseded, match="elsewhere has taken over from on the node that is cut off"):
+        earlier.write(b"late")
+    with pytest.raises(Superseded):
+        comes_up("on the node that is cut off")
+    assert earlier.read() == b"second"
+    comes_up("elsewhere").write(b"third")
+    later.write(b"fourth")
+    assert roster.read() == b"fourth"
