@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from rlsrl.api.pods import is_ready, restarts, terminations
+from rlsrl_operator.manifests.kueue import REMOVED_CONDITION, is_held
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION
 from rlsrl_operator.manifests.types import Manifest
 
@@ -128,8 +129,10 @@ def _end(pod: Manifest, life: Life) -> str | None:
 
 def _is_displaced(pod: Manifest) -> bool:
     status = pod.get("status", {})
-    return status.get("reason") in _DISPLACED or any(
-        each["type"] == "DisruptionTarget" and each["status"] == "True" for each in status.get("conditions", ())
+    # One that waits in a queue is there for one that the queue may have taken away.
+    return is_held(pod) or status.get("reason") in _DISPLACED or any(
+        each["type"] in ("DisruptionTarget", REMOVED_CONDITION) and each["status"] == "True"
+        for each in status.get("conditions", ())
     )
 
 

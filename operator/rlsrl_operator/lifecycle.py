@@ -11,6 +11,7 @@ from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, EndReason, GangReason
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
 from rlsrl_operator.gang import Life, attempt_of, configuration_error, judge, parse_time, template_of
+from rlsrl_operator.manifests.kueue import is_held
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, EVALUATOR, TRAINER
@@ -21,15 +22,27 @@ Templates = Mapping[str, str]
 
 EVALUATION_SECONDS = 600.0
 """How long evaluators may play on once the experiment has its result."""
+QUEUED_SECONDS = 30.0
+"""How long trainers of an experiment that ran may be held back by their queue until the others make room, too."""
 
 
 def decide(
     status: ExperimentStatus, subject: Subject, templates: Templates, pods: Sequence[Manifest], now: datetime
 ) -> ExperimentStatus:
     """The attempt and the phase that the pods call for."""
+    return _queued(_decide(status, subject, templates, pods, now), subject, _of(TRAINER, pods), now)
+
+
+def _decide(
+    status: ExperimentStatus, subject: Subject, templates: Templates, pods: Sequence[Manifest], now: datetime
+) -> ExperimentStatus:
     generation = subject.generation
     attempt = status.attempt or 1
-    first = {"attempt": attempt, "restarts": status.restarts or 0, "phase": status.phase or "Pending"}
+    first = {
+        "attempt": attempt,
+        "restarts": status.restarts or 0,
+        "phase": status.phase or ("Queued" if subject.queue else "Pending"),
+    }
     status = status.model_copy(update=first)
     if status.phase in TERMINAL:
         return status
@@ -57,7 +70,7 @@ def decide(
         told = status.model_copy(update={"phase": "Suspended"})
         return gang(told, False, "Suspended", "spec.suspend is true")
     if status.phase == "Suspended":
-        resumed = status.model_copy(update={"attempt": attempt + 1, "phase": "Starting"})
+        resumed = status.model_copy(update={"attempt": attempt + 1, "phase": "Queued" if subject.queue else "Starting"})
         return gang(resumed, False, "Starting", f"attempt {attempt + 1} goes on from where attempt {attempt} ended")
     if verdict.loss is not None:
         restarts = subject.experiment.spec.restarts
@@ -81,22 +94,42 @@ def decide(
     return status
 
 
+def _queued(
+    status: ExperimentStatus, subject: Subject, trainers: Sequence[Manifest], now: datetime
+) -> ExperimentStatus:
+    """Whether the trainers wait in a queue. They do from the first moment, and until all of them are admitted; a gang
+    that is made anew, and so is queued again, only if that lasts.
+    """
+    if subject.queue is None or status.phase in (*TERMINAL, "Suspended"):
+        return status
+    ours = [pod for pod in trainers if attempt_of(pod) == status.attempt]
+    held = [pod for pod in ours if is_held(pod)]
+    if status.phase == "Queued":
+        admitted = len(ours) == subject.experiment.spec.trainers.num_pods and not held
+        return status.model_copy(update={"phase": "Starting"}) if admitted else status
+    lasting = timedelta(seconds=QUEUED_SECONDS)
+    out = any(now > parse_time(pod["metadata"]["creationTimestamp"]) + lasting for pod in held)
+    return status.model_copy(update={"phase": "Queued"}) if out else status
+
+
 def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> Manifest:
     """A rendered object as it should be at this moment: the trainers of this attempt, and nobody once all is over.
 
     The trainers end first, so that none of them waits in vain for the others; evaluators play what is left to play; the
-    coordinator stays for the result, or goes last when the experiment is suspended.
+    coordinator stays for the result, or goes last when the experiment is suspended. In a queue trainers alone wait.
     """
     role = manifest["metadata"]["labels"].get(ROLE_LABEL)
     if manifest["kind"] not in ("Deployment", "StatefulSet"):
         return manifest
-    suspended = status.phase == "Suspended"
+    suspended, queued = status.phase == "Suspended", status.phase == "Queued"
     if role == COORDINATOR:
-        others = any(pod["metadata"]["labels"][ROLE_LABEL] != COORDINATOR for pod in pods)
-        return _resized(manifest, 0) if suspended and not others else manifest
+        others = any(pod["metadata"]["labels"][ROLE_LABEL] != COORDINATOR and not is_held(pod) for pod in pods)
+        return _resized(manifest, 0) if (suspended or queued) and not others else manifest
     made = copy.deepcopy(manifest)
     over = suspended or status.phase in TERMINAL
-    if role == TRAINER:
+    if role != TRAINER and queued:
+        made["spec"]["replicas"] = 0
+    elif role == TRAINER:
         # None of them begins before the last of the attempt before has gone: it would meet that one.
         ending = any(attempt_of(pod) not in (0, status.attempt) for pod in _of(TRAINER, pods))
         made["spec"]["template"]["metadata"]["annotations"][ATTEMPT_ANNOTATION] = str(status.attempt)

@@ -37,6 +37,7 @@ from rlsrl_operator.manifests import (
     token_secret,
     volume_claim,
 )
+from rlsrl_operator.manifests.kueue import begins_in_queue, queue_labels, stepwise
 from rlsrl_operator.manifests.subject import MANAGER, SETTINGS_ANNOTATION, SETTINGS_KEY
 from rlsrl_operator.numbers import Numbers
 from rlsrl_operator.operator_key import token_of
@@ -47,6 +48,8 @@ from rlsrl_operator.status import TERMINAL
 
 RETRY_SECONDS = 0.2
 """When to look again after somebody else was faster."""
+QUEUE_SECONDS = 2.0
+"""When to ask again for trainers that their queue does not take yet: it wants those of before to be gone altogether."""
 TROUBLE_SECONDS = 30.0
 """When to look again at what only somebody else can mend."""
 LOST_SECONDS = 30.0
@@ -65,6 +68,10 @@ class Key:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+class NotYet(Exception):  # noqa: N818 - named for what a queue says
+    """A queue does not take an object's pods while something is left of those before."""
 
 
 class Foreign(Exception):  # noqa: N818 - named for the object
@@ -179,19 +186,20 @@ class Reconciler:
             document["metadata"]["resourceVersion"] = await self._say(document, status, judged)
         try:
             await self._keep(subject, on_record or record_object(subject, record, self._key))
-            token = await self._bring_about(subject, record, judged, pods)
+            token, refusal = await self._bring_about(subject, record, judged, pods)
         except Foreign as error:
             return not_accepted("NameConflict", str(error))
         except Refused as error:
             return not_accepted("InvalidSpec", str(error))
         await self._remove_pods(judged, pods, now)
         await self._tell_settings(record, pods)
+        queue_refuses = refusal is not None
         told = statuses.summarize(
             judged,
             subject,
             pods,
             now,
-            refusal=await self._refusal(subject, judged, pods),
+            refusal=refusal or await self._refusal(subject, judged, pods),
             refused_edits=refused(record.experiment, asked.experiment),
         )
         if (page := await self._page(subject, told, token, now)) is not None:
@@ -199,11 +207,13 @@ class Reconciler:
             told = statuses.durable(told, page, generation=generation, now=now)
         if all(template_of(pod) == templates.get(pod["metadata"]["labels"][ROLE_LABEL]) for pod in pods):
             await self._prune(subject, record, told)
-        return Reconciled(told, left if told.phase in TERMINAL else self._settings.status_seconds)
+        soon = min(self._settings.status_seconds, QUEUE_SECONDS) if queue_refuses else self._settings.status_seconds
+        return Reconciled(told, left if told.phase in TERMINAL else soon)
 
     def _subject(self, document: Manifest) -> Subject:
         metadata = document["metadata"]
-        written = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": metadata["name"]}}
+        labels = queue_labels(metadata.get("labels", {}))
+        written = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": metadata["name"], "labels": labels}}
         experiment: RLExperiment = load_text(json.dumps({**written, "spec": document["spec"]}))
         return Subject(
             experiment=experiment,
@@ -266,8 +276,9 @@ class Reconciler:
 
     async def _bring_about(
         self, subject: Subject, record: Record, status: ExperimentStatus, pods: Sequence[Manifest]
-    ) -> str:
-        """Make all objects what they should be; returns the experiment's token.
+    ) -> tuple[str, str | None]:
+        """Make all objects what they should be; returns the experiment's token, and why its queue does not take the
+        trainers yet if it does not.
 
         Raises:
             Foreign: an object that is not ours is in the way.
@@ -277,12 +288,17 @@ class Reconciler:
         secret = await self._keep(subject, token_secret(subject, token_of(self._key, subject.uid)))
         if (claim := volume_claim(subject)) is not None:
             await self._claim(claim)
+        refusal = None
         for manifest in record.manifests:
             if manifest.get("immutable"):
                 await self._keep(subject, manifest)
-            else:
-                await self._apply(subject, overlaid(manifest, status, pods, self._now()))
-        return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
+                continue
+            wanted = overlaid(manifest, status, pods, self._now())
+            try:
+                await self._apply(subject, wanted)
+            except NotYet as error:
+                refusal = str(error)
+        return base64.b64decode(secret["data"][TOKEN_KEY]).decode(), refusal
 
     async def _keep(self, subject: Subject, wanted: Manifest) -> Manifest:
         """An object whose data are decided once, by whoever makes it; returns it with them."""
@@ -314,6 +330,7 @@ class Reconciler:
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         known = self._memory(subject).applied
         observed = await self._get(wanted)
+        wanted = stepwise(wanted, observed)
         what = step(wanted, observed, known.get((kind, name)))
         if what is Step.CONFLICT:
             raise Foreign(_in_the_way(wanted))
@@ -321,9 +338,11 @@ class Reconciler:
             return
         try:
             written = await self._cluster.apply(wanted)
-        except Refused:
+        except Refused as error:
             if observed is None:
                 raise
+            if begins_in_queue(wanted, observed):
+                raise NotYet(str(error)) from error
             written = await self._cluster.replace(whole(wanted, observed))
         if is_overruled(written):
             written = await self._cluster.replace(whole(wanted, written))

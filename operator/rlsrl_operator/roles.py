@@ -49,6 +49,8 @@ class Role:
     """What its workers are told; None where the experiment has no such role."""
     pods: Callable[[RLExperiment, ResolvedExperiment], int]
     """How many pods there should be while the experiment runs."""
+    queued: bool = False
+    """Whether its pods wait in the queue that the experiment names, if it names one; the others wait for them."""
 
     @property
     def grace_seconds(self) -> int:
@@ -70,6 +72,7 @@ ROLES: tuple[Role, ...] = (
         workload="StatefulSet",
         config=lambda told: told.trainer,
         pods=lambda experiment, _: experiment.spec.trainers.num_pods,
+        queued=True,
     ),
     Role(
         name="buffer",

@@ -20,6 +20,7 @@ from rlsrl.api.reasons import (
 )
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl_operator.gang import attempt_of, parse_time
+from rlsrl_operator.manifests.kueue import is_held
 from rlsrl_operator.manifests.pods import TLS_KEYS
 from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
@@ -163,7 +164,7 @@ def summarize(
 ) -> ExperimentStatus:
     """The status with what the pods show beside the gang's life; ``refusal`` says why some cannot even be made,
     ``refused_edits`` are the fields that the document has otherwise and that cannot be edited."""
-    generation, suspended = subject.generation, status.phase == "Suspended"
+    generation, suspended, queued = subject.generation, status.phase == "Suspended", status.phase == "Queued"
     over = suspended or status.phase in TERMINAL
     by_role = {
         role: [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name]
@@ -173,7 +174,7 @@ def summarize(
         role.name: role_status(
             found,
             replicas=0
-            if suspended or (over and role.name != COORDINATOR)
+            if suspended or (queued and not role.queued) or (over and role.name != COORDINATOR)
             else role.pods(subject.experiment, subject.told),
             selector=subject.selector(role.name),
         )
@@ -188,6 +189,9 @@ def summarize(
         reason, message = "Suspended", f"{len(pods)} pods are still ending" if pods else "no pod is left"
     elif over:
         reason, message = "Finished", "the experiment is over"
+    elif queued:
+        reason, message = "Queued", f"queue {subject.queue} has not admitted the trainers"
+        message += "" if refusal is None else f": {refusal}"
     elif missing:
         reason, message = blocker(pods, attempt=status.attempt or 1) or ("Starting", "pods are being made")
         if reason == "Starting" and refusal is not None:
@@ -198,13 +202,13 @@ def summarize(
         message = f"{', '.join(missing)} ready: {message}"
     else:
         reason, message = "Ready", "every pod is ready"
-    holds: Literal["True", "False"] = "False" if over or missing else "True"
+    holds: Literal["True", "False"] = "False" if over or queued or missing else "True"
     status = with_condition(status, READY, holds, reason, message, generation=generation, now=now)
     complete = condition(status, GANG_COMPLETE)
     running = complete is not None and complete.status == "True"
     return status.model_copy(
         update={
-            "phase": status.phase if over else "Running" if running else "Starting",
+            "phase": status.phase if over or queued else "Running" if running else "Starting",
             "observed_generation": generation,
             "actors": counts["actor"],
             "trainers": counts[TRAINER],
@@ -244,6 +248,8 @@ def _trouble(pod: Manifest, attempt: int) -> tuple[ReadyReason | PodReason, str]
     since = pod["metadata"].get("creationTimestamp", "")
     if attempt_of(pod) not in (0, attempt):
         return "Starting", f"{name} of attempt {attempt_of(pod)} is ending"
+    if is_held(pod):
+        return "Queued", f"{name} waits to be admitted to its queue, since {since}"
     for each in status.get("conditions", ()):
         if each["type"] == "PodScheduled" and each["status"] == "False":
             return _pods_own(each, "Unschedulable"), f"{name}, since {since}: {each.get('message', '')}"

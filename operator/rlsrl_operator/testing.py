@@ -8,6 +8,7 @@ from typing import Any
 
 from rlsrl.api.load import load_text
 from rlsrl.api.pods import CONTAINER, ROLE_LABEL
+from rlsrl_operator.manifests.kueue import GATE
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import TRAINER
@@ -47,9 +48,10 @@ def pod(
     state: Manifest | None = None,
     last_state: Manifest | None = None,
     conditions: Sequence[Manifest] = (),
+    held: bool = False,
     **status: Any,
 ) -> Manifest:
-    """A pod as the API server shows it, ready if it runs; ``status`` is what else its status has."""
+    """A pod as the API server shows it, ready if it runs; ``held`` by a queue. ``status``: what else its status has."""
     is_ready = state is None if ready is None else ready
     is_trainer = role == TRAINER
     container = {"name": CONTAINER, "restartCount": restarts, "state": state or {"running": {}}}
@@ -64,6 +66,7 @@ def pod(
             "creationTimestamp": created,
             **({"deletionTimestamp": deleted} if deleted else {}),
         },
+        **({"spec": {"schedulingGates": [{"name": GATE}]}} if held else {}),
         "status": {
             "phase": "Running",
             "conditions": [{"type": "Ready", "status": "True" if is_ready else "False"}, *conditions],

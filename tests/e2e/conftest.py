@@ -5,18 +5,22 @@ from __future__ import annotations
 import copy
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rlsrl.testing.kubectl import TAG, Namespace, Nodes, Object, namespace, nodes, run
+from rlsrl.testing.kubectl import COMMAND_SECONDS, TAG, Namespace, Nodes, Object, namespace, nodes, run
 from rlsrl.testing.recovery import Recovered, record
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts"
 SYSTEM = "rlsrl-system"
+BUILD_SECONDS = 1800.0
+"""For the first build of an addon."""
+Install = Callable[[str], AbstractContextManager[None]]
 VALUES = {
     "images": {"tag": TAG},
     "operator": {"statusSeconds": 1},
@@ -88,6 +92,32 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
         run("helm", "uninstall", "rlsrl", "-n", SYSTEM, "--wait")
         # The definition stays, and with it every experiment; here both go.
         run("kubectl", "delete", "crd", "rlexperiments.rlsrl.dev")
+
+
+@contextmanager
+def _installed(name: str) -> Iterator[None]:
+    folder = Path(run(str(REPOSITORY / "hack" / "addon"), name, seconds=BUILD_SECONDS).strip())
+    run(str(REPOSITORY / "hack" / "cluster"), "load", str(folder / "image.tar"))
+    objects: list[Object] = list(yaml.safe_load_all((folder / "manifests.yaml").read_text()))
+    hooks = [each for each in objects if each["kind"].endswith("WebhookConfiguration")]
+    run("kubectl", "apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    try:
+        for each in objects:
+            if each["kind"] == "Deployment":
+                target = (f"deployment/{each['metadata']['name']}", "--namespace", each["metadata"]["namespace"])
+                run("kubectl", "rollout", "status", *target, f"--timeout={COMMAND_SECONDS:.0f}s")
+        yield
+    finally:
+        # Nothing could be made or deleted while there are webhooks that nobody answers.
+        for part in filter(None, (hooks, objects)):
+            run("kubectl", "delete", "-f", "-", "--ignore-not-found", stdin=yaml.safe_dump_all(part))
+
+
+@pytest.fixture(scope="session")
+def install(kubeconfig: str) -> Install:
+    """Puts on the cluster, for as long as it is needed, what hack/addon builds."""
+    assert kubeconfig
+    return _installed
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.spec import RLExperiment
 from rlsrl_operator.manifests.config import live_settings, role_configs
+from rlsrl_operator.manifests.kueue import queue_labels
 from rlsrl_operator.manifests.network import network_policies
 from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
@@ -53,7 +54,7 @@ def next_record(before: Record, subject: Subject) -> Record:
     """Of one that was edited: objects that the edit does not change stay as they were made then, and so do pod
     templates. Whether it changes them is judged by one and the same operator.
     """
-    subject = replace(subject, settings=before.settings)
+    subject = replace(subject, settings=before.settings, experiment=_in_queue_of(before.experiment, subject.experiment))
     kept = _by_name(before.manifests)
     as_before = _by_name(render(replace(subject, experiment=before.experiment)))
     made = [_carried(each, as_before.get(_name(each)), kept.get(_name(each))) for each in render(subject)]
@@ -98,6 +99,12 @@ def read_record(subject: Subject, found: Manifest, key: bytes) -> Record | None:
 def _signature(uid: str, name: str, data: Mapping[str, str], key: bytes) -> str:
     signed = json.dumps(["record", uid, name, data], sort_keys=True)
     return hmac.new(key, signed.encode(), hashlib.sha256).hexdigest()
+
+
+def _in_queue_of(before: RLExperiment, experiment: RLExperiment) -> RLExperiment:
+    """The experiment in the queue that it began in: Kueue moves nothing that runs."""
+    labels = queue_labels(before.metadata.labels)
+    return experiment.model_copy(update={"metadata": experiment.metadata.model_copy(update={"labels": labels})})
 
 
 def _carried(made: Manifest, as_before: Manifest | None, kept: Manifest | None) -> Manifest:

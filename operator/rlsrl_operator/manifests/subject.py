@@ -11,6 +11,7 @@ from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import ResolvedExperiment, RoleConfig
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
+from rlsrl_operator.manifests.kueue import QUEUE_LABEL, queue_labels
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR
 from rlsrl_operator.settings import OperatorSettings
@@ -43,6 +44,16 @@ class Subject:
     def name(self) -> str:
         """The experiment's name."""
         return self.experiment.metadata.name
+
+    @property
+    def queue(self) -> str | None:
+        """The queue in which its trainers wait; None if they do not."""
+        return self.experiment.metadata.labels.get(QUEUE_LABEL)
+
+    @property
+    def queue_labels(self) -> dict[str, str]:
+        """The labels by which they do."""
+        return queue_labels(self.experiment.metadata.labels)
 
     @cached_property
     def told(self) -> ResolvedExperiment:

@@ -71,10 +71,13 @@ def _deployment(subject: Subject, role: Role) -> Manifest:
 
 
 def _stateful_set(subject: Subject, role: Role) -> Manifest:
+    metadata = subject.metadata(subject.name_of(role.name), role.name)
+    if role.queued:
+        metadata["labels"] |= subject.queue_labels
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": subject.metadata(subject.name_of(role.name), role.name),
+        "metadata": metadata,
         "spec": {
             "replicas": role.pods(subject.experiment, subject.told),
             "serviceName": subject.name_of(role.name),

@@ -24,7 +24,9 @@ AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict
 EndReason = Literal["Succeeded", "ConfigurationError", "BudgetExhausted"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended"]
 DurableReason = Literal["Stored", "NotStored"]
-ReadyReason = Literal["Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Suspended", "Finished"]
+ReadyReason = Literal[
+    "Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Queued", "Suspended", "Finished"
+]
 Reason = AcceptedReason | DurableReason | EndReason | GangReason | ReadyReason
 """What the operator says by itself."""
 PodReason = NewType("PodReason", str)
@@ -63,6 +65,10 @@ STALE = Explanation(
 PHASES: Mapping[Phase, Explanation] = {
     "Pending": Explanation(
         "Nothing was made: the experiment was not accepted, or a moment ago.", "Look at the condition `Accepted`."
+    ),
+    "Queued": Explanation(
+        "Its trainers wait until its queue admits them all at once; nobody else of it is there.",
+        "Nothing, if others go first. Else look at the condition `Ready`.",
     ),
     "Starting": Explanation(
         "Its objects are made; not all trainers are ready, for the first time or again.",
@@ -130,6 +136,13 @@ REASONS: Mapping[Aspect, Mapping[Reason, Judgement]] = {
             "experiment's replicas.",
             "False",
         ),
+        "Queued": Judgement(
+            "The queue that the label `kueue.x-k8s.io/queue-name` names has not admitted the trainers, or took them "
+            "out again: there is no room beside those that go first, or the queue is stopped or not there.",
+            "`kubectl describe workloads.kueue.x-k8s.io` in this namespace says what is missing. The experiment goes "
+            "on by itself once it is admitted.",
+            "False",
+        ),
         "Waiting": Judgement("A container waits, and Kubernetes gives no reason.", "`kubectl describe pod`.", "False"),
         "Suspended": Judgement(
             "`suspend` is true; the message says how many pods are still ending.",
@@ -182,7 +195,7 @@ REASONS: Mapping[Aspect, Mapping[Reason, Judgement]] = {
 }
 """By condition."""
 QUIET: frozenset[str] = frozenset(
-    {"Accepted", "Ready", "Starting", "Complete", "Stored", "Suspended", "Finished", "Succeeded"}
+    {"Accepted", "Ready", "Queued", "Starting", "Complete", "Stored", "Suspended", "Finished", "Succeeded"}
 )
 """The reasons that call for nobody."""
 

@@ -15,9 +15,10 @@ Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-ti
 Number = Annotated[int, Field(ge=0, le=1_000_000_000_000_000), INTEGRAL]
 """A count."""
 
-Phase = Literal["Pending", "Starting", "Running", "Suspended", "Succeeded", "Failed"]
-"""Pending: nothing was made yet. Starting: not all workers are ready. Running: training. Suspended: its pods end or
-have ended, until it is resumed. The last two are for good."""
+Phase = Literal["Pending", "Queued", "Starting", "Running", "Suspended", "Succeeded", "Failed"]
+"""Pending: nothing was made yet. Queued: its trainers wait for their turn in a queue, the others for them. Starting:
+not all workers are ready. Running: training. Suspended: its pods end or have ended, until it is resumed. The last two
+are for good."""
 
 
 class Condition(Model):

@@ -59,8 +59,8 @@ def diagnose(
     judged = [*_conditions(status)]
     if is_over(status):
         return [finding for finding in judged if finding.what == FINISHED]
-    if status.phase == "Suspended":
-        return judged  # its pods end, and are meant to
+    if status.phase in ("Queued", "Suspended"):
+        return judged  # its pods are not there, and are not meant to be
     # Starting calls for nobody, and yet it is why an experiment does not train, if nothing else is.
     judged = [finding for finding in judged if is_trouble(finding.reason)] or judged
     if status.training is not None and is_old(status, now):
@@ -90,7 +90,7 @@ def _explained_once(findings: Sequence[Finding]) -> Iterator[Finding]:
 def _conditions(status: ExperimentStatus) -> Iterator[Finding]:
     order = list(REASONS)
     for each in sorted(status.conditions, key=lambda condition: [*order, condition.type].index(condition.type)):
-        if is_trouble(each.reason) or each.reason == "Starting":
+        if is_trouble(each.reason) or each.reason in ("Starting", "Queued"):
             yield Finding(
                 what=each.type,
                 reason=each.reason,

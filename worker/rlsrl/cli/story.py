@@ -20,6 +20,7 @@ OLD_SECONDS = 60.0
 """Numbers that the coordinator told longer ago are old."""
 SINCE: Mapping[Phase, Aspect] = {
     "Pending": ACCEPTED,
+    "Queued": GANG_COMPLETE,
     "Starting": GANG_COMPLETE,
     "Running": GANG_COMPLETE,
     "Suspended": GANG_COMPLETE,

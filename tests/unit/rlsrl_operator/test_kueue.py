@@ -1,0 +1,228 @@
+"""Experiments whose trainers wait in one of Kueue's queues: who is there, what is said, what is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from rlsrl.api.pods import ROLE_LABEL
+from rlsrl.api.reasons import GANG_COMPLETE, READY, is_trouble
+from rlsrl.api.status import ExperimentStatus, Phase
+from rlsrl.testing.documents import minimal
+from rlsrl_operator.lifecycle import QUEUED_SECONDS, decide, overlaid
+from rlsrl_operator.manifests import Manifest, Subject, first_record, next_record, render
+from rlsrl_operator.manifests.kueue import (
+    PRIORITY_LABEL,
+    QUEUE_LABEL,
+    REMOVED_CONDITION,
+    begins_in_queue,
+    queue_labels,
+    stepwise,
+)
+from rlsrl_operator.roles import BY_NAME, ROLES
+from rlsrl_operator.status import blocker, condition, stamp, summarize, with_condition
+from rlsrl_operator.testing import pod, subject_of
+
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
+EARLIER = NOW - timedelta(minutes=5)
+LABELS = {QUEUE_LABEL: "team", PRIORITY_LABEL: "urgent"}
+KINDS = ("Deployment", "StatefulSet")
+
+
+def subject(*, labels: dict[str, str] = LABELS, suspend: bool = False, generation: int = 1, **spec: Any) -> Subject:
+    document = minimal()
+    document["metadata"]["labels"] = labels
+    others = {role: {} for role in ("policyWorkers", "bufferWorkers", "evaluators")}
+    document["spec"] |= {"suspend": suspend, "trainers": {"replicas": 2}, **others, **spec}
+    return subject_of(document, generation=generation)
+
+
+def decided(
+    status: ExperimentStatus, pods: Sequence[Manifest], *, now: datetime = NOW, about: Subject | None = None
+) -> ExperimentStatus:
+    return decide(status, about or subject(), dict.fromkeys(BY_NAME, "1"), pods, now)
+
+
+def running(attempt: int = 1) -> ExperimentStatus:
+    status = ExperimentStatus(phase="Running", attempt=attempt, restarts=attempt - 1)
+    return with_condition(status, GANG_COMPLETE, "True", "Complete", "", generation=1, now=EARLIER)
+
+
+def restarting(attempt: int) -> ExperimentStatus:
+    return with_condition(running(attempt), GANG_COMPLETE, "False", "Restarting", "", generation=1, now=EARLIER)
+
+
+def gang(*, attempt: int = 1, **about: Any) -> list[Manifest]:
+    return [pod(index=index, attempt=attempt, **about) for index in range(2)]
+
+
+def waiting_gang(*, seconds: float, attempt: int = 1) -> list[Manifest]:
+    return gang(attempt=attempt, held=True, ready=False, created=stamp(NOW - timedelta(seconds=seconds)))
+
+
+def test_only_what_is_queued_by_the_table_of_roles_names_the_queue() -> None:
+    labelled = {
+        each["metadata"]["labels"][ROLE_LABEL]: queue_labels(each["metadata"]["labels"])
+        for each in render(subject())
+        if each["kind"] in KINDS
+    }
+    assert labelled == {role.name: LABELS if role.queued else {} for role in ROLES}
+    assert labelled["trainer"] == LABELS
+    assert not any(queue_labels(each["metadata"]["labels"]) for each in render(subject(labels={"team": "a"})))
+
+
+def test_a_run_stays_in_its_queue_until_it_is_suspended() -> None:
+    before = first_record(subject())
+    moved = subject(labels={QUEUE_LABEL: "another"}, generation=2, stop={"trainSteps": 7})
+    after = next_record(before, moved)
+    assert queue_labels(after.experiment.metadata.labels) == LABELS
+    (trainers,) = (
+        each for each in after.manifests if (each["kind"], each["metadata"]["name"][-8:]) == ("StatefulSet", "-trainer")
+    )
+    assert queue_labels(trainers["metadata"]["labels"]) == LABELS
+    assert first_record(moved).experiment.metadata.labels == {QUEUE_LABEL: "another"}
+
+
+PHASES: dict[str, tuple[ExperimentStatus, list[Manifest], Phase]] = {
+    "it begins in the queue": (ExperimentStatus(), [], "Queued"),
+    "its trainers are held": (ExperimentStatus(phase="Queued", attempt=1), waiting_gang(seconds=3600), "Queued"),
+    "one of them is": (
+        ExperimentStatus(phase="Queued", attempt=1),
+        [pod(ready=False), *waiting_gang(seconds=1)[1:]],
+        "Queued",
+    ),
+    "one of them is not there yet": (ExperimentStatus(phase="Queued", attempt=1), [pod(ready=False)], "Queued"),
+    "only those of the attempt before are there": (ExperimentStatus(phase="Queued", attempt=2), gang(), "Queued"),
+    "they are admitted": (ExperimentStatus(phase="Queued", attempt=1), gang(ready=False), "Starting"),
+    "it runs": (running(), gang(), "Running"),
+    "a gang that is made anew waits its turn for a moment": (
+        restarting(2),
+        waiting_gang(attempt=2, seconds=QUEUED_SECONDS),
+        "Running",
+    ),
+    "it lost its place": (restarting(2), waiting_gang(attempt=2, seconds=QUEUED_SECONDS + 1), "Queued"),
+    "it was suspended": (ExperimentStatus(phase="Suspended", attempt=1), [], "Queued"),
+}
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_the_phase(name: str) -> None:
+    before, pods, phase = PHASES[name]
+    made = decided(before, pods)
+    assert made.phase == phase
+    assert decided(made, pods) == made
+
+
+def test_without_a_queue_nothing_waits() -> None:
+    about = subject(labels={})
+    assert decided(ExperimentStatus(), [], about=about).phase == "Pending"
+    assert decided(ExperimentStatus(phase="Suspended", attempt=1), [], about=about).phase == "Starting"
+    held_by_another = gang(held=True, ready=False, created=stamp(EARLIER))
+    assert decided(running(), held_by_another, about=about).phase == "Running"
+
+
+def test_suspending_goes_before_waiting() -> None:
+    about = subject(suspend=True)
+    waiting = ExperimentStatus(phase="Queued", attempt=1)
+    assert decided(waiting, waiting_gang(seconds=60), about=about).phase == "Suspended"
+
+
+def test_to_be_taken_out_of_the_queue_is_no_failure() -> None:
+    removed = {"type": REMOVED_CONDITION, "status": "True", "reason": "WorkloadEvictedDueToClusterQueueStopped"}
+    made = decided(running(), gang(deleted=stamp(NOW), conditions=[removed]))
+    assert (made.attempt, made.recent_failures, made.restarts) == (2, 0, 1)
+    seen_late = decided(running(), waiting_gang(seconds=5))
+    assert (seen_late.attempt, seen_late.recent_failures, seen_late.restarts) == (2, 0, 1)
+
+
+ROLE_NAMES = [role.name for role in ROLES]
+TRAINERS_ALONE = dict.fromkeys(ROLE_NAMES, 0) | {"trainer": 2}
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([], TRAINERS_ALONE),
+        (waiting_gang(seconds=60), TRAINERS_ALONE),
+        ([*waiting_gang(seconds=60), pod("coordinator")], TRAINERS_ALONE),
+        ([*waiting_gang(seconds=60), pod("actor"), pod("coordinator")], TRAINERS_ALONE | {"coordinator": 1}),
+        ([pod(attempt=1), pod("coordinator")], TRAINERS_ALONE | {"coordinator": 1, "trainer": 0}),
+    ],
+)
+def test_while_it_waits_the_others_make_room_and_the_coordinator_goes_last(
+    pods: Sequence[Manifest], expected: dict[str, int]
+) -> None:
+    attempt = 2 if expected["trainer"] == 0 else 1
+    status = ExperimentStatus(phase="Queued", attempt=attempt)
+    made = [overlaid(each, status, pods, NOW) for each in render(subject())]
+    replicas = {
+        each["metadata"]["labels"][ROLE_LABEL]: each["spec"]["replicas"] for each in made if each["kind"] in KINDS
+    }
+    assert replicas == expected
+
+
+def test_it_is_said_that_it_waits_and_nobody_is_called() -> None:
+    status = summarize(ExperimentStatus(phase="Queued", attempt=1), subject(), waiting_gang(seconds=60), NOW)
+    said = condition(status, READY)
+    assert said is not None
+    assert (said.status, said.reason) == ("False", "Queued")
+    assert said.message == "queue team has not admitted the trainers"
+    assert not is_trouble(said.reason)
+    assert status.phase == "Queued"
+    assert status.actors is not None
+    assert status.actors.replicas == 0
+    refused = summarize(status, subject(), [], NOW, refusal="scaling down is still in progress")
+    said = condition(refused, READY)
+    assert said is not None
+    assert said.message.endswith(": scaling down is still in progress")
+
+
+def test_a_gang_that_waits_for_a_moment_is_told_of_as_such() -> None:
+    assert blocker([pod("actor"), *waiting_gang(seconds=1)], attempt=1) == (
+        "Queued",
+        f"a-trainer-0 waits to be admitted to its queue, since {stamp(NOW - timedelta(seconds=1))}",
+    )
+
+
+def workload(replicas: int | None, **labels: str) -> Manifest:
+    return {"metadata": {"labels": labels}, "spec": {} if replicas is None else {"replicas": replicas}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "observed", "asked", "begins"),
+    [
+        (3, 0, 3, True),
+        (3, 3, 3, False),
+        (3, 2, 0, False),
+        (3, None, 0, False),
+        (1, None, 1, False),
+        (0, 3, 0, False),
+        (0, 0, 0, False),
+    ],
+)
+def test_what_is_queued_is_resized_by_way_of_none(wanted: int, observed: int | None, asked: int, begins: bool) -> None:
+    queued = workload(wanted, **{QUEUE_LABEL: "team"})
+    there = workload(observed, **{QUEUE_LABEL: "team"})
+    assert stepwise(queued, there) == workload(asked, **{QUEUE_LABEL: "team"})
+    assert begins_in_queue(queued, there) == begins
+    assert queued["spec"]["replicas"] == wanted, "a manifest is a value"
+    free = workload(wanted)
+    assert stepwise(free, there) is free
+    assert not begins_in_queue(free, there)
+
+
+def test_what_is_not_there_yet_is_asked_for_as_it_should_be() -> None:
+    queued = workload(3, **{QUEUE_LABEL: "team"})
+    assert stepwise(queued, None) is queued
+    secret = {"metadata": {"labels": {QUEUE_LABEL: "team"}}}
+    assert stepwise(secret, secret) is secret
+
+
+def test_the_queue_is_the_one_on_record_whatever_the_object_says_now() -> None:
+    about = subject()
+    assert about.queue == "team"
+    assert replace(about, experiment=subject(labels={"a": "b"}).experiment).queue is None
