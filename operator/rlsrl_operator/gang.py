@@ -24,6 +24,7 @@ CONFIGURATION_ERROR = 2
 COMPLAINT = "rlsrl: "
 """With what a worker's line begins that says why it cannot run so."""
 _INDEX_LABEL = "apps.kubernetes.io/pod-index"
+_DISPLACING = frozenset({"DisruptionTarget", REMOVED_CONDITION})
 _DISPLACED = frozenset({"Evicted", "Preempted", "NodeShutdown", "Terminated", "DisruptionTarget"})
 
 
@@ -129,11 +130,9 @@ def _end(pod: Manifest, life: Life) -> str | None:
 
 def _is_displaced(pod: Manifest) -> bool:
     status = pod.get("status", {})
+    conditions = {each["type"] for each in status.get("conditions", ()) if each["status"] == "True"}
     # One that waits in a queue is there for one that the queue may have taken away.
-    return is_held(pod) or status.get("reason") in _DISPLACED or any(
-        each["type"] in ("DisruptionTarget", REMOVED_CONDITION) and each["status"] == "True"
-        for each in status.get("conditions", ())
-    )
+    return is_held(pod) or status.get("reason") in _DISPLACED or not conditions.isdisjoint(_DISPLACING)
 
 
 def _is_first(pod: Manifest) -> bool:
