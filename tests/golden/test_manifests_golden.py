@@ -31,6 +31,7 @@ STATES = {
     "suspended, trainers still end": (ExperimentStatus(phase="Suspended", attempt=3), [pod(attempt=3)]),
     "suspended, only the coordinator is left": (ExperimentStatus(phase="Suspended", attempt=3), [pod("coordinator")]),
     "suspended": (ExperimentStatus(phase="Suspended", attempt=3), []),
+    "queued": (ExperimentStatus(phase="Queued", attempt=3), [pod(attempt=3, held=True, ready=False)]),
     "over": (ExperimentStatus(phase="Succeeded", attempt=3), [pod("coordinator"), pod("actor")]),
 }
 

@@ -36,7 +36,7 @@ KINDS = ("Deployment", "StatefulSet")
 def subject(*, labels: dict[str, str] = LABELS, suspend: bool = False, generation: int = 1, **spec: Any) -> Subject:
     document = minimal()
     document["metadata"]["labels"] = labels
-    others = {role: {} for role in ("policyWorkers", "bufferWorkers", "evaluators")}
+    others: dict[str, Any] = {role: {} for role in ("policyWorkers", "bufferWorkers", "evaluators")}
     document["spec"] |= {"suspend": suspend, "trainers": {"replicas": 2}, **others, **spec}
     return subject_of(document, generation=generation)
 
