@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -118,6 +119,24 @@ def test_training_goes_on_while_certificates_are_replaced_and_nobody_is_served_i
         with closing(open_channel(told.coordinator.coordinator_address, late)) as channel:
             call = CoordinatorStub(channel).Status.future(pb.StatusRequest(), metadata=token_metadata(TOKEN))
             assert call.exception(DEADLINE_SECONDS).code() is grpc.StatusCode.UNAVAILABLE, "of the old authority"
+
+
+def test_a_coordinator_with_certificates_serves_nobody_in_the_clear(tmp_path: Path, rotation: Rotation) -> None:
+    with ExitStack() as stack:
+        pods = Pods(EXPERIMENT, tmp_path, stack, secret=rotation.secret)
+        _, host = pods.start("coordinator", pods.told.coordinator)
+        until(lambda: listens(host, COORDINATOR_PORT), "it serves")
+        with closing(open_channel(f"{host}:{COORDINATOR_PORT}")) as channel:
+            call = CoordinatorStub(channel).Status.future(pb.StatusRequest(), metadata=token_metadata(TOKEN))
+            failure = call.exception(DEADLINE_SECONDS)
+        assert failure is not None
+        assert failure.code() is grpc.StatusCode.UNAVAILABLE
+        assert pods.status()["totals"]
+
+
+def listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
 
 
 def code_in_the_clear(address: str, method: str) -> grpc.StatusCode:

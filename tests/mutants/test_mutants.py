@@ -83,8 +83,8 @@ def test_there_are_as_many_as_were_promised_and_each_has_its_own_name() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_can_be_made_of_the_code_as_it_is(mutant: Mutant) -> None:
-    made = ast.parse(mutant.applied())
-    assert ast.dump(made) != ast.dump(ast.parse((REPOSITORY / mutant.file).read_text(encoding="utf-8")))
+    assert mutant.new.split() != mutant.old.split()
+    ast.parse(mutant.applied())
     for test in mutant.caught_by:
         path, _, name = test.partition("::")
         assert name, f"mutant {mutant.name!r}: {test} names no test"

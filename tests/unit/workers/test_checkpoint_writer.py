@@ -135,6 +135,7 @@ def test_a_full_disk_is_told_and_the_next_checkpoint_tries_again() -> None:
     desk.writer.check()
     assert desk.writer.num_unstored == 0
     assert desk.db.steps() == [1, 4]
+    assert desk.stored == [Version(1, 1), Version(1, 4)], "only what is durable is told to be"
     assert desk.num_failed == 2
     failures = [event for event in events if event["event"] == "checkpoint_failed"]
     assert [failure["version"] for failure in failures] == ["1.2", "1.3"]
