@@ -205,7 +205,8 @@ class Reconciler:
         if (page := await self._page(subject, told, token, now)) is not None:
             told = told.model_copy(update={"training": statuses.training(page, now)})
             told = statuses.durable(told, page, generation=generation, now=now)
-        if all(template_of(pod) == templates.get(pod["metadata"]["labels"][ROLE_LABEL]) for pod in pods):
+        made_from = ((pod["metadata"]["labels"][ROLE_LABEL], template_of(pod)) for pod in pods)
+        if all(templates.get(role, template) == template for role, template in made_from):
             await self._prune(subject, record, told)
         soon = min(self._settings.status_seconds, QUEUE_SECONDS) if queue_refuses else self._settings.status_seconds
         return Reconciled(told, left if told.phase in TERMINAL else soon)
@@ -396,8 +397,8 @@ class Reconciler:
         return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", token)
 
     async def _prune(self, subject: Subject, record: Record, status: ExperimentStatus) -> None:
-        """Remove what earlier generations needed, once this one runs. Only if every pod is of this one: what others
-        need goes last."""
+        """Remove what earlier generations needed, once this one runs and no pod of its roles is of another: what pods
+        are made from goes after them. Roles that it has not go with their workloads, here."""
         ready, memory = statuses.condition(status, READY), self._memory(subject)
         if memory.pruned == subject.generation or ready is None or ready.status != "True":
             return

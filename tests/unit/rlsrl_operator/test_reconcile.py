@@ -335,6 +335,20 @@ def test_what_an_earlier_generation_needed_goes_once_this_one_runs_and_nothing_o
     assert {"theirs", "unlabelled"} <= config_maps()
 
 
+def test_a_role_that_an_edit_takes_away_goes() -> None:
+    world = World(evaluators={"replicas": 1})
+    world.settle()
+    assert world.pods("evaluator")
+    world.server.change(
+        world.document,
+        {"spec": {name: value for name, value in world.document["spec"].items() if name != "evaluators"}},
+    )
+    world.settle()
+    assert not world.pods("evaluator")
+    assert "a-evaluator" not in world.contents(*POD_KINDS)
+    assert world.said(READY) == ("True", "Ready")
+
+
 def test_an_edit_that_cannot_be_is_told_and_changes_nothing(world: World) -> None:
     before, pods = world.contents(*POD_KINDS, "Service"), uids(world.server.of_kind("Pod"))
     world.edit(environment={"id": "Acrobot-v1"})
