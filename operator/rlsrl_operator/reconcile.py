@@ -39,6 +39,7 @@ from rlsrl_operator.manifests import (
 )
 from rlsrl_operator.manifests.kueue import begins_in_queue, queue_labels, stepwise
 from rlsrl_operator.manifests.subject import MANAGER, SETTINGS_ANNOTATION, SETTINGS_KEY
+from rlsrl_operator.manifests.templates import refusals
 from rlsrl_operator.numbers import Numbers
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole
@@ -173,6 +174,8 @@ class Reconciler:
             record, on_record = await self._record(subject)
         except Foreign as error:
             return not_accepted("NameConflict", str(error))
+        if record is None:
+            return not_accepted("InvalidSpec", "\n".join(self._not_to_say(subject)))
         asked, subject = subject, replace(subject, experiment=record.experiment)
         templates = {
             each["metadata"]["labels"][ROLE_LABEL]: template_of(each["spec"]["template"])
@@ -201,6 +204,7 @@ class Reconciler:
             now,
             refusal=refusal or await self._refusal(subject, judged, pods),
             refused_edits=refused(record.experiment, asked.experiment),
+            not_to_say=() if record.experiment == asked.experiment else self._not_to_say(asked),
         )
         if (page := await self._page(subject, told, token, now)) is not None:
             told = told.model_copy(update={"training": statuses.training(page, now)})
@@ -224,9 +228,13 @@ class Reconciler:
             settings=self._settings,
         )
 
-    async def _record(self, subject: Subject) -> tuple[Record, Manifest | None]:
+    def _not_to_say(self, subject: Subject) -> list[str]:
+        """What the experiment says of its pods that the administrator does not let it say."""
+        return [] if self._settings.pod_templates == "any" else refusals(subject.experiment)
+
+    async def _record(self, subject: Subject) -> tuple[Record | None, Manifest | None]:
         """What this generation is made of: as it is on record, with the object that says so, or as it follows from the
-        one before. An edit that cannot be leaves everything as it was.
+        one before. An edit that cannot be leaves everything as it was; None for what cannot be from the beginning.
 
         Raises:
             Foreign: an object that is not ours is in the record's place.
@@ -254,8 +262,9 @@ class Reconciler:
                 return read_record(subject, found, self._key)
         return None
 
-    @staticmethod
-    def _new_record(subject: Subject, before: Record | None) -> Record:
+    def _new_record(self, subject: Subject, before: Record | None) -> Record | None:
+        if self._not_to_say(subject):
+            return before
         if before is None:
             return first_record(subject)
         if refused(before.experiment, subject.experiment):

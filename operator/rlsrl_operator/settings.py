@@ -94,6 +94,8 @@ class OperatorSettings(Model):
     """What the pods run."""
     roles: dict[RoleName, PodDefaults] = Field(default_factory=dict)
     """By role; ``default`` for those that are not named."""
+    pod_templates: Literal["restricted", "any"] = "restricted"
+    """What experiments may say of their pods: what cannot lift the security context, or anything."""
     network_policies: NetworkPolicies = NetworkPolicies()
     """Who may connect to the experiments' pods."""
 

@@ -161,9 +161,11 @@ def summarize(
     *,
     refusal: str | None = None,
     refused_edits: Sequence[str] = (),
+    not_to_say: Sequence[str] = (),
 ) -> ExperimentStatus:
     """The status with what the pods show beside the gang's life; ``refusal`` says why some cannot even be made,
-    ``refused_edits`` are the fields that the document has otherwise and that cannot be edited."""
+    ``refused_edits`` are the fields that the document has otherwise and that cannot be edited, ``not_to_say`` is what it
+    says of its pods that is not its own to say."""
     generation, suspended, queued = subject.generation, status.phase == "Suspended", status.phase == "Queued"
     over = suspended or status.phase in TERMINAL
     by_role = {
@@ -180,7 +182,7 @@ def summarize(
         )
         for role, found in by_role.items()
     }
-    status = with_condition(status, ACCEPTED, *_accepted(refused_edits), generation=generation, now=now)
+    status = with_condition(status, ACCEPTED, *_accepted(refused_edits, not_to_say), generation=generation, now=now)
     missing = [
         f"{name} {count.ready}/{count.replicas}" for name, count in counts.items() if count.ready < count.replicas
     ]
@@ -216,7 +218,11 @@ def summarize(
     )
 
 
-def _accepted(refused_edits: Sequence[str]) -> tuple[Literal["True", "False"], AcceptedReason, str]:
+def _accepted(
+    refused_edits: Sequence[str], not_to_say: Sequence[str]
+) -> tuple[Literal["True", "False"], AcceptedReason, str]:
+    if not_to_say:
+        return "False", "InvalidSpec", "\n".join(not_to_say)
     if not refused_edits:
         return "True", "Accepted", "every object is as it should be"
     fields = ", ".join(refused_edits)

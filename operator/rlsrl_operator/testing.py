@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlsrl.api.load import load_text
@@ -20,6 +20,11 @@ TEMPLATE = "1"
 """The mark of the template that all pods are made from."""
 SETTINGS = OperatorSettings(images=Images(actor="registry.example/actor:1", learner="registry.example/learner:1"))
 """As little as an administrator can say."""
+
+VOLUMES_OF_THE_PROFILE = {
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"),
+}
+"""Of the Pod Security profile ``restricted``."""
 
 
 def subject_of(
@@ -85,3 +90,29 @@ def ended(exit_code: int, message: str = "") -> Manifest:
 def waiting(reason: str, message: str = "") -> Manifest:
     """The state of a container that does not run yet, or not again yet."""
     return {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+
+
+def faults_of_restricted(pod: Manifest) -> Iterator[str]:
+    """What the Pod Security profile ``restricted`` finds wrong with a pod's spec, each of its controls in turn."""
+    own = pod.get("securityContext", {})
+    yield from (name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name))
+    yield from (name for name in ("sysctls", "seLinuxOptions", "windowsOptions", "appArmorProfile") if own.get(name))
+    for volume in pod.get("volumes", ()):
+        yield from (f"volume of type {kind}" for kind in set(volume) - {"name"} - VOLUMES_OF_THE_PROFILE)
+    for each in (*pod["containers"], *pod.get("initContainers", ()), *pod.get("ephemeralContainers", ())):
+        context = {**own, **each.get("securityContext", {})}
+        if context.get("privileged"):
+            yield "privileged"
+        if context.get("procMount", "Default") != "Default":
+            yield "procMount"
+        if any(port.get("hostPort") for port in each.get("ports", ())):
+            yield "hostPort"
+        if context.get("allowPrivilegeEscalation") is not False:
+            yield "allowPrivilegeEscalation"
+        if context.get("runAsNonRoot") is not True or context.get("runAsUser") == 0:
+            yield "runs as root"
+        if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            yield "seccompProfile"
+        capabilities = context.get("capabilities", {})
+        if "ALL" not in capabilities.get("drop", ()) or set(capabilities.get("add", ())) - {"NET_BIND_SERVICE"}:
+            yield "capabilities"

@@ -149,6 +149,23 @@ def test_what_is_not_ours_is_never_seized(where: Namespace) -> None:
     experiment.await_phase("Succeeded")
 
 
+def test_what_lifts_the_security_context_is_refused_and_other_things_reach_the_pods(where: Namespace) -> None:
+    def actors(**spec: object) -> Object:
+        return short(actors={"environments": 8, "podTemplate": {"spec": spec}})
+
+    experiment = start(where, actors(hostNetwork=True))
+    until(lambda: experiment.condition("Accepted").get("reason") == "InvalidSpec", "it is refused")
+    assert "spec.actors.podTemplate.spec.hostNetwork is not" in experiment.condition("Accepted")["message"]
+    assert not experiment.pods()
+    variable = {"name": "worker", "env": [{"name": "LEVEL", "value": "7"}]}
+    where.apply(actors(containers=[variable]))
+    (actor,) = until(lambda: experiment.pods("actor"), "an actor")
+    assert {"name": "LEVEL", "value": "7"} in actor["spec"]["containers"][0]["env"]
+    where.apply(actors(containers=[variable], hostPID=True))
+    until(lambda: experiment.condition("Accepted").get("reason") == "InvalidSpec", "the edit is refused")
+    experiment.await_phase("Succeeded")
+
+
 def test_what_others_add_is_taken_away(where: Namespace) -> None:
     experiment = start(where, short(stop={"wallSeconds": 600}))
     experiment.await_phase("Running")

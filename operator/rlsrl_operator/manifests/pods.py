@@ -17,6 +17,7 @@ from rlsrl_operator.manifests.subject import (
     TEMPLATE_ANNOTATION,
     Subject,
 )
+from rlsrl_operator.manifests.templates import laid_over, template_of_role
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import ACTOR, COORDINATOR, EVALUATOR, MEETING_PORT, TRAINER, Role
 from rlsrl_operator.settings import Identity
@@ -41,9 +42,13 @@ _COORDINATORS_MOUNTS: tuple[Manifest, ...] = (
 
 def pod_template(subject: Subject, role: Role) -> Manifest:
     """Metadata and spec of a role's pods."""
-    labels, spec = subject.labels(role.name), _spec(subject, role)
-    mark = hashlib.sha256(json.dumps([labels, spec], sort_keys=True).encode()).hexdigest()[:10]
-    return {"metadata": {"labels": labels, "annotations": {TEMPLATE_ANNOTATION: mark}}, "spec": spec}
+    made = {"metadata": {"labels": subject.labels(role.name)}, "spec": _spec(subject, role)}
+    whole = laid_over(made, template_of_role(subject.experiment, role.name))
+    metadata, spec = whole["metadata"], whole["spec"]
+    marked = [metadata["labels"], spec, *([metadata["annotations"]] if "annotations" in metadata else [])]
+    mark = hashlib.sha256(json.dumps(marked, sort_keys=True).encode()).hexdigest()[:10]
+    annotations = {**metadata.get("annotations", {}), TEMPLATE_ANNOTATION: mark}
+    return {"metadata": {**metadata, "annotations": annotations}, "spec": spec}
 
 
 def _spec(subject: Subject, role: Role) -> Manifest:

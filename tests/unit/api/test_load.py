@@ -59,7 +59,7 @@ def test_every_error_is_named_at_once_in_the_order_of_the_text() -> None:
         (
             "e.yaml:10:5: spec.actors.enviroments: is no field: spec.actors has none of that name\n"
             "    allowed: mapping with exactly one of environments, environmentsPerActor; "
-            "also replicas, rolloutLength, maxDecorrelationSteps, ringSize\n"
+            "also replicas, rolloutLength, maxDecorrelationSteps, ringSize, podTemplate\n"
             "    did you mean: spec.actors.environments"
         ),
         (

@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from rlsrl_operator.manifests import (
 )
 from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
 from rlsrl_operator.settings import NetworkPolicies, OperatorSettings, PodDefaults, read_settings
-from rlsrl_operator.testing import SETTINGS, UID, subject_of
+from rlsrl_operator.testing import SETTINGS, UID, faults_of_restricted, subject_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "manifests"
 SEEDS = st.integers(0, 2**32)
@@ -40,9 +40,6 @@ SCRAPER = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
 OPEN_SETTINGS = SETTINGS.model_copy(
     update={"network_policies": NetworkPolicies(operator=OPERATOR, scrapers=(SCRAPER,), dns={"podSelector": {}})}
 )
-VOLUMES_OF_THE_PROFILE = {
-    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"),
-}
 
 
 def document_of(seed: int) -> Document:
@@ -113,32 +110,6 @@ def container(workload: Manifest) -> Manifest:
 def ports(workload: Manifest, prefix: str = "") -> set[int]:
     """Those that the container declares under a name that begins so."""
     return {each["containerPort"] for each in container(workload)["ports"] if each["name"].startswith(prefix)}
-
-
-def faults_of_restricted(pod: Manifest) -> Iterator[str]:
-    """What the Pod Security profile ``restricted`` finds wrong with a pod's spec, each of its controls in turn."""
-    own = pod.get("securityContext", {})
-    yield from (name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name))
-    yield from (name for name in ("sysctls", "seLinuxOptions", "windowsOptions", "appArmorProfile") if own.get(name))
-    for volume in pod.get("volumes", ()):
-        yield from (f"volume of type {kind}" for kind in set(volume) - {"name"} - VOLUMES_OF_THE_PROFILE)
-    for each in (*pod["containers"], *pod.get("initContainers", ()), *pod.get("ephemeralContainers", ())):
-        context = {**own, **each.get("securityContext", {})}
-        if context.get("privileged"):
-            yield "privileged"
-        if context.get("procMount", "Default") != "Default":
-            yield "procMount"
-        if any(port.get("hostPort") for port in each.get("ports", ())):
-            yield "hostPort"
-        if context.get("allowPrivilegeEscalation") is not False:
-            yield "allowPrivilegeEscalation"
-        if context.get("runAsNonRoot") is not True or context.get("runAsUser") == 0:
-            yield "runs as root"
-        if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
-            yield "seccompProfile"
-        capabilities = context.get("capabilities", {})
-        if "ALL" not in capabilities.get("drop", ()) or set(capabilities.get("add", ())) - {"NET_BIND_SERVICE"}:
-            yield "capabilities"
 
 
 @of_any_subject

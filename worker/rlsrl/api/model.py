@@ -119,6 +119,9 @@ Arguments = Annotated[dict[str, JsonValue], Field(max_length=64)]
 """Keyword arguments for the user's own code: any JSON, handed on as it is. Their names are that code's to judge: an API
 server cannot look at the keys of a map whose values are of any type."""
 
+PodTemplate = Annotated[dict[str, JsonValue], Field(max_length=8)]
+"""Metadata and spec of pods, as in a Deployment's ``template``: Kubernetes' to judge, and the operator's."""
+
 Ignored = Annotated[JsonValue, Field(json_schema_extra={"readOnly": True})]
 """What only Kubernetes writes: accepted, so that its own output can be read back, and not looked at."""
 

@@ -22,6 +22,7 @@ from rlsrl.api.model import (
     Ignored,
     Model,
     Name,
+    PodTemplate,
     Violation,
     refuse,
 )
@@ -295,6 +296,11 @@ class Actors(Model):
     """Groups that each actor's environments are divided into. While a policy worker evaluates the policy for one group,
     the actor steps the others; each group fills rollouts of its own. 2 hides most of the wait. More than 1 only with
     ``policyWorkers``; divides every actor's environments."""
+    pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
+    """On a cluster: what the pods get beside what they need, as in a Deployment's ``template``. Of ``spec``: affinity,
+    imagePullSecrets, nodeSelector, priorityClassName, runtimeClassName, schedulerName, tolerations,
+    topologySpreadConstraints, volumes, and of the container ``worker`` image, resources, env, envFrom and volumeMounts;
+    labels and annotations. It comes before what the administrator gives to all pods of the role."""
 
     @property
     def num_environments(self) -> int:
@@ -325,6 +331,11 @@ class PolicyWorkers(Model):
     """Environments that are evaluated together at most. A batch is made of all requests that wait when it begins."""
     parameter_pull_seconds: PositiveSeconds = 0.5
     """Seconds after which newer weights are looked for, unless a request asks for newer ones before."""
+    pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
+    """On a cluster: what the pods get beside what they need, as in a Deployment's ``template``. Of ``spec``: affinity,
+    imagePullSecrets, nodeSelector, priorityClassName, runtimeClassName, schedulerName, tolerations,
+    topologySpreadConstraints, volumes, and of the container ``worker`` image, resources, env, envFrom and volumeMounts;
+    labels and annotations. It comes before what the administrator gives to all pods of the role."""
 
 
 class BufferWorkers(Model):
@@ -334,6 +345,11 @@ class BufferWorkers(Model):
 
     replicas: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
     """Number of buffer workers. Divides the number of actors, which spread over them by their index."""
+    pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
+    """On a cluster: what the pods get beside what they need, as in a Deployment's ``template``. Of ``spec``: affinity,
+    imagePullSecrets, nodeSelector, priorityClassName, runtimeClassName, schedulerName, tolerations,
+    topologySpreadConstraints, volumes, and of the container ``worker`` image, resources, env, envFrom and volumeMounts;
+    labels and annotations. It comes before what the administrator gives to all pods of the role."""
 
 
 class Trainers(Model):
@@ -356,6 +372,12 @@ class Trainers(Model):
         ),
     ] = "nvidia.com/gpu"
     """On a cluster: what GPUs are called there."""
+    pod_template: Annotated[PodTemplate, GANG] = Field(default_factory=dict)
+    """On a cluster: what the pods get beside what they need, as in a Deployment's ``template``. Of ``spec``: affinity,
+    imagePullSecrets, nodeSelector, priorityClassName, runtimeClassName, schedulerName, tolerations,
+    topologySpreadConstraints, volumes, and of the container ``worker`` image, resources (GPUs
+    apart), env, envFrom and volumeMounts;
+    labels and annotations. It comes before what the administrator gives to all pods of the role."""
 
     @property
     def ranks_per_pod(self) -> int:
@@ -399,6 +421,11 @@ class Evaluators(Model):
     """Of how many versions one is played, beside the seconds: whichever comes first."""
     greedy: bool = True
     """Whether the most probable action is taken; otherwise actions are drawn, as in training."""
+    pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
+    """On a cluster: what the pods get beside what they need, as in a Deployment's ``template``. Of ``spec``: affinity,
+    imagePullSecrets, nodeSelector, priorityClassName, runtimeClassName, schedulerName, tolerations,
+    topologySpreadConstraints, volumes, and of the container ``worker`` image, resources, env, envFrom and volumeMounts;
+    labels and annotations. It comes before what the administrator gives to all pods of the role."""
 
     @property
     def spread(self) -> EvaluationSpread:

@@ -1,0 +1,154 @@
+"""What an experiment says of its pods beside what their role needs: laid over it, as far as the administrator lets it.
+
+An experiment's pods are made with the operator's rights, on behalf of people who may have less. So what they may say is
+a list of what cannot lift the security context, and not of what could. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlsrl.api.pods import CONTAINER
+from rlsrl.api.spec import RLExperiment
+from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.roles import ACTOR, EVALUATOR, TRAINER
+
+SECTIONS: Mapping[str, str] = {
+    ACTOR: "actors",
+    "policy": "policyWorkers",
+    "buffer": "bufferWorkers",
+    TRAINER: "trainers",
+    EVALUATOR: "evaluators",
+}
+"""By role: the section of the spec whose ``podTemplate`` it is."""
+_TEMPLATE = ("metadata", "spec")
+_METADATA = ("labels", "annotations")
+_SPEC = (
+    "affinity",
+    "containers",
+    "imagePullSecrets",
+    "nodeSelector",
+    "priorityClassName",
+    "runtimeClassName",
+    "schedulerName",
+    "tolerations",
+    "topologySpreadConstraints",
+    "volumes",
+)
+_CONTAINER = ("name", "image", "resources", "env", "envFrom", "volumeMounts")
+_VOLUMES = (
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "name",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+)
+"""All kinds that the restricted profile of Pod Security has: not those that reach into the node."""
+_OURS = ("rlsrl.dev/", "app.kubernetes.io/")
+_OUR_VARIABLES = "RLSRL_"
+_KEYS = {"volumeMounts": "mountPath"}
+"""By what things in a list are told apart, other than by ``name``."""
+_WHOLE = frozenset({"affinity"})
+"""What is taken as a whole: parts of two would be neither."""
+
+
+def template_of_role(experiment: RLExperiment, role: str) -> Mapping[str, Any]:
+    """The role's ``podTemplate``; an empty one for the coordinator, which has none."""
+    spec = experiment.spec
+    section = {
+        ACTOR: spec.actors,
+        "policy": spec.policy_workers,
+        "buffer": spec.buffer_workers,
+        TRAINER: spec.trainers,
+        EVALUATOR: spec.evaluators,
+    }.get(role)
+    return {} if section is None else section.pod_template
+
+
+def refusals(experiment: RLExperiment) -> list[str]:
+    """What the experiment's templates say that is not theirs to say: field, what is allowed, the nearest of it."""
+    found: list[str] = []
+    for role, section in SECTIONS.items():
+        template = template_of_role(experiment, role)
+        found += _refused(template, f"spec.{section}.podTemplate")
+        if role == TRAINER:
+            found += _devices(template, f"spec.{section}.podTemplate", experiment.spec.trainers.gpu_resource)
+    return found
+
+
+def laid_over(made: Manifest, template: Mapping[str, Any]) -> Manifest:
+    """A pod template with an experiment's laid over it: maps by key, lists by name, others at the end of the list."""
+    return {
+        "metadata": _merged(_map(template.get("metadata")), made["metadata"]),
+        "spec": _merged(made["spec"], _map(template.get("spec"))),
+    }
+
+
+def _refused(template: Mapping[str, Any], at: str) -> Iterator[str]:
+    yield from _unknown(template, _TEMPLATE, at)
+    metadata = template.get("metadata")
+    yield from _unknown(metadata, _METADATA, f"{at}.metadata")
+    for kind in _METADATA:
+        for name in _map(_map(metadata).get(kind)):
+            if name.startswith(_OURS):
+                yield f"{at}.metadata.{kind}: {name} is the operator's own"
+    spec = template.get("spec")
+    yield from _unknown(spec, _SPEC, f"{at}.spec")
+    for index, container in enumerate(_list(_map(spec).get("containers"))):
+        place = f"{at}.spec.containers[{index}]"
+        yield from _unknown(container, _CONTAINER, place)
+        if (which := _map(container).get("name")) != CONTAINER:
+            yield f"{place}.name: {which!r} is none of the pod's containers; allowed: {CONTAINER}"
+        for variable in _list(_map(container).get("env")):
+            if str(chosen := _map(variable).get("name")).startswith(_OUR_VARIABLES):
+                yield f"{place}.env: {chosen} is the operator's own"
+    for index, volume in enumerate(_list(_map(spec).get("volumes"))):
+        yield from _unknown(volume, _VOLUMES, f"{at}.spec.volumes[{index}]")
+
+
+def _devices(template: Mapping[str, Any], at: str, resource: str) -> Iterator[str]:
+    """Limits and ranks of a pod have one source."""
+    for index, container in enumerate(_list(_map(template.get("spec")).get("containers"))):
+        resources = _map(_map(container).get("resources"))
+        if any(resource in _map(resources.get(kind)) for kind in ("limits", "requests")):
+            yield f"{at}.spec.containers[{index}].resources: {resource} follows from spec.trainers.gpusPerPod"
+
+
+def _unknown(value: Any, allowed: tuple[str, ...], at: str) -> Iterator[str]:
+    if value is not None and not isinstance(value, dict):
+        yield f"{at}: {value!r} is no map"
+    for name in _map(value):
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            yield f"{at}.{name} is not an experiment's to say; allowed: {', '.join(allowed)}{meant}"
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _merged(below: Any, above: Any, what: str = "") -> Any:
+    if isinstance(below, dict) and isinstance(above, dict) and what not in _WHOLE:
+        both = {name: _merged(below[name], value, name) for name, value in above.items() if name in below}
+        return {**below, **above, **both}
+    if isinstance(below, list) and isinstance(above, list):
+        return _merged_lists(below, above, _KEYS.get(what, "name"))
+    return above
+
+
+def _merged_lists(below: list[Any], above: list[Any], key: str) -> list[Any]:
+    named = {each[key]: each for each in above if isinstance(each, dict) and key in each}
+    known = {each.get(key) for each in below if isinstance(each, dict)}
+    merged = [_merged(each, named.get(each.get(key), each)) if isinstance(each, dict) else each for each in below]
+    return merged + [each for each in above if not (isinstance(each, dict) and each.get(key) in known & named.keys())]

@@ -1,0 +1,131 @@
+"""What experiments say of their pods: laid over what the role needs, and nothing that lifts the security context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlsrl.testing.documents import minimal
+from rlsrl_operator.manifests import Manifest, render
+from rlsrl_operator.manifests.templates import SECTIONS, refusals
+from rlsrl_operator.roles import ROLES
+from rlsrl_operator.settings import PodDefaults
+from rlsrl_operator.testing import SETTINGS, faults_of_restricted, subject_of
+
+
+def with_template(template: dict[str, Any], section: str = "actors", **more: Any) -> dict[str, Any]:
+    document = minimal()
+    spec = document["spec"]
+    return {**document, "spec": {**spec, section: {**spec.get(section, {}), "podTemplate": template, **more}}}
+
+
+def pods_of(template: dict[str, Any], **settings: Any) -> Manifest:
+    """The template of the actors' pods."""
+    subject = subject_of(with_template(template), settings=SETTINGS.model_copy(update=settings))
+    (found,) = (
+        each for each in render(subject) if each["metadata"]["name"].endswith("-actor") and "Deploy" in each["kind"]
+    )
+    return dict(found["spec"]["template"])
+
+
+def worker(**says: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "worker", **says}]}}
+
+
+AT = "spec.actors.podTemplate"
+REFUSED = [
+    ({"spec": {"hostNetwork": True}}, f"{AT}.spec.hostNetwork is not an experiment's to say; allowed: affinity, "),
+    ({"spec": {"nodeselector": {}}}, "(did you mean nodeSelector?)"),
+    ({"spec": {"securityContext": {"runAsUser": 0}}}, f"{AT}.spec.securityContext is not"),
+    ({"spec": {"serviceAccountName": "admin"}}, f"{AT}.spec.serviceAccountName is not"),
+    ({"spec": {"initContainers": []}}, f"{AT}.spec.initContainers is not"),
+    ({"spec": {"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}}, f"{AT}.spec.volumes[0].hostPath is not"),
+    ({"spec": {"containers": [{"name": "mine"}]}}, f"{AT}.spec.containers[0].name: 'mine' is none of the pod's"),
+    (worker(securityContext={"privileged": True}), f"{AT}.spec.containers[0].securityContext is not"),
+    (worker(command=["sh"]), f"{AT}.spec.containers[0].command is not"),
+    (worker(env=[{"name": "RLSRL_TOKEN_FILE", "value": "/x"}]), f"{AT}.spec.containers[0].env: RLSRL_TOKEN_FILE is"),
+    (
+        {"metadata": {"labels": {"rlsrl.dev/role": "trainer"}}},
+        f"{AT}.metadata.labels: rlsrl.dev/role is the operator's",
+    ),
+    ({"metadata": {"name": "x"}}, f"{AT}.metadata.name is not"),
+    ({"spec": 5}, f"{AT}.spec: 5 is no map"),
+    ({"kind": "Pod"}, f"{AT}.kind is not"),
+]
+
+
+@pytest.mark.parametrize(("template", "said"), REFUSED, ids=[said for _, said in REFUSED])
+def test_what_is_not_an_experiments_to_say_is_named(template: dict[str, Any], said: str) -> None:
+    (found,) = refusals(subject_of(with_template(template)).experiment)
+    assert said in found
+
+
+def test_devices_have_one_source() -> None:
+    template = worker(resources={"limits": {"nvidia.com/gpu": "8"}})
+    assert refusals(subject_of(with_template(template)).experiment) == []
+    (said,) = refusals(subject_of(with_template(template, "trainers")).experiment)
+    assert said.endswith("resources: nvidia.com/gpu follows from spec.trainers.gpusPerPod")
+
+
+def test_every_role_but_the_coordinator_has_a_section() -> None:
+    assert set(SECTIONS) == {role.name for role in ROLES} - {"coordinator"}
+
+
+FULL: dict[str, Any] = {
+    "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+    "spec": {
+        "nodeSelector": {"pool": "spot"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "affinity": {"podAffinity": {}},
+        "volumes": [{"name": "maps", "configMap": {"name": "maps"}}, {"name": "tmp", "emptyDir": {"medium": "Memory"}}],
+        "containers": [
+            {
+                "name": "worker",
+                "image": "ours:1",
+                "resources": {"limits": {"memory": "1Gi"}},
+                "env": [{"name": "LEVEL", "value": "1"}],
+                "volumeMounts": [{"name": "maps", "mountPath": "/maps"}],
+            }
+        ],
+    },
+}
+
+
+def test_it_is_laid_over_what_the_role_needs_and_the_administrator_gives() -> None:
+    defaults = PodDefaults(
+        node_selector={"pool": "any", "zone": "z"}, resources={"requests": {"cpu": "1"}}, affinity={"nodeAffinity": {}}
+    )
+    bare, pod = pods_of({}), pods_of(FULL, roles={"actor": defaults})
+    assert refusals(subject_of(with_template(FULL)).experiment) == []
+    assert pod["metadata"]["labels"] == bare["metadata"]["labels"] | {"team": "a"}
+    assert pod["metadata"]["annotations"]["note"] == "b"
+    spec = pod["spec"]
+    assert list(faults_of_restricted(spec)) == []
+    assert spec["nodeSelector"] == {"pool": "spot", "zone": "z"}
+    assert spec["affinity"] == {"podAffinity": {}}
+    assert spec["tolerations"] == [*bare["spec"]["tolerations"], {"key": "spot", "operator": "Exists"}]
+    assert [each["name"] for each in spec["volumes"]] == [*(each["name"] for each in bare["spec"]["volumes"]), "maps"]
+    assert {"name": "tmp", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
+    (container,), (before,) = spec["containers"], bare["spec"]["containers"]
+    assert container["image"] == "ours:1"
+    assert container["resources"] == {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}}
+    assert container["env"] == [*before["env"], {"name": "LEVEL", "value": "1"}]
+    assert container["volumeMounts"] == [*before["volumeMounts"], {"name": "maps", "mountPath": "/maps"}]
+    assert {name: container[name] for name in before if name not in FULL["spec"]["containers"][0]} == {
+        name: before[name] for name in before if name not in FULL["spec"]["containers"][0]
+    }
+
+
+def test_another_template_is_another_pod() -> None:
+    marks = {
+        pods_of(each)["metadata"]["annotations"]["rlsrl.dev/template"]
+        for each in ({}, FULL, {"metadata": FULL["metadata"]})
+    }
+    assert len(marks) == 3
+
+
+def test_whoever_is_trusted_with_anything_may_say_it() -> None:
+    spec = pods_of({"spec": {"hostNetwork": True, "containers": [{"name": "beside", "image": "x"}]}})["spec"]
+    assert spec["hostNetwork"] is True
+    assert [each["name"] for each in spec["containers"]] == ["worker", "beside"]
