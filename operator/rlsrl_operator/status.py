@@ -164,8 +164,8 @@ def summarize(
     not_to_say: Sequence[str] = (),
 ) -> ExperimentStatus:
     """The status with what the pods show beside the gang's life; ``refusal`` says why some cannot even be made,
-    ``refused_edits`` are the fields that the document has otherwise and that cannot be edited, ``not_to_say`` is what it
-    says of its pods that is not its own to say."""
+    ``refused_edits`` are the fields that the document has otherwise and that cannot be edited, ``not_to_say`` is what
+    it says of its pods that is not its own to say."""
     generation, suspended, queued = subject.generation, status.phase == "Suspended", status.phase == "Queued"
     over = suspended or status.phase in TERMINAL
     by_role = {
