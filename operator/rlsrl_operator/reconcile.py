@@ -363,7 +363,7 @@ class Reconciler:
         """Why a role has no pod at all, if its controller may not make any: a quota, an admission policy."""
         there = {pod["metadata"]["labels"][ROLE_LABEL] for pod in pods}
         for role in roles_of(subject.told) if status.phase not in TERMINAL else ():
-            if role.name in there:
+            if role.name in there or (status.phase == "Queued" and not role.queued):
                 continue
             workload = await self._cluster.get("apps/v1", role.workload, subject.namespace, subject.name_of(role.name))
             if workload is None:
