@@ -8,8 +8,10 @@ collected, or whose fixtures break, has noticed nothing: it has to fail by itsel
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -55,20 +57,26 @@ def read_mutants() -> list[Mutant]:
 MUTANTS = read_mutants()
 
 
-def run_tests(tests: Sequence[str], trees: Path) -> subprocess.CompletedProcess[str]:
-    """Run these tests, and the processes that they start, with the source trees of that folder."""
+def run_tests(tests: Sequence[str], trees: Path) -> tuple[int, str]:
+    """Run these tests, and the processes that they start, with the source trees of that folder; what came of it."""
     paths = os.pathsep.join(str(trees / tree) for tree in TREES)
     environment = {**os.environ, "PYTHONPATH": paths, "HYPOTHESIS_STORAGE_DIRECTORY": str(trees / "hypothesis")}
     options = ["-q", "-p", "no:cacheprovider", "--tb=short", f"--timeout={TEST_SECONDS}"]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *tests],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    # A file, since what a test that is cut short leaves behind would hold a pipe open.
+    output = trees / "output.txt"
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process,
+    ):
+        try:
+            process.wait(RUN_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output.read_text(errors="replace")
 
 
 def copy_trees(to: Path) -> Path:
@@ -96,12 +104,12 @@ def test_a_mutant_can_be_made_of_the_code_as_it_is(mutant: Mutant) -> None:
 def test_a_mutant_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     trees = copy_trees(tmp_path)
     (trees / mutant.file).write_text(mutant.applied(), encoding="utf-8")
-    run = run_tests(mutant.caught_by, trees)
-    lines = run.stdout.splitlines()
-    assert run.returncode == pytest.ExitCode.TESTS_FAILED, f"exit status {run.returncode}\n{run.stdout}{run.stderr}"
-    assert not [line for line in lines if line.startswith("ERROR ")], run.stdout
+    status, output = run_tests(mutant.caught_by, trees)
+    lines = output.splitlines()
+    assert status == pytest.ExitCode.TESTS_FAILED, f"exit status {status}: {mutant.harm}\n{output}"
+    assert not [line for line in lines if line.startswith("ERROR ")], output
     blind = [test for test in mutant.caught_by if not any(line.startswith(f"FAILED {test}") for line in lines)]
-    assert not blind, f"{mutant.harm} These did not notice: {', '.join(blind)}\n{run.stdout}"
+    assert not blind, f"{mutant.harm} These did not notice: {', '.join(blind)}\n{output}"
 
 
 CATCHERS = sorted({test for mutant in MUTANTS for test in mutant.caught_by})
@@ -110,5 +118,5 @@ CATCHERS = sorted({test for mutant in MUTANTS for test in mutant.caught_by})
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, len(CATCHERS), TESTS_AT_ONCE))
 def test_without_a_mutant_the_same_tests_pass(first: int, tmp_path: Path) -> None:
-    run = run_tests(CATCHERS[first : first + TESTS_AT_ONCE], copy_trees(tmp_path))
-    assert run.returncode == pytest.ExitCode.OK, run.stdout + run.stderr
+    status, output = run_tests(CATCHERS[first : first + TESTS_AT_ONCE], copy_trees(tmp_path))
+    assert status == pytest.ExitCode.OK, output
