@@ -45,7 +45,8 @@ def _policy(subject: Subject, role: str) -> Manifest:
         "spec": {
             "podSelector": {"matchLabels": subject.selector(role)},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": ingress,
+            # To the API server an empty list is another one than none, each time that it is applied.
+            **({"ingress": ingress} if ingress else {}),
             "egress": egress,
         },
     }
