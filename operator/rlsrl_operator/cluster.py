@@ -112,7 +112,7 @@ class Cluster:
                 verb, manifest["apiVersion"], manifest["kind"], body=manifest, namespace=namespace, **options
             )
         except ApiException as error:
-            if error.status == _CONFLICT:
+            if error.status == _CONFLICT or (error.status == _INVALID and "metadata.uid" in fields_of(error)):
                 raise Conflict(message_of(error)) from error
             if error.status in (_INVALID, _BAD_REQUEST, _FORBIDDEN):
                 raise Refused(message_of(error)) from error
@@ -145,6 +145,14 @@ def message_of(error: ApiException) -> str:
         return str(json.loads(error.body or "")["message"])
     except (KeyError, TypeError, ValueError):
         return f"{error.status} {error.reason}"
+
+
+def fields_of(error: ApiException) -> list[str]:
+    """The fields that the API server blames."""
+    try:
+        return [str(cause.get("field")) for cause in json.loads(error.body or "")["details"]["causes"]]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []
 
 
 @asynccontextmanager

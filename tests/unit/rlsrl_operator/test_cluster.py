@@ -1,0 +1,54 @@
+"""What the API server's refusals are taken for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kubernetes.aio.client.exceptions import ApiException
+
+from rlsrl_operator.cluster import Cluster, Conflict, Refused
+from rlsrl_operator.testing import pod
+
+
+class Refusing:
+    """A client to which every write is refused with one answer."""
+
+    def __init__(self, status: int, **body: Any) -> None:
+        self._error = ApiException(status=status)
+        self._error.body = json.dumps({"message": "no", **body})
+        self.resources = SimpleNamespace(get=self._resource)
+
+    async def _resource(self, **_: Any) -> None:
+        return None
+
+    async def patch(self, *_: Any, **__: Any) -> None:
+        raise self._error
+
+
+def blaming(field: str) -> dict[str, Any]:
+    return {"details": {"causes": [{"reason": "FieldValueInvalid", "message": "immutable", "field": field}]}}
+
+
+@pytest.mark.parametrize(
+    ("refusing", "expected"),
+    [
+        (Refusing(409), Conflict),
+        # How a patch is refused that names an object by its uid when there is another one of that name by now.
+        (Refusing(422, **blaming("metadata.uid")), Conflict),
+        (Refusing(422, **blaming("spec.replicas")), Refused),
+        (Refusing(422), Refused),
+        (Refusing(403), Refused),
+        (Refusing(500), ApiException),
+    ],
+)
+def test_another_object_of_the_same_name_is_a_conflict(refusing: Any, expected: type[Exception]) -> None:
+    cluster = Cluster(refusing, on_write=lambda _, __: None)
+    about = pod()
+    about |= {"apiVersion": "v1", "kind": "Pod"}
+    about["metadata"] |= {"namespace": "n", "uid": "u"}
+    with pytest.raises(expected):
+        asyncio.run(cluster.annotate(about, {"a": "b"}))
