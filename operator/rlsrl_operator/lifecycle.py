@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from rlsrl.api.pods import ROLE_LABEL, terminations
-from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, EndReason, GangReason
+from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason, GangReason
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
 from rlsrl_operator.gang import Life, attempt_of, configuration_error, judge, parse_time, template_of
@@ -137,6 +137,19 @@ def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manife
     elif over and not _of(TRAINER, pods) and not (role == EVALUATOR and _plays_on(status, pods, now)):
         made["spec"]["replicas"] = 0
     return made
+
+
+def is_settled(status: ExperimentStatus, templates: Templates, pods: Sequence[Manifest]) -> bool:
+    """Whether nobody needs any more what earlier generations were made of: the pods are of this one, which runs or has
+    ended its trainers. Pods of roles that it has not are among what goes.
+    """
+    roles = ((pod["metadata"]["labels"][ROLE_LABEL], template_of(pod)) for pod in pods)
+    if any(template != templates.get(role, template) for role, template in roles):
+        return False
+    if status.phase == "Suspended" or status.phase in TERMINAL:
+        return not _of(TRAINER, pods)
+    ready = statuses.condition(status, READY)
+    return ready is not None and ready.status == "True"
 
 
 def _resized(manifest: Manifest, replicas: int) -> Manifest:

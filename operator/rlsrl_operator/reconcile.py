@@ -19,13 +19,13 @@ import structlog
 from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY
-from rlsrl.api.reasons import ACCEPTED, READY, AcceptedReason, is_trouble
+from rlsrl.api.reasons import ACCEPTED, AcceptedReason, is_trouble
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.cluster import Cluster, Conflict, Refused
 from rlsrl_operator.gang import attempt_of, parse_time, template_of
-from rlsrl_operator.lifecycle import decide, overlaid
+from rlsrl_operator.lifecycle import decide, is_settled, overlaid
 from rlsrl_operator.manifests import (
     Manifest,
     Record,
@@ -209,9 +209,8 @@ class Reconciler:
         if (page := await self._page(subject, told, token, now)) is not None:
             told = told.model_copy(update={"training": statuses.training(page, now)})
             told = statuses.durable(told, page, generation=generation, now=now)
-        made_from = ((pod["metadata"]["labels"][ROLE_LABEL], template_of(pod)) for pod in pods)
-        if all(templates.get(role, template) == template for role, template in made_from):
-            await self._prune(subject, record, told)
+        if is_settled(told, templates, pods):
+            await self._prune(subject, record)
         soon = min(self._settings.status_seconds, QUEUE_SECONDS) if queue_refuses else self._settings.status_seconds
         return Reconciled(told, left if told.phase in TERMINAL else soon)
 
@@ -405,11 +404,10 @@ class Reconciler:
         memory.asked_at = now
         return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", token)
 
-    async def _prune(self, subject: Subject, record: Record, status: ExperimentStatus) -> None:
-        """Remove what earlier generations needed, once this one runs and no pod of its roles is of another: what pods
-        are made from goes after them. Roles that it has not go with their workloads, here."""
-        ready, memory = statuses.condition(status, READY), self._memory(subject)
-        if memory.pruned == subject.generation or ready is None or ready.status != "True":
+    async def _prune(self, subject: Subject, record: Record) -> None:
+        """Remove what earlier generations needed and this one does not, once."""
+        memory = self._memory(subject)
+        if memory.pruned == subject.generation:
             return
         wanted = {(each["kind"], each["metadata"]["name"]) for each in record.manifests}
         wanted.add(("ConfigMap", subject.record_name))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsrl.api.reasons import FINISHED, GANG_COMPLETE
+from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
-from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, overlaid
+from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, is_settled, overlaid
 from rlsrl_operator.manifests import Manifest, Subject, render
-from rlsrl_operator.roles import BY_NAME
+from rlsrl_operator.roles import BY_NAME, TRAINER
 from rlsrl_operator.status import TERMINAL, condition, failures, stamp, with_condition
 from rlsrl_operator.testing import ended, pod, subject_of, waiting
 
@@ -387,3 +387,28 @@ def test_only_the_trainers_know_the_attempt_and_nothing_rendered_is_changed() ->
     (trainers,) = changed
     assert trainers["metadata"]["labels"]["rlsrl.dev/role"] == "trainer"
     assert trainers["spec"]["template"]["metadata"]["annotations"]["rlsrl.dev/attempt"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("phase", "ready", "pods", "expected"),
+    [
+        ("Running", "True", gang(), True),
+        ("Running", "False", gang(), False),
+        ("Running", "True", gang(template="0"), False),
+        ("Starting", None, [], False),
+        # A role that an edit took away goes, also where it comes together with suspending or just before the end.
+        ("Running", "True", [*gang(), pod("policy")], True),
+        ("Suspended", "False", gang(), False),
+        ("Suspended", "False", [pod("policy")], True),
+        ("Succeeded", "False", gang(), False),
+        ("Succeeded", "False", [pod("policy")], True),
+        ("Failed", "False", [], True),
+    ],
+)
+def test_what_earlier_generations_needed_goes_once_nobody_needs_it(
+    phase: Phase, ready: Literal["True", "False"] | None, pods: Sequence[Manifest], expected: bool
+) -> None:
+    status = ExperimentStatus(phase=phase, attempt=1)
+    if ready is not None:
+        status = with_condition(status, READY, ready, "Ready", "", generation=1, now=NOW)
+    assert is_settled(status, {TRAINER: "1"}, pods) is expected
