@@ -120,6 +120,19 @@ def install(kubeconfig: str) -> Install:
     return _installed
 
 
+@pytest.fixture(scope="module")
+def definition(kubeconfig: str) -> Iterator[None]:
+    """The definition of experiments: another release's, or one of these tests' own."""
+    assert kubeconfig
+    if "rlexperiments.rlsrl.dev" in run("kubectl", "get", "crd", "-o", "name"):
+        yield
+        return
+    run("kubectl", "create", "-f", "-", stdin=run("helm", "template", str(CHART), "-s", "templates/crd.yaml"))
+    run("kubectl", "wait", "--for=condition=Established", "crd/rlexperiments.rlsrl.dev")
+    yield
+    run("kubectl", "delete", "crd", "rlexperiments.rlsrl.dev")
+
+
 @pytest.fixture
 def where(system: Namespace) -> Iterator[Namespace]:
     """A namespace for one test's experiments."""

@@ -100,19 +100,6 @@ def may_look_after(place: str) -> bool:
 
 
 @pytest.fixture
-def definition(kubeconfig: str) -> Iterator[None]:
-    """The definition of experiments: another release's, or one of this test's own."""
-    assert kubeconfig
-    if "rlexperiments.rlsrl.dev" in run("kubectl", "get", "crd", "-o", "name"):
-        yield
-        return
-    run("kubectl", "create", "-f", "-", stdin=run("helm", "template", str(CHART), "-s", "templates/crd.yaml"))
-    run("kubectl", "wait", "--for=condition=Established", "crd/rlexperiments.rlsrl.dev")
-    yield
-    run("kubectl", "delete", "crd", "rlexperiments.rlsrl.dev")
-
-
-@pytest.fixture
 def where(definition: None) -> Iterator[Namespace]:
     """The release's namespace; there is another one."""
     with namespace(WHERE, wait=False) as made, namespace(OTHER, wait=False):

@@ -1,18 +1,21 @@
-"""An HTTP proxy that harms requests to order: held up, dropped on the way, or their answers lost."""
+"""An HTTP proxy that harms requests to order: held up, dropped on the way, or their answers lost, or parts of them."""
 
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 _UPSTREAM_SECONDS = 60.0
+_WITHOUT_LENGTH = ("transfer-encoding", "connection", "content-length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +33,15 @@ def _pass(_: Request) -> bool:
     return True
 
 
+def _as_it_is(_: Request, line: bytes) -> bytes:
+    return line
+
+
 class FaultyProxy:
-    """Stands before one server, on the loopback interface. Each request has a thread of its own."""
+    """Stands before one server, on the loopback interface. Each request has a thread of its own.
+
+    An answer without a length, as a watch of Kubernetes', is passed on line by line as it comes.
+    """
 
     def __init__(self, upstream: str) -> None:
         """``upstream`` is the server's URL."""
@@ -39,9 +49,13 @@ class FaultyProxy:
         """Called with each request before it is passed on; may wait; False closes the connection instead."""
         self.after: Callable[[Request], bool] = _pass
         """Called with each request once the server has answered; False closes the connection instead of answering."""
+        self.line: Callable[[Request, bytes], bytes | None] = _as_it_is
+        """Called with each line of an answer without a length; may wait; returns what is passed on, None to end it."""
         self.requests: list[Request] = []
         """What has arrived."""
         self._numbers = itertools.count()
+        self._streams: set[socket.socket] = set()
+        self._lock = threading.Lock()
         self._host, self._port = urlsplit(upstream).hostname or "", urlsplit(upstream).port or 80
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -59,8 +73,16 @@ class FaultyProxy:
         self.requests = []
         self._numbers = itertools.count()
 
+    def cut(self) -> None:
+        """Break off all answers that are being passed on line by line."""
+        with self._lock:
+            while self._streams:
+                with suppress(OSError):
+                    self._streams.pop().shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Take no more requests."""
+        self.cut()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -87,25 +109,65 @@ class FaultyProxy:
                 if not proxy.before(request):
                     self.close_connection = True
                     return
-                status, headers, answer = proxy._forward(self, body)
+                with proxy._forwarded(self, body) as (upstream, response):
+                    if response.length is None and self.command != "HEAD":
+                        self._pass_on(request, upstream, response)
+                        return
+                    answer = response.read()
                 if not proxy.after(request):
                     self.close_connection = True
                     return
-                self.send_response_only(status)
-                for name, value in headers:
-                    if name.lower() not in ("transfer-encoding", "connection"):
-                        self.send_header(name, value)
-                self.end_headers()
+                length = response.getheader("Content-Length") if self.command == "HEAD" else str(len(answer))
+                self._begin(response, "Content-Length", length or "0")
                 self.wfile.write(answer)
 
-            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any  # noqa: N815 - names that http.server looks for
+            def _begin(self, response: HTTPResponse, *length: str) -> None:
+                self.send_response_only(response.status)
+                for name, value in response.getheaders():
+                    if name.lower() not in _WITHOUT_LENGTH:
+                        self.send_header(name, value)
+                self.send_header(*length)
+                self.end_headers()
+
+            def _pass_on(self, request: Request, upstream: socket.socket, response: HTTPResponse) -> None:
+                self.close_connection = True
+                if not proxy.after(request):
+                    return
+                self._begin(response, "Transfer-Encoding", "chunked")
+                # Cut, it ends without the last chunk: to the client its connection breaks off.
+                with proxy._streaming(upstream), suppress(OSError, HTTPException):
+                    upstream.settimeout(None)
+                    while read := response.readline():
+                        if (line := proxy.line(request, read)) is None:
+                            return
+                        if line:
+                            self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+                    if proxy._is_streaming(upstream):
+                        self.wfile.write(b"0\r\n\r\n")
+
+            do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = do_HEAD = handle_any  # noqa: N815 - http.server's names
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its parent's name
                 """Nothing: tests read what they want from ``requests``."""
 
         return Handler
 
-    def _forward(self, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    @contextmanager
+    def _streaming(self, upstream: socket.socket) -> Iterator[None]:
+        with self._lock:
+            self._streams.add(upstream)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._streams.discard(upstream)
+
+    def _is_streaming(self, upstream: socket.socket) -> bool:
+        with self._lock:
+            return upstream in self._streams
+
+    @contextmanager
+    def _forwarded(self, handler: BaseHTTPRequestHandler, body: bytes) -> Iterator[tuple[socket.socket, HTTPResponse]]:
         """The server's answer; the request goes on as it came, signature and all."""
         upstream = HTTPConnection(self._host, self._port, timeout=_UPSTREAM_SECONDS)
         try:
@@ -113,10 +175,7 @@ class FaultyProxy:
             for name, value in handler.headers.items():
                 upstream.putheader(name, value)
             upstream.endheaders(body)
-            response = upstream.getresponse()
-            answer = response.read()
-            headers = [(name, value) for name, value in response.getheaders() if name.lower() != "content-length"]
-            length = response.getheader("Content-Length") if handler.command == "HEAD" else str(len(answer))
-            return response.status, [*headers, ("Content-Length", length or "0")], answer
+            end = upstream.sock
+            yield end, upstream.getresponse()
         finally:
             upstream.close()

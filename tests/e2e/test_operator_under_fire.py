@@ -1,0 +1,573 @@
+"""The operator is killed between any two of its writes, misled by its watches and doubled: what it makes is the same.
+
+It runs as a process of this machine and reaches the real API server through a proxy, which harms it. Nodes have no part
+in this: the pods ask for one that only shows them to run (`rlsrl.testing.stand_in_node`), so a control plane is enough.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsrl.api.edits import refused
+from rlsrl.api.load import SpecError, load_text
+from rlsrl.testing.documents import Document, as_sent, variation
+from rlsrl.testing.http_proxy import Request
+from rlsrl.testing.kubectl import Namespace, api_proxy
+from rlsrl.testing.operator_process import OperatorProcess
+from rlsrl.testing.sameness import Object, Told, difference, told_by
+from rlsrl.testing.stand_in_node import Api, StandInNode, end_container
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+IDLE_SECONDS = 0.4
+"""An operator that asked for nothing for that long has done what it had to."""
+QUIET_SECONDS = 3.0
+CONVERGED_SECONDS = 30.0
+NUM_ROWS_AT_ONCE = 4
+KEY = "operator-key"
+KINDS = {
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "Secret": "/api/v1/namespaces/{}/secrets",
+    "Service": "/api/v1/namespaces/{}/services",
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "RLExperiment": "/apis/rlsrl.dev/v1alpha1/namespaces/{}/rlexperiments",
+}
+OTHER_KEY = "other-key"
+NOT_OURS = ("kube-root-ca.crt", KEY, OTHER_KEY)
+SMALL: Object = {
+    "environment": {"id": "CartPole-v1"},
+    "policy": {"network": {"mlp": {"hiddenSizes": [16]}}},
+    "actors": {"environmentsPerActor": 8, "replicas": 2},
+    "trainers": {"batchEnvironments": 16},
+    "parameters": {"everySeconds": 1},
+    "stop": {"wallSeconds": 600},
+}
+LARGE: Object = SMALL | {
+    "policyWorkers": {"replicas": 1},
+    "bufferWorkers": {"replicas": 1},
+    "evaluators": {"replicas": 1},
+}
+
+
+@dataclass
+class Place:
+    """A namespace with the experiment ``a``, and what its operators share."""
+
+    name: str
+    api: Api
+    address: str
+    node: StandInNode
+    folder: Path
+    num_operators: Iterator[int] = field(default_factory=itertools.count)
+
+    def operator(self, *, kill_at: int | None = None, **settings: Any) -> OperatorProcess:
+        """Another life of the operator that looks after this namespace alone."""
+        told = {
+            "namespaces": [self.name],
+            "keySecret": {"namespace": self.name, "name": KEY},
+            "statusSeconds": 3600,  # what it does, it does because of what it is told or finds
+            "images": {"actor": "none/actor:1", "learner": "none/learner:1"},
+            "roles": {"default": {"nodeSelector": self.node.selector}},
+            **settings,
+        }
+        folder = self.folder / str(next(self.num_operators))
+        return OperatorProcess(f"http://{self.address}", told, folder, kill_at=kill_at)
+
+    def path(self, kind: str, name: str = "") -> str:
+        return KINDS[kind].format(self.name) + (f"/{name}" if name else "")
+
+    def create(self, spec: Object) -> None:
+        document = {"apiVersion": "rlsrl.dev/v1alpha1", "kind": "RLExperiment", "metadata": {"name": "a"}, "spec": spec}
+        assert self.api.send("POST", self.path("RLExperiment"), document) is not None
+
+    def scale(self, replicas: int) -> None:
+        assert self.api.merge(self.path("RLExperiment", "a/scale"), {"spec": {"replicas": replicas}}) is not None
+
+    def edit(self, **spec: Any) -> None:
+        """Merge into the spec."""
+        assert self.api.merge(self.path("RLExperiment", "a"), {"spec": spec}) is not None
+
+    def replace(self, spec: Object) -> None:
+        """Put another spec in the place of the one that is there."""
+        found = self.api.get(self.path("RLExperiment", "a"))
+        assert found is not None
+        assert self.api.send("PUT", self.path("RLExperiment", "a"), {**found, "spec": spec}) is not None
+
+    def delete(self) -> None:
+        assert self.api.send("DELETE", self.path("RLExperiment", "a")) is not None
+
+    def finish(self) -> None:
+        """Rank 0 says that the goal is reached; the evaluators have no more to play."""
+        for pod in self.api.items(self.path("Pod")):
+            role = pod["metadata"]["labels"]["rlsrl.dev/role"]
+            if role in ("trainer", "evaluator"):
+                end_container(self.api, pod, message='done {"reason": "envSteps"}' if role == "trainer" else "")
+
+    def objects(self) -> list[Object]:
+        return [
+            {**each, "kind": kind}
+            for kind in KINDS
+            for each in self.api.items(self.path(kind))
+            if each["metadata"]["name"] not in NOT_OURS
+        ]
+
+    def told(self, *, settings: bool = True) -> Told:
+        return told_by(self.objects(), settings=settings)
+
+    def status(self) -> Object:
+        found = self.api.get(self.path("RLExperiment", "a")) or {}
+        status: Object = found.get("status", {})
+        return status if status.get("observedGeneration") == found.get("metadata", {}).get("generation") else {}
+
+    def is_ready(self) -> bool:
+        status = self.status()
+        conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
+        return status.get("phase") == "Running" and conditions.get("Ready") == "True"
+
+    def is_suspended(self) -> bool:
+        return self.status().get("phase") == "Suspended" and not self.api.items(self.path("Pod"))
+
+    def is_over(self) -> bool:
+        return self.status().get("phase") == "Succeeded" and len(self.api.items(self.path("Pod"))) == 1
+
+    def is_gone(self) -> bool:
+        return not self.told()
+
+    def await_end(self, operator: OperatorProcess, end: Callable[[Place], bool]) -> None:
+        """Wait until it is so, and the operator has no more to do; or the operator has been killed."""
+
+        def settled() -> bool:
+            operator.check()
+            return operator.killed_at is not None or (operator.is_idle(IDLE_SECONDS) and end(self))
+
+        try:
+            until(settled, "it is done", timeout=CONVERGED_SECONDS)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.status()}\n{operator.log.read_text()[-3000:]}") from None
+
+    def await_told(self, operator: OperatorProcess, expected: Told) -> None:
+        """Wait until the objects say what they should, and the operator has no more to do."""
+
+        def settled() -> bool:
+            operator.check()
+            return operator.is_idle(IDLE_SECONDS) and self.told() == expected
+
+        try:
+            until(settled, "the objects are as expected", timeout=CONVERGED_SECONDS)
+        except TimeoutError:
+            log = operator.log.read_text()[-3000:]
+            pytest.fail(f"{difference(expected, self.told())}\n{log}", pytrace=False)
+
+
+MakePlace = Callable[[], Place]
+
+
+@pytest.fixture(scope="module")
+def lone(definition: None) -> Iterator[None]:
+    """No operator of the suite's is there: it would look after these experiments, too."""
+    system = Namespace("rlsrl-system")
+    there = system.list("deployments")
+    for each in there:
+        system.kubectl("scale", f"deployment/{each['metadata']['name']}", "--replicas=0")
+    until(lambda: not system.list("pods"), "no operator is there")
+    yield
+    for each in there:
+        name, replicas = each["metadata"]["name"], each["spec"]["replicas"]
+        system.kubectl("scale", f"deployment/{name}", f"--replicas={replicas}")
+        system.kubectl("rollout", "status", f"deployment/{name}", "--timeout=60s")
+
+
+@pytest.fixture(scope="module")
+def address(lone: None) -> Iterator[str]:
+    with api_proxy() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def node(address: str) -> Iterator[StandInNode]:
+    with StandInNode(address, f"stand-in-{uuid.uuid4().hex[:8]}") as made:
+        yield made
+
+
+@contextmanager
+def new_place(address: str, node: StandInNode, folder: Path) -> Iterator[Place]:
+    """A namespace, for as long as the context."""
+    name = f"fire-{uuid.uuid4().hex[:8]}"
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    place = Place(name, Api(address), address, node, folder / name)
+    assert place.api.send("POST", "/api/v1/namespaces", document) is not None
+    yield place
+    place.api.send("DELETE", f"/api/v1/namespaces/{name}")
+    place.api.close()
+
+
+@pytest.fixture
+def make_place(address: str, node: StandInNode, tmp_path: Path) -> Iterator[MakePlace]:
+    """Makes namespaces; they go when the test ends."""
+    with ExitStack() as places:
+        yield lambda: places.enter_context(new_place(address, node, tmp_path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deed:
+    """What a user or the run does, from one settled state to the next."""
+
+    steps: tuple[Callable[[Place], None], ...]
+    """The last of them is the deed; those before prepare it, and each is waited for."""
+    ends: tuple[Callable[[Place], bool], ...]
+    """Whether it has come about, one a step."""
+    afterwards: Callable[[Place], None] | None = None
+    """What is done while no operator is there."""
+
+
+def create(spec: Object) -> Callable[[Place], None]:
+    return lambda place: place.create(spec)
+
+
+UPDATE = {
+    "algorithm": {"ppo": {"learningRate": 0.0625}},
+    "pacing": {"maxPolicyLag": 2},
+    "policyWorkers": None,
+    "evaluators": {"environments": 3},
+    "parameters": {"store": {"filesystem": {"whenDeleted": "Delete"}}},
+}
+"""Live, of the gang, of others, of the volume, and a role less."""
+OWNED: Object = SMALL | {"parameters": {"store": {"filesystem": {"whenDeleted": "Delete"}}}}
+READY, SUSPENDED, OVER, GONE = Place.is_ready, Place.is_suspended, Place.is_over, Place.is_gone
+DEEDS = {
+    "create": Deed(steps=(create(SMALL),), ends=(READY,)),
+    "create every role": Deed(steps=(create(LARGE),), ends=(READY,)),
+    "update": Deed(steps=(create(LARGE), lambda place: place.edit(**UPDATE)), ends=(READY, READY)),
+    "scale": Deed(steps=(create(SMALL), lambda place: place.scale(4)), ends=(READY, READY)),
+    "suspend": Deed(steps=(create(LARGE), lambda place: place.edit(suspend=True)), ends=(READY, SUSPENDED)),
+    "resume": Deed(
+        steps=(create(LARGE | {"suspend": True}), lambda place: place.edit(suspend=False)), ends=(SUSPENDED, READY)
+    ),
+    "finish": Deed(steps=(create(LARGE), Place.finish), ends=(READY, OVER)),
+    "expire": Deed(steps=(create(OWNED | {"ttlSecondsAfterFinished": 1}), Place.finish), ends=(READY, GONE)),
+    "delete": Deed(steps=(create(OWNED), Place.delete), ends=(READY, GONE)),
+    "delete while it is made": Deed(steps=(create(OWNED),), ends=(READY,), afterwards=Place.delete),
+}
+
+
+def do(deed: Deed, place: Place, *, kill_at: int | None, expected: Told | None = None) -> Request | None:
+    """Do it; once the operator is killed, let another one come up and bring everything about that is expected. Returns
+    the write at which it was killed.
+    """
+    *before, act = deed.steps
+    if not before:
+        act(place)
+    with place.operator(kill_at=None if before else kill_at) as operator:
+        for step, end in zip(before, deed.ends, strict=False):
+            step(place)
+            place.await_end(operator, end)
+        if before:
+            operator.count(kill_at=kill_at)
+            act(place)
+        place.await_end(operator, deed.ends[-1])
+        killed_at = operator.killed_at
+    if deed.afterwards is not None:
+        deed.afterwards(place)
+    if killed_at is not None:
+        with place.operator() as operator:
+            place.await_told(operator, expected or {})
+    return killed_at
+
+
+def is_in_sweep(name: str) -> bool:
+    return name not in ("create", "delete while it is made")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if is_in_sweep(name) else []) for name in DEEDS]
+)
+def test_killed_between_any_two_writes_it_comes_to_the_same(name: str, make_place: MakePlace) -> None:
+    deed = DEEDS[name]
+    place = make_place()
+    do(deed, place, kill_at=None)
+    if deed.afterwards is not None:
+        until(place.is_gone, "nothing is left")
+    expected = place.told()
+
+    def killed_before(n: int) -> bool:
+        began = time.monotonic()
+        killed_at = do(deed, make_place(), kill_at=n, expected=expected)
+        what = "not killed" if killed_at is None else f"killed before write {n}, {shown(killed_at)}"
+        print(f"{name}, {what}: {time.monotonic() - began:.1f} s")  # noqa: T201
+        return killed_at is not None
+
+    with ThreadPoolExecutor(NUM_ROWS_AT_ONCE) as rows:
+        for first in itertools.count(step=NUM_ROWS_AT_ONCE):
+            killed = list(rows.map(killed_before, range(first, first + NUM_ROWS_AT_ONCE)))
+            if not all(killed):
+                break
+    # The cluster's collector does what a deletion wants.
+    assert first or any(killed) or name == "delete", "what the operator writes goes through the proxy"
+
+
+def shown(request: Request) -> str:
+    """Method and object of a request."""
+    return f"{request.method} {request.path.partition('?')[0].partition('/namespaces/')[2].partition('/')[2]}"
+
+
+LIFE: tuple[tuple[Callable[[Place], None], Callable[[Place], bool]], ...] = (
+    (create(LARGE), READY),
+    (lambda place: place.edit(**UPDATE), READY),
+    (lambda place: place.scale(3), READY),
+    (lambda place: place.edit(suspend=True), SUSPENDED),
+    (lambda place: place.edit(suspend=False), READY),
+    (Place.finish, OVER),
+)
+"""One of each deed, and what is waited for."""
+
+
+@pytest.fixture(scope="module")
+def told_in_life(address: str, node: StandInNode, tmp_path_factory: pytest.TempPathFactory) -> tuple[Told, ...]:
+    """What the objects say after each deed of a life that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("life")
+    with new_place(address, node, folder) as place, place.operator() as operator:
+        said = []
+        for act, end in LIFE:
+            act(place)
+            place.await_end(operator, end)
+            said.append(place.told())
+        return tuple(said)
+
+
+Line = Callable[[Request, bytes], bytes | None]
+
+
+def is_about_children(request: Request) -> bool:
+    return "/rlexperiments" not in request.path
+
+
+def late() -> Line:
+    """What comes after a silence comes two seconds late, as from an API server that is behind."""
+    last: dict[int, float] = {}
+
+    def line(request: Request, read: bytes) -> bytes:
+        if time.monotonic() - last.get(request.number, 0.0) > 0.5:
+            threading.Event().wait(2.0)
+        last[request.number] = time.monotonic()
+        return read
+
+    return line
+
+
+def lost(is_lost: Callable[[Request], bool]) -> Line:
+    return lambda request, read: b"" if is_lost(request) else read
+
+
+def cut() -> Line:
+    """Every fourth event ends its watch, and is not told."""
+    numbers = itertools.count(1)
+    return lambda request, read: read if next(numbers) % 4 else None
+
+
+def expired() -> Line:
+    """Every fourth event is instead the news that the watch has fallen behind too far to go on."""
+    numbers = itertools.count(1)
+    status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}
+    told = json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
+    return lambda request, read: read if next(numbers) % 4 else told
+
+
+def created_only() -> Line:
+    """Of experiments, nothing is told after their creation."""
+    return lambda request, read: b"" if "/rlexperiments" in request.path and b'"ADDED"' not in read[:40] else read
+
+
+FAULTS: dict[str, Callable[[], Line]] = {
+    "late": late,
+    "cut": cut,
+    "expired": expired,
+    "children lost": lambda: lost(is_about_children),
+    "edits lost": created_only,
+}
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=[pytest.mark.full] if name != "cut" else []) for name in FAULTS]
+)
+def test_misled_by_its_watches_it_comes_to_the_same(
+    fault: str, make_place: MakePlace, told_in_life: tuple[Told, ...]
+) -> None:
+    place = make_place()
+    with place.operator(statusSeconds=1) as operator:
+        harmed = FAULTS[fault]()
+        operator.proxy.line = lambda request, read: harmed(request, read) if "watch=true" in request.path else read
+        for (act, _), expected in zip(LIFE, told_in_life, strict=True):
+            began = time.monotonic()
+            act(place)
+            place.await_told(operator, expected)
+            print(f"{fault}: {time.monotonic() - began:.1f} s")  # noqa: T201
+
+
+def test_two_by_mistake_come_to_the_same_and_rest(make_place: MakePlace, told_in_life: tuple[Told, ...]) -> None:
+    place = make_place()
+    with place.operator() as one, place.operator() as two:
+        for (act, _), expected in zip(LIFE, told_in_life, strict=True):
+            began = time.monotonic()
+            act(place)
+            place.await_told(one, expected)
+            until(lambda: two.is_idle(IDLE_SECONDS), "the other has no more to do, either")
+            print(f"{one.num_writes} and {two.num_writes} writes, {time.monotonic() - began:.1f} s")  # noqa: T201
+            one.count()
+            two.count()
+        rest(one, two)
+
+
+def test_of_two_releases_that_watch_one_namespace_one_looks_after_an_experiment(make_place: MakePlace) -> None:
+    """They have keys of their own, and other images: what one makes the other one would make otherwise."""
+    place = make_place()
+    other = {
+        "keySecret": {"namespace": place.name, "name": OTHER_KEY},
+        "images": {"actor": "o/a:2", "learner": "o/l:2"},
+    }
+    with place.operator() as one, place.operator(**other) as two:
+        until(lambda: one.is_idle(IDLE_SECONDS) and two.is_idle(IDLE_SECONDS), "both are there")
+        for act, end in LIFE:
+            one.count()
+            two.count()
+            act(place)
+            place.await_end(one, end)
+            until(lambda: two.is_idle(IDLE_SECONDS), "the other has no more to do, either")
+            images = {each["spec"]["containers"][0]["image"] for each in place.api.items(place.path("Pod"))}
+            assert images <= {"none/actor:1", "none/learner:1"} or images <= {"o/a:2", "o/l:2"}
+            print(f"{one.num_writes} and {two.num_writes} writes")  # noqa: T201
+        assert 0 in (one.num_writes, two.num_writes), "one of them leaves it alone"
+        rest(one, two)
+
+
+def rest(*operators: OperatorProcess) -> None:
+    """They write nothing any more."""
+    for each in operators:
+        each.count()
+    time.sleep(QUIET_SECONDS)  # what is measured is that nothing happens
+    assert [each.num_writes for each in operators] == [0] * len(operators)
+
+
+NUM_EDITS = 5
+COUNTED = ("rlsrl.dev/attempt", "deployment.kubernetes.io/revision")
+"""Annotations that say how often something came about."""
+
+
+@pytest.mark.parametrize("num_sequences", [2, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
+def test_however_a_spec_came_about_the_objects_are_those_of_the_spec(num_sequences: int, make_place: MakePlace) -> None:
+    def sequence(seed: int) -> None:
+        began = time.monotonic()
+        rng = random.Random(seed)
+        document = within_reason(rng, variation(rng))
+        edited, fresh = make_place(), make_place()
+        with edited.operator() as operator:
+            edited.create(document["spec"])
+            edited.await_end(operator, end_of(document))
+            for _ in range(NUM_EDITS):
+                document = legal_edit(rng, document)
+                edited.replace(document["spec"])
+                edited.await_end(operator, end_of(document))
+        with fresh.operator() as operator:
+            fresh.create(document["spec"])
+            fresh.await_end(operator, end_of(document))
+        expected, found = (
+            {str(number): each for number, each in enumerate(of_the_spec(place.told(settings=False)))}
+            for place in (fresh, edited)
+        )
+        assert expected == found, f"seed {seed}: {difference(expected, found)}"
+        print(f"seed {seed}: {NUM_EDITS} edits, {time.monotonic() - began:.1f} s")  # noqa: T201
+
+    with ThreadPoolExecutor(NUM_ROWS_AT_ONCE) as rows:
+        list(rows.map(sequence, range(num_sequences)))
+
+
+def end_of(document: Document) -> Callable[[Place], bool]:
+    return SUSPENDED if document["spec"].get("suspend") else READY
+
+
+def is_legal(document: Document) -> bool:
+    try:
+        load_text(json.dumps(document))
+    except SpecError:
+        return False
+    return True
+
+
+def within_reason(rng: random.Random, document: Document) -> Document:
+    """With no more pods than a test can watch, and now and then a gang of two."""
+    spec = document["spec"]
+    for role in ("policyWorkers", "evaluators"):
+        if role in spec:
+            spec[role]["replicas"] = rng.randint(1, 3)
+    gang = {**document, "spec": {**spec, "trainers": {**spec["trainers"], "replicas": 2}}}
+    document = as_sent(gang if rng.random() < 0.5 and is_legal(gang) else document)
+    return {**document, "metadata": {"name": "a"}}
+
+
+def legal_edit(rng: random.Random, before: Document) -> Document:
+    """Another document that the experiment may be edited into."""
+    while True:
+        after = within_reason(rng, variation(rng))
+        for _ in range(3):  # what cannot be edited is as before, and that may bring about more of it
+            if not is_legal(after):
+                break
+            paths = refused(load_text(json.dumps(before)), load_text(json.dumps(after)))
+            if not paths:
+                return after
+            for path in paths:
+                copy_field(before, after, path.split("."))
+
+
+def copy_field(source: Document, target: Document, path: list[str]) -> None:
+    """Have a field of the target as the source has it; absent where it is absent."""
+    *above, name = path
+    for step in above:
+        source = source.get(step, {})
+        target = target.setdefault(step, {})
+    if name in source:
+        target[name] = copy.deepcopy(source[name])
+    else:
+        target.pop(name, None)
+
+
+def of_the_spec(told: Told) -> list[Object]:
+    """What the spec alone decides: not how often it was edited, nor when pods were made."""
+    return sorted(map(undated, told.values()), key=lambda each: json.dumps(each, sort_keys=True))
+
+
+def undated(found: Object) -> Object:
+    made = copy.deepcopy(found)
+    metadata = made["metadata"]
+    for counted in ("generation", "managedFields"):
+        metadata.pop(counted, None)
+    template = made.get("spec", {}).get("template", {}).get("metadata", {})
+    for part in (metadata, template):
+        kept = {name: text for name, text in part.pop("annotations", {}).items() if name not in COUNTED}
+        part.update({"annotations": kept} if kept else {})
+    if made["kind"] == "RLExperiment":
+        status = made["status"]
+        conditions = [(each["type"], each["status"], each["reason"]) for each in status["conditions"]]
+        made["status"] = {"phase": status["phase"], "actors": status["actors"], "conditions": conditions}
+    if metadata.get("name", "").startswith("a-record-"):
+        metadata["name"] = "a-record"
+        made["data"] = {"experiment.json": made["data"]["experiment.json"]}
+    return made

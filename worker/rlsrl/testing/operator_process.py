@@ -1,0 +1,144 @@
+"""The operator as a process of this machine, which reaches the cluster's API server through a proxy of the test's."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kubernetes.aio.config import kube_config
+
+from rlsrl.testing.http_proxy import FaultyProxy, Request
+
+_MODULE = "rlsrl_operator"
+_BESIDE = ("/events", "/apis/coordination.k8s.io/", "/apis/authorization.k8s.io/", "/apis/authentication.k8s.io/")
+"""Writes that change no object of an experiment."""
+
+# Each operator is a process of its own, forked from one that has imported what operators import: that is most of the
+# second that a start takes, and these tests start hundreds.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([f"{_MODULE}.handlers"])
+
+
+def is_write(request: Request) -> bool:
+    """Whether a request to the API server changes an object of an experiment."""
+    return request.method not in ("GET", "HEAD") and not any(part in request.path for part in _BESIDE)
+
+
+class OperatorProcess:
+    """One life of an operator: it ends by SIGKILL, at the latest with the context."""
+
+    def __init__(self, api: str, settings: Mapping[str, Any], folder: Path, *, kill_at: int | None = None) -> None:
+        """``api`` is the API server's URL, which wants no credentials; ``folder`` is for its files and its log; for
+        ``kill_at`` see ``count``."""
+        self.proxy = FaultyProxy(api)
+        self.proxy.before = self._before
+        self.proxy.after = self._after
+        self.log = folder / "operator.log"
+        self.killed_at: Request | None = None
+        """The write that ``kill_at`` was about, once it was tried."""
+        self._lock = threading.Lock()
+        self._num_writes = 0
+        self._kill_at = kill_at
+        self._last = time.monotonic()
+        self._in_flight = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "settings.yaml").write_text(json.dumps(settings))
+        (folder / "kubeconfig").write_text(json.dumps(_kubeconfig(self.proxy.endpoint)))
+        self._process = _context.Process(target=_run, args=(folder, _free_port()), daemon=True)
+        self._process.start()
+
+    @property
+    def num_writes(self) -> int:
+        """Writes that were let pass, since ``count`` if that was called."""
+        return self._num_writes
+
+    def count(self, *, kill_at: int | None = None) -> None:
+        """Count writes from 0; let ``kill_at`` of them pass, and kill the operator as it tries the next."""
+        with self._lock:
+            self._num_writes, self._kill_at = 0, kill_at
+
+    def is_idle(self, seconds: float) -> bool:
+        """Whether it has asked for something since it began, and for nothing but watches in the last seconds."""
+        with self._lock:
+            return not self._in_flight and bool(self.proxy.requests) and time.monotonic() - self._last > seconds
+
+    def kill(self) -> None:
+        """SIGKILL. Nothing that it tries from now on arrives."""
+        self._process.kill()
+
+    def check(self) -> None:
+        """Raises ``AssertionError`` if it has ended by itself."""
+        code = self._process.exitcode
+        if code is not None and self.killed_at is None:
+            raise AssertionError(f"the operator ended with {code}: {self.log.read_text()[-2000:]}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._process.join()
+        self._process.close()
+        self.proxy.close()
+
+    def _before(self, request: Request) -> bool:
+        with self._lock:
+            if self.killed_at is not None:
+                return False
+            self._last = time.monotonic()
+            if is_write(request):
+                if self._num_writes == self._kill_at:
+                    self.killed_at = request
+                    self.kill()
+                    return False
+                self._num_writes += 1
+            self._in_flight += 1
+            return True
+
+    def _after(self, _: Request) -> bool:
+        with self._lock:
+            self._in_flight -= 1
+            self._last = time.monotonic()
+            return True
+
+
+def _kubeconfig(server: str) -> Mapping[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "proxy",
+        "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "nobody"}}],
+        "clusters": [{"name": "proxy", "cluster": {"server": server}}],
+        "users": [{"name": "nobody", "user": {}}],
+    }
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _run(folder: Path, health_port: int) -> None:
+    """``python -m rlsrl_operator`` in a process that was forked for it."""
+    log = os.open(folder / "operator.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # kopf reads the variable; the client has read it when it was imported.
+    os.environ["KUBECONFIG"] = kube_config.KUBE_CONFIG_DEFAULT_LOCATION = str(folder / "kubeconfig")
+    tempfile.tempdir = str(folder)  # where the client keeps what the API server has
+    health = f"http://127.0.0.1:{health_port}/healthz"
+    sys.argv = [_MODULE, "--settings", str(folder / "settings.yaml"), "--health", health, "--metrics-port", "0"]
+    runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)

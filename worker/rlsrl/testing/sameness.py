@@ -1,0 +1,181 @@
+"""What the objects of an experiment say, but for what chance and the clock put into them: equal for equal work."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rlsrl.api.live import settings_of
+from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL, is_ready
+from rlsrl.api.resolved import (
+    ActorConfig,
+    BufferConfig,
+    CoordinatorConfig,
+    EvaluatorConfig,
+    PolicyWorkerConfig,
+    RoleConfig,
+    TrainerConfig,
+)
+
+Object = dict[str, Any]
+Told = Mapping[str, Any]
+"""By kind and name, or by kind, role and number: what an object says."""
+_TEMPLATE_ANNOTATION = "rlsrl.dev/template"
+_CONFIGS: Mapping[str, type[RoleConfig]] = {
+    "coordinator": CoordinatorConfig,
+    "trainer": TrainerConfig,
+    "actor": ActorConfig,
+    "buffer": BufferConfig,
+    "policy": PolicyWorkerConfig,
+    "evaluator": EvaluatorConfig,
+}
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_POD = re.compile(r"-[0-9a-f]{8,10}-[a-z0-9]{5}\b")
+"""The end of the name of a Deployment's pod."""
+_CONFIG = re.compile(r"-UID8-([0-9a-f]{10})$")
+_CHANCE = ("uid", "resourceVersion", "creationTimestamp", "generateName")
+_OTHERS_LABELS = ("pod-template-hash", "controller-revision-hash", "statefulset.kubernetes.io/pod-name")
+_ITS_MAKERS = ("signature", "settings.json")
+"""What a record says of the operator that made it."""
+_COUNTS = ("replicas", "readyReplicas")
+
+
+def told_by(objects: Iterable[Object], *, settings: bool = True) -> Told:
+    """What objects say.
+
+    Uids, times and random names are gone; names and marks that are digests of contents with a uid in them are digests
+    of the contents without; of Secrets only the keys are left, of pods what was asked for. Without ``settings`` roles'
+    configs are told less their live settings, which are those of their making.
+    """
+    cleaned = [_CLEAN.get(each["kind"], _plain)(each) for each in objects]
+    text = json.dumps(cleaned, sort_keys=True)
+    for namespace in {each["metadata"]["namespace"] for each in cleaned}:
+        text = text.replace(namespace, "NAMESPACE")
+    for uid in {uid for each in cleaned if (uid := _uid_of(each))}:
+        text = text.replace(uid, "UID").replace(uid[:8], "UID8")
+    text = _POD.sub("-POD", _TIME.sub("TIME", text))
+    for each in json.loads(text):
+        if each["kind"] == "ConfigMap" and (found := _CONFIG.search(each["metadata"]["name"])) is not None:
+            text = text.replace(found[1], _digest(_without_settings(each)))
+    for each in json.loads(text):
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            template = each["spec"]["template"]
+            text = text.replace(template["metadata"]["annotations"][_TEMPLATE_ANNOTATION], _digest(template["spec"]))
+    said: dict[str, Any] = {}
+    for each in sorted(json.loads(text), key=lambda each: json.dumps(each, sort_keys=True)):
+        name = f"{each['kind']} {each['metadata'].get('name') or each['metadata']['labels'][ROLE_LABEL]}"
+        said[name if name not in said else f"{name} {len(said)}"] = _opened(each, settings=settings)
+    return said
+
+
+def difference(expected: Told, found: Told) -> str:
+    """How they differ, for people; nothing where they do not."""
+    lines = []
+    for name in sorted({*expected, *found}):
+        was, now = expected.get(name), found.get(name)
+        if was != now:
+            texts = [
+                [] if each is None else json.dumps(each, indent=1, sort_keys=True).splitlines() for each in (was, now)
+            ]
+            lines += difflib.unified_diff(*texts, f"{name}, expected", f"{name}, found", n=2, lineterm="")
+    return "\n".join(lines)
+
+
+def _opened(found: Object, *, settings: bool) -> Object:
+    """With the JSON in a ConfigMap's texts taken apart: as one line each, nobody could see what differs."""
+    if found["kind"] != "ConfigMap":
+        return found
+    if not settings and "-UID8-digest-" in found["metadata"]["name"]:
+        return {**found, "data": _without_settings(found)}
+    return {**found, "data": {name: json.loads(text) for name, text in found["data"].items()}}
+
+
+def _without_settings(found: Object) -> Object:
+    """What a role is told, in the ConfigMap that holds it, less the live settings: they are those of its making."""
+    role = found["metadata"]["labels"][ROLE_LABEL]
+    text = found["data"][f"{role}.json"]
+    return _less(json.loads(text), settings_of(_CONFIGS[role].from_json(text)))
+
+
+def _plain(found: Object) -> Object:
+    metadata = {name: value for name, value in found["metadata"].items() if name not in _CHANCE}
+    if (fields := metadata.get("managedFields")) is not None:
+        undated = [{name: value for name, value in each.items() if name != "time"} for each in fields]
+        metadata["managedFields"] = sorted(undated, key=json.dumps)
+    return {**found, "metadata": metadata}
+
+
+def _workload(found: Object) -> Object:
+    status = found.get("status", {})
+    return {**_plain(found), "status": {name: status.get(name, 0) for name in _COUNTS}}
+
+
+def _service(found: Object) -> Object:
+    spec = {name: value for name, value in found["spec"].items() if name != "clusterIPs"}
+    spec["clusterIP"] = spec["clusterIP"] if spec["clusterIP"] == "None" else "IP"
+    return {**_plain(found), "spec": spec, "status": {}}
+
+
+def _claim(found: Object) -> Object:
+    spec = {name: value for name, value in found["spec"].items() if name != "volumeName"}
+    return {**_plain(found), "spec": spec, "status": {}}
+
+
+def _secret(found: Object) -> Object:
+    return {**_plain(found), "data": sorted(found.get("data", {}))}
+
+
+def _config_map(found: Object) -> Object:
+    beside = _ITS_MAKERS if "-record-" in found["metadata"]["name"] else ()
+    return {**_plain(found), "data": {name: text for name, text in found["data"].items() if name not in beside}}
+
+
+def _pod(found: Object) -> Object:
+    metadata = found["metadata"]
+    labels = {name: value for name, value in metadata["labels"].items() if name not in _OTHERS_LABELS}
+    owners = [each["kind"] for each in metadata.get("ownerReferences", ())]
+    spec = {name: value for name, value in found["spec"].items() if name not in ("nodeName", "hostname")}
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "namespace": metadata["namespace"],
+            "labels": labels,
+            "annotations": metadata.get("annotations", {}),
+            "owners": owners,
+        },
+        "spec": spec,
+        "ready": is_ready(found),
+        "ending": "deletionTimestamp" in metadata,
+    }
+
+
+_CLEAN: Mapping[str, Callable[[Object], Object]] = {
+    "ConfigMap": _config_map,
+    "Deployment": _workload,
+    "PersistentVolumeClaim": _claim,
+    "Pod": _pod,
+    "Secret": _secret,
+    "Service": _service,
+    "StatefulSet": _workload,
+}
+
+
+def _uid_of(cleaned: Object) -> str | None:
+    labels = cleaned["metadata"].get("labels", {})
+    return str(labels[UID_LABEL]) if EXPERIMENT_LABEL in labels and UID_LABEL in labels else None
+
+
+def _less(values: Mapping[str, Any], settings: Mapping[str, Any]) -> Object:
+    return {
+        name: _less(value, settings[name]) if isinstance(settings.get(name), dict) else value
+        for name, value in values.items()
+        if name not in settings or isinstance(settings[name], dict)
+    }
+
+
+def _digest(value: object) -> str:
+    return "digest-" + hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]

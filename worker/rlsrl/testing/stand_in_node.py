@@ -1,0 +1,190 @@
+"""A node without a kubelet, for tests of what happens around pods: those that ask for it are shown to run, none does.
+
+What a kubelet would say, and when, is the API server's only source about pods; this says it at once. What it leaves
+out: images, volumes, probes, restarts, and the time that all of them take.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from http.client import HTTPConnection
+from types import TracebackType
+from typing import Any, Self
+
+from rlsrl.api.pods import CONTAINER
+
+Object = dict[str, Any]
+SELECTOR = "rlsrl.dev/stand-in"
+"""Label of nodes by which pods ask for one."""
+_LOOK_SECONDS = 0.05
+_HEARTBEAT_LOOKS = 100
+_ANSWER_SECONDS = 30.0
+_NOT_FOUND, _CONFLICT = 404, 409
+
+
+class ApiFailed(Exception):  # noqa: N818 - named for what happened
+    """The API server refused; the text is what it said."""
+
+
+class Api:
+    """An API server that wants no credentials, as ``kubectl proxy`` serves it. For one thread."""
+
+    def __init__(self, address: str) -> None:
+        """``address`` is host and port."""
+        self._connection = HTTPConnection(address, timeout=_ANSWER_SECONDS)
+
+    def get(self, path: str) -> Object | None:
+        """An object or a list; None if it is not there."""
+        return self.send("GET", path)
+
+    def items(self, path: str) -> list[Object]:
+        """What is in a list."""
+        found = self.get(path)
+        items: list[Object] = (found or {}).get("items") or []
+        return items
+
+    def send(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, kind: str = "application/json"
+    ) -> Object | None:
+        """The answer; None where there is nothing, or now another.
+
+        Raises:
+            ApiFailed: it was refused otherwise.
+        """
+        data = None if body is None else json.dumps(body)
+        self._connection.request(method, path, data, {"Content-Type": kind})
+        response = self._connection.getresponse()
+        answer = response.read()
+        if response.status in (_NOT_FOUND, _CONFLICT):
+            return None
+        if response.status >= 400:
+            raise ApiFailed(f"{method} {path}: {response.status} {answer.decode(errors='replace')}")
+        found: Object = json.loads(answer)
+        return found
+
+    def merge(self, path: str, body: Mapping[str, Any]) -> Object | None:
+        """PATCH by merge."""
+        return self.send("PATCH", path, body, kind="application/merge-patch+json")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+
+class StandInNode:
+    """From enter to exit a node is there, and ready; at the exit it waits for its last pod to go."""
+
+    def __init__(self, address: str, name: str) -> None:
+        """``address`` is the API server's, without credentials."""
+        self._api, self._name = Api(address), name
+        self._stop = threading.Event()
+        self._empty = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def selector(self) -> Mapping[str, str]:
+        """What pods ask for it by."""
+        return {SELECTOR: self._name}
+
+    def __enter__(self) -> Self:
+        self._api.send("POST", "/api/v1/nodes", _node(self._name))
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._api.send("DELETE", f"/api/v1/nodes/{self._name}")
+        self._api.send("DELETE", f"{_LEASES}/{self._name}")
+        self._api.close()
+        if self._failure is not None:
+            raise AssertionError("the node's thread failed") from self._failure
+
+    def _run(self) -> None:
+        looks = 0
+        try:
+            while True:
+                if looks % _HEARTBEAT_LOOKS == 0:
+                    self._beat()
+                looks += 1
+                pods = [each for each in self._api.items("/api/v1/pods?resourceVersion=0") if self._is_mine(each)]
+                if self._stop.is_set() and not pods:
+                    return
+                for pod in pods:
+                    self._look(pod)
+                self._stop.wait(_LOOK_SECONDS)
+        except Exception as error:  # noqa: BLE001 - told at the exit
+            self._failure = error
+
+    def _is_mine(self, pod: Object) -> bool:
+        return bool(pod["spec"].get("nodeSelector", {}).get(SELECTOR) == self._name)
+
+    def _look(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+        if "deletionTimestamp" in metadata:
+            self._api.send("DELETE", path, {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}})
+        elif not pod["spec"].get("nodeName"):
+            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": metadata["name"]}}
+            self._api.send("POST", f"{path}/binding", {**binding, "target": {"kind": "Node", "name": self._name}})
+        elif pod["status"].get("phase") == "Pending":
+            running = _status(metadata["creationTimestamp"], {"running": {"startedAt": metadata["creationTimestamp"]}})
+            self._api.merge(f"{path}/status", {"metadata": {"uid": metadata["uid"]}, "status": running})
+
+    def _beat(self) -> None:
+        """As kubelets do: a lease is renewed, and the node's condition says what it says."""
+        now = datetime.now(UTC)
+        self._api.merge(f"/api/v1/nodes/{self._name}/status", {"status": _node_status(now)})
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name},
+            "spec": {"holderIdentity": self._name, "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")},
+        }
+        if self._api.merge(f"{_LEASES}/{self._name}", lease) is None:
+            self._api.send("POST", _LEASES, lease)
+
+
+def end_container(api: Api, pod: Object, *, message: str, exit_code: int = 0) -> None:
+    """Show that a pod's worker ended, and is not started again."""
+    metadata = pod["metadata"]
+    since = metadata["creationTimestamp"]
+    state = {"exitCode": exit_code, "reason": "Completed", "message": message, "startedAt": since, "finishedAt": since}
+    status = _status(since, {"terminated": state}, ready=False)
+    path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
+    api.merge(path, {"metadata": {"uid": metadata["uid"]}, "status": status})
+
+
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+
+
+def _node(name: str) -> Object:
+    # Only who asks for it by name and binds itself comes here.
+    taint = {"key": SELECTOR, "value": name, "effect": "NoSchedule"}
+    metadata = {"name": name, "labels": {SELECTOR: name}}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
+
+
+def _node_status(now: datetime) -> Object:
+    ready = {"type": "Ready", "status": "True", "reason": "StandIn", "lastHeartbeatTime": now.strftime("%FT%TZ")}
+    return {"conditions": [ready], "capacity": {"pods": "1000"}, "allocatable": {"pods": "1000"}}
+
+
+def _status(since: str, state: Object, *, ready: bool = True) -> Object:
+    kinds = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+    conditions = [
+        {
+            "type": kind,
+            "status": str(ready or kind not in ("ContainersReady", "Ready")),
+            "lastTransitionTime": since,
+        }
+        for kind in kinds
+    ]
+    container = {"name": CONTAINER, "image": "none", "imageID": "", "restartCount": 0, "ready": ready, "state": state}
+    return {"phase": "Running", "conditions": conditions, "startTime": since, "containerStatuses": [container]}
