@@ -31,6 +31,7 @@ from rlsrl_operator.manifests import (
     Record,
     Subject,
     first_record,
+    is_anothers,
     next_record,
     read_record,
     record_object,
@@ -77,6 +78,10 @@ class NotYet(Exception):  # noqa: N818 - named for what a queue says
 
 class Foreign(Exception):  # noqa: N818 - named for the object
     """An object that is not ours has a name that we need."""
+
+
+class LookedAfter(Exception):  # noqa: N818 - named for the experiment
+    """Another operator looks after the experiment. Whatever we would do, it would undo, and the other way around."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,9 @@ class Reconciler:
         except Conflict as conflict:
             _log.info("conflict", key=str(key), said=str(conflict))
             return RETRY_SECONDS
+        except LookedAfter as error:
+            _log.warning("left_to_another_operator", key=str(key), said=str(error))
+            return TROUBLE_SECONDS
         self._seen(key, reconciled.status)
         return reconciled.again_in
 
@@ -237,6 +245,7 @@ class Reconciler:
 
         Raises:
             Foreign: an object that is not ours is in the record's place.
+            LookedAfter: another operator wrote it, or the one before it.
         """
         found = await self._cluster.get("v1", "ConfigMap", subject.namespace, subject.record_name)
         if found is not None:
@@ -248,6 +257,7 @@ class Reconciler:
                 return memory.record[1], {**found, "metadata": subject.metadata(subject.record_name)}
             if subject.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
                 raise Foreign(_in_the_way({"kind": "ConfigMap", **found}))
+            _refuse_anothers(subject, found)
             await self._cluster.delete(found)
         return self._new_record(subject, await self._earlier_record(subject)), None
 
@@ -258,7 +268,9 @@ class Reconciler:
         for generation in range(subject.generation - 1, 0, -1):
             found = by_name.get(replace(subject, generation=generation).record_name)
             if found is not None:
-                return read_record(subject, found, self._key)
+                if (record := read_record(subject, found, self._key)) is None:
+                    _refuse_anothers(subject, found)
+                return record
         return None
 
     def _new_record(self, subject: Subject, before: Record | None) -> Record | None:
@@ -463,6 +475,11 @@ class Reconciler:
             pass
         except Refused as error:
             _log.warning("event_refused", reason=reason, error=str(error))
+
+
+def _refuse_anothers(subject: Subject, found: Manifest) -> None:
+    if is_anothers(subject, found):
+        raise LookedAfter(f"ConfigMap {found['metadata']['name']} is another operator's, with another key")
 
 
 def _in_the_way(wanted: Manifest) -> str:

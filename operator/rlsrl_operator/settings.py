@@ -35,6 +35,9 @@ class SecretName(Model):
     name: Text
     """Its name."""
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 class Images(Model):
     """What the pods run."""

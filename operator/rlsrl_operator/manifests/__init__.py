@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from rlsrl_operator.manifests.config import token_secret
-from rlsrl_operator.manifests.record import Record, first_record, next_record, read_record, record_object, render
+from rlsrl_operator.manifests.record import (
+    Record,
+    first_record,
+    is_anothers,
+    next_record,
+    read_record,
+    record_object,
+    render,
+)
 from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.manifests.workloads import volume_claim
@@ -13,6 +21,7 @@ __all__ = [
     "Record",
     "Subject",
     "first_record",
+    "is_anothers",
     "next_record",
     "read_record",
     "record_object",

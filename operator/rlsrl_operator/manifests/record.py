@@ -23,7 +23,7 @@ from rlsrl_operator.manifests.workloads import services, workloads
 from rlsrl_operator.settings import OperatorSettings
 
 _EXPERIMENT, _SETTINGS, _MANIFESTS = "experiment.json", "settings.json", "manifests.json"
-_SIGNATURE = "signature"
+_OPERATOR, _SIGNATURE = "operator", "signature"
 _WORKLOADS = frozenset({"Deployment", "StatefulSet"})
 
 
@@ -69,6 +69,7 @@ def record_object(subject: Subject, record: Record, key: bytes) -> Manifest:
         _EXPERIMENT: record.experiment.model_dump_json(by_alias=True, exclude_none=True, indent=1),
         _SETTINGS: record.settings.model_dump_json(by_alias=True, exclude_none=True, indent=1),
         _MANIFESTS: json.dumps(record.manifests, indent=1, sort_keys=True),
+        _OPERATOR: str(subject.settings.key_secret),
     }
     return {
         "apiVersion": "v1",
@@ -94,6 +95,11 @@ def read_record(subject: Subject, found: Manifest, key: bytes) -> Record | None:
         )
     except (KeyError, SpecError, ValidationError, ValueError):
         return None
+
+
+def is_anothers(subject: Subject, found: Manifest) -> bool:
+    """Whether a record that cannot be read says that another operator wrote it: one with a key in another place."""
+    return found.get("data", {}).get(_OPERATOR, str(subject.settings.key_secret)) != str(subject.settings.key_secret)
 
 
 def _signature(uid: str, name: str, data: Mapping[str, str], key: bytes) -> str:

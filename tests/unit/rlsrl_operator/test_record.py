@@ -17,13 +17,14 @@ from rlsrl_operator.manifests import (
     Record,
     Subject,
     first_record,
+    is_anothers,
     next_record,
     read_record,
     record_object,
 )
 from rlsrl_operator.manifests import record as records
 from rlsrl_operator.roles import COORDINATOR, TRAINER
-from rlsrl_operator.settings import Images, OperatorSettings
+from rlsrl_operator.settings import Images, OperatorSettings, SecretName
 from rlsrl_operator.testing import SETTINGS, subject_of
 
 KEY = b"the operator's own"
@@ -160,3 +161,15 @@ def test_what_is_on_record_is_read_back_and_nothing_that_somebody_else_wrote() -
     assert read_record(SUBJECT, {**found, "data": unsigned}, KEY) is None
     elsewhere = {**found, "metadata": {**found["metadata"], "name": subject({}, generation=2).record_name}}
     assert read_record(SUBJECT, elsewhere, KEY) is None, "an earlier record does not pass for a later one"
+
+
+def test_a_record_says_whose_it_is() -> None:
+    other = OperatorSettings(images=SETTINGS.images, key_secret=SecretName(namespace="elsewhere", name="its-key"))
+    theirs = record_object(subject({}, settings=other), first_record(SUBJECT), b"another operator's")
+    assert read_record(SUBJECT, theirs, KEY) is None
+    assert is_anothers(SUBJECT, theirs)
+    assert read_record(SUBJECT, theirs, b"another operator's") is not None, "with its key we are that operator"
+    # What nobody can read any more is nobody's: our own key was lost, or somebody wrote there.
+    assert not is_anothers(SUBJECT, record_object(SUBJECT, first_record(SUBJECT), b"a lost one"))
+    assert not is_anothers(SUBJECT, {**theirs, "data": {}})
+    assert not is_anothers(SUBJECT, {name: value for name, value in theirs.items() if name != "data"})
