@@ -196,7 +196,11 @@ class Reconciler:
             # Written before it is acted upon: whoever takes over from here has to come to the same attempt.
             document["metadata"]["resourceVersion"] = await self._say(document, status, judged)
         try:
-            await self._keep(subject, on_record or record_object(subject, record, self._key))
+            if on_record is None:
+                # Whoever comes second has a conflict, and looks again at what the first has written.
+                await self._cluster.create(record_object(subject, record, self._key))
+            else:
+                await self._keep(subject, on_record)
             token, refusal = await self._bring_about(subject, record, judged, pods)
         except Foreign as error:
             return not_accepted("NameConflict", str(error))

@@ -28,6 +28,7 @@ from rlsrl.testing.documents import Document, as_sent, variation
 from rlsrl.testing.http_proxy import Request
 from rlsrl.testing.kubectl import Namespace, api_proxy
 from rlsrl.testing.operator_process import OperatorProcess
+from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.sameness import Object, Told, difference, told_by
 from rlsrl.testing.stand_in_node import Api, StandInNode, end_container
 from rlsrl.testing.waiting import until
@@ -37,7 +38,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 IDLE_SECONDS = 0.4
 """An operator that asked for nothing for that long has done what it had to."""
 QUIET_SECONDS = 3.0
-CONVERGED_SECONDS = 30.0
+SAME = "the same objects"
 NUM_ROWS_AT_ONCE = 4
 KEY = "operator-key"
 KINDS = {
@@ -160,7 +161,7 @@ class Place:
             return operator.killed_at is not None or (operator.is_idle(IDLE_SECONDS) and end(self))
 
         try:
-            until(settled, "it is done", timeout=CONVERGED_SECONDS)
+            until(settled, "it is done")
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.status()}\n{operator.log.read_text()[-3000:]}") from None
 
@@ -172,7 +173,7 @@ class Place:
             return operator.is_idle(IDLE_SECONDS) and self.told() == expected
 
         try:
-            until(settled, "the objects are as expected", timeout=CONVERGED_SECONDS)
+            until(settled, "the objects are as expected")
         except TimeoutError:
             log = operator.log.read_text()[-3000:]
             pytest.fail(f"{difference(expected, self.told())}\n{log}", pytrace=False)
@@ -270,10 +271,22 @@ DEEDS = {
 }
 
 
-def do(deed: Deed, place: Place, *, kill_at: int | None, expected: Told | None = None) -> Request | None:
-    """Do it; once the operator is killed, let another one come up and bring everything about that is expected. Returns
-    the write at which it was killed.
-    """
+@dataclass(frozen=True)
+class Killed:
+    """A life that was cut short, and what came of it."""
+
+    at: Request
+    """The write that did not arrive."""
+    seconds: float
+    """From the start of the next life until everything was as it should be."""
+
+    def __str__(self) -> str:
+        path = self.at.path.partition("?")[0].partition("/namespaces/")[2].partition("/")[2]
+        return f"{self.at.method} {path}"
+
+
+def do(deed: Deed, place: Place, *, kill_at: int | None, expected: Told | None = None) -> Killed | None:
+    """Do it; once the operator is killed, let another one come up and bring everything about that is expected."""
     *before, act = deed.steps
     if not before:
         act(place)
@@ -288,10 +301,12 @@ def do(deed: Deed, place: Place, *, kill_at: int | None, expected: Told | None =
         killed_at = operator.killed_at
     if deed.afterwards is not None:
         deed.afterwards(place)
-    if killed_at is not None:
-        with place.operator() as operator:
-            place.await_told(operator, expected or {})
-    return killed_at
+    if killed_at is None:
+        return None
+    began = time.monotonic()
+    with place.operator() as operator:
+        place.await_told(operator, expected or {})
+        return Killed(killed_at, time.monotonic() - began)
 
 
 def is_in_sweep(name: str) -> bool:
@@ -301,7 +316,9 @@ def is_in_sweep(name: str) -> bool:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] if is_in_sweep(name) else []) for name in DEEDS]
 )
-def test_killed_between_any_two_writes_it_comes_to_the_same(name: str, make_place: MakePlace) -> None:
+def test_killed_between_any_two_writes_it_comes_to_the_same(
+    name: str, make_place: MakePlace, recovered: Recovered
+) -> None:
     deed = DEEDS[name]
     place = make_place()
     do(deed, place, kill_at=None)
@@ -309,25 +326,23 @@ def test_killed_between_any_two_writes_it_comes_to_the_same(name: str, make_plac
         until(place.is_gone, "nothing is left")
     expected = place.told()
 
-    def killed_before(n: int) -> bool:
-        began = time.monotonic()
-        killed_at = do(deed, make_place(), kill_at=n, expected=expected)
-        what = "not killed" if killed_at is None else f"killed before write {n}, {shown(killed_at)}"
-        print(f"{name}, {what}: {time.monotonic() - began:.1f} s")  # noqa: T201
-        return killed_at is not None
+    def killed_before(n: int) -> Killed | None:
+        killed = do(deed, make_place(), kill_at=n, expected=expected)
+        if killed is not None:
+            print(f"{name}, killed before write {n}, {killed}: {killed.seconds:.1f} s")  # noqa: T201
+        return killed
 
+    lives: list[Killed] = []
     with ThreadPoolExecutor(NUM_ROWS_AT_ONCE) as rows:
         for first in itertools.count(step=NUM_ROWS_AT_ONCE):
-            killed = list(rows.map(killed_before, range(first, first + NUM_ROWS_AT_ONCE)))
-            if not all(killed):
+            found = list(rows.map(killed_before, range(first, first + NUM_ROWS_AT_ONCE)))
+            lives += [each for each in found if each is not None]
+            if None in found:
                 break
     # The cluster's collector does what a deletion wants.
-    assert first or any(killed) or name == "delete", "what the operator writes goes through the proxy"
-
-
-def shown(request: Request) -> str:
-    """Method and object of a request."""
-    return f"{request.method} {request.path.partition('?')[0].partition('/namespaces/')[2].partition('/')[2]}"
+    assert lives or name == "delete", "what the operator writes goes through the proxy"
+    slowest = max((each.seconds for each in lives), default=0.0)
+    recovered(f"operator killed before any of {len(lives)} writes: {name}", slowest, SAME)
 
 
 LIFE: tuple[tuple[Callable[[Place], None], Callable[[Place], bool]], ...] = (
@@ -410,9 +425,9 @@ FAULTS: dict[str, Callable[[], Line]] = {
     "fault", [pytest.param(name, marks=[pytest.mark.full] if name != "cut" else []) for name in FAULTS]
 )
 def test_misled_by_its_watches_it_comes_to_the_same(
-    fault: str, make_place: MakePlace, told_in_life: tuple[Told, ...]
+    fault: str, make_place: MakePlace, told_in_life: tuple[Told, ...], recovered: Recovered
 ) -> None:
-    place = make_place()
+    place, seconds = make_place(), []
     with place.operator(statusSeconds=1) as operator:
         harmed = FAULTS[fault]()
         operator.proxy.line = lambda request, read: harmed(request, read) if "watch=true" in request.path else read
@@ -420,7 +435,8 @@ def test_misled_by_its_watches_it_comes_to_the_same(
             began = time.monotonic()
             act(place)
             place.await_told(operator, expected)
-            print(f"{fault}: {time.monotonic() - began:.1f} s")  # noqa: T201
+            seconds.append(time.monotonic() - began)
+    recovered(f"operator's watch events: {fault}", max(seconds), SAME)
 
 
 def test_two_by_mistake_come_to_the_same_and_rest(make_place: MakePlace, told_in_life: tuple[Told, ...]) -> None:
@@ -455,7 +471,8 @@ def test_of_two_releases_that_watch_one_namespace_one_looks_after_an_experiment(
             images = {each["spec"]["containers"][0]["image"] for each in place.api.items(place.path("Pod"))}
             assert images <= {"none/actor:1", "none/learner:1"} or images <= {"o/a:2", "o/l:2"}
             print(f"{one.num_writes} and {two.num_writes} writes")  # noqa: T201
-        assert 0 in (one.num_writes, two.num_writes), "one of them leaves it alone"
+            # As it is made both may begin its status; then one of them leaves it alone.
+            assert min(one.num_writes, two.num_writes) <= 1
         rest(one, two)
 
 

@@ -49,7 +49,7 @@ class Api:
     def send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, kind: str = "application/json"
     ) -> Object | None:
-        """The answer; None where there is nothing, or now another.
+        """The answer; None where there is nothing, or now another, or soon nothing.
 
         Raises:
             ApiFailed: it was refused otherwise.
@@ -58,7 +58,7 @@ class Api:
         self._connection.request(method, path, data, {"Content-Type": kind})
         response = self._connection.getresponse()
         answer = response.read()
-        if response.status in (_NOT_FOUND, _CONFLICT):
+        if response.status in (_NOT_FOUND, _CONFLICT) or b"NamespaceTerminating" in answer:
             return None
         if response.status >= 400:
             raise ApiFailed(f"{method} {path}: {response.status} {answer.decode(errors='replace')}")
