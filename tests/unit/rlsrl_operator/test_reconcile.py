@@ -26,6 +26,7 @@ from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION
 from rlsrl_operator.reconcile import LOST_SECONDS, Key, Reconciler
 from rlsrl_operator.roles import TRAINER
+from rlsrl_operator.settings import Images, SecretName
 from rlsrl_operator.status import condition, read, stamp
 from rlsrl_operator.testing import SETTINGS, ended
 
@@ -396,3 +397,37 @@ def test_a_suspended_experiment_ends_in_order_and_goes_on_as_a_new_attempt(world
     world.settle()
     assert (read(world.document).attempt, read(world.document).restarts) == (2, 0)
     assert world.said(READY) == ("True", "Ready")
+
+
+@pytest.mark.parametrize("beside", [{}, {"suspend": True}])
+def test_a_role_that_an_edit_takes_away_goes(beside: dict[str, Any]) -> None:
+    world = World(policyWorkers={})
+    world.settle()
+    assert world.pods("policy")
+    world.edit(policyWorkers=None, **beside)
+    world.settle()
+    if not beside:  # the actors act otherwise now; what Kubernetes rolls, the stand-in for its controllers does not
+        for pod in [*world.pods("actor"), *world.pods(), *world.pods("coordinator")]:
+            del world.server.objects[world.server.place("Pod", pod["metadata"]["name"])]
+        world.settle()
+    assert not world.pods("policy")
+    assert "a-policy" not in world.contents("Deployment", "NetworkPolicy")
+    assert bool(world.server.of_kind("Pod")) is not bool(beside), "suspended, not even the coordinator is left"
+
+
+def test_of_two_operators_with_keys_of_their_own_one_looks_after_an_experiment() -> None:
+    world = World()
+    place = SecretName(namespace="elsewhere", name="its-key")
+    theirs = SETTINGS.model_copy(update={"images": Images(actor="theirs:1", learner="theirs:2"), "key_secret": place})
+    other = Reconciler(world.cluster, theirs, Silent(), key=b"another", now=lambda: world.now)
+    world.settle()
+    world.edit(stop={"envSteps": 2000})
+    before = list(world.server.writes)
+    asyncio.run(other.reconcile(world.key))
+    assert world.server.writes == before, "neither what is on record nor what would follow is touched"
+    world.settle()
+    settled = list(world.server.writes)
+    asyncio.run(other.reconcile(world.key))
+    assert world.look() == []
+    assert world.server.writes == settled
+    assert "theirs" not in str(world.contents(*POD_KINDS))
