@@ -99,7 +99,9 @@ def read_record(subject: Subject, found: Manifest, key: bytes) -> Record | None:
 
 def is_anothers(subject: Subject, found: Manifest) -> bool:
     """Whether a record that cannot be read says that another operator wrote it: one with a key in another place."""
-    return found.get("data", {}).get(_OPERATOR, str(subject.settings.key_secret)) != str(subject.settings.key_secret)
+    ours = str(subject.settings.key_secret)
+    said: str = found.get("data", {}).get(_OPERATOR, ours)
+    return said != ours
 
 
 def _signature(uid: str, name: str, data: Mapping[str, str], key: bytes) -> str:

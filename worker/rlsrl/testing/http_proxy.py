@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,15 @@ def _as_it_is(_: Request, line: bytes) -> bytes:
     return line
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing where whoever asked is gone, or the server: that is what tests do here."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class FaultyProxy:
     """Stands before one server, on the loopback interface. Each request has a thread of its own.
 
@@ -57,8 +67,7 @@ class FaultyProxy:
         self._streams: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._host, self._port = urlsplit(upstream).hostname or "", urlsplit(upstream).port or 80
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="faulty-proxy")
         self._thread.start()
 

@@ -39,7 +39,7 @@ _POD = re.compile(r"-[0-9a-f]{8,10}-[a-z0-9]{5}\b")
 _CONFIG = re.compile(r"-UID8-([0-9a-f]{10})$")
 _CHANCE = ("uid", "resourceVersion", "creationTimestamp", "generateName")
 _OTHERS_LABELS = ("pod-template-hash", "controller-revision-hash", "statefulset.kubernetes.io/pod-name")
-_ITS_MAKERS = ("signature", "settings.json")
+_ITS_MAKERS = ("signature", "operator", "settings.json")
 """What a record says of the operator that made it."""
 _COUNTS = ("replicas", "readyReplicas")
 
@@ -74,15 +74,15 @@ def told_by(objects: Iterable[Object], *, settings: bool = True) -> Told:
 
 def difference(expected: Told, found: Told) -> str:
     """How they differ, for people; nothing where they do not."""
-    lines = []
+    lines: list[str] = []
     for name in sorted({*expected, *found}):
-        was, now = expected.get(name), found.get(name)
-        if was != now:
-            texts = [
-                [] if each is None else json.dumps(each, indent=1, sort_keys=True).splitlines() for each in (was, now)
-            ]
-            lines += difflib.unified_diff(*texts, f"{name}, expected", f"{name}, found", n=2, lineterm="")
+        was, now = _lines(expected.get(name)), _lines(found.get(name))
+        lines += difflib.unified_diff(was, now, f"{name}, expected", f"{name}, found", n=2, lineterm="")
     return "\n".join(lines)
+
+
+def _lines(said: Any) -> list[str]:
+    return [] if said is None else json.dumps(said, indent=1, sort_keys=True).splitlines()
 
 
 def _opened(found: Object, *, settings: bool) -> Object:
