@@ -336,18 +336,18 @@ def test_what_an_earlier_generation_needed_goes_once_this_one_runs_and_nothing_o
     assert {"theirs", "unlabelled"} <= config_maps()
 
 
-def test_a_role_that_an_edit_takes_away_goes() -> None:
+@pytest.mark.parametrize("suspend", [False, True])
+def test_a_role_that_an_edit_takes_away_goes(suspend: bool) -> None:
     world = World(evaluators={"replicas": 1})
     world.settle()
     assert world.pods("evaluator")
-    world.server.change(
-        world.document,
-        {"spec": {name: value for name, value in world.document["spec"].items() if name != "evaluators"}},
-    )
+    kept = {name: value for name, value in world.document["spec"].items() if name != "evaluators"}
+    world.server.change(world.document, {"spec": {**kept, "suspend": suspend}})
     world.settle()
     assert not world.pods("evaluator")
     assert "a-evaluator" not in world.contents(*POD_KINDS)
-    assert world.said(READY) == ("True", "Ready")
+    assert world.said(READY) == (("False", "Suspended") if suspend else ("True", "Ready"))
+    assert bool(world.server.of_kind("Pod")) is not suspend, "the coordinator goes last, but it goes"
 
 
 def test_an_edit_that_cannot_be_is_told_and_changes_nothing(world: World) -> None:
@@ -397,22 +397,6 @@ def test_a_suspended_experiment_ends_in_order_and_goes_on_as_a_new_attempt(world
     world.settle()
     assert (read(world.document).attempt, read(world.document).restarts) == (2, 0)
     assert world.said(READY) == ("True", "Ready")
-
-
-@pytest.mark.parametrize("beside", [{}, {"suspend": True}])
-def test_a_role_that_an_edit_takes_away_goes(beside: dict[str, Any]) -> None:
-    world = World(policyWorkers={})
-    world.settle()
-    assert world.pods("policy")
-    world.edit(policyWorkers=None, **beside)
-    world.settle()
-    if not beside:  # the actors act otherwise now; what Kubernetes rolls, the stand-in for its controllers does not
-        for pod in [*world.pods("actor"), *world.pods(), *world.pods("coordinator")]:
-            del world.server.objects[world.server.place("Pod", pod["metadata"]["name"])]
-        world.settle()
-    assert not world.pods("policy")
-    assert "a-policy" not in world.contents("Deployment", "NetworkPolicy")
-    assert bool(world.server.of_kind("Pod")) is not bool(beside), "suspended, not even the coordinator is left"
 
 
 def test_of_two_operators_with_keys_of_their_own_one_looks_after_an_experiment() -> None:
