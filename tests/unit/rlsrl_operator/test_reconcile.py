@@ -359,15 +359,24 @@ def test_an_edit_that_cannot_be_is_told_and_changes_nothing(world: World) -> Non
     assert uids(world.server.of_kind("Pod")) == pods
 
 
-def test_an_object_that_is_not_ours_is_left_alone_and_named() -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("Service", "a-coordinator"),
+        ("StatefulSet", "a-trainer"),
+        ("ConfigMap", "a-settings"),
+        ("ConfigMap", "a-record-uid-1-1"),
+        ("Secret", "a-token-uid-1"),
+        ("PersistentVolumeClaim", "a-data"),
+    ],
+)
+def test_an_object_that_is_not_ours_is_left_alone_and_named(kind: str, name: str) -> None:
     world = World()
-    theirs = world.server.put(
-        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a-coordinator"}, "spec": {"selector": {}}}
-    )
+    theirs = world.server.put({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "data": {"it": "is"}})
     world.look()
     world.look()
     assert world.said(ACCEPTED) == ("False", "NameConflict")
-    assert world.server.objects[world.server.place("Service", "a-coordinator")] == theirs
+    assert world.server.objects[world.server.place(kind, name)] == theirs
 
 
 def test_once_an_experiment_is_over_nobody_is_made_again(world: World) -> None:
