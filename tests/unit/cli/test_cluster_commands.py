@@ -251,10 +251,19 @@ def test_logs_that_are_not_there(cluster: KubectlStandIn, arguments: tuple[str, 
     assert (result.exit_code, result.output) == (2, f"Error: {told}\n")
 
 
+PROGRAM = """
+import signal
+from rlsrl.cli import main
+# Whoever runs the tests in the background lets them ignore it, which a process inherits.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+
+
 def started(*arguments: str) -> subprocess.Popen[str]:
     """The command as a process at the head of a group of its own, as a shell starts it."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from rlsrl.cli import main; main()", *arguments],
+        [sys.executable, "-c", PROGRAM, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
