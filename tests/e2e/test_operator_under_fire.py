@@ -39,6 +39,8 @@ IDLE_SECONDS = 0.4
 """An operator that asked for nothing for that long has done what it had to."""
 QUIET_SECONDS = 3.0
 SAME = "the same objects"
+SHOWN = 20_000
+"""Of a difference, in characters: where an object is missing all of it differs."""
 NUM_ROWS_AT_ONCE = 4
 KEY = "operator-key"
 KINDS = {
@@ -176,7 +178,7 @@ class Place:
             until(settled, "the objects are as expected")
         except TimeoutError:
             log = operator.log.read_text()[-3000:]
-            pytest.fail(f"{difference(expected, self.told())}\n{log}", pytrace=False)
+            pytest.fail(f"{difference(expected, self.told())[:SHOWN]}\n{log}", pytrace=False)
 
 
 MakePlace = Callable[[], Place]
@@ -217,9 +219,11 @@ def new_place(address: str, node: StandInNode, folder: Path) -> Iterator[Place]:
     document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
     place = Place(name, Api(address), address, node, folder / name)
     assert place.api.send("POST", "/api/v1/namespaces", document) is not None
-    yield place
-    place.api.send("DELETE", f"/api/v1/namespaces/{name}")
-    place.api.close()
+    try:
+        yield place
+    finally:
+        place.api.send("DELETE", f"/api/v1/namespaces/{name}")
+        place.api.close()
 
 
 @pytest.fixture
@@ -510,7 +514,7 @@ def test_however_a_spec_came_about_the_objects_are_those_of_the_spec(num_sequenc
             {str(number): each for number, each in enumerate(of_the_spec(place.told(settings=False)))}
             for place in (fresh, edited)
         )
-        assert expected == found, f"seed {seed}: {difference(expected, found)}"
+        assert expected == found, f"seed {seed}: {difference(expected, found)[:SHOWN]}"
         print(f"seed {seed}: {NUM_EDITS} edits, {time.monotonic() - began:.1f} s")  # noqa: T201
 
     with ThreadPoolExecutor(NUM_ROWS_AT_ONCE) as rows:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlsrl.api.pods import CONTAINER
+from rlsrl.testing.waiting import DEADLINE_SECONDS
 
 Object = dict[str, Any]
 SELECTOR = "rlsrl.dev/stand-in"
@@ -81,7 +82,6 @@ class StandInNode:
         """``address`` is the API server's, without credentials."""
         self._api, self._name = Api(address), name
         self._stop = threading.Event()
-        self._empty = threading.Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -99,7 +99,9 @@ class StandInNode:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(DEADLINE_SECONDS)
+        if self._thread.is_alive():
+            raise AssertionError(f"pods of {self._name} do not go: their namespaces should have been deleted")
         self._api.send("DELETE", f"/api/v1/nodes/{self._name}")
         self._api.send("DELETE", f"{_LEASES}/{self._name}")
         self._api.close()
@@ -107,7 +109,7 @@ class StandInNode:
             raise AssertionError("the node's thread failed") from self._failure
 
     def _run(self) -> None:
-        looks = 0
+        looks, pause = 0, threading.Event()
         try:
             while True:
                 if looks % _HEARTBEAT_LOOKS == 0:
@@ -118,7 +120,7 @@ class StandInNode:
                     return
                 for pod in pods:
                     self._look(pod)
-                self._stop.wait(_LOOK_SECONDS)
+                pause.wait(_LOOK_SECONDS)
         except Exception as error:  # noqa: BLE001 - told at the exit
             self._failure = error
 
