@@ -546,7 +546,7 @@ def within_reason(rng: random.Random, document: Document) -> Document:
 
 def legal_edit(rng: random.Random, before: Document) -> Document:
     """Another document that the experiment may be edited into."""
-    while True:
+    for _ in range(1000):
         after = within_reason(rng, variation(rng))
         for _ in range(3):  # what cannot be edited is as before, and that may bring about more of it
             if not is_legal(after):
@@ -556,6 +556,7 @@ def legal_edit(rng: random.Random, before: Document) -> Document:
                 return after
             for path in paths:
                 copy_field(before, after, path.split("."))
+    raise AssertionError(f"no edit of this is found: {before}")
 
 
 def copy_field(source: Document, target: Document, path: list[str]) -> None:

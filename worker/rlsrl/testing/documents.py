@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import types
 from collections.abc import Iterator
@@ -104,6 +105,27 @@ EXAMPLES = {
     "spec.tracking.wandb.project": "my-project", "spec.tracking.wandb.entity": "my-team",
 }  # fmt: skip
 """Legal strings whose pattern no generator needs to solve; factories share one."""
+
+
+POD_TEMPLATES: tuple[Document, ...] = (
+    {},
+    {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}}},
+    {"spec": {"nodeSelector": {"pool": "spot"}, "tolerations": [{"key": "spot", "operator": "Exists"}]}},
+    {
+        "spec": {
+            "volumes": [{"name": "more", "emptyDir": {"sizeLimit": "1Mi"}}],
+            "containers": [
+                {
+                    "name": "worker",
+                    "env": [{"name": "LEVEL", "value": "7"}],
+                    "resources": {"requests": {"cpu": "1m"}},
+                    "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+                }
+            ],
+        }
+    },
+)
+"""What an experiment may say of its pods."""
 
 
 def legal(case: Case) -> Any:
@@ -234,6 +256,8 @@ def random_legal(case: Case, rng: random.Random) -> Any:
             rng.randint(item.bound("ge"), item.bound("le")) for _ in range(rng.randint(1, kind.bound("max_length")))
         ]
     if get_origin(kind.type) is dict and kind.items[1].type is not str:
+        if case.path[-1] == "podTemplate":
+            return copy.deepcopy(rng.choice(POD_TEMPLATES))
         return {"size": rng.choice([1, 2.5, "three", None, [1, {"deep": True}]]), "e": "1e3", "date": "2001-01-01"}
     if kind.type is bool:
         return rng.random() < 0.5
