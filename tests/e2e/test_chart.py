@@ -83,6 +83,12 @@ ALWAYS_SO: Object = {
 }
 """Of the operator's pod, whatever the values are."""
 
+SOON_ELSEWHERE = [
+    {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+    for state in ("not-ready", "unreachable")
+]
+"""What the operator's pod bears of a lost node, before what the values say."""
+
 POD: Object = {
     "resources": {
         "requests": {"cpu": 0.25, "memory": "1.5Gi"},
@@ -190,7 +196,7 @@ CASES: Mapping[str, Case] = {
             securityContext={"runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001},
             imagePullSecrets=None,
             nodeSelector=None,
-            tolerations=None,
+            tolerations=SOON_ELSEWHERE,
             affinity=None,
             priorityClassName=None,
         ),
@@ -198,6 +204,7 @@ CASES: Mapping[str, Case] = {
     "global": Case(values={"global": {"of": "a parent chart"}}),
     "crds.enabled": Case(values={"crds": {"enabled": False}}, less=CRD),
     "rbac.aggregate": Case(values={"rbac": {"aggregate": False}}, less=FOR_USERS),
+    "podTemplates": Case(values={"podTemplates": "any"}, told={"podTemplates": "any"}),
     "namespaces": Case(
         values={"namespaces": [OTHER]}, told={"namespaces": [OTHER]}, more=roles_in(OTHER), less=EVERYWHERE
     ),
@@ -278,7 +285,12 @@ CASES: Mapping[str, Case] = {
     **{
         f"operator.{name}": Case(values={"operator": {name: value}}, template=in_template(**{name: value}))
         for name, value in POD.items()
+        if name != "tolerations"
     },
+    "operator.tolerations": Case(
+        values={"operator": {"tolerations": POD["tolerations"]}},
+        template=in_template(tolerations=[*SOON_ELSEWHERE, *POD["tolerations"]]),
+    ),
     **{
         f"roles.{role}": Case(values={"roles": {role: POD}}, told={"roles": {role: POD}})
         for role in ("default", *(role.name for role in ROLES))
