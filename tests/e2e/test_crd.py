@@ -20,6 +20,7 @@ pytestmark = pytest.mark.e2e
 
 ANSWER_SECONDS = 30
 REFUSALS = (400, 422)
+CONFLICT = 409
 
 
 def models_say(document: Document) -> str:
@@ -44,6 +45,11 @@ def server_says(
             name = former["metadata"]["name"]
             api.replace_namespaced_custom_object(*place, name, {**document, "metadata": metadata}, **options)
     except client.ApiException as error:
+        if error.status == CONFLICT and former is not None:  # the operator has written its status meanwhile
+            there = api.get_namespaced_custom_object(
+                *place, former["metadata"]["name"], _request_timeout=ANSWER_SECONDS
+            )
+            return server_says(api, namespace, document, there)
         if error.status not in REFUSALS:
             raise
         return str(json.loads(error.body)["message"])
