@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from rlsrl.api.pods import CONTAINER
 from rlsrl.api.spec import RLExperiment
 from rlsrl_operator.manifests.types import Manifest
@@ -17,12 +19,12 @@ from rlsrl_operator.roles import ACTOR, EVALUATOR, TRAINER
 
 SECTIONS: Mapping[str, str] = {
     ACTOR: "actors",
-    "policy": "policyWorkers",
-    "buffer": "bufferWorkers",
+    "policy": "policy_workers",
+    "buffer": "buffer_workers",
     TRAINER: "trainers",
     EVALUATOR: "evaluators",
 }
-"""By role: the section of the spec whose ``podTemplate`` it is."""
+"""By role: the section of the spec whose ``pod_template`` it is."""
 _TEMPLATE = ("metadata", "spec")
 _METADATA = ("labels", "annotations")
 _SPEC = (
@@ -60,25 +62,19 @@ _WHOLE = frozenset({"affinity"})
 
 def template_of_role(experiment: RLExperiment, role: str) -> Mapping[str, Any]:
     """The role's ``podTemplate``; an empty one for the coordinator, which has none."""
-    spec = experiment.spec
-    section = {
-        ACTOR: spec.actors,
-        "policy": spec.policy_workers,
-        "buffer": spec.buffer_workers,
-        TRAINER: spec.trainers,
-        EVALUATOR: spec.evaluators,
-    }.get(role)
-    return {} if section is None else section.pod_template
+    section = getattr(experiment.spec, SECTIONS[role]) if role in SECTIONS else None
+    template: Mapping[str, Any] = {} if section is None else section.pod_template
+    return template
 
 
 def refusals(experiment: RLExperiment) -> list[str]:
     """What the experiment's templates say that is not theirs to say: field, what is allowed, the nearest of it."""
     found: list[str] = []
     for role, section in SECTIONS.items():
-        template = template_of_role(experiment, role)
-        found += _refused(template, f"spec.{section}.podTemplate")
+        template, at = template_of_role(experiment, role), f"spec.{to_camel(section)}.podTemplate"
+        found += _refused(template, at)
         if role == TRAINER:
-            found += _devices(template, f"spec.{section}.podTemplate", experiment.spec.trainers.gpu_resource)
+            found += _devices(template, at, experiment.spec.trainers.gpu_resource)
     return found
 
 

@@ -332,10 +332,7 @@ class PolicyWorkers(Model):
     parameter_pull_seconds: PositiveSeconds = 0.5
     """Seconds after which newer weights are looked for, unless a request asks for newer ones before."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
-    """On a cluster: what the pods get beside what they need, as in a Deployment's ``template``. Of ``spec``: affinity,
-    imagePullSecrets, nodeSelector, priorityClassName, runtimeClassName, schedulerName, tolerations,
-    topologySpreadConstraints, volumes, and of the container ``worker`` image, resources, env, envFrom and volumeMounts;
-    labels and annotations. It comes before what the administrator gives to all pods of the role."""
+    """On a cluster: what the pods get beside what they need: see ``actors.podTemplate``."""
 
 
 class BufferWorkers(Model):
@@ -346,10 +343,7 @@ class BufferWorkers(Model):
     replicas: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
     """Number of buffer workers. Divides the number of actors, which spread over them by their index."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
-    """On a cluster: what the pods get beside what they need, as in a Deployment's ``template``. Of ``spec``: affinity,
-    imagePullSecrets, nodeSelector, priorityClassName, runtimeClassName, schedulerName, tolerations,
-    topologySpreadConstraints, volumes, and of the container ``worker`` image, resources, env, envFrom and volumeMounts;
-    labels and annotations. It comes before what the administrator gives to all pods of the role."""
+    """On a cluster: what the pods get beside what they need: see ``actors.podTemplate``."""
 
 
 class Trainers(Model):
@@ -373,11 +367,8 @@ class Trainers(Model):
     ] = "nvidia.com/gpu"
     """On a cluster: what GPUs are called there."""
     pod_template: Annotated[PodTemplate, GANG] = Field(default_factory=dict)
-    """On a cluster: what the pods get beside what they need, as in a Deployment's ``template``. Of ``spec``: affinity,
-    imagePullSecrets, nodeSelector, priorityClassName, runtimeClassName, schedulerName, tolerations,
-    topologySpreadConstraints, volumes, and of the container ``worker`` image, resources (GPUs
-    apart), env, envFrom and volumeMounts;
-    labels and annotations. It comes before what the administrator gives to all pods of the role."""
+    """On a cluster: what the pods get beside what they need: see ``actors.podTemplate``. GPUs are not among it: they
+    follow from ``gpusPerPod``."""
 
     @property
     def ranks_per_pod(self) -> int:
@@ -422,10 +413,7 @@ class Evaluators(Model):
     greedy: bool = True
     """Whether the most probable action is taken; otherwise actions are drawn, as in training."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
-    """On a cluster: what the pods get beside what they need, as in a Deployment's ``template``. Of ``spec``: affinity,
-    imagePullSecrets, nodeSelector, priorityClassName, runtimeClassName, schedulerName, tolerations,
-    topologySpreadConstraints, volumes, and of the container ``worker`` image, resources, env, envFrom and volumeMounts;
-    labels and annotations. It comes before what the administrator gives to all pods of the role."""
+    """On a cluster: what the pods get beside what they need: see ``actors.podTemplate``."""
 
     @property
     def spread(self) -> EvaluationSpread:
