@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlsrl.testing.faults import goes_on
 from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace, Object
 from rlsrl.testing.waiting import until
 
@@ -54,11 +55,6 @@ def lives(experiment: Experiment, *roles: str) -> set[tuple[str, int]]:
         for role in roles
         for pod in experiment.pods(role)
     }
-
-
-def goes_on(experiment: Experiment) -> None:
-    steps = experiment.env_steps()
-    until(lambda: experiment.env_steps() > steps, "it trains on")
 
 
 def test_live_settings_reach_the_workers_without_a_restart(long: Experiment) -> None:

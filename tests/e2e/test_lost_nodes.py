@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.testing.faults import ROLES, Faults, all_ready, begin, goes_on, reach_the_goal, role_of
-from rlsrl.testing.kubectl import Experiment, Namespace, Object, run
+from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace, Object, run
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
 
@@ -62,10 +62,10 @@ class SecondNode:
         self.near, self.name = node_names()
 
     def lose(self, how: str) -> None:
-        subprocess.run([CLUSTER, LOSSES[how][0], "2"], check=True)
+        subprocess.run([CLUSTER, LOSSES[how][0], "2"], check=True, timeout=COMMAND_SECONDS)
 
     def restore(self, how: str) -> None:
-        subprocess.run([CLUSTER, LOSSES[how][1], "2"], check=True)
+        subprocess.run([CLUSTER, LOSSES[how][1], "2"], check=True, timeout=COMMAND_SECONDS)
         until(lambda: node_is_ready(self.name), f"{self.name} is back")
 
     def take(self, experiment: Experiment, *roles: str) -> None:

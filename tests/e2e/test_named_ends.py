@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.testing.faults import NAME, Faults, all_ready, begin, gated_experiment, goes_on, lives, reach_the_goal
-from rlsrl.testing.kubectl import Experiment, Namespace, Nodes, release, run
+from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace, Nodes, release, run
 from rlsrl.testing.recovery import GOAL, Recovered
 from rlsrl.testing.waiting import until
 
@@ -182,9 +182,9 @@ def test_the_api_server_is_away_for_a_minute(where: Namespace, recovered: Recove
     before = experiment.env_steps()
 
     def fault() -> None:
-        subprocess.run([CLUSTER, "api-stop"], check=True)
+        subprocess.run([CLUSTER, "api-stop"], check=True, timeout=COMMAND_SECONDS)
         time.sleep(AWAY_SECONDS)  # what is tried is that long an absence
-        subprocess.run([CLUSTER, "api-start"], check=True)
+        subprocess.run([CLUSTER, "api-start"], check=True, timeout=COMMAND_SECONDS)
 
     Faults(experiment, recovered).make("60 s without the API server", [], fault)
     assert experiment.env_steps() > before

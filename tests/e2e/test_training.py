@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlsrl.testing.faults import role_of
 from rlsrl.testing.kubectl import Experiment, Namespace, Nodes, Object, run
 from rlsrl.testing.waiting import until
 
@@ -57,10 +58,6 @@ def test_every_role_trains_to_the_goal_and_the_weights_are_good_elsewhere(
     run("kubectl", "rlsrl", "params", "export", trained.name, "-n", trained.where.name, "-o", str(weights))
     told = run("rlsrl", "eval", str(weights), "--experiment", str(experiment), "--json")
     assert json.loads(told)["return_mean"] >= GOAL
-
-
-def role_of(pod: Object) -> str:
-    return str(pod["metadata"]["labels"]["rlsrl.dev/role"])
 
 
 def allowed_connections(experiment: Experiment) -> set[tuple[str, str, int | None]]:
