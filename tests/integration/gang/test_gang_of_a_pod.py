@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -46,12 +47,25 @@ def test_a_gang_is_started_once_and_then_waits_to_be_ended(tmp_path: Path) -> No
             second.kill()
 
 
+def in_own_network(driver: str, folder: Path) -> str:
+    """What the driver beside this file prints."""
+    command = f"ip link set lo up && exec {sys.executable} {Path(__file__).with_name(driver)} {folder}"
+    done = subprocess.run([*OWN_NETWORK, command], capture_output=True, text=True, check=False)
+    logs = "".join(path.read_text() for path in folder.glob("trainer-*.log"))
+    assert done.returncode == 0, done.stderr + logs
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_when_one_machine_is_ended_the_others_launcher_does_not_wait_for_it(tmp_path: Path) -> None:
     """torchrun's would, five minutes, deaf to SIGTERM: the pod is killed, and its successors meet a dead gang."""
-    driver = Path(__file__).with_name("two_machines.py")
-    command = f"ip link set lo up && exec {sys.executable} {driver} {tmp_path}"
-    done = subprocess.run([*OWN_NETWORK, command], capture_output=True, text=True, check=False)
-    logs = "".join(path.read_text() for path in tmp_path.glob("trainer-*.log"))
-    assert done.returncode == 0, done.stderr + logs
-    assert done.stdout.split() == ["[0,", "0]"], logs
+    assert json.loads(in_own_network("two_machines.py", tmp_path)) == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_gang_that_shrinks_and_grows_again_loses_nothing(tmp_path: Path) -> None:
+    ended = json.loads(in_own_network("changing_gang.py", tmp_path))
+    ledger = ended["ledger"]
+    assert ledger["balanced"], ledger
+    assert ledger["trained"] == ended["env_steps"] > 0, ledger
+    assert sum(ledger["lost"].values()) == 0, ledger

@@ -33,6 +33,8 @@ ENV = discrete_env_spec()
 STEPS, LANES = 4, 2
 SLOT = STEPS * LANES
 """A slot is a batch."""
+ABSENT = {"incarnation": 3, "counters": {"trained": 80}, "marks": {}}
+"""The ledger of a rank that an earlier life of the gang had."""
 DEADLINE_SECONDS = 30.0
 
 
@@ -132,6 +134,7 @@ class Bench:
             tuning=tuning(stop or {}),
             tuned=tuning,
             ledger=self.ledger,
+            absent_ledgers=[ABSENT],
             context=self.context,
             gang=SoloGang(),
             metadata={"program": None},
@@ -272,6 +275,7 @@ def test_versions_are_stored_and_tagged_when_due_with_what_resuming_needs(make_b
     assert float(stored.parameters.vector[0]) == stored.state.values["learner"]["step"] == 4
     assert stored.state.version == stored.parameters.version
     assert stored.state.values["limiter"] == {"sampled": 4 * LANES}
+    assert [each["counters"]["trained"] for each in stored.state.values["ledgers"]] == [4 * SLOT, 80]
     assert stored.state.values["progress"]["env_steps"] == stored.metadata["env_steps"] == 4 * SLOT
     assert (stored.metadata["train_steps"], stored.metadata["program"]) == (4, None)
     bench.end()

@@ -16,7 +16,7 @@ from typing import Any
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import ClusterPlacement
 from rlsrl.api.resolve import resolve
-from rlsrl.api.resolved import RoleConfig
+from rlsrl.api.resolved import ResolvedExperiment, RoleConfig
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE, TLS_NAME_VARIABLE, Tls
 from rlsrl.runtime.coordination import CoordinatorClient
 from rlsrl.runtime.identity import POD_VARIABLE
@@ -45,12 +45,13 @@ class Pods:
         self._network = f"127.{secrets.randbelow(250) + 2}.{secrets.randbelow(250) + 1}"
         self._num_hosts = 0
         self._uids: dict[str, str] = {}
-        placement = ClusterPlacement(
+        self._experiment = experiment
+        self._placement = ClusterPlacement(
             run_uid=uuid.uuid4().hex,
             coordinator_host=f"{self._network}.1",
             record_folder=str(folder / "data"),
         )
-        self.told = resolve(load_text(experiment, overrides=[*overrides]), placement)
+        self.told = self._resolved(overrides)
         self._variables = {"RLSRL_TOKEN": TOKEN}
         tls: Tls | None = None
         if secret is not None:
@@ -58,6 +59,13 @@ class Pods:
             tls = secret.tls()
         self.client = CoordinatorClient(self.told.coordinator.coordinator_address, TOKEN, tls)
         stack.callback(self.client.close)
+
+    def edit(self, *overrides: str) -> None:
+        """Tell whoever is started from now on another experiment: the one of the beginning, edited like that."""
+        self.told = self._resolved(overrides)
+
+    def _resolved(self, overrides: Sequence[str]) -> ResolvedExperiment:
+        return resolve(load_text(self._experiment, overrides=[*overrides]), self._placement)
 
     @property
     def next_host(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,6 +91,7 @@ class TrainingThread:
         tuning: Tuning,
         tuned: Callable[[Mapping[str, Any]], Tuning],
         ledger: TrainingLedger,
+        absent_ledgers: Sequence[Mapping[str, Any]],
         context: WorkerContext,
         gang: Gang,
         metadata: Mapping[str, Any],
@@ -99,7 +100,11 @@ class TrainingThread:
         store: Callable[[Checkpoint], None],
         on_end: Callable[[], None],
     ) -> None:
-        """``tuned`` reads live settings, as ``adopt`` gets them; the learner begins with those of ``tuning``."""
+        """``tuned`` reads live settings, as ``adopt`` gets them; the learner begins with those of ``tuning``.
+
+        ``absent_ledgers`` are those of ranks that the gang had and has not now, by rank: what they trained is in the
+        weights, and a gang that grows again goes on from there.
+        """
         self._learner = learner
         self._buffer = buffer
         self._limiter = limiter
@@ -112,6 +117,7 @@ class TrainingThread:
         self._settings: deque[Mapping[str, Any]] = deque(maxlen=1)
         """Live settings that rank 0 has not put before all yet."""
         self._ledger = ledger
+        self._absent_ledgers = absent_ledgers
         self._context = context
         self._gang = gang
         self._metadata = metadata
@@ -176,7 +182,7 @@ class TrainingThread:
             "learner": values,
             "limiter": self._limiter.state_dict(),
             "progress": self._progress.state_dict(),
-            "ledgers": ledgers,
+            "ledgers": [*ledgers, *self._absent_ledgers],
         }
         return Checkpoint(
             parameters=self._learner.parameters(self._version),

@@ -91,7 +91,8 @@ def build_trainer(
         page = context.open_ledger_page()
         resources.callback(page.close)
         ledger = TrainerLedger(page)
-        saved = state.values["ledgers"][gang.rank] if state is not None else None
+        ledgers = state.values["ledgers"] if state is not None else []
+        saved = ledgers[gang.rank] if gang.rank < len(ledgers) else None
         ledger.resume(saved, incarnation=context.incarnation)
         endpoint = own_address(config.serving(config.samples_endpoints, context.index))
         consumer = consumer_for(endpoint, tls=context.tls, on_stranger=context.count_stranger)(
@@ -130,6 +131,7 @@ def build_trainer(
             tuning=_tuning(config),
             tuned=lambda settings: _tuning(with_settings(config, settings)),
             ledger=ledger,
+            absent_ledgers=ledgers[gang.size :],
             context=context,
             gang=gang,
             metadata=description,
