@@ -36,7 +36,7 @@ images:  ## Build the images of workers and operator; print their archives
 	@hack/images
 
 test: setup s3-server system-tools  ## All tests that need no cluster
-	$(BIN)/python -m pytest -m 'not slow and not e2e'
+	$(BIN)/python -m pytest -m 'not slow and not e2e' -n 2 --dist loadfile
 
 e2e: setup system-tools  ## The tests on a real cluster of two nodes, which it brings up and takes down (root)
 	@hack/e2e tests/e2e -m 'not full'
@@ -45,7 +45,7 @@ e2e-full: setup system-tools  ## All that is tried on a cluster, in parts (SHARD
 	@hack/e2e-full $(SHARD)
 
 test-slow: setup s3-server system-tools  ## The fault tests and training runs that `make test` has no time for
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist load
 
 lint: setup  ## ruff, mypy, layers, drift of generated files
 	$(BIN)/ruff check .

@@ -43,6 +43,7 @@ def test_the_pong_example_trains(pong: Desk) -> None:
     assert 0.0 < last["train/learning_rate"] < 2.5e-4
 
 
+@pytest.mark.slow
 def test_its_last_version_can_be_played(pong: Desk) -> None:
     played = pong.call("eval", "runs/live", "--episodes", "1", "--environments", "1", "--json")
     assert played.returncode == 0, played.stderr

@@ -45,13 +45,8 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"parameters.store={{objectStore: {store}}}"
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        pytest.param([BUFFERED], id="by way of a buffer worker"),
-        pytest.param([], id="actors to trainers", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [[BUFFERED], []], ids=["by way of a buffer worker", "actors to trainers"])
 def test_whoever_is_deleted_the_ledger_adds_up(tmp_path: Path, stack: ExitStack, overrides: list[str]) -> None:
     crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
     crew.trains_on()

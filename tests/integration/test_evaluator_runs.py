@@ -104,6 +104,7 @@ def test_an_evaluator_killed_in_an_episode_plays_that_version_again_and_nobody_e
     assert json.loads(played.stdout)["return_mean"] == 8.0, "its modules are found from anywhere"
 
 
+@pytest.mark.slow
 def test_two_evaluators_of_the_example_share_the_versions(tmp_path: Path) -> None:
     desk = Desk(tmp_path, EXAMPLE.read_text().replace("name: cartpole-evaluated", "name: live"))
     changes = ("evaluators.replicas=2", "stop.trainSteps=30", "parameters={everySteps: 5, keepLast: 100}")

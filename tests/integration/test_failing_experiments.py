@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rlsrl.testing.live_runs import Desk
 
 EXPERIMENT = """
@@ -40,6 +42,7 @@ def test_an_environment_that_does_not_exist_ends_the_run_with_its_name(tmp_path:
     assert desk.facts().json("summary.json")["restarts"] == {}
 
 
+@pytest.mark.slow
 def test_an_environment_that_never_works_is_told_at_each_restart_and_given_up(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     desk = Desk(tmp_path, EXPERIMENT.format(environment='{factory: "broken:make"}'))

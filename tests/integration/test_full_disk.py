@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
@@ -15,6 +16,7 @@ ROOM_BYTES = 200_000
 """Less than a version of that network takes, and far more than the trainer's log."""
 
 
+@pytest.mark.slow
 def test_training_goes_on_and_versions_are_stored_again_once_there_is_room(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     desk = Desk(tmp_path, GATED_EXPERIMENT.format(gate=gate).replace("[16]", LARGE))

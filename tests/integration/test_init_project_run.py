@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from rlsrl.testing.live_runs import Desk
 from rlsrl.testing.sightings import look
 
 
+@pytest.mark.slow
 def test_the_projects_own_environment_and_network_are_trained_and_played(tmp_path: Path) -> None:
     nobody = Desk(tmp_path, "")
     assert nobody.call("init", "project").returncode == 0

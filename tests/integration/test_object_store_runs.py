@@ -50,6 +50,7 @@ def secrets_in(folder: Path) -> list[str]:
     return [path.name for path in files if any(key.encode() in path.read_bytes() for key in (ACCESS_KEY, SECRET_KEY))]
 
 
+@pytest.mark.slow
 def test_the_example_keeps_its_weights_in_the_bucket_and_every_command_finds_them(
     s3_server: S3Server, bucket: str, tmp_path: Path
 ) -> None:

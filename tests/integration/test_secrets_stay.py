@@ -57,6 +57,7 @@ def processes_of(run: LiveRun) -> list[psutil.Process]:
     return [controller, *controller.children(recursive=True)]
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_what_a_run_writes_shows_or_is_called_with(tmp_path: Path) -> None:
     desk = Desk(tmp_path, EXPERIMENT.format(gate=tmp_path / "gate"))
     with desk.begin(environment=USERS_KEYS) as run:

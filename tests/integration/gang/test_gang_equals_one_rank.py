@@ -55,10 +55,6 @@ def test_two_ranks_train_as_one(tmp_path: Path, poison: int | None) -> None:
     reports = [report(tmp_path, 2, rank) for rank in range(2)]
     assert reports[0]["skipped"] == reports[1]["skipped"] == report(tmp_path, 1, 0)["skipped"]
     assert (sum(reports[0]["skipped"]) > 0) == (poison is not None)
+    assert [each["said"] for each in reports] == [[[0, 0], [1, 10_000]]] * 2, "they hear each other, however long"
     for mine, whole in zip(reports[0]["metrics"], report(tmp_path, 1, 0)["metrics"], strict=True):
         assert mine == pytest.approx(whole, rel=1e-3, abs=1e-5, nan_ok=True)
-
-
-def test_ranks_hear_what_every_rank_says_however_long(tmp_path: Path) -> None:
-    train(tmp_path, ranks=2)
-    assert [report(tmp_path, 2, rank)["said"] for rank in range(2)] == [[[0, 0], [1, 10_000]]] * 2

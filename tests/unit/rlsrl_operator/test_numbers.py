@@ -47,28 +47,27 @@ def test_the_page_is_asked_for_with_the_token(monkeypatch: pytest.MonkeyPatch) -
     assert b"\r\nAuthorization: Bearer the-token\r\n" in request
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        None,
-        b"no HTTP\r\n\r\n",
-        response(PAGE, status="401 Unauthorized"),
-        response(PAGE, status="503 Service Unavailable"),
-        response(PAGE, content_type="text/html"),
-        response(b"{"),
-        response(b'{"\xff": 1}'),
-        response(b"[1]"),
-        response(b"null"),
-        response(PAGE)[:-5],
-        response(b" " * (numbers.MAX_ANSWER_BYTES + 1) + PAGE),
-        response(b"[" * 100_000),
-        response(PAGE).replace(b"Content-Length", b"Content-Encoding: identity\r\nContent-Length"),
-        response(gzip.compress(bytes(100_000_000))).replace(
-            b"Content-Length", b"Content-Encoding: gzip\r\nContent-Length"
-        ),
-    ],
-    ids=lambda answer: repr(answer)[:60],
-)
+NO_ANSWERS = {
+    "nothing": None,
+    "no HTTP": b"no HTTP\r\n\r\n",
+    "a refusal": response(PAGE, status="401 Unauthorized"),
+    "not now": response(PAGE, status="503 Service Unavailable"),
+    "another type": response(PAGE, content_type="text/html"),
+    "half a document": response(b"{"),
+    "bytes that are no text": response(b'{"\xff": 1}'),
+    "a list": response(b"[1]"),
+    "null": response(b"null"),
+    "a page cut short": response(PAGE)[:-5],
+    "a page that is too long": response(b" " * (numbers.MAX_ANSWER_BYTES + 1) + PAGE),
+    "a deep document": response(b"[" * 100_000),
+    "an encoding": response(PAGE).replace(b"Content-Length", b"Content-Encoding: identity\r\nContent-Length"),
+    "a bomb": response(gzip.compress(bytes(100_000_000))).replace(
+        b"Content-Length", b"Content-Encoding: gzip\r\nContent-Length"
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", NO_ANSWERS.values(), ids=NO_ANSWERS)
 def test_what_is_no_answer_is_none(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     page, _ = ask(monkeypatch, answer)
     assert page is None
