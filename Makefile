@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 EXTRAS := operator,rpc,env,mujoco,atari,wandb,torch,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
+# Where somebody's environment sets it, each of the many short processes compiles all of our modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup run s3-server system-tools images test e2e e2e-full test-slow lint format protos crd dashboards docs clean
 
 help:  ## List the targets

@@ -29,6 +29,7 @@ def gpus() -> Iterator[None]:
     patch_nodes({"op": "remove", "path": PATH})
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("gpus")
 def test_four_ranks_in_two_pods_are_one_gang(where: Namespace, cartpole: Object) -> None:
     cartpole["spec"] |= {

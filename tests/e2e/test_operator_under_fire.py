@@ -313,12 +313,8 @@ def do(deed: Deed, place: Place, *, kill_at: int | None, expected: Told | None =
         return Killed(killed_at, time.monotonic() - began)
 
 
-def is_in_sweep(name: str) -> bool:
-    return name not in ("create", "delete while it is made")
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if is_in_sweep(name) else []) for name in DEEDS]
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name != "scale" else []) for name in DEEDS]
 )
 def test_killed_between_any_two_writes_it_comes_to_the_same(
     name: str, make_place: MakePlace, recovered: Recovered
@@ -457,6 +453,7 @@ def test_two_by_mistake_come_to_the_same_and_rest(make_place: MakePlace, told_in
         rest(one, two)
 
 
+@pytest.mark.full
 def test_of_two_releases_that_watch_one_namespace_one_looks_after_an_experiment(make_place: MakePlace) -> None:
     """They have keys of their own, and other images: what one makes the other one would make otherwise."""
     place = make_place()
@@ -493,7 +490,7 @@ COUNTED = ("rlsrl.dev/attempt", "deployment.kubernetes.io/revision")
 """Annotations that say how often something came about."""
 
 
-@pytest.mark.parametrize("num_sequences", [2, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("num_sequences", [1, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
 def test_however_a_spec_came_about_the_objects_are_those_of_the_spec(num_sequences: int, make_place: MakePlace) -> None:
     def sequence(seed: int) -> None:
         began = time.monotonic()
