@@ -39,7 +39,7 @@ images:  ## Build the images of workers and operator; print their archives
 	@hack/images
 
 test: setup s3-server system-tools  ## All tests that need no cluster
-	$(BIN)/python -m pytest -m 'not slow and not e2e' -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m 'not slow and not e2e' -n 3 --dist loadfile --no-loadscope-reorder
 
 e2e: setup system-tools  ## The tests on a real cluster of two nodes, which it brings up and takes down (root)
 	@hack/e2e tests/e2e -m 'not full'

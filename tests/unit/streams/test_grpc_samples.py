@@ -21,9 +21,10 @@ from rlsrl.rpc.codec import encode
 from rlsrl.rpc.conversations import MAX_UNANSWERED, ConversationServer, Converser
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer, wire
+from rlsrl.streams.grpc_samples.producer import ADMISSION_SECONDS
 from rlsrl.streams.grpc_samples.wire import MAX_SLOT_BYTES, Kind
 from rlsrl.streams.handshake import Hello
-from rlsrl.streams.protocols import StreamError
+from rlsrl.streams.protocols import StreamError, StreamTimeout
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.stream_bench import (
     DEADLINE,
@@ -37,6 +38,7 @@ from rlsrl.testing.stream_bench import (
     small_layout,
     value_of,
 )
+from rlsrl.testing.waiting import until
 
 V1 = Version(1, 1)
 LAYOUT = small_layout()
@@ -266,6 +268,36 @@ def test_a_consumer_that_makes_no_sense_is_told_apart_from_none(bench: StreamBen
     with pytest.raises(StreamError, match="sent a POST"):
         bench.producer().acquire(DEADLINE)
     server.close()
+
+
+def test_a_consumer_that_never_admits_is_asked_again_over_another_connection(tmp_path: Path) -> None:
+    clock = ManualClock()
+    bench = StreamBench(UnixTransport(), tmp_path, clock=clock)
+    begun: list[Converser] = []
+
+    async def listen(converser: Converser) -> None:
+        begun.append(converser)
+        while await converser.read() is not None:
+            pass
+
+    server = ConversationServer(bench.address, token=TOKEN, tls=None, method=wire.METHOD, converse=listen)
+    producer = bench.producer()
+    assert isinstance(producer, GrpcSampleProducer)
+
+    def ask() -> None:
+        with pytest.raises(StreamTimeout):
+            producer.acquire(0)
+
+    ask()
+    until(lambda: len(begun) == 1, "a connection")
+    assert producer.retries_at == clock.monotonic() + ADMISSION_SECONDS
+    clock.advance(ADMISSION_SECONDS)
+    ask()
+    ask()
+    until(lambda: len(begun) == 2, "another one")
+    until(lambda: server.num_conversations == 1, "the first one is over")
+    server.close()
+    bench.close()
 
 
 def test_a_crowd_is_turned_away_at_the_door(

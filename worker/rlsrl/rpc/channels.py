@@ -61,4 +61,7 @@ def _options() -> ChannelOptions:
         ("grpc.min_reconnect_backoff_ms", 2000),
         # Channels in one process must not share a connection: closing one would not close it.
         ("grpc.use_local_subchannel_pool", 1),
+        # Whoever calls tries again. gRPC's own tries were seen to leave a call on no connection for good, once in a
+        # thousand that met a server as it closed.
+        ("grpc.enable_retries", 0),
     ]

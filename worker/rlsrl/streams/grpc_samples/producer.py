@@ -34,6 +34,9 @@ from rlsrl.streams.wake import Wake
 LEAVE_SECONDS = 1.0
 """How long what was posted may take to reach the consumer when the producer closes; then the connection is cut."""
 
+ADMISSION_SECONDS = 10.0
+"""How long a consumer may take to admit a producer; then it is asked again, over another connection."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -155,6 +158,8 @@ class GrpcSampleProducer:
         self._is_admitted = False
         self._back_off = FIRST_BACK_OFF_SECONDS
         self._retries_at = -math.inf
+        self._gives_up_at = math.inf
+        """When a connection that is not admitted yet has taken too long."""
         self._touches = 0
         self._touches_sent = 0
         self._shows_life_at = -math.inf
@@ -221,8 +226,10 @@ class GrpcSampleProducer:
 
     @property
     def retries_at(self) -> float:
-        """When ``acquire`` may get further by itself, on the clock's monotonic scale; infinite while connected."""
-        return math.inf if self._connection else self._retries_at
+        """When ``acquire`` may get further by itself, on the clock's monotonic scale; infinite while admitted."""
+        if self._connection is None:
+            return self._retries_at
+        return math.inf if self._is_admitted else self._gives_up_at
 
     def close(self) -> None:
         """See ``SampleProducer.close``. The end of the connection gives its credits back. Not from a signal handler.
@@ -282,6 +289,10 @@ class GrpcSampleProducer:
             self._wake.set()
         while (connection := self._connection) is not None and connection.incoming:
             self._read(connection, connection.incoming.popleft())
+        if connection is not None and not self._is_admitted and self._now() >= self._gives_up_at:
+            _log.info("consumer_silent", address=self._address, seconds=ADMISSION_SECONDS)
+            self._disconnect()
+            connection.cut()
 
     def _connect(self) -> None:
         self._retries_at = self._now() + self._back_off
@@ -289,6 +300,7 @@ class GrpcSampleProducer:
         if (address := self._find(self._address)) is None:
             return
         hello = wire.handshake(Kind.HELLO, self._outbox.hello().to_json(self._token))
+        self._gives_up_at = self._now() + ADMISSION_SECONDS
         self._connection = _Connection(
             address, token=self._token, tls=self._tls, hello=hello, layout=self._layout, wake=self._wake.set
         )
