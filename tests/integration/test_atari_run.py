@@ -29,6 +29,7 @@ def pong(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     return desk
 
 
+@pytest.mark.slow
 def test_the_pong_example_trains(pong: Desk) -> None:
     summary = pong.facts().json("summary.json")
     assert summary["reason"] == "envSteps"

@@ -102,6 +102,7 @@ def test_other_requests_to_end_are_like_ctrl_c(desk: GatedDesk, signum: signal.S
     finish(desk)
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_start_up_leaves_nothing_and_can_be_resumed(desk: GatedDesk) -> None:
     with desk.begin() as run:
         run.until(lambda: run.workers("trainer"), "a trainer's process")

@@ -26,10 +26,11 @@ spec:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("in_info", "more"),
     [
-        pytest.param("false", "", id="inline, mask in the observation", marks=pytest.mark.slow),
+        pytest.param("false", "", id="inline, mask in the observation"),
         pytest.param("true", "policyWorkers: {replicas: 1}", id="policy worker, mask in info"),
     ],
 )

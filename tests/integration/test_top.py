@@ -76,6 +76,7 @@ def coordinator(pods: Pods, cluster: KubectlStandIn) -> subprocess.Popen[bytes]:
     return start_coordinator(pods, cluster)
 
 
+@pytest.mark.slow
 def test_it_shows_who_works_and_who_waits_for_what(pods: Pods, coordinator: subprocess.Popen[bytes]) -> None:
     assert coordinator.poll() is None
     for role in ("policy", "buffer", "trainer", "actor"):

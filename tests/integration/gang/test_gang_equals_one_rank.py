@@ -45,7 +45,9 @@ def vector(folder: Path, size: int, rank: int) -> np.ndarray:
     return loaded
 
 
-@pytest.mark.parametrize("poison", [None, 2], ids=["finite", "one rank meets a NaN"])
+@pytest.mark.parametrize(
+    "poison", [pytest.param(None, id="finite", marks=pytest.mark.slow), pytest.param(2, id="one rank meets a NaN")]
+)
 def test_two_ranks_train_as_one(tmp_path: Path, poison: int | None) -> None:
     train(tmp_path, ranks=1, poison=poison)
     train(tmp_path, ranks=2, poison=poison)

@@ -63,6 +63,7 @@ def test_environment_and_network_are_what_the_experiment_names_and_fit_each_othe
     build_network(factory, environment_spec(source), custom.kwargs, seed=0)
 
 
+@pytest.mark.slow
 def test_the_projects_own_tests_pass(project: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(

@@ -113,6 +113,7 @@ def expected(*sequences: int, attempt: int = 1) -> list[dict[str, Any]]:
     return [{"train_step": row.step, "attempt": attempt, **row.scalars} for row in rows(*sequences, attempt=attempt)]
 
 
+@pytest.mark.slow
 def test_rows_of_several_lives_are_at_wandb_once_and_under_the_runs_own_identity(
     curve: LearningCurve, tmp_path: Path
 ) -> None:
@@ -315,6 +316,7 @@ def test_a_coordinator_hands_on_every_row_and_counts_failures(tmp_path: Path, fa
     assert metrics.registry.get_sample_value("rlsrl_tracking_failures_total", {"tracker": "wandb"}) == 1.0
 
 
+@pytest.mark.slow
 def test_what_a_kill_took_from_wandbs_files_is_written_again(curve: LearningCurve, tmp_path: Path) -> None:
     curve.append(rows(*range(40)))
     whole = Mirrored(tmp_path)
