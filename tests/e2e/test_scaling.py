@@ -24,7 +24,7 @@ STEPS = (
     ("bufferWorkers", "buffer", 1),
     ("trainers", "trainer", 1),
     ("trainers", "trainer", 2),
-    ("actors", "actor", 3),
+    ("actors", "actor", 4),
     ("actors", "actor", 1),
 )
 """Field, role, replicas."""
