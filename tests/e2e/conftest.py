@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlsrl.testing.kubectl import COMMAND_SECONDS, TAG, Namespace, Nodes, Object, namespace, nodes, run
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import COMMAND_SECONDS, TAG, Namespace, Nodes, namespace, nodes, run
 from rlsrl.testing.recovery import Recovered, record
 
 REPOSITORY = Path(__file__).parents[2]

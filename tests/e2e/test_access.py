@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from rlsrl.testing.kubectl import Experiment, Namespace, Object
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import Experiment, Namespace
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

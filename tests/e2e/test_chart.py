@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rlsrl.testing.kubectl import Object, namespace, run
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import namespace, run
 from rlsrl_operator.manifests import first_record, record_object, render, token_secret, volume_claim
 from rlsrl_operator.metrics import PORT
 from rlsrl_operator.roles import ROLES

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlsrl.testing.kubectl import TAG, Namespace, Object, namespace, run
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import TAG, Namespace, namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.testing.kubectl import KubectlFailed, Object, run
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import KubectlFailed, run
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from rlsrl.testing.kubectl import TAG, KubectlFailed, Namespace, Object, namespace, run
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import TAG, KubectlFailed, Namespace, namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = pytest.mark.e2e

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace, Object
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

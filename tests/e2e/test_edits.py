@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import goes_on
-from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace, Object
+from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlsrl.testing.kubectl import Experiment, Namespace, Object, run
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import Experiment, Namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

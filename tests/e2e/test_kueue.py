@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlsrl.testing.kubectl import Experiment, Namespace, Object, run
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import Experiment, Namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(2400)]

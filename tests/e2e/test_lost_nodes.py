@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import ROLES, Faults, all_ready, begin, goes_on, reach_the_goal, role_of
-from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace, Object, run
+from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace, run
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
 

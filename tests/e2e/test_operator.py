@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import all_ready, begin, goes_on, is_ready, lives, reach_the_goal
-from rlsrl.testing.kubectl import Experiment, Namespace, Object, release
+from rlsrl.testing.kubectl import Experiment, Namespace, release
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -24,13 +24,14 @@ import pytest
 
 from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
+from rlsrl.testing.cluster_api import Api
 from rlsrl.testing.documents import Document, as_sent, variation
 from rlsrl.testing.http_proxy import Request
 from rlsrl.testing.kubectl import Namespace, api_proxy
 from rlsrl.testing.operator_process import OperatorProcess
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.sameness import Object, Told, difference, told_by
-from rlsrl.testing.stand_in_node import Api, StandInNode, end_container
+from rlsrl.testing.stand_in_node import StandInNode, end_container
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]

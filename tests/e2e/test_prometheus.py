@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rlsrl.testing.kubectl import Experiment, Namespace, Object, api_proxy, run
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import Experiment, Namespace, api_proxy, run
 from rlsrl.testing.prometheus import Prometheus, Target
 from rlsrl.testing.waiting import until
 

@@ -10,7 +10,8 @@ import pytest
 from rlsrl.api.pods import TOKEN_KEY, certified_name
 from rlsrl.rpc.tls import AUTHORITIES, CERTIFICATE, KEY
 from rlsrl.testing.certificates import Authority, Pair
-from rlsrl.testing.kubectl import CLUSTER_SECONDS, Experiment, Namespace, Object, run
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import CLUSTER_SECONDS, Experiment, Namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import role_of
-from rlsrl.testing.kubectl import Experiment, Namespace, Nodes, Object, run
+from rlsrl.testing.kubectl import Experiment, Namespace, Nodes, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

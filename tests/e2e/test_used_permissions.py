@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.testing.kubectl import Namespace, Object, run
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import Namespace, run
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlsrl.api.pods import ROLE_LABEL
-from rlsrl.testing.kubectl import Experiment, Namespace, Object
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.kubectl import Experiment, Namespace
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 

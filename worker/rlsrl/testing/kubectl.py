@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -9,13 +10,13 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
+from rlsrl.testing.cluster_api import ApiReader, Object
 from rlsrl.testing.waiting import until
 
-Object = dict[str, Any]
 TAG = os.environ.get("TAG", version("rlsrl"))
 """Of the images that the nodes have; hack/images reads the same variable."""
 COMMAND_SECONDS = 120.0
@@ -61,18 +62,12 @@ class Namespace:
 
     def get(self, kind: str, name: str) -> Object | None:
         """An object; None if it is not there."""
-        found: Object | None = json.loads(
-            self.kubectl("get", kind, name, "--output", "json", "--ignore-not-found") or "null"
-        )
-        return found
+        return _reader().get(kind, self.name, name)
 
     def list(self, kind: str, **labels: str) -> list[Object]:
         """The objects with those labels; ``_`` in a label's name stands for ``/`` after ``rlsrl.dev``."""
         selector = ",".join(f"rlsrl.dev/{name}={value}" for name, value in labels.items())
-        items: list[Object] = json.loads(
-            self.kubectl("get", kind, "--output", "json", *(["--selector", selector] if selector else []))
-        )["items"]
-        return items
+        return _reader().list(kind, self.name, selector)
 
     def delete(self, kind: str, name: str, *, wait: bool = False) -> None:
         """Delete an object, if it is there."""
@@ -132,6 +127,16 @@ def api_proxy() -> Iterator[str]:
             yield found[1]
         finally:
             process.kill()
+
+
+@cache
+def _reader() -> ApiReader:
+    """What reads from the cluster for as long as this process lives."""
+    return ApiReader(_FOR_GOOD.enter_context(api_proxy()))
+
+
+_FOR_GOOD = ExitStack()
+atexit.register(_FOR_GOOD.close)
 
 
 @dataclass(frozen=True)

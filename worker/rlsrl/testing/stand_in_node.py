@@ -6,73 +6,20 @@ out: images, volumes, probes, restarts, and the time that all of them take.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from http.client import HTTPConnection
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rlsrl.api.pods import CONTAINER
+from rlsrl.testing.cluster_api import Api, Object
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 
-Object = dict[str, Any]
 SELECTOR = "rlsrl.dev/stand-in"
 """Label of nodes by which pods ask for one."""
 _LOOK_SECONDS = 0.05
 _HEARTBEAT_LOOKS = 100
-_ANSWER_SECONDS = 30.0
-_NOT_FOUND, _CONFLICT = 404, 409
-
-
-class ApiFailed(Exception):  # noqa: N818 - named for what happened
-    """The API server refused; the text is what it said."""
-
-
-class Api:
-    """An API server that wants no credentials, as ``kubectl proxy`` serves it. For one thread."""
-
-    def __init__(self, address: str) -> None:
-        """``address`` is host and port."""
-        self._connection = HTTPConnection(address, timeout=_ANSWER_SECONDS)
-
-    def get(self, path: str) -> Object | None:
-        """An object or a list; None if it is not there."""
-        return self.send("GET", path)
-
-    def items(self, path: str) -> list[Object]:
-        """What is in a list."""
-        found = self.get(path)
-        items: list[Object] = (found or {}).get("items") or []
-        return items
-
-    def send(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, kind: str = "application/json"
-    ) -> Object | None:
-        """The answer; None where there is nothing, or now another, or soon nothing.
-
-        Raises:
-            ApiFailed: it was refused otherwise.
-        """
-        data = None if body is None else json.dumps(body)
-        self._connection.request(method, path, data, {"Content-Type": kind})
-        response = self._connection.getresponse()
-        answer = response.read()
-        if response.status in (_NOT_FOUND, _CONFLICT) or b"NamespaceTerminating" in answer:
-            return None
-        if response.status >= 400:
-            raise ApiFailed(f"{method} {path}: {response.status} {answer.decode(errors='replace')}")
-        found: Object = json.loads(answer)
-        return found
-
-    def merge(self, path: str, body: Mapping[str, Any]) -> Object | None:
-        """PATCH by merge."""
-        return self.send("PATCH", path, body, kind="application/merge-patch+json")
-
-    def close(self) -> None:
-        """Hang up."""
-        self._connection.close()
 
 
 class StandInNode:

@@ -1,0 +1,142 @@
+"""A cluster's API as plain HTTP: what tests ask again and again would keep a core busy as so many runs of kubectl."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection, HTTPException
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+Object = dict[str, Any]
+_ANSWER_SECONDS = 30.0
+_NOT_FOUND, _CONFLICT = 404, 409
+
+
+class ApiFailed(Exception):  # noqa: N818 - named for what happened
+    """The API server refused; the text is what it said."""
+
+
+class Api:
+    """An API server that wants no credentials, as ``kubectl proxy`` serves it. For one thread."""
+
+    def __init__(self, address: str) -> None:
+        """``address`` is host and port."""
+        self._connection = HTTPConnection(address, timeout=_ANSWER_SECONDS)
+
+    def get(self, path: str) -> Object | None:
+        """An object or a list; None if it is not there."""
+        return self.send("GET", path)
+
+    def items(self, path: str) -> list[Object]:
+        """What is in a list."""
+        found = self.get(path)
+        items: list[Object] = (found or {}).get("items") or []
+        return items
+
+    def send(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, kind: str = "application/json"
+    ) -> Object | None:
+        """The answer; None where there is nothing, or now another, or soon nothing.
+
+        Raises:
+            ApiFailed: it was refused otherwise.
+        """
+        data = None if body is None else json.dumps(body)
+        self._connection.request(method, path, data, {"Content-Type": kind})
+        response = self._connection.getresponse()
+        answer = response.read()
+        if response.status in (_NOT_FOUND, _CONFLICT) or b"NamespaceTerminating" in answer:
+            return None
+        if response.status >= 400:
+            raise ApiFailed(f"{method} {path}: {response.status} {answer.decode(errors='replace')}")
+        found: Object = json.loads(answer)
+        return found
+
+    def merge(self, path: str, body: Mapping[str, Any]) -> Object | None:
+        """PATCH by merge."""
+        return self.send("PATCH", path, body, kind="application/merge-patch+json")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+
+class Resource(NamedTuple):
+    """A kind of object, as the API server serves it."""
+
+    group_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """Of an object in a namespace, or of all that are there."""
+        root = "/api" if "/" not in self.group_version else "/apis"
+        return f"{root}/{self.group_version}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
+
+
+class ApiReader:
+    """Reads objects by their kind's name, one or many, as ``kubectl get --output json`` shows them. Of any thread."""
+
+    def __init__(self, address: str) -> None:
+        """``address`` is that of an API server that wants no credentials."""
+        self._address = address
+        self._local = threading.local()
+        self._resources: dict[str, Resource] = {}
+
+    def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        """An object; None if it is not there.
+
+        Raises:
+            ApiFailed: there is no such kind, or no answer.
+        """
+        found = self._ask(self._resource(kind).path(namespace, name))
+        return None if found is None else _shown(found)
+
+    def list(self, kind: str, namespace: str, selector: str = "") -> list[Object]:
+        """The objects with those labels. Raises as ``get``."""
+        resource = self._resource(kind)
+        found = self._ask(resource.path(namespace) + (f"?labelSelector={quote(selector)}" if selector else ""))
+        head = {"apiVersion": resource.group_version, "kind": resource.kind}
+        return [_shown({**head, **each}) for each in (found or {}).get("items") or []]
+
+    def _resource(self, kind: str) -> Resource:
+        name = kind.lower()
+        if name not in self._resources:
+            # A later group does not take the name that an earlier one has, as with kubectl.
+            for known, resource in self._discover():
+                self._resources.setdefault(known, resource)
+        if name not in self._resources:
+            raise ApiFailed(f"the API server knows no {kind}")
+        return self._resources[name]
+
+    def _discover(self) -> Iterator[tuple[str, Resource]]:
+        groups = (self._ask("/apis") or {}).get("groups", [])
+        for path in ("/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)):
+            found = self._ask(path) or {}
+            for each in found.get("resources", []):
+                if each["namespaced"] and "/" not in each["name"]:
+                    resource = Resource(found["groupVersion"], each["kind"], each["name"])
+                    yield from ((name, resource) for name in (each["name"], each["kind"].lower()))
+
+    def _ask(self, path: str) -> Object | None:
+        """The answer, over this thread's connection; once more over another, in case that one has ended meanwhile."""
+        for is_last in (False, True):
+            if (api := getattr(self._local, "api", None)) is None:
+                api = self._local.api = Api(self._address)
+            try:
+                found: Object | None = api.get(path)
+            except (OSError, HTTPException) as error:
+                api.close()
+                self._local.api = None
+                if is_last:
+                    raise ApiFailed(f"GET {path}: {error!r}") from error
+            else:
+                return found
+        raise AssertionError("not reached: the last try returns or raises")
+
+
+def _shown(found: Object) -> Object:
+    found["metadata"].pop("managedFields", None)
+    return found
