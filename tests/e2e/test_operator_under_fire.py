@@ -145,7 +145,9 @@ class Place:
     def is_ready(self) -> bool:
         status = self.status()
         conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
-        return status.get("phase") == "Running" and conditions.get("Ready") == "True"
+        # Who is replaced may be there for a while after whoever comes instead.
+        ending = any("deletionTimestamp" in pod["metadata"] for pod in self.api.items(self.path("Pod")))
+        return status.get("phase") == "Running" and conditions.get("Ready") == "True" and not ending
 
     def is_suspended(self) -> bool:
         return self.status().get("phase") == "Suspended" and not self.api.items(self.path("Pod"))
