@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -47,24 +48,25 @@ def test_a_gang_is_started_once_and_then_waits_to_be_ended(tmp_path: Path) -> No
             second.kill()
 
 
-def in_own_network(driver: str, folder: Path) -> str:
-    """What the driver beside this file prints."""
-    command = f"ip link set lo up && exec {sys.executable} {Path(__file__).with_name(driver)} {folder}"
-    done = subprocess.run([*OWN_NETWORK, command], capture_output=True, text=True, check=False)
+def on_machines(what: str, folder: Path) -> Any:
+    """What comes of it, as machines.py prints it."""
+    driver = Path(__file__).with_name("machines.py")
+    command = [*OWN_NETWORK, f"ip link set lo up && exec {sys.executable} {driver} {what} {folder}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=2 * DEADLINE_SECONDS)
     logs = "".join(path.read_text() for path in folder.glob("trainer-*.log"))
     assert done.returncode == 0, done.stderr + logs
-    return done.stdout
+    return json.loads(done.stdout)
 
 
 @pytest.mark.slow
 def test_when_one_machine_is_ended_the_others_launcher_does_not_wait_for_it(tmp_path: Path) -> None:
     """torchrun's would, five minutes, deaf to SIGTERM: the pod is killed, and its successors meet a dead gang."""
-    assert json.loads(in_own_network("two_machines.py", tmp_path)) == [0, 0]
+    assert on_machines("end-one", tmp_path) == [0, 0]
 
 
 @pytest.mark.slow
 def test_a_gang_that_shrinks_and_grows_again_loses_nothing(tmp_path: Path) -> None:
-    ended = json.loads(in_own_network("changing_gang.py", tmp_path))
+    ended = on_machines("change-size", tmp_path)
     ledger = ended["ledger"]
     assert ledger["balanced"], ledger
     assert ledger["trained"] == ended["env_steps"] > 0, ledger
