@@ -47,9 +47,9 @@ class Api:
         self._connection.request(method, path, data, {"Content-Type": kind})
         response = self._connection.getresponse()
         answer = response.read()
-        if response.status in (_NOT_FOUND, _CONFLICT) or b"NamespaceTerminating" in answer:
-            return None
         if response.status >= 400:
+            if response.status in (_NOT_FOUND, _CONFLICT) or b"NamespaceTerminating" in answer:
+                return None
             raise ApiFailed(f"{method} {path}: {response.status} {answer.decode(errors='replace')}")
         found: Object = json.loads(answer)
         return found
@@ -97,9 +97,11 @@ class ApiReader:
     def list(self, kind: str, namespace: str, selector: str = "") -> list[Object]:
         """The objects with those labels. Raises as ``get``."""
         resource = self._resource(kind)
-        found = self._ask(resource.path(namespace) + (f"?labelSelector={quote(selector)}" if selector else ""))
+        path = resource.path(namespace) + (f"?labelSelector={quote(selector)}" if selector else "")
+        if (found := self._ask(path)) is None:
+            raise ApiFailed(f"the API server serves no {kind} any more")
         head = {"apiVersion": resource.group_version, "kind": resource.kind}
-        return [_shown({**head, **each}) for each in (found or {}).get("items") or []]
+        return [_shown({**head, **each}) for each in found["items"]]
 
     def _resource(self, kind: str) -> Resource:
         name = kind.lower()

@@ -132,11 +132,9 @@ def api_proxy() -> Iterator[str]:
 @cache
 def _reader() -> ApiReader:
     """What reads from the cluster for as long as this process lives."""
-    return ApiReader(_FOR_GOOD.enter_context(api_proxy()))
-
-
-_FOR_GOOD = ExitStack()
-atexit.register(_FOR_GOOD.close)
+    proxy = ExitStack()
+    atexit.register(proxy.close)
+    return ApiReader(proxy.enter_context(api_proxy()))
 
 
 @dataclass(frozen=True)
