@@ -33,6 +33,7 @@ STEPS = (
 def test_every_role_is_scaled(where: Namespace, recovered: Recovered) -> None:
     experiment = begin(where)
     (coordinator,) = lives(experiment, without=[*EVERYBODY]).items()
+    books: list[str] = []
     for field, role, replicas in STEPS:
         began = time.monotonic()
         patch = json.dumps({"spec": {field: {"replicas": replicas}}})
@@ -49,9 +50,9 @@ def test_every_role_is_scaled(where: Namespace, recovered: Recovered) -> None:
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{experiment.story()}") from None
         recovered(f"{field} scaled to {replicas}", time.monotonic() - began)
+        books.append(f"{field} scaled to {replicas}: {experiment.ledger()}")
     assert lives(experiment, without=[*EVERYBODY]) == dict([coordinator])
     assert experiment.status["restarts"] == 0
     reach_the_goal(experiment)
     ledger = experiment.ledger()
-    print(ledger)  # noqa: T201
-    assert sum(ledger["lost"].values()) == 0, ledger
+    assert not any(ledger["lost"].values()), "\n".join([*books, f"at the end: {ledger}"])

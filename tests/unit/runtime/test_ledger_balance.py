@@ -20,8 +20,14 @@ from rlsrl.runtime.ledger import (
 
 
 def actor(index: int = 0, *left: Posted, produced: int, incarnation: int = 0, ended: bool = True) -> PageRecord:
-    record = PageRecord(role="actor", index=index, incarnation=incarnation, ended=ended, lives=1, unacknowledged=left)
-    return record.count(produced=produced)
+    record = PageRecord(role="actor", index=index, incarnation=incarnation, lives=1, unacknowledged=left)
+    record = record.count(produced=produced)
+    return as_it_ended(record) if ended else record
+
+
+def as_it_ended(record: PageRecord) -> PageRecord:
+    left = (each._replace(withdrawn=each.incarnation == record.incarnation) for each in record.unacknowledged)
+    return replace(record, ended=True, unacknowledged=tuple(left))
 
 
 def trainer(index: int = 0, *, ended: bool = True, marks: dict[int, Mark] | None = None, **counters: int) -> PageRecord:
@@ -178,10 +184,9 @@ def test_the_books_of_a_live_run_are_not_closed(tmp_path: Path) -> None:
 
 
 def buffer(*left: Posted, ended: bool = True, marks: dict[int, Mark] | None = None, **counters: int) -> PageRecord:
-    record = PageRecord(
-        role="buffer", index=0, incarnation=0, ended=ended, lives=1, unacknowledged=left, marks=marks or {}
-    )
-    return record.count(**counters)
+    record = PageRecord(role="buffer", index=0, incarnation=0, lives=1, unacknowledged=left, marks=marks or {})
+    record = record.count(**counters)
+    return as_it_ended(record) if ended else record
 
 
 @pytest.mark.parametrize(

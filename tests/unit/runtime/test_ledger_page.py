@@ -23,7 +23,7 @@ def rich_record() -> PageRecord:
         incarnation=7,
         sequence=41,
         marks={0: Mark(2, 17), 5: Mark(1, 2**63 - 1)},
-        unacknowledged=(Posted(6, 40, 256, 0), Posted(7, 41, 255, 1)),
+        unacknowledged=(Posted(6, 40, 256, 0), Posted(7, 41, 255, 1, withdrawn=True)),
     )
 
 

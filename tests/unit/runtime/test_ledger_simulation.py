@@ -133,6 +133,7 @@ class Run:
     def __init__(
         self, folder: Path, rng: random.Random, *, buffers: bool = False, kills: bool = False, deletes: bool = False
     ) -> None:
+        """Workers end cleanly and come back in each; ``kills`` and ``deletes`` are other ends."""
         self.folder, self.rng, self.kills, self.deletes = folder, rng, kills, deletes
         self.sizes = {"actor": NUM_ACTORS, "buffer": NUM_BUFFERS * buffers, "trainer": NUM_RANKS}
         self.chain = [role for role, size in self.sizes.items() if size]
@@ -159,20 +160,23 @@ class Run:
             if worker.role != "trainer" and self.rng.random() < 0.8:
                 for consumer in worker.consumers:
                     worker.deliver(consumer, self.taker_of(worker.role, consumer), acknowledged=self.rng.random() < 0.7)
-        for (role, index), worker in self.workers.items():
-            if role == "trainer":
-                assert isinstance(worker.ledger, TrainerLedger)
-                self.saved[index] = worker.ledger.snapshot()
-            if not isinstance(worker.ledger, ActorLedger):
-                worker.ledger.dropped("end_of_run", sum(worker.buffer))
-            worker.ledger.end()
+        for (_, index), worker in self.workers.items():
+            self.leave(worker, index)
+
+    def leave(self, worker: Worker, index: int) -> None:
+        """A clean end."""
+        if isinstance(worker.ledger, TrainerLedger):
+            self.saved[index] = worker.ledger.snapshot()
+        if not isinstance(worker.ledger, ActorLedger):
+            worker.ledger.dropped("end_of_run", sum(worker.buffer))
+        worker.ledger.end()
 
     def event(self) -> None:
         place = self.rng.choice(self.places)
         worker, (role, index) = self.workers[place], place
         kind = self.rng.choices(
-            ["work", "deliver", "drop", "save", "reconnect", "keep", "kill", "delete"],
-            [30, 60, 2, 5, 3, 5, 3 * self.kills, 3 * self.deletes],
+            ["work", "deliver", "drop", "save", "reconnect", "keep", "replace", "kill", "delete"],
+            [30, 60, 2, 5, 3, 5, 3, 3 * self.kills, 3 * self.deletes],
         )[0]
         if kind == "work":
             self.work(worker)
@@ -187,6 +191,9 @@ class Run:
             worker.connected.clear()
         elif kind == "keep":
             self.kept[place] = worker.page.record
+        elif kind == "replace":
+            self.leave(worker, index)
+            self.succeed(place, deletes=False)
         elif kind in ("kill", "delete"):
             self.end_of(place, deletes=kind == "delete")
 
@@ -200,12 +207,16 @@ class Run:
 
     def end_of(self, place: tuple[str, int], *, deletes: bool) -> None:
         """Also between counting and posting, and between any two handshakes of its successor."""
-        worker, (role, index) = self.workers[place], place
+        worker, role = self.workers[place], place[0]
         if role != "trainer" and self.rng.random() < 0.5:
             self.work(worker, dies_first=True)
         if role != "trainer" and self.rng.random() < 0.5:
             for consumer in self.rng.sample(worker.consumers, self.rng.randrange(len(worker.consumers) + 1)):
                 worker.meet(consumer, self.taker_of(role, consumer))
+        self.succeed(place, deletes=deletes)
+
+    def succeed(self, place: tuple[str, int], *, deletes: bool) -> None:
+        worker, (role, index) = self.workers[place], place
         worker.page.close()
         if deletes:
             self.path(role, index).unlink()

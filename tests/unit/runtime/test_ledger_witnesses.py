@@ -95,7 +95,7 @@ def test_what_a_dead_incarnation_left_is_counted_once(trainer_page: LedgerPage) 
     ledger = TrainerLedger(trainer_page)
     ledger.meet(ProducerId(0, 1), Told())
     ledger.take(ProducerId(0, 1), 3, 10, 10)
-    told = Told(inherited=30, acknowledged=30, left=((1, 3, 10), (1, 4, 20)))
+    told = Told(inherited=30, acknowledged=30, left=((1, 3, 10, False), (1, 4, 20, False)))
     for successor in (ProducerId(0, 2), ProducerId(0, 2), ProducerId(0, 3)):
         assert ledger.meet(successor, told) == Mark(successor.incarnation, -1, 30)
     assert ledger.mark(ProducerId(0, 1)) == ACCOUNT_CLOSED
@@ -112,8 +112,8 @@ def test_an_actors_first_and_later_lives(actor_page: LedgerPage) -> None:
     ledger.acknowledge(0)
     left = (Posted(4, 1, 11, 1), Posted(4, 2, 12, 0))
     assert ledger.begin(5) == left
-    assert ledger.told(0) == Told(inherited=22, acknowledged=22, left=((4, 2, 12),))
-    assert ledger.told(1) == Told(inherited=11, acknowledged=11, left=((4, 1, 11),))
+    assert ledger.told(0) == Told(inherited=22, acknowledged=22, left=((4, 2, 12, False),))
+    assert ledger.told(1) == Told(inherited=11, acknowledged=11, left=((4, 1, 11, False),))
     assert ledger.told(2) == Told()
     ledger.produce(0, 20)
     ledger.acknowledge(1)
@@ -256,6 +256,21 @@ def test_a_buffer_worker_posts_what_it_took(buffer_page: LedgerPage) -> None:
     assert buffer_page.record.unacknowledged == ()
 
 
+def test_what_a_life_that_ended_left_is_withdrawn_whatever_comes_after_it(buffer_page: LedgerPage) -> None:
+    ledger = BufferLedger(buffer_page)
+    for incarnation in range(3):
+        ledger.begin(incarnation)
+        ledger.take(ProducerId(4, 1), incarnation, 10, 1000)
+        ledger.produce(0, 10)
+        if incarnation == 1:
+            ledger.end()
+    ledger.end()
+    left = tuple(Posted(incarnation, 0, 10, 0, withdrawn=incarnation > 0) for incarnation in range(3))
+    assert buffer_page.record.unacknowledged == left
+    assert ledger.begin(3) == left
+    assert ledger.told().left == ((0, 0, 10, False), (1, 0, 10, True), (2, 0, 10, True))
+
+
 def test_what_a_dead_buffer_worker_held_is_lost_with_the_next_life(buffer_page: LedgerPage) -> None:
     ledger = BufferLedger(buffer_page)
     ledger.begin(0)
@@ -276,9 +291,15 @@ def test_what_a_dead_buffer_worker_held_is_lost_with_the_next_life(buffer_page: 
         pytest.param(True, Told(inherited=130, acknowledged=130), {"lost.receiver_died": 30}, id="we forgot"),
         pytest.param(
             True,
-            Told(inherited=130, acknowledged=130, left=((1, 8, 5), (1, 9, 7))),
+            Told(inherited=130, acknowledged=130, left=((1, 8, 5, False), (1, 9, 7, False))),
             {"lost.receiver_died": 18, "lost.producer_died": 12},
             id="we forgot some, and never got the rest",
+        ),
+        pytest.param(
+            True,
+            Told(inherited=130, acknowledged=130, left=((1, 8, 5, True), (1, 9, 7, False))),
+            {"lost.receiver_died": 18, "dropped.end_of_run": 5, "lost.producer_died": 7},
+            id="we forgot some, some was withdrawn, and the rest died",
         ),
         pytest.param(True, Told(inherited=100, acknowledged=140), {"lost.receiver_died": 40}, id="forgot this life"),
         pytest.param(True, Told(inherited=60, acknowledged=60, restored=True), {"outlived": 40}, id="it forgot"),

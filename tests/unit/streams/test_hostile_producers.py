@@ -158,7 +158,7 @@ def test_descriptors_sent_to_the_consumer_are_not_kept(
 def test_a_protocol_mismatch_is_named_to_the_producer(
     stranger: Callable[[], Stranger], consumer: ObservableConsumer
 ) -> None:
-    assert "protocol 2 here, 1 there" in stranger().introduce(protocol=1)["refused"]
+    assert "protocol 3 here, 1 there" in stranger().introduce(protocol=1)["refused"]
     assert consumer.counters["refused_protocol"] == 1
 
 
@@ -370,12 +370,12 @@ class FakeConsumer:
 @pytest.mark.parametrize(
     ("payload", "error", "text"),
     [
-        (b'{"protocol": 1}', HandshakeRefused, "protocol 2 here, 1 at the consumer"),
+        (b'{"protocol": 1}', HandshakeRefused, "protocol 3 here, 1 at the consumer"),
         (b'{"refused": "because"}', HandshakeRefused, "because"),
         (b"nonsense", StreamError, "Expecting value"),
-        (b'{"protocol": 2, "mark": 0}', StreamError, "makes no sense"),
-        (b'{"protocol": 2, "mark": 0, "num_slots": 2, "claims": []}', StreamError, "no memory"),
-        (b'{"protocol": 2, "mark": 0, "num_slots": 2, "claims": [7]}', StreamError, "no memory"),
+        (b'{"protocol": 3, "mark": 0}', StreamError, "makes no sense"),
+        (b'{"protocol": 3, "mark": 0, "num_slots": 2, "claims": []}', StreamError, "no memory"),
+        (b'{"protocol": 3, "mark": 0, "num_slots": 2, "claims": [7]}', StreamError, "no memory"),
         (b"[" * 60_000, StreamError, "nested"),
         (b"x" * (local.MAX_MESSAGE + 1), StreamError, str(local.MAX_MESSAGE)),
     ],
@@ -410,7 +410,7 @@ def test_answers_that_are_not_believed_leave_no_descriptor_behind(bench: StreamB
             producer.acquire(0.0)
 
     def round_trips() -> None:
-        impossible = b'{"protocol": 2, "mark": 0, "num_slots": 2, "claims": [7]}'
+        impossible = b'{"protocol": 3, "mark": 0, "num_slots": 2, "claims": [7]}'
         round_trip(impossible, StreamError, "1 credits for the 0 slots held")
         round_trip(b'{"refused": "because"}', HandshakeRefused, "because")
 

@@ -19,7 +19,7 @@ HELLO = Hello(
     layout=LAYOUT,
     unacknowledged=((4, 6), (7, 5)),
     num_in_hand=1,
-    told=Told(inherited=20, sequence=3, acknowledged=44, left=((0, 1, 6), (1, 0, 3)), restored=True),
+    told=Told(inherited=20, sequence=3, acknowledged=44, left=((0, 1, 6, False), (1, 0, 3, True)), restored=True),
 )
 
 
@@ -54,8 +54,9 @@ def test_a_welcome_survives_the_wire() -> None:
         ({"unacknowledged": [[1]]}, "malformed", []),
         ({"unacknowledged": 7}, "malformed", []),
         ({"unacknowledged": {}}, None, []),
-        ({"left": [[2, 0, 1]]}, "malformed", ["not below 2"]),
-        ({"left": [[1, 0, 1], [0, 5, 1]]}, "malformed", ["not ascending"]),
+        ({"left": [[2, 0, 1, False]]}, "malformed", ["not below 2"]),
+        ({"left": [[1, 0, 1, True], [0, 5, 1, True]]}, "malformed", ["not ascending"]),
+        ({"left": [[1, 0, 1, 1]]}, "malformed", ["true or false"]),
         ({"left": None}, "malformed", []),
         ({"account": [20, 3]}, "malformed", []),
         ({"account": [20, -2, 44]}, "malformed", ["from -1"]),

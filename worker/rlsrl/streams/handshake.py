@@ -16,7 +16,7 @@ from rlsrl.rpc.auth import token_matches
 from rlsrl.runtime.ledger import Told
 from rlsrl.streams.protocols import HandshakeRefused, StreamError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change of a message; both ends must have the same."""
 
 MAX_LANES = 1 << 16
@@ -152,19 +152,20 @@ def refusal_to_json(refusal: Refusal) -> dict[str, Any]:
 
 def _told(message: Mapping[str, Any], producer: ProducerId) -> Told:
     inherited, sequence, acknowledged = message["account"]
-    left = tuple((_integer(life), _integer(number), _integer(count)) for life, number, count in message["left"])
+    left = tuple(
+        (_integer(life), _integer(number), _integer(count), _boolean(withdrawn))
+        for life, number, count, withdrawn in message["left"]
+    )
     if any(later[:2] <= earlier[:2] for earlier, later in pairwise(left)):
         raise ValueError("what former lives left is not ascending")
     if left and left[-1][0] >= producer.incarnation:
         raise ValueError(f"former life {left[-1][0]} is not below {producer.incarnation}")
-    if type(message["restored"]) is not bool:
-        raise ValueError(f"restored is {message['restored']!r}, not true or false")
     told = Told(
         inherited=_integer(inherited),
         sequence=_integer(sequence, least=-1),
         acknowledged=_integer(acknowledged),
         left=left,
-        restored=message["restored"],
+        restored=_boolean(message["restored"]),
     )
     if told.acknowledged < told.inherited:
         raise ValueError(f"an account that went from {told.inherited} to {told.acknowledged}")
@@ -174,6 +175,12 @@ def _told(message: Mapping[str, Any], producer: ProducerId) -> Told:
 def _integer(value: Any, *, least: int = 0) -> int:
     if type(value) is not int or not least <= value < 1 << 62:
         raise ValueError(f"{value!r} is not an integer from {least} to 2**62 - 1")
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r} is not true or false")
     return value
 
 

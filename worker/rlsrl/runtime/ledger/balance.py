@@ -19,6 +19,7 @@ from rlsrl.runtime.ledger.records import (
     LedgerError,
     PageRecord,
     Posted,
+    fate_of_untaken,
 )
 
 CHAIN = ("actor", "buffer", "trainer")
@@ -92,7 +93,7 @@ def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False)
 
     A producer cannot know whether a slot without acknowledgement was taken, but the consumers' marks say. Taken ones
     are on the consumer's page already. Of the others, in an ended run, those of a life that ended cleanly were dropped
-    by the end of the run, and those of a life that did not were lost with it; likewise what a dead consumer held.
+    by its end, and those of a life that did not were lost with it; likewise what a dead consumer held.
 
     ``copies`` says that pages of lives that did not end cleanly may be older than their end. Then, and of pages that
     were restored, the two ends of a stream correct each other: both have the producer's count of what it posted.
@@ -108,7 +109,7 @@ def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False)
     gone = "lost.receiver_died" if ended else "unsettled"
     pairs = [*_pairs(records, chain, copies=copies)]
     for pair in pairs:
-        total.update(_fates(pair.producer, pair.not_taken) if ended else {"unsettled": _sum(pair.not_taken)})
+        total.update(_fates(pair.not_taken) if ended else {"unsettled": _sum(pair.not_taken)})
         total[gone] += pair.forgotten
         total.update(_outlived(pair.giver, pair.outlived, gone))
     if ended:
@@ -156,7 +157,7 @@ def _settled(record: PageRecord, *, not_taken: Sequence[Posted]) -> PageRecord:
         inherited, total = accounts.get(posted.consumer, Account())
         former = posted.num_transitions if posted.incarnation < record.incarnation else 0
         accounts[posted.consumer] = Account(inherited - former, total - posted.num_transitions)
-    return replace(record.count(**_fates(record, not_taken)), accounts=accounts)
+    return replace(record.count(**_fates(not_taken)), accounts=accounts)
 
 
 def _open_all(folder: Path) -> Iterable[LedgerPage]:
@@ -263,13 +264,12 @@ def _before(role: str, chain: Sequence[str]) -> str:
     return chain[max(chain.index(role) - 1, 0)]
 
 
-def _fates(producer: PageRecord | None, not_taken: Sequence[Posted]) -> dict[str, int]:
-    """What became of the slots that an ended producer posted and nobody took."""
-    left: Counter[str] = Counter()
+def _fates(not_taken: Iterable[Posted]) -> dict[str, int]:
+    """What became of slots that ended producers posted and nobody took."""
+    terms: Counter[str] = Counter()
     for each in not_taken:
-        clean = producer is not None and producer.ended and each.incarnation == producer.incarnation
-        left["dropped.end_of_run" if clean else "lost.producer_died"] += each.num_transitions
-    return dict(left)
+        terms[fate_of_untaken(withdrawn=each.withdrawn)] += each.num_transitions
+    return dict(terms)
 
 
 def _left_by_consumer(record: PageRecord) -> dict[str, int]:

@@ -21,7 +21,7 @@ from typing import Self
 
 from rlsrl.runtime.ledger.records import LedgerError, PageRecord
 
-_MAGIC = b"rlsrlpg2"
+_MAGIC = b"rlsrlpg3"
 _ANY_MAGIC = b"rlsrlpg"
 """What pages of all versions begin with."""
 _HEADER = struct.Struct("<8sq48s")

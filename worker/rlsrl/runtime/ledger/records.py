@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 DROP_REASONS = ("stale", "old_attempt", "end_of_run", "non_finite")
-"""Why a transition that reached a consumer, or was still on its way at a clean end, was not trained."""
+"""Why a transition was not trained that reached a consumer, or was on its way when its producer ended cleanly."""
 LOSS_CAUSES = ("receiver_died", "producer_died", "rolled_back")
 """What took a transition: the death of who held it, the death of who made it before anybody held it, or a resume from
 a checkpoint older than the step that trained it."""
@@ -24,6 +24,11 @@ TERMS = (
 )
 """The counters, in transitions. Two are beside the sum, not in it: ``passed_on`` (what a buffer worker took and posted
 again) and ``outlived`` (what came of producers beyond what is left of their own pages)."""
+
+
+def fate_of_untaken(*, withdrawn: bool) -> str:
+    """The term of a slot that its producer posted and no consumer took."""
+    return "dropped.end_of_run" if withdrawn else "lost.producer_died"
 
 
 class LedgerError(Exception):
@@ -56,6 +61,8 @@ class Posted(NamedTuple):
     num_transitions: int
     consumer: int
     """Index of the consumer it is for."""
+    withdrawn: bool = False
+    """Whether its life ended cleanly since: unless it was taken, it was dropped then, and nobody died with it."""
 
 
 class Account(NamedTuple):
@@ -77,8 +84,8 @@ class Told:
     """The newest slot of this life that the consumer, or a life of it before, acknowledged; -1 for none."""
     acknowledged: int = 0
     """The count at that slot; ``inherited`` for none."""
-    left: tuple[tuple[int, int, int], ...] = ()
-    """(incarnation, sequence, num_transitions) of what former lives posted and saw no acknowledgement of."""
+    left: tuple[tuple[int, int, int, bool], ...] = ()
+    """(incarnation, sequence, num_transitions, withdrawn) of what former lives posted and saw no acknowledgement of."""
     restored: bool = False
     """Whether the producer's page was restored: former lives may have posted more."""
 
@@ -162,12 +169,16 @@ class PageRecord:
             sequence=sequence,
             marks={producer: Mark(*_take(words, 3)) for producer in _each(words)},
             accounts={consumer: Account(*_take(words, 2)) for consumer in _each(words)},
-            unacknowledged=tuple(Posted(first, *_take(words, 3)) for first in _each(words)),
+            unacknowledged=tuple(_posted(first, *_take(words, 4)) for first in _each(words)),
         )
 
 
 def _take(words: Iterator[int], count: int) -> list[int]:
     return [next(words) for _ in range(count)]
+
+
+def _posted(incarnation: int, sequence: int, num_transitions: int, consumer: int, withdrawn: int) -> Posted:
+    return Posted(incarnation, sequence, num_transitions, consumer, bool(withdrawn))
 
 
 def _each(words: Iterator[int]) -> Iterator[int]:

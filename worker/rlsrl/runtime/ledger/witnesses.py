@@ -7,13 +7,23 @@ satisfy ``ConsumerLedger`` and ``ProducerLedger`` of the sample streams.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from rlsrl.data.slots import ProducerId
 from rlsrl.runtime.ledger.page import LedgerPage
-from rlsrl.runtime.ledger.records import NOTHING, Account, LedgerError, Mark, PageRecord, Posted, Told
+from rlsrl.runtime.ledger.records import (
+    NOTHING,
+    Account,
+    LedgerError,
+    Mark,
+    PageRecord,
+    Posted,
+    Told,
+    fate_of_untaken,
+)
 
 ACCOUNT_CLOSED = 2**63 - 1
 """The mark of an incarnation that was succeeded: nothing is left to account for, no sequence is above it."""
@@ -36,9 +46,9 @@ class TakerLedger:
     def meet(self, producer: ProducerId, told: Told) -> Mark:
         """A producer has come: settle what its former lives left; returns the mark to go on from. Idempotent.
 
-        What they posted here and nobody took is lost with them. Where the page of either was lost, the producer's count
-        says what is missing on the other: what was acknowledged here and is forgotten is lost with the receiver; what
-        came from beyond the producer's own page has outlived it.
+        What they posted here and nobody took is lost with them, or was dropped if they ended cleanly. Where the page of
+        either was lost, the producer's count says what is missing on the other: what was acknowledged here and is
+        forgotten is lost with the receiver; what came from beyond the producer's own page has outlived it.
 
         Raises:
             LedgerError: the producer was succeeded.
@@ -149,7 +159,7 @@ class PosterLedger(ABC):
         """What to say to that consumer at first; after ``begin``, before anything is posted to it."""
         record = self._page.record
         inherited = record.accounts.get(consumer, Account()).inherited
-        left = tuple(each[:3] for each in sorted(record.unacknowledged) if each.consumer == consumer)
+        left = tuple((*each[:3], each.withdrawn) for each in sorted(record.unacknowledged) if each.consumer == consumer)
         return Told(inherited=inherited, acknowledged=inherited, left=left, restored=record.restored)
 
     def settle(self, incarnation: int) -> None:
@@ -265,15 +275,18 @@ def _age(saved: Mapping[str, Any]) -> tuple[int, int]:
 
 def _met_first(record: PageRecord, producer: ProducerId, mark: Mark, told: Told) -> PageRecord:
     """This life of the producer is new here."""
-    not_taken = sum(count for incarnation, sequence, count in told.left if not mark.covers(incarnation, sequence))
-    gap = told.inherited - not_taken - mark.total
+    not_taken = Counter[str]()
+    for incarnation, sequence, num_transitions, withdrawn in told.left:
+        if not mark.covers(incarnation, sequence):
+            not_taken[fate_of_untaken(withdrawn=withdrawn)] += num_transitions
+    gap = told.inherited - not_taken.total() - mark.total
     forgotten = max(gap, 0) + told.acknowledged - told.inherited
     counted = record.count(
+        **not_taken,
         **{
-            "lost.producer_died": not_taken,
             "lost.receiver_died": forgotten if record.restored else 0,
             "outlived": max(-gap, 0) if told.restored else 0,
-        }
+        },
     )
     return _marked(counted, producer, told.sequence, told.acknowledged)
 
@@ -298,4 +311,9 @@ def _marked(record: PageRecord, producer: ProducerId, sequence: int, total: int)
 
 
 def _ended(record: PageRecord) -> PageRecord:
-    return replace(record, ended=True)
+    """What this life posted and nobody took is dropped with its end; of its forerunners' nothing changes."""
+    unacknowledged = (
+        each._replace(withdrawn=each.withdrawn or each.incarnation == record.incarnation)
+        for each in record.unacknowledged
+    )
+    return replace(record, ended=True, unacknowledged=tuple(unacknowledged))
