@@ -18,7 +18,7 @@ import structlog
 
 from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
-from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY
+from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY, is_held_back, terminations
 from rlsrl.api.reasons import ACCEPTED, AcceptedReason, is_trouble
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import ExperimentStatus
@@ -56,6 +56,8 @@ TROUBLE_SECONDS = 30.0
 """When to look again at what only somebody else can mend."""
 LOST_SECONDS = 30.0
 """How long a pod may outstay its grace before it is given up: its node is dead or cut off."""
+WORKED_SECONDS = 60.0
+"""A worker that lived for so long does not fail at once: it need not wait before it is started again."""
 _PRUNED = (("apps/v1", "Deployment"), ("networking.k8s.io/v1", "NetworkPolicy"), ("v1", "ConfigMap"))
 """What a generation may have that a later one has not."""
 _log = structlog.stdlib.get_logger("reconcile")
@@ -389,14 +391,20 @@ class Reconciler:
         return None
 
     async def _remove_pods(self, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> None:
-        """Pods of another attempt, and those whose node does not end them. Fences make the latter safe: what an earlier
-        attempt still writes is refused, and a coordinator that has been followed ends."""
+        """Pods of another attempt, those whose node does not end them, and those that it lets wait without need.
+
+        Fences make the second safe: what an earlier attempt still writes is refused, and a coordinator that has been
+        followed ends. The third: a node starts whatever ended twice within ten minutes only after a while, up to five
+        minutes, be it broken or not. In another pod it begins at once.
+        """
         for pod in pods:
             ending = pod["metadata"].get("deletionTimestamp")
             if ending is not None:
                 if now > parse_time(ending) + timedelta(seconds=LOST_SECONDS):
                     await self._cluster.delete(pod, grace_seconds=0)
-            elif attempt_of(pod) not in (0, status.attempt) and status.phase not in TERMINAL:
+            elif status.phase not in TERMINAL and (
+                attempt_of(pod) not in (0, status.attempt) or _waits_needlessly(pod)
+            ):
                 await self._cluster.delete(pod)
 
     async def _tell_settings(self, record: Record, pods: Sequence[Manifest]) -> None:
@@ -479,6 +487,16 @@ class Reconciler:
             pass
         except Refused as error:
             _log.warning("event_refused", reason=reason, error=str(error))
+
+
+def _waits_needlessly(pod: Manifest) -> bool:
+    """Whether its node does not start a worker again that had worked until it was ended."""
+    if not is_held_back(pod):
+        return False
+    return any(
+        (parse_time(each["finishedAt"]) - parse_time(each["startedAt"])).total_seconds() > WORKED_SECONDS
+        for each in terminations(pod)
+    )
 
 
 def _refuse_anothers(subject: Subject, found: Manifest) -> None:

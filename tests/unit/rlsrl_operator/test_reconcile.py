@@ -18,13 +18,13 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
 
-from rlsrl.api.pods import ROLE_LABEL
+from rlsrl.api.pods import CONTAINER, ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, FINISHED, READY
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.cluster import Cluster, Conflict
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION
-from rlsrl_operator.reconcile import LOST_SECONDS, Key, Reconciler
+from rlsrl_operator.reconcile import LOST_SECONDS, WORKED_SECONDS, Key, Reconciler
 from rlsrl_operator.roles import TRAINER
 from rlsrl_operator.settings import Images, SecretName
 from rlsrl_operator.status import condition, read, stamp
@@ -312,6 +312,30 @@ def test_a_pod_that_its_node_does_not_end_is_given_up_after_its_grace_and_not_be
     world.now += timedelta(seconds=1)
     world.look()
     assert actor["metadata"]["uid"] not in uids(world.pods("actor"))
+
+
+@pytest.mark.parametrize(("lived", "goes"), [(WORKED_SECONDS, False), (WORKED_SECONDS + 1, True)])
+def test_a_pod_of_a_worker_that_had_worked_and_is_made_to_wait_is_replaced(
+    world: World, lived: float, goes: bool
+) -> None:
+    (actor,) = world.pods("actor")
+    ended = {
+        "exitCode": 137,
+        "startedAt": stamp(world.now - timedelta(seconds=lived)),
+        "finishedAt": stamp(world.now),
+    }
+    container = {"name": CONTAINER, "restartCount": 1, "lastState": {"terminated": ended}}
+
+    def say(**state: Manifest) -> None:
+        there = {**container, "state": state}
+        world.server.change(actor, {"status": {**actor["status"], "containerStatuses": [there]}})
+
+    say(running={"startedAt": stamp(world.now)})
+    world.look()
+    assert actor["metadata"]["uid"] in uids(world.pods("actor"))
+    say(waiting={"reason": "CrashLoopBackOff"})
+    world.look()
+    assert (actor["metadata"]["uid"] not in uids(world.pods("actor"))) == goes
 
 
 def test_what_an_earlier_generation_needed_goes_once_this_one_runs_and_nothing_of_others(world: World) -> None:

@@ -43,6 +43,15 @@ def terminations(pod: Pod) -> list[dict[str, Any]]:
     return [state for state in states if state]
 
 
+def is_held_back(pod: Pod) -> bool:
+    """Whether the worker's container ended too often for its node to start it again at once."""
+    return any(
+        container.get("state", {}).get("waiting", {}).get("reason") == "CrashLoopBackOff"
+        for container in pod.get("status", {}).get("containerStatuses", ())
+        if container["name"] == CONTAINER
+    )
+
+
 def restarts(pod: Pod) -> int:
     """How often the worker's container was started again."""
     statuses = pod.get("status", {}).get("containerStatuses", ())
