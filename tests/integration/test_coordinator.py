@@ -225,6 +225,12 @@ def place(member: Membership) -> tuple[int, int]:
     return member.index, member.incarnation
 
 
+def lease_of(coordinator: CoordinatorProcess, actor: int) -> dict[str, Any]:
+    """What the coordinator keeps of that actor's index."""
+    lease: dict[str, Any] = json.loads((coordinator.folder / "roster.json").read_text())["roles"]["actor"][str(actor)]
+    return lease
+
+
 def test_workers_lease_the_lowest_index_and_goodbye_frees_it(calm: CoordinatorProcess, join: Join) -> None:
     first, second = join(calm), join(calm)
     assert second.index > first.index
@@ -249,6 +255,7 @@ def test_a_successor_is_given_the_last_page_of_whoever_went(start: Start, join: 
         left = page.record
     until(lambda: coordinator.status()["ledger"]["produced"] == 12, "the last page arrives")
     until((coordinator.folder / "ledger.json").exists, "and is kept")
+    until(lambda: not lease_of(coordinator, first.index)["held"], "and so is that the index is free")
     coordinator.kill()
     coordinator.restart()
     second = join(coordinator)
@@ -369,7 +376,7 @@ def test_leaving_a_coordinator_that_is_gone_ends_at_its_deadline(start: Start, j
 def test_an_identity_is_on_disk_before_anybody_is_told_of_it(calm: CoordinatorProcess, join: Join) -> None:
     for _ in range(3):
         member = join(calm)
-        lease = json.loads((calm.folder / "roster.json").read_text())["roles"]["actor"][str(member.index)]
+        lease = lease_of(calm, member.index)
         assert (lease["incarnation"], lease["instance"], lease["held"]) == (member.incarnation, member.instance, True)
         member.leave("over")
 
@@ -444,7 +451,9 @@ def test_a_command_of_no_known_kind_is_refused(calm: CoordinatorProcess) -> None
     with open_channel(calm.address) as channel:
         request = pb.CommandRequest(role="actor", command=pb.Command(kind=99))  # type: ignore[arg-type]
         with pytest.raises(grpc.RpcError) as raised:
-            CoordinatorStub(channel).Send(request, timeout=DEADLINE, metadata=token_metadata(TOKEN))
+            CoordinatorStub(channel).Send(
+                request, timeout=DEADLINE, metadata=token_metadata(TOKEN), wait_for_ready=True
+            )
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
 
 

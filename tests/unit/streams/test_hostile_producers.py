@@ -322,7 +322,9 @@ def test_what_one_had_posted_is_taken_before_its_successor_replaces_it(
     older, newer = stranger(), stranger()
     older.introduce()
     newer.serve()
-    local.send_json(newer.socket, HELLO.to_json(TOKEN) | {"incarnation": 1, "account": [4, -1, 4], "left": [[0, 0, 4]]})
+    local.send_json(
+        newer.socket, HELLO.to_json(TOKEN) | {"incarnation": 1, "account": [4, -1, 4], "left": [[0, 0, 4, False]]}
+    )
     older.socket.send(MESSAGE.pack(POST, 0, 0, 0, 4, 4))
     newer.serve()
     assert consumer.producers == (ProducerId(0, 1),)
