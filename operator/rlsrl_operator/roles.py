@@ -83,7 +83,7 @@ ROLES: tuple[Role, ...] = (
     ),
     Role(
         name="policy",
-        image=lambda _: "learner",
+        image=_acting_image,
         workload="Deployment",
         config=lambda told: told.policy,
         pods=lambda _, told: told.coordinator.num_policy_workers,

@@ -219,7 +219,7 @@ def test_what_an_image_has_no_use_for_is_not_there(images: dict[str, Image], kin
 
 @pytest.mark.parametrize(
     "module",
-    ["coordinator", "buffer", "actor", "ring", "evaluator"],
+    ["coordinator", "buffer", "actor", "ring", "policy", "evaluator"],
 )
 def test_a_worker_of_the_actor_image_imports_no_torch(images: dict[str, Image], module: str) -> None:
     python(images["worker-actor"], f"import rlsrl.workers.{module}")
@@ -238,8 +238,8 @@ print(bool(torch.linalg.svd(torch.eye(3)).S.sum() == 3), torch.cuda.is_available
     assert python(images["worker-learner"], program) == "True False\n"
 
 
-def test_a_policy_worker_needs_torch(images: dict[str, Image]) -> None:
-    """So that the image it runs in stays the right one: an actor's would not do."""
+def test_a_network_that_is_not_exported_needs_torch(images: dict[str, Image]) -> None:
+    """So that the image that evaluates it stays the right one: an actor's would not do."""
     program = """
 from rlsrl.api.spec import Environment, Network
 from rlsrl.envs.factory import environment_spec

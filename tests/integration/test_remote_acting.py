@@ -121,12 +121,13 @@ def running(worker: Worker[Any], config: Any) -> Iterator[None]:
 
 
 def gather(folder: Path, kind: str, environment: str, ring_size: int = 1, incarnation: int = 0) -> Rollouts:
+    """``kind`` is who evaluates: the actor or a policy worker ("remote"), by the program or by torch."""
     folder.mkdir()
     with ExitStack() as resources:
         stage = Stage(folder, resources, environment, ring_size)
-        stage.publish(program=kind == "program")
+        stage.publish(program="torch" not in kind)
         context = make_context("actor", folder, incarnation=incarnation)
-        if kind != "remote":
+        if "remote" not in kind:
             config = stage.told.actor.model_copy(update={"inference_endpoints": ()})
             return stage.gather(ActorWorker(context), config)
         assert stage.told.policy is not None
@@ -136,17 +137,19 @@ def gather(folder: Path, kind: str, environment: str, ring_size: int = 1, incarn
 
 @pytest.mark.parametrize("environment", ["CartPole-v1", "Pendulum-v1"])
 def test_actions_do_not_depend_on_where_the_policy_is_evaluated(tmp_path: Path, environment: str) -> None:
-    by = {kind: gather(tmp_path / kind, kind, environment) for kind in ("program", "torch", "remote")}
+    kinds = ("program", "torch", "remote", "remote torch")
+    by = {kind: gather(tmp_path / kind, kind, environment) for kind in kinds}
     exact = environment == "CartPole-v1"
-    for kind in ("torch", "remote"):
+    for kind in kinds[1:]:
         for expected, actual in zip(by["program"], by[kind], strict=True):
             for name in ("observation", "reward", "terminated", "mask", "action"):
                 np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=0 if exact else 1e-3)
             np.testing.assert_allclose(actual["behavior_log_prob"], expected["behavior_log_prob"], atol=1e-5)
             assert (actual["version_step"] == VERSION.step).all()
-    for by_torch, by_worker in zip(by["torch"], by["remote"], strict=True):
-        for name, array in by_torch.items():
-            np.testing.assert_array_equal(by_worker[name], array, err_msg=name)
+    for kind, kind_there in (("program", "remote"), ("torch", "remote torch")):
+        for here, there in zip(by[kind], by[kind_there], strict=True):
+            for name, array in here.items():
+                np.testing.assert_array_equal(there[name], array, err_msg=f"{name} by {kind}")
 
 
 def test_a_rings_groups_step_the_same_environments_and_each_its_own(tmp_path: Path) -> None:

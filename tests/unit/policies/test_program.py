@@ -17,6 +17,7 @@ from rlsrl.policies.program import (
     CategoricalHead,
     DenseLayer,
     DenseStack,
+    DenseWeights,
     GaussianHead,
     ProgramActor,
 )
@@ -46,8 +47,9 @@ def test_evaluates_the_layers_at_their_offsets() -> None:
     vector = np.random.default_rng(0).standard_normal(26).astype(np.float32)
     z = np.random.default_rng(1).standard_normal((6, 3)).astype(np.float32)
     a = np.arange(6, dtype=np.int32)
-    stack = DenseStack(PROGRAM, num_lanes=6)
-    stack.load(Parameters(version=Version(1, 0), vector=vector, layout="0123"))
+    weights = DenseWeights(PROGRAM)
+    stack = DenseStack(weights, num_lanes=6)
+    weights.load(Parameters(version=Version(1, 0), vector=vector, layout="0123"))
     out = np.empty((2, 6), np.float32)
     stack.forward([z.T, a[np.newaxis]], out)
     features = np.concatenate([z, a[:, np.newaxis]], axis=1)
@@ -63,8 +65,9 @@ def test_a_gaussian_head_adds_the_deviations_that_stand_in_the_vector() -> None:
     frames = [np.ones((3, 6), np.float32), np.arange(6, dtype=np.int32)[np.newaxis]]
     outputs = {}
     for name, each in {"means": PROGRAM, "both": program}.items():
-        stack = DenseStack(each, num_lanes=6)
-        stack.load(parameters)
+        weights = DenseWeights(each)
+        weights.load(parameters)
+        stack = DenseStack(weights, num_lanes=6)
         outputs[name] = np.full((each.head.distribution_size, 6), np.nan, np.float32)
         stack.forward(frames, outputs[name])
     assert np.array_equal(outputs["both"][:2], outputs["means"])
@@ -115,15 +118,16 @@ def test_acting_needs_weights() -> None:
 
 def test_weights_are_copied_not_shared() -> None:
     vector = np.ones(26, np.float32)
-    actor = ProgramActor(PROGRAM, num_steps=2, num_lanes=1, rng=np.random.default_rng(0))
-    actor.load(Parameters(version=Version(1, 1), vector=vector, layout="0123"))
+    weights = DenseWeights(PROGRAM)
+    weights.load(Parameters(version=Version(1, 1), vector=vector, layout="0123"))
     vector[:] = np.nan
-    assert all(np.isfinite(weight).all() for weight in actor._stack._weights)
+    assert all(np.isfinite(layer).all() for layer in weights.layers)
 
 
 def test_acting_by_program_imports_no_torch() -> None:
     code = (
-        "import sys, rlsrl.policies.program, rlsrl.policies.acting, rlsrl.policies.base; print('torch' in sys.modules)"
+        "import sys, rlsrl.policies.program_policy, rlsrl.policies.acting, rlsrl.workers.policy\n"
+        "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

@@ -434,7 +434,10 @@ def test_whom_pods_run_as_is_chosen_or_left_to_the_cluster_within_the_restricted
 @pytest.mark.parametrize(
     ("spec", "images"),
     [
-        ({}, {"actor": "actor", "evaluator": "actor", TRAINER: "learner", COORDINATOR: "actor"}),
+        (
+            {"policyWorkers": {}},
+            {"actor": "actor", "policy": "actor", "evaluator": "actor", TRAINER: "learner", COORDINATOR: "actor"},
+        ),
         ({"policy": {"network": {"cnn": {}}}}, {"actor": "learner", "evaluator": "learner"}),
         (
             {"policy": {"network": {"cnn": {}}}, "policyWorkers": {}, "bufferWorkers": {}},

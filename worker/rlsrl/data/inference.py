@@ -7,8 +7,9 @@ an actor's actions do not depend on where its policy was evaluated or with whom 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -45,6 +46,23 @@ class RolloutResult:
     """Recurrent state after this frame, for the next request."""
     version: Version
     """The weights that were evaluated."""
+
+
+def together(requests: Sequence[RolloutRequest]) -> Arrays:
+    """The observations of all requests, by path, along the lanes: [sum of N, ...]. Of one request they are its own."""
+    if len(requests) == 1:
+        return requests[0].observation
+    return {
+        path: np.concatenate([request.observation[path] for request in requests]) for path in requests[0].observation
+    }
+
+
+def answers(
+    requests: Sequence[RolloutRequest], distribution: NDArray[np.float32], version: Version
+) -> list[RolloutResult]:
+    """Each request's part of what was computed of them ``together``, [sum of N, A]."""
+    ends = accumulate((request.num_lanes for request in requests), initial=0)
+    return [RolloutResult(distribution=distribution[a:b], version=version) for a, b in pairwise(ends)]
 
 
 def distribution_size(action: ActionSpec) -> int:

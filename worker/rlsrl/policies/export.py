@@ -19,9 +19,9 @@ from rlsrl.policies.program import (
     ActorProgram,
     CategoricalHead,
     DenseLayer,
-    DenseStack,
     GaussianHead,
 )
+from rlsrl.policies.program_policy import ProgramPolicy
 
 CHECK_LANES = 64
 """Random observations on which a program is compared with its network."""
@@ -108,17 +108,14 @@ def check_export(policy: Policy, program: ActorProgram, parameters: Parameters) 
     """
     policy.load(parameters)
     observation, mask = _random_observation(program.observation), _random_mask(program)
-    (result,) = policy.rollout(
-        [RolloutRequest(observation={**observation, **mask}, state=policy.initial_state(CHECK_LANES))]
-    )
-    stack = DenseStack(program, CHECK_LANES)
-    stack.load(parameters)
-    outputs = np.empty((program.head.distribution_size, CHECK_LANES), np.float32)
-    features = [array.reshape(CHECK_LANES, -1).T for array in observation.values()]
-    stack.forward(features, outputs, *(array.T for array in mask.values()))
+    request = RolloutRequest(observation={**observation, **mask}, state=policy.initial_state(CHECK_LANES))
+    exported = ProgramPolicy(program)
+    exported.load(parameters)
+    (of_network,), (of_program,) = (each.rollout([request]) for each in (policy, exported))
+    expected, found = of_network.distribution, of_program.distribution
     # What is illegal in both is equal, and would be the largest output by far.
-    expected = np.where(result.distribution == MASKED_LOGIT, 0.0, result.distribution)
-    found = np.where((result.distribution == MASKED_LOGIT) & (outputs.T == MASKED_LOGIT), 0.0, outputs.T)
+    legal = (expected != MASKED_LOGIT) | (found != MASKED_LOGIT)
+    expected, found = np.where(legal, expected, 0.0), np.where(legal, found, 0.0)
     largest = float(np.abs(expected).max())
     difference = float(np.abs(found - expected).max())
     if not difference <= CHECK_TOLERANCE * largest:

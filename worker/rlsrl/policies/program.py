@@ -181,50 +181,75 @@ def _size(spec: ArraySpec) -> int:
     return int(np.prod(spec.shape, dtype=np.int64))
 
 
+class DenseWeights:
+    """A program's weights, and the statistics that its observations are normalised with. One thread uses them."""
+
+    def __init__(self, program: ActorProgram) -> None:
+        self.program = program
+        self.version: Version | None = None
+        """What is loaded; None before."""
+        self.layers: Sequence[Floats] = [
+            np.zeros((layer.out_size, layer.in_size + 1), np.float32) for layer in program.layers
+        ]
+        """[W, b] of each layer, [out_size, in_size + 1]; the same arrays whatever is loaded."""
+        head = program.head
+        self.log_std: Floats = np.zeros((head.distribution_size - head.num_outputs, 1), np.float32)
+        """Of a Gaussian head, [A, 1]; the same array whatever is loaded."""
+        self.standardizations: Sequence[Standardization | None] = [None] * len(program.observation)
+        """Of each observation, for [features, N]; None: it is not normalised."""
+
+    def load(self, parameters: Parameters) -> None:
+        """Evaluate with these from now on.
+
+        Raises:
+            LayoutMismatch: they are of another network.
+        """
+        program, vector = self.program, parameters.vector
+        if parameters.layout != program.layout or vector.size != program.num_parameters:
+            raise LayoutMismatch(
+                f"weights of layout {parameters.layout} ({vector.size} values) do not fit the program's "
+                f"{program.layout} ({program.num_parameters})"
+            )
+        for layer, weight in zip(program.layers, self.layers, strict=True):
+            begin, size = layer.weight_offset, layer.out_size * layer.in_size
+            weight[:, :-1] = vector[begin : begin + size].reshape(layer.out_size, layer.in_size)
+            weight[:, -1] = vector[layer.bias_offset : layer.bias_offset + layer.out_size]
+        if isinstance(program.head, GaussianHead):
+            self.log_std[:, 0] = vector[program.head.log_std]
+        found = [Standardization.of(parameters.statistics, path) for path in program.observation]
+        self.standardizations = [each and each.as_column() for each in found]
+        self.version = parameters.version
+
+
 class DenseStack:
-    """A program with weights and statistics loaded, for N lanes at a time. One thread uses it.
+    """Evaluates a program for N lanes at a time, with whatever is loaded. One thread uses it.
 
     Everything is feature-major, [features, N], and a constant row of ones behind each layer's inputs carries the bias:
     a layer is then one matrix product straight into the next layer's contiguous input, with no transposed weights and
     no addition.
     """
 
-    def __init__(self, program: ActorProgram, num_lanes: int) -> None:
-        self._program = program
-        self._weights = [np.zeros((layer.out_size, layer.in_size + 1), np.float32) for layer in program.layers]
+    def __init__(self, weights: DenseWeights, num_lanes: int) -> None:
+        program = weights.program
+        self._loaded = weights
         inputs = [np.ones((layer.in_size + 1, num_lanes), np.float32) for layer in program.layers]
-        self._observation = self._split(inputs[0])
-        self._standardizations: list[Standardization | None] = [None] * len(self._observation)
+        ends = np.cumsum([_size(spec) for spec in program.observation.values()])
+        self._observation: list[Floats] = np.split(inputs[0][:-1], ends[:-1])
+        """The rows of each observation path."""
         activations = [ACTIVATIONS[layer.activation] for layer in program.layers]
         outputs = [following[:-1] for following in inputs[1:]]
-        *hidden, self._last = zip(self._weights, inputs, [*outputs, None], activations, strict=True)
+        *hidden, self._last = zip(weights.layers, inputs, [*outputs, None], activations, strict=True)
         self._hidden = hidden
         self._num_outputs = program.head.num_outputs
-        self._log_std: Floats = np.zeros((program.head.distribution_size - self._num_outputs, 1), np.float32)
-
-    def _split(self, features: Floats) -> list[Floats]:
-        """The rows of each observation path."""
-        ends = np.cumsum([_size(spec) for spec in self._program.observation.values()])
-        return np.split(features[:-1], ends[:-1])
-
-    def load(self, parameters: Parameters) -> None:
-        """Copy the weights out of the flat vector, and take the statistics that observations are normalised with."""
-        vector, head = parameters.vector, self._program.head
-        for layer, weight in zip(self._program.layers, self._weights, strict=True):
-            begin, size = layer.weight_offset, layer.out_size * layer.in_size
-            weight[:, :-1] = vector[begin : begin + size].reshape(layer.out_size, layer.in_size)
-            weight[:, -1] = vector[layer.bias_offset : layer.bias_offset + layer.out_size]
-        if isinstance(head, GaussianHead):
-            self._log_std[:, 0] = vector[head.log_std]
-        found = [Standardization.of(parameters.statistics, path) for path in self._program.observation]
-        self._standardizations = [each and each.as_column() for each in found]
+        self._log_std = weights.log_std
 
     def forward(self, observation: Sequence[NDArray[Any]], out: Floats, mask: NDArray[Any] | None = None) -> None:
         """Write the parameters of the action distribution, [A, N], for observations [features, N] by path in order.
 
         ``mask`` [A, N] is that of the head's path, if it has one.
         """
-        for rows, standardization, values in zip(self._observation, self._standardizations, observation, strict=True):
+        standardizations = self._loaded.standardizations
+        for rows, standardization, values in zip(self._observation, standardizations, observation, strict=True):
             if standardization is None:
                 rows[...] = values
             else:
@@ -260,7 +285,8 @@ class ProgramActor:
         ``greedy``: take the most probable action, as evaluation does.
         """
         self._program = program
-        self._stack = DenseStack(program, num_lanes)
+        self._weights = DenseWeights(program)
+        self._stack = DenseStack(self._weights, num_lanes)
         self._sampler = make_sampler(
             program.head.kind,
             program.head.num_outputs,
@@ -270,7 +296,6 @@ class ProgramActor:
             greedy=greedy,
         )
         self._distributions = list(self._sampler.parameters)
-        self._version: Version | None = None
 
     def load(self, parameters: Parameters) -> None:
         """Act with these weights from the next step on.
@@ -278,17 +303,11 @@ class ProgramActor:
         Raises:
             LayoutMismatch: they are of another network.
         """
-        if parameters.layout != self._program.layout or parameters.vector.size != self._program.num_parameters:
-            raise LayoutMismatch(
-                f"weights of layout {parameters.layout} ({parameters.vector.size} values) do not fit the program's "
-                f"{self._program.layout} ({self._program.num_parameters})"
-            )
-        self._stack.load(parameters)
-        self._version = parameters.version
+        self._weights.load(parameters)
 
     def begin(self, slot: Slot) -> None:
         """Start on a slot: draw noise for all its steps."""
-        if self._version is None:
+        if self._weights.version is None:
             raise RuntimeError("load() comes before begin()")
         arrays = slot.arrays
         self._frames = [_feature_major(arrays[path]) for path in self._program.observation]
@@ -301,7 +320,7 @@ class ProgramActor:
 
     def act(self, step: int) -> NDArray[Any]:
         """Choose the actions of that step; without a mask it allocates no array data."""
-        self._attempts[step], self._steps[step] = self._version  # type: ignore[misc]  # begin() has checked
+        self._attempts[step], self._steps[step] = self._weights.version  # type: ignore[misc]  # begin() has checked
         self._stack.forward([frames[step] for frames in self._frames], self._distributions[step], self._masks[step])
         actions: NDArray[Any] = self._actions[step]
         self._sampler.choose(step, actions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from rlsrl.data.inference import RolloutRequest, RolloutResult
+from rlsrl.data.inference import RolloutRequest, RolloutResult, answers, together
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
@@ -69,11 +68,13 @@ class TorchPolicy(Policy):
         if self._version is None:
             raise RuntimeError("load() comes before rollout()")
         with torch.inference_mode():
-            observation = standardized(_together(requests), self._standardizations)
-            tensors = {path: torch.from_numpy(array) for path, array in observation.items()}
+            observation = standardized(together(requests), self._standardizations)
+            # torch knows no memory that is read-only.
+            tensors = {
+                path: torch.from_numpy(np.require(array, requirements="W")) for path, array in observation.items()
+            }
             distribution: NDArray[np.float32] = self._network(tensors)[0].numpy()
-        ends = accumulate((request.num_lanes for request in requests), initial=0)
-        return [RolloutResult(distribution=distribution[a:b], version=self._version) for a, b in pairwise(ends)]
+        return answers(requests, distribution, self._version)
 
     def initial_state(self, num_envs: int) -> Arrays:
         """Empty: the network has no memory."""
@@ -84,15 +85,6 @@ class TorchPolicy(Policy):
         """The actor as a program, if the network says how (``networks.ExportableActor``)."""
         network = self._network
         return network.actor_program(self.layout) if isinstance(network, ExportableActor) else None
-
-
-def _together(requests: Sequence[RolloutRequest]) -> Mapping[str, NDArray[Any]]:
-    """The observations of all requests, along the lanes, in memory that torch may hold (it knows no read-only)."""
-    if len(requests) == 1:
-        return {path: np.require(array, requirements="W") for path, array in requests[0].observation.items()}
-    return {
-        path: np.concatenate([request.observation[path] for request in requests]) for path in requests[0].observation
-    }
 
 
 class TorchActor:

@@ -14,9 +14,11 @@ from rlsrl.data.version import INITIAL, Version
 from rlsrl.parameters.protocols import SourceTimeout
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.streams.protocols import StreamTimeout
-from rlsrl.workers.build.actor import WAKE_SECONDS, ActorParts, build_actor
+from rlsrl.workers.build.actor import ActorParts, build_actor
 from rlsrl.workers.context import WorkerContext
 
+WAKE_SECONDS = 0.2
+"""How long the actor waits for its trainer before it looks whether it should exit."""
 NOTHING = PollResult()
 
 

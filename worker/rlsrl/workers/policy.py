@@ -41,18 +41,16 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
         """What was done since the last statistics."""
 
     def _configure(self, config: PolicyWorkerConfig) -> None:
-        import torch
-
-        torch.set_num_threads(1)
         sys.setswitchinterval(SWITCH_SECONDS)
         self._pull = FrequencyControl(seconds=config.parameter_pull_seconds, clock=self._clock)
         self._patience = min(WAKE_SECONDS, config.parameter_pull_seconds)
-        self._parts = build_policy_worker(config, self._context)
-        self._parts.pipeline.start()
+        self._parts = build_policy_worker(config, self._context, still_wanted=lambda: not self.exiting)
+        if self._parts is not None:
+            self._parts.pipeline.start()
 
     def _poll(self) -> PollResult:
         parts = self._parts
-        assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        assert parts is not None, "without parts it is exiting"  # noqa: S101 - an invariant of our own
         self._context.membership.check()
         parts.pipeline.check()
         newer = self._newer(parts)

@@ -14,18 +14,15 @@ from rlsrl.envs.factory import make_environment
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.seeds import environment_seed
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
-from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
+from rlsrl.parameters.protocols import ParameterSource
 from rlsrl.policies.acting import RolloutActor
 from rlsrl.policies.program import ActorProgram, ProgramActor
 from rlsrl.runtime.ledger import ActorLedger
 from rlsrl.streams.protocols import SampleProducer
-from rlsrl.workers.build.common import PROGRAM_KEY, derived_seed, environment_source, torch_policy
+from rlsrl.workers.build.common import PROGRAM_KEY, await_description, derived_seed, environment_source, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
-
-WAKE_SECONDS = 0.2
-"""How long the actor waits for its trainer before it looks whether it should exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +60,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
         resources.callback(envs.close)
         parameters = open_parameter_source(config, context.token, context.tls)
         resources.callback(parameters.close)
-        description = _await_description(parameters, context, still_wanted)
+        description = await_description(parameters, context, still_wanted)
         if description is None:
             return None
         page = context.open_ledger_page()
@@ -100,18 +97,6 @@ def _returns(config: ActorConfig, envs: VectorEnv) -> DiscountedReturns | None:
     if config.return_discount is None:
         return None
     return DiscountedReturns(discount=config.return_discount, num_lanes=envs.num_envs)
-
-
-def _await_description(
-    parameters: ParameterSource, context: WorkerContext, still_wanted: Callable[[], bool]
-) -> dict[str, object] | None:
-    with context.waiting("trainer"):
-        while still_wanted():
-            try:
-                return parameters.description(timeout=WAKE_SECONDS)
-            except SourceTimeout:
-                continue
-    return None
 
 
 def _rollout_actor(

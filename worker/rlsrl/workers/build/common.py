@@ -11,14 +11,18 @@ from rlsrl.api.resolved import EvaluatorConfig, TrainerConfig
 from rlsrl.api.spec import Environment, Network
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource
-from rlsrl.parameters.protocols import ParameterDB
+from rlsrl.parameters.protocols import ParameterDB, ParameterSource, SourceTimeout
 from rlsrl.workers.build.parameters import open_parameter_store
+from rlsrl.workers.context import WorkerContext
 
 if TYPE_CHECKING:
     from rlsrl.policies.torch_policy import TorchPolicy
 
 PROGRAM_KEY = "program"
 """In the broadcast's description and in a version's metadata: the exported actor, None if it cannot be one."""
+
+DESCRIPTION_SECONDS = 0.2
+"""How long a worker waits for a trainer's word on its policy before it looks whether it should exit."""
 
 Purpose = Literal["network", "minibatches", "acting"]
 _DOMAINS: dict[Purpose, int] = {"network": 11, "minibatches": 12, "acting": 13}
@@ -57,6 +61,19 @@ def environment_source(environment: Environment) -> EnvironmentSource:
         frame_stack=environment.frame_stack,
         action_mask=environment.action_mask,
     )
+
+
+def await_description(
+    parameters: ParameterSource, context: WorkerContext, still_wanted: Callable[[], bool]
+) -> dict[str, object] | None:
+    """What a trainer says of its policy; None if this worker is no longer wanted before one has."""
+    with context.waiting("trainer"):
+        while still_wanted():
+            try:
+                return parameters.description(timeout=DESCRIPTION_SECONDS)
+            except SourceTimeout:
+                continue
+    return None
 
 
 def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int) -> TorchPolicy:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rlsrl.api.resolved import PolicyWorkerConfig
 from rlsrl.data.inference import InferenceLayout
+from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterSource
+from rlsrl.policies.base import Policy
+from rlsrl.policies.program import ActorProgram
+from rlsrl.policies.program_policy import ProgramPolicy
 from rlsrl.runtime.addresses import own_address
 from rlsrl.streams.grpc_inference import GrpcInferenceServer
-from rlsrl.workers.build.common import environment_source, torch_policy
+from rlsrl.workers.build.common import PROGRAM_KEY, await_description, environment_source, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.fresh import FreshParameters
@@ -29,16 +34,23 @@ class PolicyParts:
     """Closes the server and the source of weights."""
 
 
-def build_policy_worker(config: PolicyWorkerConfig, context: WorkerContext) -> PolicyParts:
-    """The parts: first the policy, then what it is asked through and where its weights come from.
+def build_policy_worker(
+    config: PolicyWorkerConfig, context: WorkerContext, *, still_wanted: Callable[[], bool]
+) -> PolicyParts | None:
+    """The parts: where weights come from, the policy, and what it is asked through. Waits for a trainer to say how its
+    policy is evaluated; None if no longer wanted meanwhile.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
         AddressTaken: another policy worker serves this one's address.
     """
     env_spec = environment_spec(environment_source(config.environment))
-    policy = torch_policy(config.network, env_spec, seed=config.seed)
     with ExitStack() as resources:
+        parameters = open_parameter_source(config, context.token, context.tls)
+        resources.callback(parameters.close)
+        description = await_description(parameters, context, still_wanted)
+        if description is None:
+            return None
         server = GrpcInferenceServer(
             own_address(config.serving(config.inference_endpoints, context.index)),
             token=context.token,
@@ -48,11 +60,9 @@ def build_policy_worker(config: PolicyWorkerConfig, context: WorkerContext) -> P
             on_stranger=context.count_stranger,
         )
         resources.callback(server.close)
-        parameters = open_parameter_source(config, context.token, context.tls)
-        resources.callback(parameters.close)
         fresh = FreshParameters()
         pipeline = InferencePipeline(
-            policy,
+            _policy(description, config, env_spec),
             server,
             fresh,
             max_batch_size=config.max_batch_size,
@@ -61,3 +71,14 @@ def build_policy_worker(config: PolicyWorkerConfig, context: WorkerContext) -> P
             waiting=context.waiting,
         )
         return PolicyParts(parameters=parameters, fresh=fresh, pipeline=pipeline, resources=resources.pop_all())
+
+
+def _policy(description: Mapping[str, object], config: PolicyWorkerConfig, env_spec: EnvSpec) -> Policy:
+    """The torch-free program where the policy exports one, else torch in this process."""
+    program = description[PROGRAM_KEY]
+    if isinstance(program, dict):
+        return ProgramPolicy(ActorProgram.from_json(program))
+    import torch
+
+    torch.set_num_threads(1)
+    return torch_policy(config.network, env_spec, seed=config.seed)
