@@ -63,7 +63,7 @@ CARTPOLE: Object = {
                 "minibatchSize": 256,
             }
         },
-        "actors": {"replicas": 2, "environments": 8, "rolloutLength": 128},
+        "actors": {"replicas": 2, "environments": 32, "rolloutLength": 32},
         "policyWorkers": {"replicas": 1},
         "bufferWorkers": {"replicas": 1},
         "trainers": {"replicas": 2},
