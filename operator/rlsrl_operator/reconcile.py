@@ -491,12 +491,14 @@ class Reconciler:
 
 def _waits_needlessly(pod: Manifest) -> bool:
     """Whether its node does not start a worker again that had worked until it was ended."""
-    if not is_held_back(pod):
-        return False
-    return any(
-        (parse_time(each["finishedAt"]) - parse_time(each["startedAt"])).total_seconds() > WORKED_SECONDS
-        for each in terminations(pod)
-    )
+    return is_held_back(pod) and any(_lived_seconds(each) > WORKED_SECONDS for each in terminations(pod))
+
+
+def _lived_seconds(ended: Mapping[str, Any]) -> float:
+    """How long a container ran; 0 where its node does not know."""
+    if (started := ended.get("startedAt")) is None or (finished := ended.get("finishedAt")) is None:
+        return 0.0
+    return (parse_time(finished) - parse_time(started)).total_seconds()
 
 
 def _refuse_anothers(subject: Subject, found: Manifest) -> None:

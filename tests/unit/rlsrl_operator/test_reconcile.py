@@ -314,16 +314,14 @@ def test_a_pod_that_its_node_does_not_end_is_given_up_after_its_grace_and_not_be
     assert actor["metadata"]["uid"] not in uids(world.pods("actor"))
 
 
-@pytest.mark.parametrize(("lived", "goes"), [(WORKED_SECONDS, False), (WORKED_SECONDS + 1, True)])
+@pytest.mark.parametrize(("lived", "goes"), [(None, False), (WORKED_SECONDS, False), (WORKED_SECONDS + 1, True)])
 def test_a_pod_of_a_worker_that_had_worked_and_is_made_to_wait_is_replaced(
-    world: World, lived: float, goes: bool
+    world: World, lived: float | None, goes: bool
 ) -> None:
     (actor,) = world.pods("actor")
-    ended = {
-        "exitCode": 137,
-        "startedAt": stamp(world.now - timedelta(seconds=lived)),
-        "finishedAt": stamp(world.now),
-    }
+    ended: Manifest = {"exitCode": 137, "startedAt": None, "finishedAt": None}
+    if lived is not None:
+        ended |= {"startedAt": stamp(world.now - timedelta(seconds=lived)), "finishedAt": stamp(world.now)}
     container = {"name": CONTAINER, "restartCount": 1, "lastState": {"terminated": ended}}
 
     def say(**state: Manifest) -> None:
