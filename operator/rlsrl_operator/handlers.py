@@ -42,11 +42,14 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
     metrics = OperatorMetrics(CollectorRegistry())
     handlers = kopf.OperatorRegistry()
     keys: KeyedQueue[Key] | None = None
+    reconciler: Reconciler | None = None
     tasks: list[asyncio.Task[None]] = []
     resources = contextlib.AsyncExitStack()
 
-    def wake(namespace: str | None, name: str | None) -> None:
-        if keys is not None and namespace and name:
+    def wake(namespace: str | None, name: str | None, version: str = "") -> None:
+        if keys is None or reconciler is None or not namespace or not name:
+            return
+        if reconciler.wake(Key(namespace, name), version=version):
             keys.add(Key(namespace, name))
 
     @kopf.on.login(registry=handlers)
@@ -55,7 +58,7 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
 
     @kopf.on.startup(registry=handlers)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
-        nonlocal keys
+        nonlocal keys, reconciler
         _tune(settings)
         await resources.enter_async_context(serving(metrics.registry, host=_EVERYWHERE, port=metrics_port))
         cluster = await resources.enter_async_context(connect(on_write=metrics.wrote))
@@ -80,8 +83,8 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
         await resources.aclose()
 
     @kopf.on.event(_GROUP, _VERSION, _PLURAL, registry=handlers)
-    async def experiment(namespace: str | None, name: str | None, **_: Any) -> None:
-        wake(namespace, name)
+    async def experiment(namespace: str | None, name: str | None, meta: Mapping[str, Any], **_: Any) -> None:
+        wake(namespace, name, meta.get("resourceVersion", ""))
 
     for group, version, plural in _CHILDREN:
 

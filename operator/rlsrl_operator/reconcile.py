@@ -2,6 +2,9 @@
 
 Everything is asked anew each time and nothing is taken from events, so a look that was cut short anywhere is made good
 by the next. What is remembered between looks (how objects were after their last apply) only saves writes.
+
+An experiment of which all is as it should be is looked at when it was woken, and every ``CALM_SECONDS`` besides.
+Between, only its coordinator is asked for the run's numbers.
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ TROUBLE_SECONDS = 30.0
 """When to look again at what only somebody else can mend."""
 LOST_SECONDS = 30.0
 """How long a pod may outstay its grace before it is given up: its node is dead or cut off."""
+CALM_SECONDS = 300.0
+"""How long an experiment that nobody wakes may go without a look: lost news of it are made good then."""
 WORKED_SECONDS = 60.0
 """A worker that lived for so long does not fail at once: it need not wait before it is started again."""
 _PRUNED = (("apps/v1", "Deployment"), ("networking.k8s.io/v1", "NetworkPolicy"), ("v1", "ConfigMap"))
@@ -86,12 +91,26 @@ class LookedAfter(Exception):  # noqa: N818 - named for the experiment
     """Another operator looks after the experiment. Whatever we would do, it would undo, and the other way around."""
 
 
+@dataclass
+class _Calm:
+    """An experiment of which all is as it should be: what it takes to tell its numbers."""
+
+    document: Manifest
+    """As it was written last."""
+    status: ExperimentStatus
+    subject: Subject
+    token: str
+    until: datetime
+    """When it is to be looked at anew."""
+
+
 @dataclass(frozen=True)
 class Reconciled:
     """What one look came to."""
 
     status: ExperimentStatus
     again_in: float | None
+    calm: _Calm | None = None
 
 
 @dataclass
@@ -106,6 +125,11 @@ class _Memory:
     """The present generation's record, by the uid of its object, which never changes."""
     pruned: int = 0
     """The generation for which what earlier ones needed was removed."""
+    wakes: int = 0
+    """How often it was woken."""
+    calm: _Calm | None = None
+    said: str = ""
+    """The resourceVersion that the last write of its status made."""
 
 
 class Reconciler:
@@ -131,8 +155,49 @@ class Reconciler:
         self._key = key
         """Tokens derive from it, so that one that was deleted comes back as it was."""
 
+    def wake(self, key: Key, *, version: str = "") -> bool:
+        """Something of the experiment has changed: it itself, which has that resourceVersion then, or what it made.
+
+        Returns whether it is to be looked at: what it wrote into the status itself is no news.
+        """
+        memory = self._memories[key]
+        if version and version == memory.said:
+            return False
+        memory.wakes, memory.calm = memory.wakes + 1, None
+        return True
+
     async def reconcile(self, key: Key) -> float | None:
         """Bring the experiment closer to what it should be; returns the seconds after which to look again."""
+        memory = self._memories[key]
+        calm, memory.calm = memory.calm, None
+        if calm is None or self._now() >= calm.until:
+            return await self._look_at(key)
+        try:
+            return await self._ask(key, calm)
+        except Conflict:
+            return RETRY_SECONDS
+
+    async def _ask(self, key: Key, calm: _Calm) -> float:
+        """Tell the numbers of a run of which all else is as it was said to be."""
+        wakes = self._memories[key].wakes
+        now = self._now()
+        page = await self._page(calm.subject, calm.status, calm.token, now)
+        told = _with_numbers(calm.status, page, generation=calm.document["metadata"]["generation"], now=now)
+        version = await self._say(calm.document, calm.status, told)
+        calm.document["metadata"]["resourceVersion"] = version
+        self._seen(key, told)
+        self._stay_calm(key, replace(calm, status=told), wakes)
+        return self._settings.status_seconds
+
+    def _stay_calm(self, key: Key, calm: _Calm, wakes: int) -> None:
+        """Unless it was woken since."""
+        memory = self._memories[key]
+        memory.said = calm.document["metadata"]["resourceVersion"]
+        if memory.wakes == wakes:
+            memory.calm = calm
+
+    async def _look_at(self, key: Key) -> float | None:
+        wakes = self._memories[key].wakes
         document = await self._cluster.get(API_VERSION, KIND, key.namespace, key.name)
         if document is None or "deletionTimestamp" in document["metadata"]:
             # Its objects go with it: the cluster's garbage collector follows their owner references.
@@ -144,7 +209,7 @@ class Reconciler:
             reconciled = await self._look(document, before)
             if reconciled is None:
                 return None
-            await self._say(document, before, reconciled.status)
+            document["metadata"]["resourceVersion"] = await self._say(document, before, reconciled.status)
         except Conflict as conflict:
             _log.info("conflict", key=str(key), said=str(conflict))
             return RETRY_SECONDS
@@ -152,6 +217,8 @@ class Reconciler:
             _log.warning("left_to_another_operator", key=str(key), said=str(error))
             return TROUBLE_SECONDS
         self._seen(key, reconciled.status)
+        if reconciled.calm is not None:
+            self._stay_calm(key, replace(reconciled.calm, document=document, status=reconciled.status), wakes)
         return reconciled.again_in
 
     def _memory(self, subject: Subject) -> _Memory:
@@ -220,13 +287,16 @@ class Reconciler:
             refused_edits=refused(record.experiment, asked.experiment),
             not_to_say=() if record.experiment == asked.experiment else self._not_to_say(asked),
         )
-        if (page := await self._page(subject, told, token, now)) is not None:
-            told = told.model_copy(update={"training": statuses.training(page, now)})
-            told = statuses.durable(told, page, generation=generation, now=now)
+        page = await self._page(subject, told, token, now)
+        told = _with_numbers(told, page, generation=generation, now=now)
+        calm = None
         if is_settled(told, templates, pods):
             await self._prune(subject, record)
+            if told.phase not in TERMINAL:
+                until = now + timedelta(seconds=CALM_SECONDS)
+                calm = _Calm(document=document, status=told, subject=subject, token=token, until=until)
         soon = min(self._settings.status_seconds, QUEUE_SECONDS) if queue_refuses else self._settings.status_seconds
-        return Reconciled(told, left if told.phase in TERMINAL else soon)
+        return Reconciled(told, left if told.phase in TERMINAL else soon, calm)
 
     def _subject(self, document: Manifest) -> Subject:
         metadata = document["metadata"]
@@ -487,6 +557,16 @@ class Reconciler:
             pass
         except Refused as error:
             _log.warning("event_refused", reason=reason, error=str(error))
+
+
+def _with_numbers(
+    status: ExperimentStatus, page: Mapping[str, Any] | None, *, generation: int, now: datetime
+) -> ExperimentStatus:
+    """The status with what the coordinator told; as it was if it told nothing."""
+    if page is None:
+        return status
+    told = status.model_copy(update={"training": statuses.training(page, now)})
+    return statuses.durable(told, page, generation=generation, now=now)
 
 
 def _waits_needlessly(pod: Manifest) -> bool:

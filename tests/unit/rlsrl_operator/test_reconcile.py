@@ -24,7 +24,8 @@ from rlsrl.testing.documents import minimal
 from rlsrl_operator.cluster import Cluster, Conflict
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION
-from rlsrl_operator.reconcile import LOST_SECONDS, WORKED_SECONDS, Key, Reconciler
+from rlsrl_operator.numbers import Numbers
+from rlsrl_operator.reconcile import CALM_SECONDS, LOST_SECONDS, WORKED_SECONDS, Key, Reconciler
 from rlsrl_operator.roles import TRAINER
 from rlsrl_operator.settings import Images, SecretName
 from rlsrl_operator.status import condition, read, stamp
@@ -50,6 +51,8 @@ class ApiServer:
         self.objects: dict[Place, Manifest] = {}
         self.writes: list[str] = []
         """What was written: verb, kind and name."""
+        self.asked: list[str] = []
+        """The kinds of what was read."""
         self.refuses: Callable[[str], bool] = lambda write: False
         """Which writes end in a conflict."""
         self.resources = self
@@ -87,6 +90,7 @@ class ApiServer:
     async def get(self, resource: Resource | None = None, **asked: Any) -> Any:
         if resource is None:
             return Resource(kind=asked["kind"], of_status=False)
+        self.asked.append(resource.kind)
         if "name" in asked:
             return self._answer(self._found(resource, asked["name"]))
         wanted = dict(pair.split("=") for pair in asked.get("label_selector", "").split(",") if pair)
@@ -158,10 +162,24 @@ class Silent:
         del host, token
 
 
+class Counting:
+    """A coordinator that answers each time, with one more step."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    async def ask(self, host: str, token: str) -> dict[str, Any]:
+        del host, token
+        self.answers += 1
+        self.meanwhile()
+        return {"totals": {"env_steps": self.answers}}
+
+
 class World:
     """An experiment, the operator that looks at it, and the controllers that make its pods."""
 
-    def __init__(self, **spec: Any) -> None:
+    def __init__(self, numbers: Numbers | None = None, **spec: Any) -> None:
         document = minimal()
         document["spec"] |= {"trainers": {"replicas": 2}, **spec}
         self.server = ApiServer()
@@ -169,7 +187,7 @@ class World:
         self.server.put(document)
         self.cluster = Cluster(cast("Any", self.server), on_write=lambda kind, verb: None)
         self.key = Key(NAMESPACE, NAME)
-        self.reconciler = Reconciler(self.cluster, SETTINGS, Silent(), key=b"key", now=lambda: self.now)
+        self.reconciler = Reconciler(self.cluster, SETTINGS, numbers or Silent(), key=b"key", now=lambda: self.now)
 
     @property
     def document(self) -> Manifest:
@@ -185,7 +203,12 @@ class World:
         self.server.change(self.document, {"spec": {**self.document["spec"], **spec}})
 
     def look(self) -> list[str]:
-        """Look once; returns what was written."""
+        """Look once, as if something had changed; returns what was written."""
+        self.reconciler.wake(self.key)
+        return self.come_back()
+
+    def come_back(self) -> list[str]:
+        """What it does when it was not woken; returns what was written."""
         before = len(self.server.writes)
         asyncio.run(self.reconciler.reconcile(self.key))
         return self.server.writes[before:]
@@ -261,6 +284,72 @@ def test_where_all_is_as_it_should_be_nothing_is_written() -> None:
     for _ in range(3):
         world.now += timedelta(minutes=1)
         assert world.look() == []
+
+
+@pytest.fixture
+def training() -> World:
+    """A run whose coordinator tells of it, and that was looked at since it changed last."""
+    world = World(Counting())
+    world.settle()
+    world.look()
+    return world
+
+
+def test_while_nothing_changes_only_the_numbers_are_asked_for_and_told(training: World) -> None:
+    training.server.asked.clear()
+    for _ in range(3):
+        training.now += timedelta(seconds=SETTINGS.status_seconds)
+        steps = read(training.document).training
+        assert training.come_back() == [f"replace RLExperiment/status {NAME}"]
+        told = read(training.document).training
+        assert told is not None and steps is not None  # noqa: PT018
+        assert told.env_steps == (steps.env_steps or 0) + 1
+    assert training.server.asked == []
+
+
+def test_what_it_said_itself_is_no_news_and_everything_else_is(training: World) -> None:
+    training.now += timedelta(seconds=SETTINGS.status_seconds)
+    training.come_back()
+    version = training.document["metadata"]["resourceVersion"]
+    assert not training.reconciler.wake(training.key, version=version)
+    assert training.reconciler.wake(training.key, version="1" + version)
+    assert training.reconciler.wake(training.key), "a child"
+    training.server.asked.clear()
+    training.come_back()
+    assert training.server.asked != []
+
+
+def test_news_that_were_lost_are_made_good_after_a_while(training: World) -> None:
+    (actor,) = (each for each in training.server.of_kind("Deployment") if each["metadata"]["name"] == "a-actor")
+    del training.server.objects[training.server.place("Deployment", "a-actor")]
+    training.now += timedelta(seconds=CALM_SECONDS - SETTINGS.status_seconds)
+    training.come_back()
+    assert "a-actor" not in training.contents("Deployment")
+    training.now += timedelta(seconds=SETTINGS.status_seconds)
+    training.come_back()
+    assert training.contents("Deployment")["a-actor"]["spec"] == actor["spec"]
+
+
+@pytest.mark.parametrize("how", ["look", "come_back"])
+def test_news_that_come_during_a_look_are_looked_at(training: World, how: str) -> None:
+    numbers = cast("Counting", training.reconciler._numbers)
+    numbers.meanwhile = lambda: training.reconciler.wake(training.key)
+    training.now += timedelta(seconds=SETTINGS.status_seconds)
+    getattr(training, how)()
+    numbers.meanwhile = lambda: None
+    training.server.asked.clear()
+    training.come_back()
+    assert training.server.asked != []
+
+
+def test_numbers_are_not_told_of_an_experiment_that_has_changed(training: World) -> None:
+    training.edit(suspend=True)
+    before = copy.deepcopy(training.document)
+    training.now += timedelta(seconds=SETTINGS.status_seconds)
+    training.come_back()
+    assert training.document == before
+    training.come_back()
+    assert read(training.document).phase == "Suspended"
 
 
 def test_an_object_that_took_anothers_name_is_not_deleted_for_it(world: World) -> None:
