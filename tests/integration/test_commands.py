@@ -30,7 +30,7 @@ metadata: {name: commands}
 spec:
   environment: {factory: "slow_to_make:SlowToMakeEnv"}
   actors: {environments: 2}
-  policyWorkers: {replicas: 1}
+  bufferWorkers: {replicas: 1}
   stop: {trainSteps: 1}
 """
 SLOW_TO_MAKE = """
@@ -102,17 +102,17 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 def test_a_worker_told_to_pause_while_it_is_built_stays_paused_until_it_is_told_to_start(workers: Workers) -> None:
     workers.start("coordinator", workers.told.coordinator)
-    policy = workers.start("policy", workers.told.policy)
-    until(lambda: workers.state("policy") == "configuring", "a policy worker that makes its environment")
-    assert workers.client.send("policy", Command(kind=CommandKind.PAUSE), timeout=DEADLINE_SECONDS) == 1
-    until(lambda: workers.state("policy") == "paused", "it has heard")
+    buffer = workers.start("buffer", workers.told.buffer)
+    until(lambda: workers.state("buffer") == "configuring", "a buffer worker that makes its environment")
+    assert workers.client.send("buffer", Command(kind=CommandKind.PAUSE), timeout=DEADLINE_SECONDS) == 1
+    until(lambda: workers.state("buffer") == "paused", "it has heard")
     os.close(os.open(workers.folder / "go-on", os.O_WRONLY))  # waits until the environment is being made
-    log = workers.folder / "logs" / "policy-0.jsonl"
-    until(lambda: '"configured"' in log.read_text(), "a policy worker that is built")
+    log = workers.folder / "logs" / "buffer-0.jsonl"
+    until(lambda: '"configured"' in log.read_text(), "a buffer worker that is built")
     for _ in range(2):  # the first may have been on its way before
-        workers.await_heartbeat("policy")
-    assert workers.state("policy") == "paused"
-    workers.client.send("policy", Command(kind=CommandKind.START), timeout=DEADLINE_SECONDS)
-    until(lambda: workers.state("policy") == "running", "it goes on")
-    policy.send_signal(signal.SIGTERM)
-    assert policy.wait(DEADLINE_SECONDS) == 0
+        workers.await_heartbeat("buffer")
+    assert workers.state("buffer") == "paused"
+    workers.client.send("buffer", Command(kind=CommandKind.START), timeout=DEADLINE_SECONDS)
+    until(lambda: workers.state("buffer") == "running", "it goes on")
+    buffer.send_signal(signal.SIGTERM)
+    assert buffer.wait(DEADLINE_SECONDS) == 0
