@@ -13,7 +13,6 @@ EXPERIMENT = GATED_EXPERIMENT + "  bufferWorkers: {{replicas: 1}}\n"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cartpole-buffer-worker.yaml"
 
 
-@pytest.mark.slow
 def test_a_kill_of_the_buffer_worker_and_of_its_neighbours(tmp_path: Path) -> None:
     with KillCampaign(tmp_path, EXPERIMENT, seed=1) as campaign:
         campaign.kill("buffer", "training")

@@ -13,7 +13,6 @@ from rlsrl.testing.live_runs import GATED_EXPERIMENT, LiveRun
 EXPERIMENT = GATED_EXPERIMENT + "  trainers: {{replicas: 2}}\n"
 
 
-@pytest.mark.slow
 def test_a_kill_of_a_rank_restarts_its_gang_and_nothing_else(tmp_path: Path) -> None:
     with KillCampaign(tmp_path, EXPERIMENT, seed=1) as campaign:
         campaign.kill("trainer", "training")

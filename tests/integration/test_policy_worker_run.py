@@ -16,7 +16,6 @@ EXPERIMENT = (
 )
 
 
-@pytest.mark.slow
 def test_a_killed_policy_worker_is_the_only_one_that_is_missed(tmp_path: Path) -> None:
     with KillCampaign(tmp_path, EXPERIMENT, seed=3) as campaign:
         campaign.kill("policy", "training")
