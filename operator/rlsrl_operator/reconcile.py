@@ -218,7 +218,7 @@ class Reconciler:
             return TROUBLE_SECONDS
         self._seen(key, reconciled.status)
         if reconciled.calm is not None:
-            self._stay_calm(key, replace(reconciled.calm, document=document, status=reconciled.status), wakes)
+            self._stay_calm(key, reconciled.calm, wakes)
         return reconciled.again_in
 
     def _memory(self, subject: Subject) -> _Memory:
