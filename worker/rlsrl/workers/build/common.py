@@ -66,9 +66,14 @@ def environment_source(environment: Environment) -> EnvironmentSource:
 def await_description(
     parameters: ParameterSource, context: WorkerContext, still_wanted: Callable[[], bool]
 ) -> dict[str, object] | None:
-    """What a trainer says of its policy; None if this worker is no longer wanted before one has."""
+    """What a trainer says of its policy; None if this worker is no longer wanted before one has.
+
+    Raises:
+        MembershipError: the worker lost its place meanwhile.
+    """
     with context.waiting("trainer"):
         while still_wanted():
+            context.membership.check()
             try:
                 return parameters.description(timeout=DESCRIPTION_SECONDS)
             except SourceTimeout:

@@ -1,0 +1,43 @@
+"""Waiting for a trainer's word on its policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
+from rlsrl.runtime.roster import MembershipError
+from rlsrl.testing.contexts import RecordingMembership, make_context
+from rlsrl.workers.build.common import await_description
+
+
+class Silent:
+    """Weights of a trainer that never speaks."""
+
+    def description(self, timeout: float) -> dict[str, Any]:
+        raise SourceTimeout(f"nothing in {timeout} s")
+
+
+class Lost(RecordingMembership):
+    """A place in the roster that is lost at the third look."""
+
+    looks = 0
+
+    def check(self) -> None:
+        self.looks += 1
+        if self.looks == 3:
+            raise MembershipError("the place is another's")
+
+
+def test_a_worker_that_lost_its_place_does_not_wait_on(tmp_path: Path) -> None:
+    context = make_context("policy", tmp_path, membership=Lost())
+    with pytest.raises(MembershipError, match="another's"):
+        await_description(cast("ParameterSource", Silent()), context, still_wanted=lambda: True)
+
+
+def test_a_worker_that_is_no_longer_wanted_gets_none(tmp_path: Path) -> None:
+    wanted = iter([True, True, False])
+    context = make_context("policy", tmp_path)
+    assert await_description(cast("ParameterSource", Silent()), context, still_wanted=lambda: next(wanted)) is None
