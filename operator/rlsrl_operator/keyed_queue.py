@@ -11,6 +11,8 @@ import structlog
 
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 30.0
+PAUSE_SECONDS = 0.2
+"""News come in bursts: a pod that starts has half a dozen within a second."""
 
 Key = TypeVar("Key")
 _log = structlog.stdlib.get_logger("queue")
@@ -19,17 +21,23 @@ _log = structlog.stdlib.get_logger("queue")
 class KeyedQueue(Generic[Key]):
     """Calls ``work(key)`` for each key that was added, ``num_workers`` keys at a time.
 
-    A key that is added while it is worked on is worked on once more afterwards. ``work`` returns the seconds after
-    which it wants to be called again, or None; when it raises, that is logged and the key comes again, ever later.
+    A key that is added while it is worked on, or within ``pause`` seconds after, is worked on once more then. ``work``
+    returns the seconds after which it wants to be called again, or None; when it raises, that is logged and the key
+    comes again, ever later.
     """
 
-    def __init__(self, work: Callable[[Key], Awaitable[float | None]], *, num_workers: int) -> None:
+    def __init__(
+        self, work: Callable[[Key], Awaitable[float | None]], *, num_workers: int, pause: float = PAUSE_SECONDS
+    ) -> None:
         self._work = work
         self._num_workers = num_workers
+        self._pause = pause
         self._line: asyncio.Queue[Key] = asyncio.Queue()
         self._waiting: set[Key] = set()
         self._busy: set[Key] = set()
+        self._resting: set[Key] = set()
         self._again: set[Key] = set()
+        """Those of whom there was news while they were busy or resting."""
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._num_failures: dict[Key, int] = {}
         self._since: dict[Key, float] = {}
@@ -54,7 +62,7 @@ class KeyedQueue(Generic[Key]):
         """Have the key looked at soon."""
         if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
-        if key in self._busy:
+        if key in self._busy or key in self._resting:
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
@@ -75,12 +83,19 @@ class KeyedQueue(Generic[Key]):
             delay = await self._attempt(key)
             self._busy.discard(key)
             self._since.pop(key)
-            again = key in self._again and key not in self._num_failures
+            if key in self._num_failures:
+                self._again.discard(key)
+            self._resting.add(key)
+            clock = asyncio.get_running_loop()
+            clock.call_later(self._pause, self._wake, key)
+            if delay is not None:
+                self._timers[key] = clock.call_later(delay, self.add, key)
+
+    def _wake(self, key: Key) -> None:
+        self._resting.discard(key)
+        if key in self._again:
             self._again.discard(key)
-            if again:
-                self.add(key)
-            elif delay is not None:
-                self._timers[key] = asyncio.get_running_loop().call_later(delay, self.add, key)
+            self.add(key)
 
     async def _attempt(self, key: Key) -> float | None:
         try:

@@ -65,6 +65,16 @@ WORKED_SECONDS = 60.0
 """A worker that lived for so long does not fail at once: it need not wait before it is started again."""
 _PRUNED = (("apps/v1", "Deployment"), ("networking.k8s.io/v1", "NetworkPolicy"), ("v1", "ConfigMap"))
 """What a generation may have that a later one has not."""
+_KINDS = (
+    *_PRUNED,
+    ("apps/v1", "StatefulSet"),
+    ("v1", "PersistentVolumeClaim"),
+    ("v1", "Secret"),
+    ("v1", "Service"),
+)
+"""Of the objects that an experiment is made of."""
+_There = Mapping[tuple[str, str], Manifest]
+"""The objects with an experiment's labels, by kind and name."""
 _log = structlog.stdlib.get_logger("reconcile")
 
 
@@ -247,8 +257,9 @@ class Reconciler:
         if (left := self._time_left(status, subject, now)) is not None and left <= 0:
             await self._cluster.delete(document)
             return None
+        there = await self._there(subject)
         try:
-            record, on_record = await self._record(subject)
+            record, on_record = await self._record(subject, there)
         except Foreign as error:
             return not_accepted("NameConflict", str(error))
         if record is None:
@@ -269,8 +280,8 @@ class Reconciler:
                 # Whoever comes second has a conflict, and looks again at what the first has written.
                 await self._cluster.create(record_object(subject, record, self._key))
             else:
-                await self._keep(subject, on_record)
-            token, refusal = await self._bring_about(subject, record, judged, pods)
+                await self._keep(subject, on_record, there)
+            token, refusal = await self._bring_about(subject, record, judged, pods, there)
         except Foreign as error:
             return not_accepted("NameConflict", str(error))
         except Refused as error:
@@ -315,7 +326,7 @@ class Reconciler:
         """What the experiment says of its pods that the administrator does not let it say."""
         return [] if self._settings.pod_templates == "any" else refusals(subject.experiment)
 
-    async def _record(self, subject: Subject) -> tuple[Record | None, Manifest | None]:
+    async def _record(self, subject: Subject, there: _There) -> tuple[Record | None, Manifest | None]:
         """What this generation is made of: as it is on record, with the object that says so, or as it follows from the
         one before. An edit that cannot be leaves everything as it was; None for what cannot be from the beginning.
 
@@ -323,7 +334,7 @@ class Reconciler:
             Foreign: an object that is not ours is in the record's place.
             LookedAfter: another operator wrote it, or the one before it.
         """
-        found = await self._cluster.get("v1", "ConfigMap", subject.namespace, subject.record_name)
+        found = await self._observed("v1", "ConfigMap", subject.metadata(subject.record_name), there)
         if found is not None:
             memory, uid = self._memory(subject), found["metadata"]["uid"]
             if memory.record is None or memory.record[0] != uid:
@@ -371,8 +382,16 @@ class Reconciler:
         found = await self._cluster.list("v1", "Pod", subject.namespace, subject.own_labels)
         return [pod for pod in found if ROLE_LABEL in pod["metadata"]["labels"]]
 
+    async def _there(self, subject: Subject) -> _There:
+        """A few lists cost both sides less than a question for each object."""
+        return {
+            (kind, each["metadata"]["name"]): each
+            for api_version, kind in _KINDS
+            for each in await self._cluster.list(api_version, kind, subject.namespace, subject.own_labels)
+        }
+
     async def _bring_about(
-        self, subject: Subject, record: Record, status: ExperimentStatus, pods: Sequence[Manifest]
+        self, subject: Subject, record: Record, status: ExperimentStatus, pods: Sequence[Manifest], there: _There
     ) -> tuple[str, str | None]:
         """Make all objects what they should be; returns the experiment's token, and why its queue does not take the
         trainers yet if it does not.
@@ -382,33 +401,33 @@ class Reconciler:
             Refused: the API server does not take one.
             Conflict: somebody else was faster.
         """
-        secret = await self._keep(subject, token_secret(subject, token_of(self._key, subject.uid)))
+        secret = await self._keep(subject, token_secret(subject, token_of(self._key, subject.uid)), there)
         if (claim := volume_claim(subject)) is not None:
-            await self._claim(claim)
+            await self._claim(claim, there)
         refusal = None
         for manifest in record.manifests:
             if manifest.get("immutable"):
-                await self._keep(subject, manifest)
+                await self._keep(subject, manifest, there)
                 continue
             wanted = overlaid(manifest, status, pods, self._now())
             try:
-                await self._apply(subject, wanted)
+                await self._apply(subject, wanted, there)
             except NotYet as error:
                 refusal = str(error)
         return base64.b64decode(secret["data"][TOKEN_KEY]).decode(), refusal
 
-    async def _keep(self, subject: Subject, wanted: Manifest) -> Manifest:
+    async def _keep(self, subject: Subject, wanted: Manifest, there: _There) -> Manifest:
         """An object whose data are decided once, by whoever makes it; returns it with them."""
-        found = await self._get(wanted)
+        found = await self._observed(wanted["apiVersion"], wanted["kind"], wanted["metadata"], there)
         if found is None:
             return await self._cluster.create(wanted)
-        await self._apply(subject, {**wanted, "data": found.get("data", {})})
+        await self._apply(subject, {**wanted, "data": found.get("data", {})}, there)
         return found
 
-    async def _claim(self, wanted: Manifest) -> None:
+    async def _claim(self, wanted: Manifest, there: _There) -> None:
         """A volume's claim stays as it was made, and one that an experiment of the same name left is taken over.
         Whether it goes with the experiment may change: its owner says so."""
-        found = await self._get(wanted)
+        found = await self._observed(wanted["apiVersion"], wanted["kind"], wanted["metadata"], there)
         if found is None:
             await self._cluster.create(wanted)
         elif not is_ours(wanted, found, by_owner=False):
@@ -419,14 +438,19 @@ class Reconciler:
             metadata = {**found["metadata"], "labels": wanted["metadata"]["labels"], "ownerReferences": owners}
             await self._cluster.replace({**found, "metadata": metadata})
 
-    async def _get(self, wanted: Manifest) -> Manifest | None:
-        metadata = wanted["metadata"]
-        return await self._cluster.get(wanted["apiVersion"], wanted["kind"], metadata["namespace"], metadata["name"])
+    async def _observed(
+        self, api_version: str, kind: str, metadata: Mapping[str, Any], there: _There
+    ) -> Manifest | None:
+        """The object of that name. One that is not ours has not our labels, and one of ours may have lost them."""
+        found = there.get((kind, metadata["name"]))
+        if found is not None:
+            return found
+        return await self._cluster.get(api_version, kind, metadata["namespace"], metadata["name"])
 
-    async def _apply(self, subject: Subject, wanted: Manifest) -> None:
+    async def _apply(self, subject: Subject, wanted: Manifest, there: _There) -> None:
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         known = self._memory(subject).applied
-        observed = await self._get(wanted)
+        observed = await self._observed(wanted["apiVersion"], kind, wanted["metadata"], there)
         wanted = stepwise(wanted, observed)
         what = step(wanted, observed, known.get((kind, name)))
         if what is Step.CONFLICT:

@@ -56,9 +56,9 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def running(
-    work: Callable[[str], Awaitable[float | None]], *, num_workers: int = 2
+    work: Callable[[str], Awaitable[float | None]], *, num_workers: int = 2, pause: float = 0.0
 ) -> AsyncIterator[KeyedQueue[str]]:
-    keys = KeyedQueue(work, num_workers=num_workers)
+    keys = KeyedQueue(work, num_workers=num_workers, pause=pause)
     task = asyncio.create_task(keys.run())
     try:
         yield keys
@@ -235,6 +235,29 @@ def test_work_that_wants_to_be_called_again_is_and_otherwise_not() -> None:
             keys.add("again")
             assert sorted([await work.ended.get() for _ in range(4)]) == ["again", "again", "again", "once"]
             assert work.calls == {"once": 1, "again": 3}
+
+    run(test())
+
+
+def test_a_burst_of_news_is_worked_on_at_once_and_once_more_after_a_pause() -> None:
+    async def test() -> None:
+        work = Work()
+        async with running(work, pause=0.05) as keys:
+            clock = asyncio.get_running_loop()
+            keys.add("a")
+            await work.ended.get()
+            first = clock.time()
+            for _ in range(3):
+                keys.add("a")
+                await asyncio.sleep(0)
+                keys.add("b")
+            assert await work.ended.get() == "b", "nobody else has to wait"
+            assert await work.ended.get() == "a"
+            assert clock.time() - first >= 0.04
+            keys.add("end")
+            while await work.ended.get() != "end":
+                pass
+            assert work.calls["a"] == 2
 
     run(test())
 

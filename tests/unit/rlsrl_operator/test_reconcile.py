@@ -10,6 +10,7 @@ import asyncio
 import copy
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -85,7 +86,7 @@ class ApiServer:
         self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
         return made
 
-    # What the dynamic client is called for. ``get`` is that of its resources, too.
+    # What the dynamic client is called for, with the operator's serializer. ``get`` is that of its resources, too.
 
     async def get(self, resource: Resource | None = None, **asked: Any) -> Any:
         if resource is None:
@@ -152,7 +153,7 @@ class ApiServer:
 
     @staticmethod
     def _answer(value: Manifest) -> Any:
-        return SimpleNamespace(to_dict=lambda: copy.deepcopy(value))
+        return copy.deepcopy(value)
 
 
 class Silent:
@@ -284,6 +285,13 @@ def test_where_all_is_as_it_should_be_nothing_is_written() -> None:
     for _ in range(3):
         world.now += timedelta(minutes=1)
         assert world.look() == []
+
+
+def test_a_look_at_what_is_well_asks_once_for_each_kind_and_not_for_each_object(world: World) -> None:
+    world.server.asked.clear()
+    assert world.look() == []
+    assert set(Counter(world.server.asked).values()) == {1}
+    assert len(world.server.asked) < len(world.server.objects) / 2
 
 
 @pytest.fixture

@@ -285,11 +285,16 @@ def nodes(image: str) -> Iterator[Nodes]:
 
 _PROCESSES = """
 import os, sys
+def command_of(pid):
+    return open(f"/proc/{pid}/cmdline").read().split("\\0")
 def processes(uid):
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             groups = open(f"/proc/{pid}/cgroup").read().replace("_", "-")
-            command = open(f"/proc/{pid}/cmdline").read().split("\\0")
+            command = command_of(pid)
+            parent = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
+            if "rlsrl.workers.gang_launcher" in command and command_of(parent) == command:
+                command = ["rlsrl.workers", "a rank, which its launcher forked"]
         except OSError:
             continue
         if uid in groups and command[0]:

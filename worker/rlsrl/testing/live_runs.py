@@ -49,6 +49,7 @@ spec:
 """
 """An experiment that goes on until the file ``gate`` is there, with small and frequent versions."""
 
+_LAUNCHER = "rlsrl.workers.gang_launcher"
 _Value = TypeVar("_Value")
 
 
@@ -333,9 +334,12 @@ def _workers_of(run_folder: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
     for process in psutil.process_iter():
         try:
             command = process.cmdline()
+            # A gang's ranks are forks of their launcher.
+            is_rank = _LAUNCHER in command and (parent := process.parent()) is not None and parent.cmdline() == command
         except psutil.Error:
             continue  # it ended meanwhile, or is not ours to look at
-        if "rlsrl.workers" in command and any(argument.startswith(configs) for argument in command):
+        is_worker = is_rank or "rlsrl.workers" in command
+        if is_worker and any(argument.startswith(configs) for argument in command):
             yield process, command
 
 

@@ -12,18 +12,24 @@ _Value = TypeVar("_Value")
 DEADLINE_SECONDS = 120.0
 """For what takes seconds on an idle machine: never reached."""
 _BETWEEN_SECONDS = 0.05
+_LONGEST_BETWEEN_SECONDS = 0.5
+_SHARE = 1 / 40
 
 
 def until(condition: Callable[[], _Value | None], what: str, *, timeout: float = DEADLINE_SECONDS) -> _Value:
     """Ask again and again until the answer is true; the answer.
 
+    The longer it has waited the longer it leaves between two questions, as asking takes from what is waited for: the
+    API server of a cluster on the same two cores.
+
     Raises:
         TimeoutError: it was not within ``timeout`` seconds; names ``what``.
     """
-    deadline = time.monotonic() + timeout
+    start = time.monotonic()
     pause = threading.Event()
     while not (value := condition()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - start
+        if waited > timeout:
             raise TimeoutError(f"not within {timeout} s: {what}")
-        pause.wait(_BETWEEN_SECONDS)
+        pause.wait(min(max(_BETWEEN_SECONDS, waited * _SHARE), _LONGEST_BETWEEN_SECONDS))
     return value

@@ -288,7 +288,7 @@ def _log(config: RoleConfig, role: str, index: int) -> None:
     configure_logging(experiment=config.experiment, role=role, index=index, path=path)
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """End the process at once. All that matters is closed by now; the rest of an interpreter's usual end is a second
     of tearing torch down, in which threads of gloo were seen to abort a rank that had done its work.
     """
@@ -299,4 +299,4 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _leave(main())
+    leave(main())

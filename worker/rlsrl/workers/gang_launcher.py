@@ -3,6 +3,9 @@
 What follows that goes to each rank's ``rlsrl.workers``. The ranks are one process to whoever started them: it ends when
 they have ended, dies when one dies, and takes all of them along. Exit codes are those of ``rlsrl.workers``.
 
+Ranks are forks of the launcher, so that torch is imported once: it is most of what a gang's restart takes. Nothing that
+a fork would break is alive by then: no device was asked for, no channel opened, no thread pool begun.
+
 A gang on one machine meets by files that have no name and go with the launcher. torchrun's own way is a server that
 listens beyond loopback and whose clients unpickle what it holds. A gang on several machines meets there, at the first
 one's address: among pods, whom a NetworkPolicy keeps strangers from.
@@ -11,8 +14,10 @@ one's address: among pods, whom a NetworkPolicy keeps strangers from.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -87,21 +92,45 @@ def _launch(options: list[str], rest: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import api as launcher
 
+    import rlsrl.workers.__main__
+    import rlsrl.workers.trainer  # noqa: F401 - for the ranks
+
     # The ranks log for themselves, and torchrun's folder for it would stay behind after a SIGKILL.
-    options += ["--max-restarts=0", f"--log-dir={os.devnull}"]
+    options += ["--max-restarts=0", f"--log-dir={os.devnull}", "--start-method=fork"]
     options += ["--signals-to-handle=SIGTERM", f"--shutdown-timeout={SHUTDOWN_SECONDS}"]
     # torchrun has no option for it.
     agent = functools.partial(LocalElasticAgent, exit_barrier_timeout=BARRIER_SECONDS)
     launcher.LocalElasticAgent = agent  # type: ignore[attr-defined, assignment]
+    arguments = torchrun.parse_args([*options, "-m", "rlsrl.workers", *rest])  # type: ignore[no-untyped-call]
+    # torchrun's own ``run`` starts commands; its launcher takes functions, too.
+    config, _, _ = torchrun.config_from_args(arguments)
     try:
-        arguments = torchrun.parse_args([*options, "-m", "rlsrl.workers", *rest])  # type: ignore[no-untyped-call]
-        torchrun.run(arguments)  # type: ignore[no-untyped-call]
+        launcher.elastic_launch(config, _rank)(*rest)
     except SignalException:
         return 0
     except ChildFailedError as error:
         codes = {failure.exitcode for failure in error.failures.values()}
         return CONFIGURATION_ERROR if CONFIGURATION_ERROR in codes else 1
     return 0
+
+
+def _rank(*arguments: str) -> None:
+    """Be one rank. It returns when the work is done, which torchrun waits to be told; any other end is at once."""
+    from rlsrl.workers.__main__ import leave, main
+
+    # The launcher's way to end is not a rank's. Whether it was asked to is told by the pipe: nobody waits for it then.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    told, tell = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    sys.argv = ["rlsrl.workers", *arguments]
+    code = main()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(BlockingIOError):
+        if signal.SIGTERM in os.read(told, 1024):
+            leave(code)
+    if code:
+        leave(code)
 
 
 if __name__ == "__main__":
