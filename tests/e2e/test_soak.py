@@ -38,19 +38,22 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.used: defaultdict[str, list[dict[str, int]]] = defaultdict(list)
 
-    def hit(self) -> None:
-        """One fault of a kind and role drawn uniformly; of a role that is not well yet, it hits who is there."""
+    def hit(self) -> str:
+        """Tell the name of one fault of a kind and role drawn uniformly; who is there is hit, well or not."""
         kind, role = self._random.choice(["kill", "deletion"]), self._random.choice([*ROLES])
         pods = [pod for pod in self._experiment.pods(role) if "deletionTimestamp" not in pod["metadata"]]
         if not pods:
-            self.counts[f"{kind} of {role}, of whom nobody was there"] += 1
-            return
+            name = f"{kind} of {role}, of whom nobody was there"
+            self.counts[name] += 1
+            return name
         victim = self._random.choice(pods)
         if kind == "kill":
             self._hands.kill(victim)
         else:
             self._experiment.where.delete("pod", victim["metadata"]["name"])
-        self.counts[f"{kind} of {role}"] += 1
+        name = f"{kind} of {role}"
+        self.counts[name] += 1
+        return name
 
     def look(self) -> None:
         """Note what every pod uses that has been at work for a while, the operator's too."""
@@ -82,15 +85,21 @@ def test_half_an_hour_of_faults(where: Namespace, system: Namespace, hands: Node
     soak = Soak(experiment, hands, system)
     first, began = experiment.env_steps(), time.monotonic()
     due = began
+    trained: defaultdict[str, list[int]] = defaultdict(list)
     while time.monotonic() - began < SOAK_SECONDS:
-        soak.hit()
+        steps = experiment.env_steps()
+        fault = soak.hit()
         due += FAULT_SECONDS
         until(lambda: time.monotonic() > due - FAULT_SECONDS / 2, "half of the time until the next fault")  # noqa: B023
         soak.look()
         until(lambda: time.monotonic() > due, "the next fault is due")  # noqa: B023
+        trained[fault].append(experiment.env_steps() - steps)
     disturbed = (experiment.env_steps() - first) / (time.monotonic() - began)
     kept = disturbed / undisturbed
     print(f"seed {SEED}: {dict(sorted(soak.counts.items()))}")  # noqa: T201
+    for fault, amounts in sorted(trained.items()):
+        lost = FAULT_SECONDS - statistics.mean(amounts) / undisturbed
+        print(f"{fault:40s} {lost:6.1f} s of training lost, mean of {len(amounts)}")  # noqa: T201
     print(f"env steps a second: {undisturbed:.0f} undisturbed, {disturbed:.0f} with faults: {kept:.1%}")  # noqa: T201
     growths = {}
     for role, samples in soak.used.items():
