@@ -140,6 +140,7 @@ class Faults:
 
 
 def _is_hit(experiment: Experiment, before: dict[str, tuple[str, int]], names: set[str]) -> bool:
-    """Whether one of these pods is another, or restarted, or gone."""
+    """Whether one of these pods is another, or restarted, or gone, or going: that of a lost node is for long."""
     now = lives(experiment)
-    return any(now.get(name) != before[name] for name in names)
+    going = {pod["metadata"]["name"] for pod in experiment.pods() if "deletionTimestamp" in pod["metadata"]}
+    return any(name in going or now.get(name) != before[name] for name in names)
