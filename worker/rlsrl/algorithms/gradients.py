@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from types import SimpleNamespace
 from typing import Protocol
 
 import torch
@@ -45,7 +48,7 @@ class ParallelGradients:
 
     def __init__(self, algorithm: Algorithm, num_parameters: int) -> None:
         self._module = _Loss(algorithm, num_parameters)
-        self._parallel = DistributedDataParallel(self._module, gradient_as_bucket_view=True)
+        self._parallel = _parallel(self._module)
         self._world_size = torch.distributed.get_world_size()
 
     def __call__(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux, Tensor]:
@@ -75,3 +78,25 @@ class _Loss(nn.Module):
         # Adds nothing to the value: what is added has the value 0 and the gradient `loss` by the last element.
         rider = self.flat[-1]
         return loss + (rider - rider.detach()) * loss.detach(), aux
+
+
+def _parallel(module: nn.Module) -> DistributedDataParallel:
+    """The module in DDP, without importing torch's compiler.
+
+    DDP imports it to ask how it splits graphs, when it is made, and to tell it to leave a function of DDP's alone, when
+    it is called first: a second and a half of a gang's start in each rank, for nothing where nothing is compiled. The
+    module within is compiled by itself, so that DDP is never traced.
+    """
+    if "torch._dynamo" not in sys.modules:
+        marked = inspect.unwrap(DistributedDataParallel._inside_ddp_forward)  # noqa: SLF001 - see above
+        setattr(marked, "__dynamo_disable", marked)
+        torch._dynamo = SimpleNamespace(  # type: ignore[assignment]  # noqa: SLF001 - see above
+            utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
+        )
+        try:
+            return DistributedDataParallel(module, gradient_as_bucket_view=True)
+        except AttributeError:
+            pass  # another torch, which asks for more
+        finally:
+            del torch._dynamo  # noqa: SLF001 - so that an import finds the real one
+    return DistributedDataParallel(module, gradient_as_bucket_view=True)

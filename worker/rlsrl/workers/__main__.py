@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -39,7 +38,7 @@ from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
 from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
-from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, raise_open_files_limit
+from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave, raise_open_files_limit
 from rlsrl.runtime.roster import STREAMS, Membership
 from rlsrl.runtime.worker import Worker
 from rlsrl.workers.context import WorkerContext
@@ -286,16 +285,6 @@ def _log(config: RoleConfig, role: str, index: int) -> None:
         path = Path(config.log_folder, f"{role}-{index}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
     configure_logging(experiment=config.experiment, role=role, index=index, path=path)
-
-
-def leave(code: int) -> NoReturn:
-    """End the process at once. All that matters is closed by now; the rest of an interpreter's usual end is a second
-    of tearing torch down, in which threads of gloo were seen to abort a rank that had done its work.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import logging
 import os
 import signal
 import sys
@@ -23,13 +24,14 @@ import threading
 from pathlib import Path
 
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
-from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
+from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave
 from rlsrl.workers.gang_health import serve_health
 
 SHUTDOWN_SECONDS = 50
 """How long ranks may take for their last checkpoint after SIGTERM; shorter than who started the gang waits for it."""
 
-
+_ENDS = "torch.distributed.elastic.multiprocessing.api"
+"""Who logs how ranks end."""
 BARRIER_SECONDS = 5
 """How long this machine's launcher waits, once its ranks have ended, for those of the other machines. torchrun's own
 300 s cannot be cut short by SIGTERM, and a launcher that was ended meanwhile never comes."""
@@ -104,6 +106,7 @@ def _launch(options: list[str], rest: list[str]) -> int:
     arguments = torchrun.parse_args([*options, "-m", "rlsrl.workers", *rest])  # type: ignore[no-untyped-call]
     # torchrun's own ``run`` starts commands; its launcher takes functions, too.
     config, _, _ = torchrun.config_from_args(arguments)
+    logging.getLogger(_ENDS).addFilter(_without_traceback)
     try:
         launcher.elastic_launch(config, _rank)(*rest)
     except SignalException:
@@ -114,9 +117,17 @@ def _launch(options: list[str], rest: list[str]) -> int:
     return 0
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """It says where the launcher waited, and torch formats it by its compiler, which it imports for that: two seconds
+    in which nobody learns that a rank has died.
+    """
+    record.exc_info = None
+    return True
+
+
 def _rank(*arguments: str) -> None:
     """Be one rank. It returns when the work is done, which torchrun waits to be told; any other end is at once."""
-    from rlsrl.workers.__main__ import leave, main
+    from rlsrl.workers.__main__ import main
 
     # The launcher's way to end is not a rank's. Whether it was asked to is told by the pipe: nobody waits for it then.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -134,4 +145,4 @@ def _rank(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
