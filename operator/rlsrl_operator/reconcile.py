@@ -63,16 +63,18 @@ CALM_SECONDS = 300.0
 """How long an experiment that nobody wakes may go without a look: lost news of it are made good then."""
 WORKED_SECONDS = 60.0
 """A worker that lived for so long does not fail at once: it need not wait before it is started again."""
-_PRUNED = (("apps/v1", "Deployment"), ("networking.k8s.io/v1", "NetworkPolicy"), ("v1", "ConfigMap"))
-"""What a generation may have that a later one has not."""
 _KINDS = (
-    *_PRUNED,
+    ("apps/v1", "Deployment"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("v1", "ConfigMap"),
     ("apps/v1", "StatefulSet"),
     ("v1", "PersistentVolumeClaim"),
     ("v1", "Secret"),
     ("v1", "Service"),
 )
 """Of the objects that an experiment is made of."""
+_PRUNED = ("Deployment", "NetworkPolicy", "ConfigMap")
+"""What a generation may have that a later one has not."""
 _There = Mapping[tuple[str, str], Manifest]
 """The objects with an experiment's labels, by kind and name."""
 _log = structlog.stdlib.get_logger("reconcile")
@@ -302,7 +304,7 @@ class Reconciler:
         told = _with_numbers(told, page, generation=generation, now=now)
         calm = None
         if is_settled(told, templates, pods):
-            await self._prune(subject, record)
+            await self._prune(subject, record, there)
             if told.phase not in TERMINAL:
                 until = now + timedelta(seconds=CALM_SECONDS)
                 calm = _Calm(document=document, status=told, subject=subject, token=token, until=until)
@@ -346,14 +348,12 @@ class Reconciler:
                 raise Foreign(_in_the_way({"kind": "ConfigMap", **found}))
             _refuse_anothers(subject, found)
             await self._cluster.delete(found)
-        return self._new_record(subject, await self._earlier_record(subject)), None
+        return self._new_record(subject, self._earlier_record(subject, there)), None
 
-    async def _earlier_record(self, subject: Subject) -> Record | None:
+    def _earlier_record(self, subject: Subject, there: _There) -> Record | None:
         """What the generation before this one was made of, as far as it is on record."""
-        there = await self._cluster.list("v1", "ConfigMap", subject.namespace, subject.own_labels)
-        by_name = {each["metadata"]["name"]: each for each in there}
         for generation in range(subject.generation - 1, 0, -1):
-            found = by_name.get(replace(subject, generation=generation).record_name)
+            found = there.get(("ConfigMap", replace(subject, generation=generation).record_name))
             if found is not None:
                 if (record := read_record(subject, found, self._key)) is None:
                     _refuse_anothers(subject, found)
@@ -522,18 +522,17 @@ class Reconciler:
         memory.asked_at = now
         return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", token)
 
-    async def _prune(self, subject: Subject, record: Record) -> None:
+    async def _prune(self, subject: Subject, record: Record, there: _There) -> None:
         """Remove what earlier generations needed and this one does not, once."""
         memory = self._memory(subject)
         if memory.pruned == subject.generation:
             return
         wanted = {(each["kind"], each["metadata"]["name"]) for each in record.manifests}
         wanted.add(("ConfigMap", subject.record_name))
-        for api_version, kind in _PRUNED:
-            for found in await self._cluster.list(api_version, kind, subject.namespace, subject.own_labels):
-                owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}
-                if subject.uid in owners and (kind, found["metadata"]["name"]) not in wanted:
-                    await self._cluster.delete(found)
+        for (kind, name), found in there.items():
+            owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}
+            if kind in _PRUNED and subject.uid in owners and (kind, name) not in wanted:
+                await self._cluster.delete(found)
         memory.pruned = subject.generation
 
     async def _say(self, document: Manifest, before: ExperimentStatus, status: ExperimentStatus) -> str:
