@@ -21,7 +21,7 @@ import structlog
 
 from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
-from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY, is_held_back, terminations
+from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY, is_driven_out, is_held_back, terminations, unready_since
 from rlsrl.api.reasons import ACCEPTED, AcceptedReason, is_trouble
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import ExperimentStatus
@@ -58,7 +58,7 @@ QUEUE_SECONDS = 2.0
 TROUBLE_SECONDS = 30.0
 """When to look again at what only somebody else can mend."""
 LOST_SECONDS = 30.0
-"""How long a pod may outstay its grace before it is given up: its node is dead or cut off."""
+"""How long a pod may outstay its grace, if it has any, before it is given up: its node is dead or cut off."""
 CALM_SECONDS = 300.0
 """How long an experiment that nobody wakes may go without a look: lost news of it are made good then."""
 WORKED_SECONDS = 60.0
@@ -492,9 +492,8 @@ class Reconciler:
         minutes, be it broken or not. In another pod it begins at once.
         """
         for pod in pods:
-            ending = pod["metadata"].get("deletionTimestamp")
-            if ending is not None:
-                if now > parse_time(ending) + timedelta(seconds=LOST_SECONDS):
+            if "deletionTimestamp" in pod["metadata"]:
+                if now > _given_up_at(pod):
                     await self._cluster.delete(pod, grace_seconds=0)
             elif status.phase not in TERMINAL and (
                 attempt_of(pod) not in (0, status.attempt) or _waits_needlessly(pod)
@@ -590,6 +589,18 @@ def _with_numbers(
         return status
     told = status.model_copy(update={"training": statuses.training(page, now)})
     return statuses.durable(told, page, generation=generation, now=now)
+
+
+def _given_up_at(pod: Manifest) -> datetime:
+    """Until when a pod that is to go may stay: for its grace, and a while.
+
+    One that a taint drives out and whose node was not heard of before already has no grace: nobody tells it to go.
+    """
+    ending = parse_time(pod["metadata"]["deletionTimestamp"])
+    asked = ending - timedelta(seconds=pod["metadata"].get("deletionGracePeriodSeconds", 0))
+    unready = unready_since(pod)
+    is_lost = is_driven_out(pod) and unready is not None and parse_time(unready) < asked
+    return (asked if is_lost else ending) + timedelta(seconds=LOST_SECONDS)
 
 
 def _waits_needlessly(pod: Manifest) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
 
-from rlsrl.api.pods import CONTAINER, ROLE_LABEL
+from rlsrl.api.pods import BY_TAINT, CONTAINER, ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, FINISHED, READY
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.cluster import Cluster, Conflict
@@ -409,6 +409,30 @@ def test_a_pod_that_its_node_does_not_end_is_given_up_after_its_grace_and_not_be
     world.now += timedelta(seconds=1)
     world.look()
     assert actor["metadata"]["uid"] not in uids(world.pods("actor"))
+
+
+@pytest.mark.parametrize("unready_for", [-1, 1])
+@pytest.mark.parametrize("reason", [BY_TAINT, "EvictionByEvictionAPI"])
+def test_a_pod_whose_node_was_not_heard_of_before_a_taint_drove_it_out_gets_no_grace(
+    world: World, unready_for: int, reason: str
+) -> None:
+    grace = 3600
+    (actor,) = world.pods("actor")
+    metadata = {
+        **actor["metadata"],
+        "deletionTimestamp": stamp(world.now + timedelta(seconds=grace)),
+        "deletionGracePeriodSeconds": grace,
+    }
+    unready = {"status": "False", "lastTransitionTime": stamp(world.now - timedelta(seconds=unready_for))}
+    conditions = [{"type": "Ready", **unready}, {"type": "DisruptionTarget", "status": "True", "reason": reason}]
+    actor = world.server.change(actor, {"metadata": metadata, "status": {**actor["status"], "conditions": conditions}})
+    world.now += timedelta(seconds=LOST_SECONDS)
+    world.look()
+    assert actor["metadata"]["uid"] in uids(world.pods("actor"))
+    world.now += timedelta(seconds=1)
+    world.look()
+    is_lost = unready_for > 0 and reason == BY_TAINT
+    assert (actor["metadata"]["uid"] not in uids(world.pods("actor"))) == is_lost
 
 
 @pytest.mark.parametrize(("lived", "goes"), [(None, False), (WORKED_SECONDS, False), (WORKED_SECONDS + 1, True)])

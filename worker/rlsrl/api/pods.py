@@ -14,6 +14,9 @@ CONTAINER = "worker"
 TOKEN_KEY = "token"  # noqa: S105 - a key's name
 """Of the experiment's Secret: the word by which its workers know each other."""
 
+BY_TAINT = "DeletionByTaintManager"
+"""The reason of the condition DisruptionTarget."""
+
 Pod = Mapping[str, Any]
 """As the API server shows it."""
 
@@ -30,6 +33,23 @@ def is_ready(pod: Pod) -> bool:
     conditions = pod.get("status", {}).get("conditions", ())
     ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
     return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def unready_since(pod: Pod) -> str | None:
+    """Since when a pod is not ready, as Kubernetes writes it; None if it is, or nothing is known. A node that is not
+    heard of makes its pods unready.
+    """
+    conditions = pod.get("status", {}).get("conditions", ())
+    return next(
+        (each.get("lastTransitionTime") for each in conditions if each["type"] == "Ready" and each["status"] != "True"),
+        None,
+    )
+
+
+def is_driven_out(pod: Pod) -> bool:
+    """Whether a pod is to go for a taint of its node."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(each["type"] == "DisruptionTarget" and each.get("reason") == BY_TAINT for each in conditions)
 
 
 def terminations(pod: Pod) -> list[dict[str, Any]]:
