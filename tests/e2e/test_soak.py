@@ -19,9 +19,11 @@ from rlsrl.testing.waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(3600)]
 
 SEED = 1
-QUIET_SECONDS = 120.0
+QUIET_SECONDS = 60.0
 SOAK_SECONDS = 1800.0
 FAULT_SECONDS = 30.0
+ROUNDS = 3
+"""The machine's speed drifts: a third of the faults is measured against what was trained right before it and after."""
 KEPT = 0.9
 SETTLED_SECONDS = 20.0
 """After its start a pod's use of memory is its work's."""
@@ -81,26 +83,31 @@ def throughput(experiment: Experiment, seconds: float) -> float:
 
 def test_half_an_hour_of_faults(where: Namespace, system: Namespace, hands: Nodes, recovered: Recovered) -> None:
     experiment = begin(where, restarts={"budget": 1000, "decaySeconds": 600})
-    undisturbed = throughput(experiment, QUIET_SECONDS)
     soak = Soak(experiment, hands, system)
-    first, began = experiment.env_steps(), time.monotonic()
-    due = began
-    trained: defaultdict[str, list[int]] = defaultdict(list)
-    while time.monotonic() - began < SOAK_SECONDS:
-        steps = experiment.env_steps()
-        fault = soak.hit()
-        due += FAULT_SECONDS
-        until(lambda: time.monotonic() > due - FAULT_SECONDS / 2, "half of the time until the next fault")  # noqa: B023
-        soak.look()
-        until(lambda: time.monotonic() > due, "the next fault is due")  # noqa: B023
-        trained[fault].append(experiment.env_steps() - steps)
-    disturbed = (experiment.env_steps() - first) / (time.monotonic() - began)
-    kept = disturbed / undisturbed
+    quiet = [throughput(experiment, QUIET_SECONDS)]
+    trained: defaultdict[str, list[float]] = defaultdict(list)
+    for _ in range(ROUNDS):
+        faults = []
+        due = time.monotonic()
+        while len(faults) < SOAK_SECONDS / FAULT_SECONDS / ROUNDS:
+            steps, began = experiment.env_steps(), time.monotonic()
+            fault = soak.hit()
+            due += FAULT_SECONDS
+            until(lambda: time.monotonic() > due - FAULT_SECONDS / 2, "half of the time until the next fault")  # noqa: B023
+            soak.look()
+            until(lambda: time.monotonic() > due, "the next fault is due")  # noqa: B023
+            faults.append((fault, (experiment.env_steps() - steps) / (time.monotonic() - began)))
+        until(lambda: all_ready(experiment), "all are there after the last fault")
+        goes_on(experiment)
+        quiet.append(throughput(experiment, QUIET_SECONDS))
+        for fault, rate in faults:
+            trained[fault].append(rate / statistics.mean(quiet[-2:]))
+    kept = statistics.mean(share for shares in trained.values() for share in shares)
     print(f"seed {SEED}: {dict(sorted(soak.counts.items()))}")  # noqa: T201
-    for fault, amounts in sorted(trained.items()):
-        lost = FAULT_SECONDS - statistics.mean(amounts) / undisturbed
-        print(f"{fault:40s} {lost:6.1f} s of training lost, mean of {len(amounts)}")  # noqa: T201
-    print(f"env steps a second: {undisturbed:.0f} undisturbed, {disturbed:.0f} with faults: {kept:.1%}")  # noqa: T201
+    for fault, shares in sorted(trained.items()):
+        lost = FAULT_SECONDS * (1 - statistics.mean(shares))
+        print(f"{fault:40s} {lost:6.1f} s of training lost, mean of {len(shares)}")  # noqa: T201
+    print(f"env steps a second without faults: {[round(each) for each in quiet]}; with them {kept:.1%}")  # noqa: T201
     growths = {}
     for role, samples in soak.used.items():
         third = len(samples) // 3
@@ -111,8 +118,6 @@ def test_half_an_hour_of_faults(where: Namespace, system: Namespace, hands: Node
             growths[role, what] = late / early
             print(f"{role:12s} {what:12s} {early:14.0f} -> {late:14.0f}")  # noqa: T201
 
-    until(lambda: all_ready(experiment), "all are there after the last fault")
-    goes_on(experiment)
     reach_the_goal(experiment)
     assert kept >= KEPT
     assert max(growths.values()) < 1.1, growths
