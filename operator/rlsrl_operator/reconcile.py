@@ -336,14 +336,15 @@ class Reconciler:
             Foreign: an object that is not ours is in the record's place.
             LookedAfter: another operator wrote it, or the one before it.
         """
-        found = await self._observed("v1", "ConfigMap", subject.metadata(subject.record_name), there)
+        place = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": subject.metadata(subject.record_name)}
+        found = await self._observed(place, there)
         if found is not None:
             memory, uid = self._memory(subject), found["metadata"]["uid"]
             if memory.record is None or memory.record[0] != uid:
                 known = read_record(subject, found, self._key)
                 memory.record = None if known is None else (uid, known)
             if memory.record is not None:
-                return memory.record[1], {**found, "metadata": subject.metadata(subject.record_name)}
+                return memory.record[1], {**found, "metadata": place["metadata"]}
             if subject.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
                 raise Foreign(_in_the_way({"kind": "ConfigMap", **found}))
             _refuse_anothers(subject, found)
@@ -418,7 +419,7 @@ class Reconciler:
 
     async def _keep(self, subject: Subject, wanted: Manifest, there: _There) -> Manifest:
         """An object whose data are decided once, by whoever makes it; returns it with them."""
-        found = await self._observed(wanted["apiVersion"], wanted["kind"], wanted["metadata"], there)
+        found = await self._observed(wanted, there)
         if found is None:
             return await self._cluster.create(wanted)
         await self._apply(subject, {**wanted, "data": found.get("data", {})}, there)
@@ -427,7 +428,7 @@ class Reconciler:
     async def _claim(self, wanted: Manifest, there: _There) -> None:
         """A volume's claim stays as it was made, and one that an experiment of the same name left is taken over.
         Whether it goes with the experiment may change: its owner says so."""
-        found = await self._observed(wanted["apiVersion"], wanted["kind"], wanted["metadata"], there)
+        found = await self._observed(wanted, there)
         if found is None:
             await self._cluster.create(wanted)
         elif not is_ours(wanted, found, by_owner=False):
@@ -438,19 +439,18 @@ class Reconciler:
             metadata = {**found["metadata"], "labels": wanted["metadata"]["labels"], "ownerReferences": owners}
             await self._cluster.replace({**found, "metadata": metadata})
 
-    async def _observed(
-        self, api_version: str, kind: str, metadata: Mapping[str, Any], there: _There
-    ) -> Manifest | None:
+    async def _observed(self, wanted: Manifest, there: _There) -> Manifest | None:
         """The object of that name. One that is not ours has not our labels, and one of ours may have lost them."""
+        kind, metadata = wanted["kind"], wanted["metadata"]
         found = there.get((kind, metadata["name"]))
         if found is not None:
             return found
-        return await self._cluster.get(api_version, kind, metadata["namespace"], metadata["name"])
+        return await self._cluster.get(wanted["apiVersion"], kind, metadata["namespace"], metadata["name"])
 
     async def _apply(self, subject: Subject, wanted: Manifest, there: _There) -> None:
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         known = self._memory(subject).applied
-        observed = await self._observed(wanted["apiVersion"], kind, wanted["metadata"], there)
+        observed = await self._observed(wanted, there)
         wanted = stepwise(wanted, observed)
         what = step(wanted, observed, known.get((kind, name)))
         if what is Step.CONFLICT:

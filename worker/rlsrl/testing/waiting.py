@@ -14,6 +14,7 @@ DEADLINE_SECONDS = 120.0
 _BETWEEN_SECONDS = 0.05
 _LONGEST_BETWEEN_SECONDS = 0.5
 _SHARE = 1 / 40
+"""Of the time waited so far, for the pause before the next question."""
 
 
 def until(condition: Callable[[], _Value | None], what: str, *, timeout: float = DEADLINE_SECONDS) -> _Value:

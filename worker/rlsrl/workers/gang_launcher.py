@@ -135,8 +135,9 @@ def _rank(*arguments: str) -> None:
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     sys.argv = ["rlsrl.workers", *arguments]
     code = main()
-    signal.set_wakeup_fd(-1)
+    # In this order: a signal that comes meanwhile is in the pipe, or ends the process itself.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
     with contextlib.suppress(BlockingIOError):
         if signal.SIGTERM in os.read(told, 1024):
             leave(code)
