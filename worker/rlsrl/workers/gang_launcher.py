@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
@@ -134,7 +135,11 @@ def _rank(*arguments: str) -> None:
     told, tell = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     sys.argv = ["rlsrl.workers", *arguments]
-    code = main()
+    try:
+        code = main()
+    except Exception:  # noqa: BLE001 - as an interpreter ends: torch would keep what is said for itself, in a file that stays
+        traceback.print_exc()
+        leave(1)
     # In this order: a signal that comes meanwhile is in the pipe, or ends the process itself.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
