@@ -45,7 +45,7 @@ test: setup s3-server system-tools  ## All tests that need no cluster
 e2e: setup system-tools  ## The tests on a real cluster of two nodes, which it brings up and takes down (root)
 	@hack/e2e tests/e2e -m 'not full'
 
-e2e-full: setup system-tools  ## All that is tried on a cluster, in parts (SHARD=name for one), and the report
+e2e-full: setup system-tools  ## All that is tried on a cluster, in shards (SHARD=name for one), and the report
 	@hack/e2e-full $(SHARD)
 
 test-slow: setup s3-server system-tools  ## The fault tests and training runs that `make test` has no time for

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.faults import ROLES, Faults, all_ready, begin, goes_on, reach_the_goal, role_of
+from rlsrl.testing.faults import Faults, all_ready, begin, goes_on, reach_the_goal, role_of, wanted
 from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace, run
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
@@ -149,5 +149,5 @@ def test_a_whole_run_that_was_cut_off_and_comes_back_writes_nothing_more(
     until(lambda: attempts()[-1] == 2, "the new attempt stores versions")
     stored = attempts()
     assert stored == sorted(stored), "no version of the old attempt came after one of the new"
-    assert len(experiment.pods()) == sum(ROLES.values())
+    assert len(experiment.pods()) == wanted(experiment).total()
     reach_the_goal(experiment)

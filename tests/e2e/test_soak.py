@@ -77,7 +77,13 @@ def throughput(experiment: Experiment, seconds: float) -> float:
 
 
 def test_half_an_hour_of_faults(where: Namespace, system: Namespace, hands: Nodes, recovered: Recovered) -> None:
-    experiment = begin(where, restarts={"budget": 1000, "decaySeconds": 600})
+    # Who can be doubled is: one that is gone leaves its work to the other.
+    experiment = begin(
+        where,
+        policyWorkers={"replicas": 2},
+        bufferWorkers={"replicas": 2},
+        restarts={"budget": 1000, "decaySeconds": 600},
+    )
     soak = Soak(experiment, hands, system)
     quiet = [throughput(experiment, QUIET_SECONDS)]
     trained: defaultdict[str, list[float]] = defaultdict(list)

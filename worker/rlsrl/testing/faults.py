@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +17,15 @@ GATE = "/tmp/gate"  # noqa: S108 - in a pod, whose own it is
 STEP_SECONDS = 0.002
 """Of the environment: its steps limit throughput, and not the few cores on which everybody also starts anew."""
 NAME = "faults"
-ROLES = {"coordinator": 1, "trainer": 2, "buffer": 1, "policy": 1, "actor": 2, "evaluator": 1}
-"""How many pods of each role it has."""
+ROLES = {
+    "coordinator": "",
+    "trainer": "trainers",
+    "buffer": "bufferWorkers",
+    "policy": "policyWorkers",
+    "actor": "actors",
+    "evaluator": "evaluators",
+}
+"""Every role, and the field of the spec that has its replicas; of coordinators there is one."""
 
 
 def gated_experiment(**spec: Any) -> Object:
@@ -57,10 +65,15 @@ def is_ready(pod: Object) -> bool:
     return ready == ["True"] and "deletionTimestamp" not in pod["metadata"]
 
 
+def wanted(experiment: Experiment) -> Counter[str]:
+    """How many pods of each role it asks for."""
+    spec = experiment.object["spec"]
+    return Counter({role: spec[field]["replicas"] if field else 1 for role, field in ROLES.items()})
+
+
 def all_ready(experiment: Experiment) -> bool:
     """Whether every role has its pods."""
-    ready = [role_of(pod) for pod in experiment.pods() if is_ready(pod)]
-    return all(ready.count(role) == count for role, count in ROLES.items())
+    return Counter(role_of(pod) for pod in experiment.pods() if is_ready(pod)) == wanted(experiment)
 
 
 def lives(experiment: Experiment, *, without: Sequence[str] = ()) -> dict[str, tuple[str, int]]:
