@@ -1,16 +1,21 @@
-"""What edits of a running experiment do: to its workers what the field says, and to the others nothing."""
+"""What edits of a running experiment do: to its workers what the field says, and to the others nothing.
+
+One experiment is edited by all of them, in turn: each test leaves it running, but the last.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import goes_on
-from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace
+from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace, namespace
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -26,20 +31,27 @@ LONG: Object = {
         "trainers": {"batchEnvironments": 8},
         "policyWorkers": {},
         "parameters": {"everySeconds": 1},
-        "stop": {"wallSeconds": 600},
+        "stop": {"wallSeconds": 3600},
     },
 }
 ROLES = ("coordinator", "trainer", "policy", "actor")
 
 
+@pytest.fixture(scope="module")
+def edited(system: Namespace) -> Iterator[Experiment]:
+    """It trains, with every pod."""
+    assert system.name
+    with namespace(f"e2e-edits-{uuid.uuid4().hex[:8]}", wait=False) as where:
+        where.apply(LONG)
+        yield Experiment(where, "long")
+
+
 @pytest.fixture
-def long(where: Namespace) -> Experiment:
-    where.apply(LONG)
-    experiment = Experiment(where, "long")
-    experiment.await_phase("Running")
-    until(lambda: experiment.condition("Ready").get("status") == "True", "every pod is ready")
-    until(lambda: experiment.env_steps() > 0, "it trains")
-    return experiment
+def long(edited: Experiment) -> Experiment:
+    edited.await_phase("Running")
+    until(lambda: edited.condition("Ready").get("status") == "True", "every pod is ready")
+    goes_on(edited)
+    return edited
 
 
 def edit(experiment: Experiment, **spec: Any) -> float:
@@ -58,22 +70,8 @@ def lives(experiment: Experiment, *roles: str) -> set[tuple[str, int]]:
     }
 
 
-def test_live_settings_reach_the_workers_without_a_restart(long: Experiment) -> None:
-    before = lives(long, *ROLES)
-    began = edit(long, algorithm={"ppo": {"learningRate": 0.0625}}, parameters={"everySeconds": 2})
-    log = lambda: long.where.kubectl("logs", "long-trainer-0")  # noqa: E731
-    until(lambda: '"tuned"' in log(), "the trainer took it")
-    print(f"live settings took {time.monotonic() - began:.1f} s")  # noqa: T201
-    goes_on(long)
-    assert lives(long, *ROLES) == before
-    edit(long, stop={"trainSteps": 1})
-    long.await_phase("Succeeded")
-    assert long.condition("Finished")["message"].startswith("stop.trainSteps holds")
-    assert (long.status["attempt"], long.status["restarts"]) == (1, 0)
-
-
 def test_actors_are_scaled_as_anything_is_and_others_roll(long: Experiment) -> None:
-    untouched = lives(long, *ROLES)
+    untouched, attempt = lives(long, *ROLES), long.status["attempt"]
     long.where.kubectl("scale", "rlexperiment/long", "--replicas=3")
     until(
         lambda: long.status["actors"] | {"selector": ""} == {"replicas": 3, "ready": 3, "selector": ""}, "three actors"
@@ -92,7 +90,7 @@ def test_actors_are_scaled_as_anything_is_and_others_roll(long: Experiment) -> N
     until(lambda: long.condition("Ready").get("status") == "True", "every pod is ready")
     goes_on(long)
     assert lives(long, "coordinator", "trainer") == others
-    assert long.status["attempt"] == 1
+    assert long.status["attempt"] == attempt
 
 
 def test_what_would_be_another_experiment_is_refused_and_the_run_goes_on(long: Experiment) -> None:
@@ -110,6 +108,7 @@ def test_what_would_be_another_experiment_is_refused_and_the_run_goes_on(long: E
 
 
 def test_a_suspended_experiment_has_no_pods_and_goes_on_from_where_it_was(long: Experiment) -> None:
+    attempt = long.status["attempt"]
     edit(long, suspend=True)
     long.await_phase("Suspended")
     until(lambda: not long.pods(), "no pod is left")
@@ -121,9 +120,23 @@ def test_a_suspended_experiment_has_no_pods_and_goes_on_from_where_it_was(long: 
     print(f"resumed in {time.monotonic() - began:.1f} s")  # noqa: T201
     log = long.where.kubectl("logs", "long-trainer-0")
     assert '"resumed"' in log
-    assert (long.status["attempt"], long.status["restarts"]) == (2, 0)
+    assert (long.status["attempt"], long.status["restarts"]) == (attempt + 1, 0)
     edit(long, pacing={"maxPolicyLag": 2})
-    until(lambda: long.status["attempt"] == 3, "such an edit is a new attempt")
+    until(lambda: long.status["attempt"] == attempt + 2, "such an edit is a new attempt")
     long.await_phase("Running")
     goes_on(long)
     assert (long.status["restarts"], long.status["recentFailures"]) == (0, 0)
+
+
+def test_live_settings_reach_the_workers_without_a_restart(long: Experiment) -> None:
+    before, attempt = lives(long, *ROLES), long.status["attempt"]
+    began = edit(long, algorithm={"ppo": {"learningRate": 0.0625}}, parameters={"everySeconds": 2})
+    log = lambda: long.where.kubectl("logs", "long-trainer-0")  # noqa: E731
+    until(lambda: '"tuned"' in log(), "the trainer took it")
+    print(f"live settings took {time.monotonic() - began:.1f} s")  # noqa: T201
+    goes_on(long)
+    assert lives(long, *ROLES) == before
+    edit(long, stop={"trainSteps": 1})
+    long.await_phase("Succeeded")
+    assert long.condition("Finished")["message"].startswith("stop.trainSteps holds")
+    assert (long.status["attempt"], long.status["restarts"]) == (attempt, 0)
