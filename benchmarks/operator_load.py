@@ -4,25 +4,27 @@
 
 As root: it brings up a cluster of no nodes (`hack/cluster up 0`), takes it down, and builds kwok once (`hack/addon`).
 The chart is installed as a user does it; the operator runs on this machine as the chart's service account, with the
-chart's settings. Pods are shown to run by kwok, at addresses of the loopback network, where each coordinator's
-``/status`` tells of a run that makes no progress: an operator that writes then writes for nothing.
+chart's settings. Pods are shown to run by kwok, which answers nothing: the idle operator asks each coordinator for its
+numbers in vain. Then all coordinators' names lead to a server of this process, whose ``/status`` tells of progress.
 Ends with 1 where the budget is exceeded.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import yaml
@@ -36,32 +38,28 @@ REPOSITORY = Path(__file__).parents[1]
 SYSTEM, LOAD = "rlsrl-system", "load"
 BUILD_SECONDS = 1800.0
 NUM_NODES = 5
-ADDRESSES = [f"127.7.{high}.{low}" for high in range(4) for low in range(256)]
-"""Of kwok's pods, which it gives out in this order."""
-PAGE = json.dumps(
-    {
-        "totals": {
-            "env_steps": 1_000_000,
-            "train_steps": 1000,
-            "env_steps_per_second": 10_000.0,
-            "version": "1-1000",
-            "policy_lag": 1.0,
-            "return_mean": 100.0,
-            "unstored_versions": 0,
-        }
-    }
-).encode()
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(PAGE), PAGE)
+SETTLED_SECONDS = 10.0
+"""Without a write: what was begun has ended. As long as between two looks at a run."""
+ADDRESS = "127.7.0.1"
+"""Of every coordinator, as the operator sees it."""
+steps = itertools.count(1)
+LEASE_SECONDS = 40
+"""Of the nodes, as kubelets have it."""
 
 
 @dataclass(frozen=True)
-class Budget:
+class Row:
     """A line of the table: what was measured, and how much it may be."""
 
     what: str
     unit: str
     limit: float
+    """Infinite for what is only told."""
     measured: float
+
+    def __str__(self) -> str:
+        end = "" if self.limit == math.inf else f"budget {self.limit:.0f} {'kept' if self.kept else 'EXCEEDED'}"
+        return f"{self.what:70s} {self.measured:8.1f} {self.unit:3s} {end}"
 
     @property
     def kept(self) -> bool:
@@ -76,6 +74,8 @@ def experiment(number: int) -> Object:
         "metadata": {"name": f"load-{number}"},
         "spec": {
             "environment": {"id": "CartPole-v1"},
+            "actors": {"environmentsPerActor": 8},
+            "trainers": {"batchEnvironments": 8},
             "policyWorkers": {"replicas": 1},
             "bufferWorkers": {"replicas": 1},
             "parameters": {"store": {"objectStore": {"url": "s3://none/experiments"}}},
@@ -98,26 +98,32 @@ def node(number: int) -> Object:
     }
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Every request with the page, for as long as the connection stays."""
-    try:
-        while await reader.readuntil(b"\r\n\r\n"):
-            writer.write(ANSWER)
-            await writer.drain()
-    except (asyncio.IncompleteReadError, ConnectionError):
-        writer.close()
+class Coordinator(BaseHTTPRequestHandler):
+    """Answers whatever is asked with the page of a run that is another step further."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        step = next(steps)
+        totals = {"env_steps": 1000 * step, "train_steps": step, "env_steps_per_second": 1e4, "policy_lag": 1.0}
+        page = json.dumps({"totals": {**totals, "version": f"1-{step}", "return_mean": 100.0}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
 
 
 @contextmanager
 def coordinators() -> Iterator[None]:
-    """Answers ``/status`` on every pod's address."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(asyncio.start_server(answer, ADDRESSES, HTTP_PORT), loop).result()
-    yield
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    """Answers for all of them."""
+    with ThreadingHTTPServer((ADDRESS, HTTP_PORT), Coordinator) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
 
 
 @contextmanager
@@ -170,26 +176,26 @@ def writes(audit_log: Path, offset: int) -> list[str]:
     ]
 
 
-def are_ready(where: Namespace, count: int) -> Callable[[], bool]:
-    def ask() -> bool:
-        conditions = [each.get("status", {}).get("conditions", ()) for each in where.list("rlexperiments")]
-        ready = [any(one["type"] == "Ready" and one["status"] == "True" for one in each) for each in conditions]
-        return sum(ready) == count
-
-    return ask
+def statuses(where: Namespace) -> list[Object]:
+    """What the operator says of each experiment."""
+    return [each.get("status", {}) for each in where.list("rlexperiments")]
 
 
-def measure(stack: ExitStack, folder: Path, count: int, idle_seconds: float) -> Iterator[Budget]:
+def is_ready(status: Object) -> bool:
+    """Whether all its pods are."""
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", ()))
+
+
+def measure(stack: ExitStack, folder: Path, count: int, idle_seconds: float) -> Iterator[Row]:
     """On the cluster that KUBECONFIG names."""
     kwok = Path(run(str(REPOSITORY / "hack" / "addon"), "kwok", seconds=BUILD_SECONDS).strip())
-    shown = (
-        "--config",
-        str(kwok / "manifests.yaml"),
-        "--manage-nodes-with-annotation-selector",
-        "kwok.x-k8s.io/node=fake",
-    )
-    stack.enter_context(process(folder / "kwok.log", str(kwok / "kwok"), *shown, "--cidr", "127.7.0.1/16"))
-    stack.enter_context(coordinators())
+    stack.enter_context(
+        process(
+            folder / "kwok.log", str(kwok / "kwok"), "--config", str(kwok / "manifests.yaml"),
+            "--manage-nodes-with-annotation-selector", "kwok.x-k8s.io/node=fake",
+            "--node-lease-duration-seconds", str(LEASE_SECONDS),
+        )
+    )  # fmt: skip
     run("kubectl", "create", "-f", "-", stdin=yaml.safe_dump_all(map(node, range(NUM_NODES))))
     run("helm", "install", "rlsrl", str(REPOSITORY / "charts"), "--namespace", SYSTEM, "--create-namespace")
     settings = run(
@@ -199,20 +205,23 @@ def measure(stack: ExitStack, folder: Path, count: int, idle_seconds: float) -> 
     (folder / "kubeconfig").write_text(json.dumps(operators_kubeconfig()))
     run("kubectl", "create", "namespace", LOAD)
     where = Namespace(LOAD)
-    command = ("rlsrl_operator", "--settings", str(folder / "settings.yaml"), "--health", "http://127.0.0.1:0/healthz")
+    (folder / "hosts").write_text("".join(f"{ADDRESS} load-{each}-coordinator.{LOAD}.svc\n" for each in range(count)))
     operator = stack.enter_context(
         process(
-            folder / "operator.log", sys.executable, "-m", *command, "--metrics-port", "0",
+            folder / "operator.log",
+            "unshare", "--mount", "bash", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(folder / "hosts"),
+            sys.executable, "-m", "rlsrl_operator", "--settings", str(folder / "settings.yaml"),
+            "--health", "http://127.0.0.1:0/healthz", "--metrics-port", "0",
             KUBECONFIG=str(folder / "kubeconfig"), TMPDIR=str(folder),
         )
     )  # fmt: skip
-    until(lambda: where.list("rlexperiments") == [] and cpu_seconds(operator.pid) > 1, "the operator has begun")
+    until(lambda: Namespace(SYSTEM).get("secret", f"{ACCOUNT}-key"), "the operator has begun", timeout=30)
 
     used, began = cpu_seconds(operator.pid), time.monotonic()
     where.apply(*map(experiment, range(count)))
     applied = time.monotonic() - began
-    until(are_ready(where, count), f"{count} experiments are ready", timeout=600)
-    yield Budget(
+    until(lambda: sum(map(is_ready, statuses(where))) == count, f"{count} experiments are ready", timeout=300)
+    yield Row(
         f"{count} experiments, {len(where.list('pods'))} pods, from apply to Ready",
         "s",
         30 * count / 100,
@@ -223,19 +232,24 @@ def measure(stack: ExitStack, folder: Path, count: int, idle_seconds: float) -> 
     )
 
     audit_log = Path(run(str(REPOSITORY / "hack" / "cluster"), "audit-log").strip())
-    silent = [audit_log.stat().st_size]
     pause = threading.Event()
-    while writes(audit_log, silent[-1]) or len(silent) == 1:
-        silent.append(audit_log.stat().st_size)
-        pause.wait(5.0)
-    used, offset = cpu_seconds(operator.pid), audit_log.stat().st_size
-    pause.wait(idle_seconds)
-    idle = (cpu_seconds(operator.pid) - used) / idle_seconds
-    found = writes(audit_log, offset)
-    print(*found, sep="\n", end="\n" if found else "")
-    yield Budget(f"the operator's processor time in {idle_seconds:.0f} idle seconds", "%", 2, 100 * idle)
-    yield Budget("its writes in that time", "", 0, len(found))
-    yield Budget("its memory at most", "MB", 200, peak_megabytes(operator.pid))
+
+    def rest(seconds: float) -> tuple[float, list[str]]:
+        """The operator's share of a core meanwhile, in percent, and what it wrote."""
+        used, offset = cpu_seconds(operator.pid), audit_log.stat().st_size
+        pause.wait(seconds)
+        return 100 * (cpu_seconds(operator.pid) - used) / seconds, writes(audit_log, offset)
+
+    until(lambda: not rest(SETTLED_SECONDS)[1], "the operator has nothing more to write", timeout=300)
+    share, written = rest(idle_seconds)
+    print(*written, sep="\n", end="\n" if written else "")
+    yield Row(f"idle for {idle_seconds:.0f} s: the operator's share of a core", "%", 2, share)
+    yield Row("its writes in that time", "", 0, len(written))
+    stack.enter_context(coordinators())
+    share, written = rest(idle_seconds)
+    yield Row("runs that tell of progress: the operator's share of a core", "%", math.inf, share)
+    yield Row("its writes", "/s", math.inf, len(written) / idle_seconds)
+    yield Row("its memory at most", "MB", 200, peak_megabytes(operator.pid))
 
 
 def main() -> int:
@@ -250,10 +264,12 @@ def main() -> int:
         run(cluster, "up", "0", seconds=BUILD_SECONDS)
         os.environ["KUBECONFIG"] = run(cluster, "kubeconfig").strip()
         os.environ["PATH"] = f"{run(cluster, 'tools').strip()}:{os.environ['PATH']}"
-        rows = list(measure(stack, folder, arguments.experiments, arguments.idle_seconds))
-    for row in rows:
-        end = "kept" if row.kept else "EXCEEDED"
-        print(f"{row.what:60s} {row.measured:8.1f} {row.unit:2s} budget {row.limit:5.0f} {end}")
+        try:
+            rows = list(measure(stack, folder, arguments.experiments, arguments.idle_seconds))
+        except TimeoutError as error:
+            said = {log.name: log.read_text()[-2000:] for log in folder.glob("*.log")}
+            raise SystemExit(f"{error}\n" + "\n".join(f"{name}: {text}" for name, text in said.items())) from None
+    print(*rows, sep="\n")
     return 0 if all(row.kept for row in rows) else 1
 
 
