@@ -1,15 +1,10 @@
 #!/usr/bin/env python3
-"""image.py OUT.tar NAME:TAG PROGRAM: a docker-archive of one program at the root, made without an engine.
-
-Where the program is not static, the shared libraries of this machine that it is started with are in it too.
-"""
+"""image.py OUT.tar NAME:TAG PROGRAM: a docker-archive of one static program at the root, made without an engine."""
 
 import hashlib
 import io
 import json
 import os
-import re
-import subprocess
 import sys
 import tarfile
 
@@ -21,20 +16,12 @@ def add(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) 
     archive.addfile(entry, io.BytesIO(content))
 
 
-def libraries(program: str) -> list[str]:
-    """The paths of the shared libraries and of the loader; none for a static program."""
-    said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
-    return re.findall(r"(/\S+) \(0x", said)
-
-
 def main(out: str, name: str, program: str) -> None:
     """Writes the archive `out` of an image `name` whose entry point is `program`."""
     path = os.path.basename(program)
     layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as archive:
-        for name_there, source in [(path, program), *((each[1:], each) for each in libraries(program))]:
-            with open(source, "rb") as file:
-                add(archive, name_there, file.read(), 0o755)
+    with open(program, "rb") as file, tarfile.open(fileobj=layer, mode="w") as archive:
+        add(archive, path, file.read(), 0o755)
     digest = hashlib.sha256(layer.getvalue()).hexdigest()
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     config = json.dumps(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -15,7 +14,7 @@ import yaml
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import goes_on
-from rlsrl.testing.kubectl import CLUSTER_SECONDS, Experiment, Namespace, namespace, run
+from rlsrl.testing.kubectl import Experiment, Namespace, namespace, run
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
 
@@ -25,7 +24,6 @@ REPOSITORY = Path(__file__).parents[2]
 CHART, EXAMPLES = REPOSITORY / "charts", REPOSITORY / "examples" / "kubernetes"
 NAME = "cartpole"
 """Of the experiment that the example scales."""
-IMAGE = "localhost/prometheus:e2e"
 SCALED_SECONDS = 300.0
 """For what takes two minutes: rates over a minute, a look every 15 s, a minute of patience before actors go."""
 EXPERIMENT: Object = {
@@ -73,74 +71,22 @@ def scrape_configs(system: Namespace) -> Iterator[Object]:
     }
 
 
-def prometheus(configuration: Object) -> Iterator[Object]:
-    """A Prometheus as the adapter expects it, at prometheus.monitoring.svc:9090."""
-
-    def made(api: str, kind: str, **parts: Object | list[Object]) -> Object:
-        return {"apiVersion": api, "kind": kind, "metadata": {"name": "prometheus"}, **parts}
-
-    rbac, group = "rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
-    yield made("v1", "ServiceAccount")
-    yield made(rbac, "ClusterRole", rules=[{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}])
-    yield made(
-        rbac,
-        "ClusterRoleBinding",
-        roleRef={"apiGroup": group, "kind": "ClusterRole", "name": "prometheus"},
-        subjects=[{"kind": "ServiceAccount", "name": "prometheus", "namespace": "monitoring"}],
-    )
-    yield made("v1", "ConfigMap", data={"prometheus.yaml": yaml.safe_dump(configuration)})
-    yield made("v1", "Service", spec={"selector": {"app": "prometheus"}, "ports": [{"port": 9090}]})
-    container = {
-        "name": "prometheus",
-        "image": IMAGE,
-        "imagePullPolicy": "Never",
-        "args": ["--config.file=/etc/prometheus/prometheus.yaml", "--storage.tsdb.path=/data"],
-        "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [
-            {"name": "config", "mountPath": "/etc/prometheus"},
-            {"name": "data", "mountPath": "/data"},
-        ],
-    }
-    pod = {
-        "serviceAccountName": "prometheus",
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "fsGroup": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-        "volumes": [{"name": "config", "configMap": {"name": "prometheus"}}, {"name": "data", "emptyDir": {}}],
-    }
-    chosen = {"app": "prometheus"}
-    template = {"metadata": {"labels": chosen}, "spec": pod}
-    yield made("apps/v1", "Deployment", spec={"selector": {"matchLabels": chosen}, "template": template})
-
-
 @pytest.fixture
-def metrics(
-    system: Namespace, install: Callable[[str], AbstractContextManager[None]], tmp_path: Path
-) -> Iterator[None]:
+def metrics(system: Namespace, install: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
     """Prometheus, which finds the workers' pods, and the adapter with the example's rule."""
-    program = shutil.which("prometheus")
-    assert program is not None, "hack/system-tools installs it"
-    archive = tmp_path / "prometheus.tar"
-    run(str(REPOSITORY / "hack" / "cluster.d" / "image.py"), str(archive), IMAGE, program)
-    run(str(REPOSITORY / "hack" / "cluster"), "load", str(archive))
-    archive.unlink()
     rules = yaml.safe_load((EXAMPLES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
-    configuration = {"global": {"scrape_interval": "5s"}, "scrape_configs": [*scrape_configs(system)]}
-    adapter = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "adapter-config"}}
+    scraped = {"global": {"scrape_interval": "5s"}, "scrape_configs": [*scrape_configs(system)]}
     with namespace("monitoring") as monitoring:
         monitoring.apply(
-            *prometheus(configuration), adapter | {"data": {"config.yaml": yaml.safe_dump({"rules": rules})}}
+            config_map("prometheus", "prometheus.yaml", scraped),
+            config_map("adapter-config", "config.yaml", {"rules": rules}),
         )
-        monitoring.kubectl("rollout", "status", "deployment/prometheus", f"--timeout={CLUSTER_SECONDS:.0f}s")
-        with install("prometheus-adapter"):
+        with install("prometheus"), install("prometheus-adapter"):
             yield
-        monitoring.delete("clusterrolebinding", "prometheus")
-        monitoring.delete("clusterrole", "prometheus")
+
+
+def config_map(name: str, file: str, value: Object) -> Object:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {file: yaml.safe_dump(value)}}
 
 
 def busy(where: Namespace) -> list[str]:
