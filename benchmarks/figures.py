@@ -42,6 +42,11 @@ class Turn:
     more: Mapping[str, Any] = field(default_factory=dict)
     """What else is worth keeping."""
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether others left the machine alone."""
+        return self.others <= QUIET_SHARE
+
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
@@ -52,7 +57,7 @@ class Round:
     @property
     def is_quiet(self) -> bool:
         """Whether each turn was left in peace."""
-        return all(turn.others <= QUIET_SHARE for turn in self.turns)
+        return all(turn.is_quiet for turn in self.turns)
 
     @property
     def figures(self) -> dict[str, float]:

@@ -11,6 +11,8 @@ from peer_environments import PeerUnavailable
 from turns import throughput_turn
 from workloads import Workload
 
+TRIES = 2
+"""Turns of a setting that others may spoil."""
 Say = Callable[[str], None]
 Tried = Mapping[Setting, float | None]
 """Environment steps a second of each setting; None for too few iterations in a trial, and where there is but one."""
@@ -85,9 +87,17 @@ def _try_settings(contestant: Contestant, workload: Workload, say: Say) -> Tried
     settings = contestant.settings(workload)
     if len(settings) == 1:
         return {settings[0]: None}
-    tried: dict[Setting, float | None] = {}
-    for setting in settings:
+    return {setting: _try(contestant, workload, setting, say) for setting in settings}
+
+
+def _try(contestant: Contestant, workload: Workload, setting: Setting, say: Say) -> float | None:
+    """The best of a few turns, of which the first that is left in peace is the last: others only make it slower."""
+    best = None
+    for _ in range(TRIES):
         turn = throughput_turn(contestant, workload, setting, window_seconds=workload.trial_seconds)
-        tried[setting] = turn.figure
-        say(f"trial    {contestant.name:18} {turn.figure or 0:12,.1f}  {' '.join(setting)}")
-    return tried
+        words = " ".join(setting)
+        say(f"trial    {contestant.name:18} {turn.figure or 0:12,.1f}  {words}, others used {turn.others:.1%}")
+        best = max((figure for figure in (best, turn.figure) if figure is not None), default=None)
+        if turn.is_quiet:
+            break
+    return best

@@ -73,7 +73,6 @@ def described(repository: Path) -> dict[str, Any]:
         **processor(Path("/proc/cpuinfo").read_text()),
         "cores": os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "packages": {name: version(name) for name in TELLING_PACKAGES},
         "commit": _commit(repository),

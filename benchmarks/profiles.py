@@ -70,7 +70,8 @@ def spent(exposition: str) -> dict[str, float]:
 def time_shares(before: RunProfile | None, after: RunProfile | None) -> dict[str, dict[str, float]]:
     """By role, the mean over its workers of the share of the time between two looks; nothing without two.
 
-    All but ``cpu`` come to 1 together, as far as a worker's threads take turns.
+    All but ``cpu`` come to 1 together, as far as a worker's threads take turns. Work counts when it ends: with few
+    training steps in a window the shares are rough.
     """
     if before is None or after is None or after.at <= before.at:
         return {}

@@ -131,7 +131,7 @@ def _details(result: Result) -> str:
     flags = ", ".join(machine["flags"]) or "none of AMX and AVX-512"
     where = (
         f"{result['when']}, commit {machine['commit']}; {machine['processor']}, {machine['cores']} cores ({flags}), "
-        f"{machine['system']}, Python {machine['python']}, {_versions(machine['packages'])}."
+        f"Python {machine['python']}, {_versions(machine['packages'])}."
     )
     lines = [
         f"### {result['workload']}: {result['title']}",

@@ -39,7 +39,7 @@ class Workload:
     step_seconds: float = 0.0
     """How much longer than its computation each environment's step takes."""
     vectorization: Literal["loop", "native", "threads"] = "loop"
-    """How rlsrl's actors step their environments; ``native`` is for every contestant who can."""
+    """How rlsrl's actors step their environments; ``native`` is for every contestant that can."""
     actors: int = 1
     policy_workers: int = 0
     compile: Literal["off", "upfront", "background"] = "upfront"
@@ -173,7 +173,7 @@ _W4: dict[str, Any] = {
 _ALL = (
     Workload(name="W1", title="CartPole 8 x 128, minibatch 256, 4 epochs", **_W1),
     Workload(name="B1", title="CartPole 64 x 64, minibatch 1024, 1 epoch", **_B1),
-    Workload(name="B1N", title="B1, natively vectorised for everybody", vectorization="native", **_B1),
+    Workload(name="B1N", title="B1, natively vectorised for whoever can", vectorization="native", **_B1),
     Workload(name="W2", title="Pong 8 x 128, minibatch 256, 4 epochs", **_W2),
     Workload(name="B2", title="Pong 16 x 64, minibatch 512, 1 epoch", **_B2),
     Workload(
