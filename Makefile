@@ -10,7 +10,7 @@ STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum |
 # Where somebody's environment sets it, each of the many short processes compiles all of our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run s3-server system-tools images test e2e e2e-full test-slow lint format protos crd dashboards docs clean
+.PHONY: help setup run s3-server system-tools images test e2e e2e-full test-slow bench bench-report lint format protos crd dashboards docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,12 @@ e2e-full: setup system-tools  ## All that is tried on a cluster, in shards (SHAR
 
 test-slow: setup s3-server system-tools  ## The fault tests and training runs that `make test` has no time for
 	$(BIN)/python -m pytest -m slow -n 2
+
+bench: setup  ## Measure a workload against peers (W=W1; the first time their environments are made, 5 GB each)
+	$(BIN)/python benchmarks/bench.py $(W)
+
+bench-report: setup  ## Remake table and picture of what was measured, in docs/benchmarks and README
+	$(BIN)/python benchmarks/report.py
 
 lint: setup  ## ruff, mypy, layers, drift of generated files
 	$(BIN)/ruff check .

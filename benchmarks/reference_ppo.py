@@ -1,9 +1,11 @@
-"""PPO in one file and one process, in the manner of CleanRL's ``ppo_continuous_action.py``: what rlsrl has to equal.
+"""PPO in one file and one process, in the manner of CleanRL's ``ppo*.py``: what rlsrl has to equal, and to outrun.
 
 It shares no code with rlsrl. The same algorithm with the same settings, written down once more in the plainest way, is
 the measure of whether a distributed system learns as well as it should. Run it beside ``rlsrl run``, on one machine:
 
     python benchmarks/reference_ppo.py --env-id HalfCheetah-v5 --seed 1 --total-steps 1000000 --out curve.csv
+
+With ``--report`` it prints a line of JSON an iteration: ``make bench`` reads them.
 
 Where it departs from CleanRL: the running statistics of observations and rewards are shared by all environments (as
 Stable-Baselines3 has them), and an episode that was cut short is worth what its last observation is worth.
@@ -13,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import importlib
+import json
 import math
 import sys
 import time
@@ -21,6 +25,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import environments
 import gymnasium
 import numpy as np
 import torch
@@ -37,8 +42,14 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-id", required=True)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer each environment's step takes")
     parser.add_argument("--total-steps", type=int, default=1_000_000)
+    parser.add_argument("--goal", type=float, default=math.inf, help="the mean return that ends it")
+    parser.add_argument("--report", action="store_true", help="print a line of JSON an iteration")
     parser.add_argument("--out", type=Path, help="CSV with one line an iteration")
+    parser.add_argument("--vector", choices=["sync", "async", "native"], default="sync", help="how environments step")
+    parser.add_argument("--threads", type=int, default=1, help="torch's")
+    parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--num-steps", type=int, default=256, help="of each environment in an iteration")
     parser.add_argument("--epochs", type=int, default=10)
@@ -67,7 +78,13 @@ def tell_mujoco_warnings() -> None:
 
 def make_envs(args: argparse.Namespace) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     """NEXT_STEP autoreset: the step after an episode's end only resets, and its observation is the last one's."""
-    envs: Any = gymnasium.make_vec(args.env_id, num_envs=args.num_envs, vectorization_mode="sync")
+    envs: Any
+    if args.vector == "native":
+        envs = gymnasium.make_vec(args.env_id, num_envs=args.num_envs, vectorization_mode="vector_entry_point")
+    else:
+        made = functools.partial(environments.make, args.env_id, step_seconds=args.step_seconds)
+        kind = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}[args.vector]
+        envs = kind([made] * args.num_envs)
     envs = wrappers.RecordEpisodeStatistics(envs)
     if isinstance(envs.single_action_space, spaces.Box):
         envs = wrappers.ClipAction(envs)
@@ -90,6 +107,32 @@ def tower(num_inputs: int, num_outputs: int, gain: float) -> nn.Sequential:
     return nn.Sequential(layer(num_inputs, 64), nn.Tanh(), layer(64, 64), nn.Tanh(), layer(64, num_outputs, gain))
 
 
+def nature_cnn(num_channels: int) -> nn.Sequential:
+    """Mnih et al. (2015), for 84 x 84."""
+    convolutions = []
+    for inputs, outputs, size, stride in ((num_channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
+        convolution = nn.Conv2d(inputs, outputs, size, stride)
+        nn.init.orthogonal_(convolution.weight, math.sqrt(2.0))
+        nn.init.zeros_(convolution.bias)
+        convolutions += [convolution, nn.ReLU()]
+    return nn.Sequential(*convolutions, nn.Flatten(), layer(64 * 7 * 7, 512), nn.ReLU())
+
+
+class PixelAgent(nn.Module):
+    """Policy and value on one body."""
+
+    def __init__(self, envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
+        super().__init__()
+        assert isinstance(envs.single_action_space, spaces.Discrete)
+        self.body = nature_cnn((envs.single_observation_space.shape or ())[0])
+        self.actor = layer(512, int(envs.single_action_space.n), 0.01)
+        self.critic = layer(512, 1, 1.0)
+
+    def forward(self, observation: Tensor) -> tuple[Distribution, Tensor]:
+        features = self.body(observation / 255.0)
+        return Categorical(logits=self.actor(features)), self.critic(features).squeeze(-1)
+
+
 class Agent(nn.Module):
     """Separate towers for policy and value; a deviation that no observation changes where actions are continuous."""
 
@@ -105,15 +148,11 @@ class Agent(nn.Module):
             self.actor = tower(num_inputs, size, gain=0.01)
             self.log_std = nn.Parameter(torch.zeros(size))
 
-    def distribution(self, observation: Tensor) -> Distribution:
-        outputs = self.actor(observation)
+    def forward(self, observation: Tensor) -> tuple[Distribution, Tensor]:
+        outputs, value = self.actor(observation), self.critic(observation).squeeze(-1)
         if self.log_std is None:
-            return Categorical(logits=outputs)
-        return Independent(Normal(outputs, self.log_std.exp().expand_as(outputs)), 1)
-
-    def value(self, observation: Tensor) -> Tensor:
-        value: Tensor = self.critic(observation).squeeze(-1)
-        return value
+            return Categorical(logits=outputs), value
+        return Independent(Normal(outputs, self.log_std.exp().expand_as(outputs)), 1), value
 
 
 class Trainer:
@@ -121,20 +160,23 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        torch.set_num_threads(1)
+        torch.set_num_threads(args.threads)
         torch.manual_seed(args.seed)
+        Distribution.set_default_validate_args(False)
         self.rng = np.random.default_rng(args.seed)
         self.envs = make_envs(args)
-        self.agent = Agent(self.envs)
+        self.agent = PixelAgent(self.envs) if args.network == "cnn" else Agent(self.envs)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=args.learning_rate, eps=1e-5)
+        self.is_image = args.network == "cnn"
         self.observation = self.as_tensor(self.envs.reset(seed=args.seed)[0])
         self.resetting = torch.zeros(args.num_envs, dtype=torch.bool)
         self.env_steps = 0
         self.num_episodes = 0
         self.returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
-    @staticmethod
-    def as_tensor(observation: Any) -> Tensor:
+    def as_tensor(self, observation: Any) -> Tensor:
+        if self.is_image:
+            return torch.from_numpy(np.array(observation))
         return torch.as_tensor(np.asarray(observation), dtype=torch.float32).flatten(1)
 
     def iterate(self) -> None:
@@ -148,7 +190,7 @@ class Trainer:
         """Rows of one iteration: each transition with its advantage and return; resets are left out."""
         steps: list[dict[str, Tensor]] = []
         for _ in range(self.args.num_steps):
-            distribution = self.agent.distribution(self.observation)
+            distribution, value = self.agent(self.observation)
             action = distribution.sample()
             following, reward, terminated, truncated, info = self.envs.step(action.numpy())
             steps.append(
@@ -156,7 +198,7 @@ class Trainer:
                     "observation": self.observation,
                     "action": action,
                     "log_prob": distribution.log_prob(action),
-                    "value": self.agent.value(self.observation),
+                    "value": value,
                     "reward": torch.as_tensor(np.asarray(reward), dtype=torch.float32),
                     "terminated": torch.as_tensor(terminated),
                     "ended": torch.as_tensor(terminated | truncated),
@@ -173,7 +215,7 @@ class Trainer:
     def advantages(self, rows: dict[str, Tensor]) -> Tensor:
         """Generalised advantage estimation. The value that follows a step is that of the next row's observation."""
         args = self.args
-        following_value = torch.cat([rows["value"][1:], self.agent.value(self.observation)[None]])
+        following_value = torch.cat([rows["value"][1:], self.agent(self.observation)[1][None]])
         delta = rows["reward"] + args.discount * following_value * ~rows["terminated"] - rows["value"]
         advantage, accumulated = torch.zeros_like(delta), torch.zeros(args.num_envs)
         for t in reversed(range(args.num_steps)):
@@ -189,6 +231,10 @@ class Trainer:
             self.returns.extend(finished)
             self.num_episodes += len(finished)
 
+    def reached(self, goal: float) -> bool:
+        """Whether the mean return is that high, over as many episodes as it is to be over."""
+        return len(self.returns) == RETURN_WINDOW and float(np.mean(self.returns)) >= goal
+
     def update(self, rows: dict[str, Tensor]) -> None:
         num_rows = len(rows["action"])
         for _ in range(self.args.epochs):
@@ -199,7 +245,7 @@ class Trainer:
 
     def minibatch_step(self, rows: dict[str, Tensor]) -> None:
         args = self.args
-        distribution, value = self.agent.distribution(rows["observation"]), self.agent.value(rows["observation"])
+        distribution, value = self.agent(rows["observation"])
         ratio = (distribution.log_prob(rows["action"]) - rows["log_prob"]).exp()
         advantage = (rows["advantage"] - rows["advantage"].mean()) / (rows["advantage"].std() + 1e-8)
         clipped_ratio = ratio.clamp(1.0 - args.clip_range, 1.0 + args.clip_range)
@@ -221,12 +267,14 @@ def main() -> None:
     args = arguments()
     tell_mujoco_warnings()
     trainer, began, lines = Trainer(args), time.monotonic(), []
-    while trainer.env_steps < args.total_steps:
+    while trainer.env_steps < args.total_steps and not trainer.reached(args.goal):
         trainer.iterate()
         mean = float(np.mean(trainer.returns)) if trainer.returns else math.nan
         seconds = time.monotonic() - began
         lines.append((trainer.env_steps, trainer.num_episodes, round(mean, 3), round(seconds, 2)))
-        if len(lines) % 20 == 1 or trainer.env_steps >= args.total_steps:
+        if args.report:
+            print(json.dumps({"wall": time.time(), "env_steps": trainer.env_steps, "return_mean": mean}), flush=True)
+        elif len(lines) % 20 == 1 or trainer.env_steps >= args.total_steps:
             print(f"{trainer.env_steps:>9,} steps  return {mean:10.2f}  {trainer.env_steps / seconds:8,.0f} steps/s")
     trainer.envs.close()
     if args.out is not None:

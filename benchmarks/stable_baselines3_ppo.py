@@ -5,77 +5,126 @@ Needs an environment of its own (``pip install stable-baselines3 'gymnasium[mujo
     python benchmarks/stable_baselines3_ppo.py --env-id HalfCheetah-v5 --seed 1 --total-steps 1000000 --out curve.csv
 
 Its value loss has no factor of one half, so that the coefficient is half the reference's, and is not clipped
-(``reference_ppo.py --no-clip-value-loss``).
+(``reference_ppo.py --no-clip-value-loss``). With ``--report`` it prints a line of JSON an iteration,
+which ``make bench`` reads.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import functools
+import json
 import math
 import time
 from pathlib import Path
 
+import environments
 import numpy as np
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
+
+RETURN_WINDOW = 100
 
 
 class Curve(BaseCallback):
-    """Notes the mean return of the last 100 episodes after each rollout."""
+    """Notes the mean return of the last 100 episodes after each rollout; ends a run that has reached its goal."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, goal: float, report: bool) -> None:
         super().__init__()
         self.lines: list[tuple[int, int, float, float]] = []
         self.num_episodes = 0
         self.began = time.monotonic()
+        self.goal = goal
+        self.reached = False
+        self.report = report
 
     def _on_step(self) -> bool:
         self.num_episodes += sum("episode" in info for info in self.locals["infos"])
-        return True
+        return not self.reached  # ends ``learn``; looked at once an iteration, as everybody's goal is
+
+    def _on_rollout_start(self) -> None:
+        # What was gathered until here is trained.
+        self.reached = len(self.model.ep_info_buffer or ()) == RETURN_WINDOW and self.mean >= self.goal
+        if self.report:
+            line = {"wall": time.time(), "env_steps": self.num_timesteps, "return_mean": self.mean}
+            print(json.dumps(line), flush=True)
 
     def _on_rollout_end(self) -> None:
-        finished = [episode["r"] for episode in self.model.ep_info_buffer or ()]
-        mean = float(np.mean(finished)) if finished else math.nan
         seconds = time.monotonic() - self.began
-        self.lines.append((self.num_timesteps, self.num_episodes, round(mean, 3), round(seconds, 2)))
+        self.lines.append((self.num_timesteps, self.num_episodes, round(self.mean, 3), round(seconds, 2)))
+
+    @property
+    def mean(self) -> float:
+        finished = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+        return float(np.mean(finished)) if finished else math.nan
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env-id", required=True)
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer each environment's step takes")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--total-steps", type=int, default=1_000_000)
+    parser.add_argument("--goal", type=float, default=math.inf, help="the mean return that ends it")
+    parser.add_argument("--report", action="store_true", help="print a line of JSON an iteration")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--vector", choices=["dummy", "subproc"], default="dummy", help="how environments step")
+    parser.add_argument("--threads", type=int, default=1, help="torch's")
+    parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--num-steps", type=int, default=256, help="of each environment in an iteration")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--minibatch-size", type=int, default=64)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--anneal", action=argparse.BooleanOptionalAction, default=True, help="the rate, linearly to 0")
+    parser.add_argument("--discount", type=float, default=0.99)
+    parser.add_argument("--gae-lambda", type=float, default=0.95)
+    parser.add_argument("--clip-range", type=float, default=0.2)
+    parser.add_argument("--entropy-coefficient", type=float, default=0.0)
+    parser.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=True, help="inputs and rewards")
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env-id", required=True)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-steps", type=int, default=1_000_000)
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    envs = VecNormalize(make_vec_env(args.env_id, n_envs=8, seed=args.seed), gamma=0.99, clip_obs=10.0)
+    args = arguments()
+    torch.set_num_threads(args.threads)
+    made = functools.partial(environments.make, args.env_id, step_seconds=args.step_seconds)
+    kind = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[args.vector]
+    # Forked: a process each that imports everything anew takes minutes to begin with 64 of them.
+    how = {"start_method": "fork"} if args.vector == "subproc" else {}
+    envs: VecEnv = make_vec_env(made, n_envs=args.num_envs, seed=args.seed, vec_env_cls=kind, vec_env_kwargs=how)
+    if args.normalize:
+        envs = VecNormalize(envs, gamma=args.discount, clip_obs=10.0)
+    rate = args.learning_rate
     model = PPO(
-        "MlpPolicy",
+        {"mlp": "MlpPolicy", "cnn": "CnnPolicy"}[args.network],
         envs,
-        learning_rate=lambda remaining: 3e-4 * remaining,
-        n_steps=256,
-        batch_size=64,
-        n_epochs=10,
-        gamma=0.99,
-        gae_lambda=0.95,
-        clip_range=0.2,
-        ent_coef=0.0,
+        learning_rate=(lambda remaining: rate * remaining) if args.anneal else rate,
+        n_steps=args.num_steps,
+        batch_size=args.minibatch_size,
+        n_epochs=args.epochs,
+        gamma=args.discount,
+        gae_lambda=args.gae_lambda,
+        clip_range=args.clip_range,
+        ent_coef=args.entropy_coefficient,
         vf_coef=0.25,
         max_grad_norm=0.5,
         seed=args.seed,
         device="cpu",
     )
-    curve = Curve()
+    curve = Curve(goal=args.goal, report=args.report)
     model.learn(args.total_steps, callback=curve)
-    with args.out.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("env_steps", "episodes", "return_mean", "seconds"))
-        writer.writerows(curve.lines)
-    print(f"{args.env_id} seed {args.seed}: return {curve.lines[-1][2]} after {curve.lines[-1][0]:,} steps")
+    envs.close()
+    if args.out is not None:
+        with args.out.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("env_steps", "episodes", "return_mean", "seconds"))
+            writer.writerows(curve.lines)
+        print(f"{args.env_id} seed {args.seed}: return {curve.lines[-1][2]} after {curve.lines[-1][0]:,} steps")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,13 @@ def cartpole_run(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     with desk.begin(environment={"PYTHONPROFILEIMPORTTIME": "1"}) as run:
         run.until(lambda: run.is_complete() and _has_trained(run), "all processes at work, and a training step")
         sighting = look(run)
-        return WatchedRun(desk=desk, exit_code=run.wait(timeout=250.0), output=run.output, sighting=sighting)
+        top = run.until(lambda: _told_by_top(desk), "what `rlsrl top` shows of workers at work")
+        return WatchedRun(desk=desk, exit_code=run.wait(timeout=250.0), output=run.output, sighting=sighting, top=top)
+
+
+def _told_by_top(desk: Desk) -> str | None:
+    said = desk.call("top", "live").stdout
+    return said if "trainer" in said else None
 
 
 def _has_trained(run: LiveRun) -> bool:

@@ -53,6 +53,14 @@ def test_every_worker_is_in_the_status(cartpole_run: WatchedRun) -> None:
     assert status["totals"]["env_steps"] > 0
 
 
+def test_top_shows_it_while_it_lives_and_after(cartpole_run: WatchedRun) -> None:
+    assert cartpole_run.top.startswith("live: ")
+    assert all(role in cartpole_run.top for role in ("actor", "trainer"))
+    after = cartpole_run.desk.call("top", "live")
+    assert after.returncode == 0
+    assert after.stdout.rstrip().endswith("ago: the run has ended")
+
+
 @pytest.mark.parametrize("worker", SHOWN_BY)
 def test_every_worker_shows_its_metrics(cartpole_run: WatchedRun, worker: str) -> None:
     families = text_string_to_metric_families(cartpole_run.sighting.expositions[worker])

@@ -26,6 +26,7 @@ from rlsrl.testing.kubectl_standin import KubectlStandIn
 from rlsrl.testing.pods import TOKEN, Pods
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
+NAMESPACE = "research"
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
 kind: RLExperiment
@@ -87,7 +88,7 @@ def test_it_shows_who_works_and_who_waits_for_what(pods: Pods, coordinator: subp
         return bool(workers and workers[0]["activity"] and "samples_per_second" in workers[0]["stats"])
 
     until(lambda: all(map(known, ("policy", "buffer", "trainer", "actor"))), "the first statistics of all")
-    result = CliRunner().invoke(main, ["top", NAME])
+    result = CliRunner().invoke(main, ["top", NAME, "-n", NAMESPACE])
     assert result.exit_code == 0, result.output
     rows = {line.split()[0]: line for line in result.output.splitlines() if line[:1].islower()}
     waits = {"actor": "inference", "buffer": "samples|credit", "policy": "requests", "trainer": "batch"}
@@ -105,7 +106,7 @@ def test_on_a_terminal_it_is_live_tells_a_lost_coordinator_and_ends_without_a_wo
 ) -> None:
     near, far = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", "from rlsrl.cli import main; main()", "top", NAME],
+        [sys.executable, "-c", "from rlsrl.cli import main; main()", "top", NAME, "-n", NAMESPACE],
         stdin=far, stdout=far, stderr=far, start_new_session=True, env={**os.environ, "COLUMNS": "200", "LINES": "50"},
     )  # fmt: skip
     os.close(far)
@@ -149,16 +150,16 @@ def test_certificates_of_the_experiment_are_used(tmp_path: Path, cluster: Kubect
         start_coordinator(Pods(EXPERIMENT, tmp_path, stack, secret=mount), cluster)
 
         cluster.show(encrypted({"security": {"tlsSecret": "of-the-workers"}}), SECRET, secret)
-        result = CliRunner().invoke(main, ["top", "tests"])
+        result = CliRunner().invoke(main, ["top", "tests", "-n", "tests"])
         assert (result.exit_code, result.output[:19]) == (0, "cartpole: starting,"), result.output
 
         cluster.show(encrypted({}), SECRET, secret)
-        result = CliRunner().invoke(main, ["top", "tests"])
+        result = CliRunner().invoke(main, ["top", "tests", "-n", "tests"])
         assert result.exit_code == 2
         assert result.output.startswith("Error: the coordinator of tests does not answer"), result.output
 
         cluster.show(encrypted({"security": {"tlsSecret": "of-the-workers"}}), SECRET, {**secret, "data": {}})
-        result = CliRunner().invoke(main, ["top", "tests"])
+        result = CliRunner().invoke(main, ["top", "tests", "-n", "tests"])
         assert result.exit_code == 2
         assert result.output.startswith("Error: the certificates in the Secret of-the-workers cannot be used: ")
         assert len(result.output.splitlines()) == 1, result.output

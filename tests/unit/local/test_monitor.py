@@ -52,6 +52,18 @@ def test_the_newest_status_and_its_age() -> None:
     monitor.close()
 
 
+def test_each_status_is_published_once() -> None:
+    published: queue.Queue[Mapping[str, Any]] = queue.Queue()
+    client = ScriptedClient()
+    monitor = StatusMonitor(client, publish=published.put)
+    monitor.start(interval_seconds=0.0)
+    for answer in ({"phase": "starting"}, CoordinatorUnavailable("for a moment"), {"phase": "training"}):
+        client.answers.put(answer)
+    assert [published.get(timeout=DEADLINE)["phase"] for _ in range(2)] == ["starting", "training"]
+    monitor.close()
+    assert published.empty()
+
+
 def test_closing_ends_the_thread_in_a_question_and_in_a_wait() -> None:
     for interval_seconds, answer in ((0.0, None), (3600.0, {"phase": "training"})):
         client = ScriptedClient()

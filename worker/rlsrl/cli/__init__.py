@@ -23,7 +23,7 @@ COMMANDS = {
     "plot": _Entry("rlsrl.cli.plot:plot", "Draw the learning curves of runs."),
     "params": _Entry("rlsrl.cli.params:params", "List, show, tag, export and prune a run's weights."),
     "status": _Entry("rlsrl.cli.status:status", "Tell the story of an experiment on the cluster."),
-    "top": _Entry("rlsrl.cli.top:top", "Show live what the workers of an experiment on the cluster do."),
+    "top": _Entry("rlsrl.cli.top:top", "Show live what the workers of a run do and wait for."),
     "why": _Entry("rlsrl.cli.why:why", "Say what is wrong with an experiment on the cluster, and the cure."),
     "logs": _Entry("rlsrl.cli.logs:logs", "Print the logs of an experiment's pods on the cluster."),
     "validate": _Entry("rlsrl.cli.spec:validate", "Check experiment files and name every error."),

@@ -1,4 +1,4 @@
-"""``kubectl rlsrl top``: what the workers of an experiment on the cluster do, live."""
+"""``rlsrl top``: what the workers of a run do, live: of a run folder's here, of an experiment's on the cluster."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlsrl.cli import is_kubectl
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Kubectl, Object
 from rlsrl.cli.live import quiet_interrupt, show_live
@@ -20,25 +22,46 @@ from rlsrl.cli.top_table import top_table
 if TYPE_CHECKING:
     from rlsrl.runtime.coordination import CoordinatorClient
 
+HERE_SECONDS = 1.0
+"""Between two looks at a run of this machine, whose status is as new as that."""
+
 
 @click.command()
-@click.argument("name")
-@click.option("-n", "--namespace", metavar="NAME", help="By default the one of kubectl's context.")
+@click.argument("run")
+@click.option("-n", "--namespace", metavar="NAME", help="RUN is an experiment on the cluster, in that namespace.")
 @click.option("-a", "--all", "whole", is_flag=True, help="Show every worker of large roles.")
-def top(name: str, namespace: str | None, whole: bool) -> None:
-    """Show what the workers of the experiment NAME do: how busy they are, what they wait for, how much they get done.
+def top(run: str, namespace: str | None, whole: bool) -> None:
+    """Show what the workers of RUN do: how busy they are, what they wait for, how much they get done.
 
-    BUSY is the share of the last ten seconds in which a worker waited for nothing. On a terminal the table is live,
-    until Ctrl-C; elsewhere it is printed once.
+    RUN is a run folder, or the name of one in runs/; with --namespace, and as ``kubectl rlsrl``, an experiment on the
+    cluster. BUSY is the share of the last ten seconds in which a worker waited for nothing. On a terminal the table is
+    live, until Ctrl-C or the end of a run of this machine; elsewhere it is printed once.
     """
     with quiet_interrupt():
-        kubectl = Kubectl(namespace)
-        experiment = kubectl.experiment(name)
-        if not sys.stdout.isatty():
-            click.echo(top_table(coordinator_status(kubectl, experiment), whole=whole))
-            return
-        with _Pages(kubectl, experiment) as pages:
-            show_live(lambda: (pages.shown(whole=whole), False))
+        if namespace is None and not is_kubectl():
+            _top_here(run, whole=whole)
+        else:
+            _top_on_cluster(run, namespace, whole=whole)
+
+
+def _top_here(run: str, *, whole: bool) -> None:
+    from rlsrl.cli.run_status import RunStatus
+
+    status = RunStatus.find(Path(run))
+    if sys.stdout.isatty():
+        show_live(lambda: status.draw(whole=whole), interval=HERE_SECONDS)
+    else:
+        click.echo(status.draw(whole=whole)[0])
+
+
+def _top_on_cluster(name: str, namespace: str | None, *, whole: bool) -> None:
+    kubectl = Kubectl(namespace)
+    experiment = kubectl.experiment(name)
+    if not sys.stdout.isatty():
+        click.echo(top_table(coordinator_status(kubectl, experiment), whole=whole))
+        return
+    with _Pages(kubectl, experiment) as pages:
+        show_live(lambda: (pages.shown(whole=whole), False))
 
 
 class _Pages:

@@ -33,9 +33,21 @@ class StatusMonitor:
     It owns the client.
     """
 
-    def __init__(self, client: StatusClient, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is asked before ``start``; ``clock`` gives monotonic seconds."""
+    def __init__(
+        self,
+        client: StatusClient,
+        *,
+        publish: Callable[[Mapping[str, Any]], None] = lambda status: None,  # noqa: ARG005 - whoever shows it elsewhere
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is asked before ``start``.
+
+        Args:
+            publish: Called with each status, from the monitor's thread; must not raise.
+            clock: Gives monotonic seconds.
+        """
         self._client = client
+        self._publish = publish
         self._clock = clock
         self._newest: tuple[Mapping[str, Any], float] | None = None
         self._closed = threading.Event()
@@ -64,11 +76,16 @@ class StatusMonitor:
     def _run(self, interval_seconds: float) -> None:
         """Ask, wait for the interval, ask again; ``close`` ends the wait and the question."""
         while not self._closed.is_set():
-            try:
-                self._newest = (self._client.status(ANSWER_SECONDS), self._clock())
-            except CoordinatorUnavailable:
-                pass  # It shows as the age of the last answer.
-            except ValueError:
-                # gRPC's word for a channel that `close` has closed meanwhile, and json's for an answer that is none.
-                pass
+            if (status := self._ask()) is not None:
+                self._newest = (status, self._clock())
+                self._publish(status)
             self._closed.wait(interval_seconds)
+
+    def _ask(self) -> Mapping[str, Any] | None:
+        try:
+            return self._client.status(ANSWER_SECONDS)
+        except CoordinatorUnavailable:
+            return None  # It shows as the age of the last answer.
+        except ValueError:
+            # gRPC's word for a channel that `close` has closed meanwhile, and json's for an answer that is none.
+            return None

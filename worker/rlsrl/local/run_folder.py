@@ -31,6 +31,7 @@ RUNS = Path("runs")
 
 LOCK = "lock"
 RECORD = "controller.json"
+STATUS = "status.json"
 EXPERIMENT = "experiment.yaml"
 """The file the user gave."""
 RESOLVED_EXPERIMENT = "experiment.resolved.yaml"
@@ -142,6 +143,11 @@ class RunFolder:
         """What came of the run."""
         return self.path / "summary.json"
 
+    @property
+    def status(self) -> Path:
+        """What its workers do, or did last: the coordinator's page, for ``rlsrl top``."""
+        return self.path / STATUS
+
     def begin_life(self, *, modules: Path) -> None:
         """A controller starts to run the run. A life that was killed counts up to its last metrics.
 
@@ -221,6 +227,26 @@ def read_record(path: Path) -> RunRecord | None:
         raise RunFolderError(
             f"{path / RECORD} is not what rlsrl wrote ({error!r}); --fresh moves the run aside"
         ) from error
+
+
+def is_running(path: Path) -> bool:
+    """Whether somebody runs the run in the folder, by its lock: a controller, or workers that outlive it for a moment.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared and let go of at once: a controller that starts this very moment waits for it (`_flock`).
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _refuse_strangers(path: Path) -> None:

@@ -19,6 +19,7 @@ from rlsrl.local.display import Viewer, open_display
 from rlsrl.local.metrics_log import read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
 from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolder, RunFolderError
+from rlsrl.local.status_file import StatusFile
 from rlsrl.local.summary import RunFacts, summarize
 from rlsrl.local.supervisor import RestartLimits
 from rlsrl.rpc.auth import TOKEN_VARIABLE, new_token
@@ -28,6 +29,9 @@ from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.ledger import balance, close_books, read_pages
 from rlsrl.runtime.process import worker_environment
 from rlsrl.workers.build.run_database import RESOLVED
+
+STATUS_INTERVAL_SECONDS = 1.0
+"""How old the run folder's copy of the status may be, on the whole; workers report as often."""
 
 
 def claim(folder: RunFolder, experiment: RLExperiment, *, as_given: bytes) -> None:
@@ -85,12 +89,14 @@ def run_life(
     close_books(folder.ledger)
     token = new_token()
     client = CoordinatorClient(resolved.coordinator.coordinator_address, token)
-    monitor = StatusMonitor(client)
+    status_file = StatusFile(folder.status)
+    monitor = StatusMonitor(client, publish=status_file.write)
     display = open_display(Viewer(experiment, monitor.newest), output)
     for warning in resolved.warnings:
         display.note(f"warning: {warning}")
     folder.begin_life(modules=modules)
-    monitor.start(interval_seconds=display.interval_seconds)
+    status_file.remove()
+    monitor.start(interval_seconds=min(display.interval_seconds, STATUS_INTERVAL_SECONDS))
     try:
         restarts = experiment.spec.restarts
         return LocalController(

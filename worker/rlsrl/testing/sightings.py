@@ -32,6 +32,8 @@ class WatchedRun:
     exit_code: int
     output: str
     sighting: Sighting
+    top: str
+    """What ``rlsrl top`` showed meanwhile."""
 
 
 def look(run: LiveRun) -> Sighting:

@@ -1,0 +1,38 @@
+"""Measure one workload against peers: ``make bench W=W1``. Prints all turns, and keeps what came of it.
+
+Ends with 0 when there is a result, 1 when there is none, and 2 when somebody could not be measured at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import throughput
+import time_to_goal
+from contestants import PEERS, ContestantFailed, Rlsrl
+from figures import SHOWN
+from peer_environments import PeerUnavailable
+from results import keep, say, sentence
+from workloads import WORKLOADS
+
+
+def main() -> int:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", choices=WORKLOADS)
+    workload = WORKLOADS[parser.parse_args().workload]
+    say(f"{workload.name}: {workload.title}")
+    measure = throughput.measure if workload.goal is None else time_to_goal.measure
+    try:
+        result = measure(workload, [Rlsrl(), *PEERS])
+    except (ContestantFailed, PeerUnavailable) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    say(sentence(result))
+    say(f"kept in {keep(result)}")
+    return 0 if result["verdict"] == SHOWN else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Table and picture of what was measured: ``make bench-report``.
+
+Writes ``docs/benchmarks/README.md`` and ``ratios.png`` beside it, from the JSON files there, and the table into the
+repository's README between two marks. What was not measured, or found no quiet run, stands there as not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from figures import RLSRL, SHOWN
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from results import FOLDER, REPOSITORY, kept
+from workloads import WORKLOADS, Workload
+
+PAGE, PICTURE = "README.md", "ratios.png"
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+NOT_MEASURED = "not shown: not measured"
+HEADER = ("", "workload", "rlsrl", "fastest peer", "rlsrl / peer", "others used")
+LEGEND = """\
+Environment steps whose training is finished, a second; of L seconds, of which fewer are better. Medians over the rounds
+of one run, in which everybody took turns; of the ratios, which are each round's own, also the lowest and the highest.
+*Others used*: the most of the machine's processor time that somebody else had during a turn."""
+ORIGIN = """\
+Made by `make bench-report` from the files beside it, which `make bench W=W1` writes, a workload each: all rounds, the
+noisy ones too, with settings, versions, machine and commit."""
+
+Result = Mapping[str, Any]
+
+
+def main() -> None:
+    """Write page, picture and the README's part."""
+    results = {name: result for name in WORKLOADS if (result := kept(name)) is not None}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    has_picture = draw(results, FOLDER / PICTURE)
+    (FOLDER / PAGE).write_text(page(results, has_picture=has_picture))
+    readme = REPOSITORY / "README.md"
+    readme.write_text(with_part(readme.read_text(), f"{table(results)}\n"))
+    print(f"{len(results)} of {len(WORKLOADS)} workloads are measured: {FOLDER / PAGE}, {readme}")
+
+
+def with_part(text: str, part: str) -> str:
+    """The text with something else between the marks.
+
+    Raises:
+        ValueError: the marks are not there, once each and in order.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in after or END in after:
+        raise ValueError(f"the text has not one {BEGIN} and then one {END}")
+    return f"{before}{BEGIN}\n{part}{END}{after}"
+
+
+def table(results: Mapping[str, Result]) -> str:
+    """A row a workload, in Markdown."""
+    rows = [HEADER, ("---",) * len(HEADER)]
+    rows += [_row(workload, results.get(name)) for name, workload in WORKLOADS.items()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def page(results: Mapping[str, Result], *, has_picture: bool) -> str:
+    """The page of all results."""
+    parts = [
+        "# Throughput against peers",
+        LEGEND,
+        ORIGIN,
+        table(results),
+    ]
+    if has_picture:
+        parts.append(f"![ratios]({PICTURE})")
+    if results:
+        parts += ["## How each was measured", *(_details(result) for result in results.values())]
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(results: Mapping[str, Result], path: Path) -> bool:
+    """Draw the ratios with their spreads; without any to show there is no picture. Whether there is one."""
+    shown = [result for result in results.values() if result["verdict"] == SHOWN]
+    if not shown:
+        path.unlink(missing_ok=True)
+        return False
+    figure = Figure(figsize=(8, 0.6 + 0.42 * len(shown)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    ratios = [result["ratio"] for result in shown]
+    medians = [ratio["median"] for ratio in ratios]
+    beside = [
+        [max(0.0, ratio["median"] - ratio["low"]) for ratio in ratios],
+        [max(0.0, ratio["high"] - ratio["median"]) for ratio in ratios],
+    ]
+    names = [f"{result['workload']} ({result['unit']})" for result in shown]
+    axes.barh(names, medians, xerr=beside, color="C0", ecolor="0.2", capsize=3, height=0.6)
+    axes.axvline(1.0, color="0.2", linewidth=1.0)
+    axes.invert_yaxis()
+    axes.set_xlabel("rlsrl / fastest peer")
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def _row(workload: Workload, result: Result | None) -> tuple[str, ...]:
+    verdict = NOT_MEASURED if result is None else str(result["verdict"])
+    if result is None or verdict != SHOWN:
+        return (workload.name, workload.title, verdict, "", "", "")
+    figures, peer, ratio = result["figures"], result["fastest_peer"], result["ratio"]
+    return (
+        workload.name,
+        workload.title,
+        _amount(figures[RLSRL]["median"]) + _beside(result, RLSRL),
+        f"{peer} {_amount(figures[peer]['median'])}{_beside(result, peer)}",
+        f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f})",
+        f"{result['others']:.1%}",
+    )
+
+
+def _beside(result: Result, name: str) -> str:
+    """How near to the limit, and in how much memory, where there is a limit."""
+    limit = result.get("of_the_limit")
+    return "" if limit is None else f" ({limit[name]:.1%} of the limit, {result['megabytes'][name]:,.0f} MB)"
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _details(result: Result) -> str:
+    machine = result["machine"]
+    flags = ", ".join(machine["flags"]) or "none of AMX and AVX-512"
+    where = (
+        f"{result['when']}, commit {machine['commit']}; {machine['processor']}, {machine['cores']} cores ({flags}), "
+        f"Python {machine['python']}, {_versions(machine['packages'])}."
+    )
+    lines = [
+        f"### {result['workload']}: {result['title']}",
+        "",
+        where,
+        "",
+        *_contestants(result),
+        *_rounds(result["rounds"], result["unit"]),
+        *_profile(result["rounds"]),
+    ]
+    return "\n".join(lines)
+
+
+def _contestants(result: Result) -> Iterable[str]:
+    for name, contestant in result["contestants"].items():
+        setting = f"`{contestant['setting']}`" if contestant["setting"] else "as the experiment says"
+        yield f"- {name}: {setting}; {_versions(contestant['versions'])}"
+    for name, why in result["absent"].items():
+        yield f"- {name} took no part: {why}"
+    yield ""
+
+
+def _rounds(rounds: Sequence[Mapping[str, Any]], unit: str) -> Iterable[str]:
+    yield f"| round | contestant | {unit} | it used | others used | MB |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for number, each in enumerate(rounds, start=1):
+        label = f"{number}" if each["quiet"] else f"{number}, not quiet"
+        for turn in each["turns"]:
+            figure = "-" if turn["figure"] is None else _amount(turn["figure"])
+            memory = "-" if turn["megabytes"] is None else f"{turn['megabytes']:,.0f}"
+            yield f"| {label} | {turn['contestant']} | {figure} | {turn['own']:.0%} | {turn['others']:.1%} | {memory} |"
+    yield ""
+
+
+def _profile(rounds: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Where rlsrl's time went in the last round; nothing if that is not known."""
+    turns = [turn for each in rounds for turn in each["turns"] if turn["more"].get("profile")]
+    if not turns:
+        return
+    yield "Where rlsrl's time went in the last round, by role (`cpu`: processor seconds a second, beside the others):"
+    yield ""
+    for role, shares in turns[-1]["more"]["profile"].items():
+        told = ", ".join(f"{what} {share:.0%}" for what, share in sorted(shares.items(), key=lambda each: -each[1]))
+        yield f"- {role}: {told}"
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+if __name__ == "__main__":
+    main()

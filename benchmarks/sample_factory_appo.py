@@ -1,0 +1,126 @@
+"""Sample Factory's asynchronous PPO with the settings of ``reference_ppo.py``, as far as it has them.
+
+It shares no code with rlsrl, and needs an environment of its own (``requirements/sample-factory.txt``) with a Gymnasium
+before 1.0, in which there is neither HalfCheetah-v5 nor what today's ALE needs.
+
+    python benchmarks/sample_factory_appo.py --env-id CartPole-v1 --report
+
+Prints a line of JSON after each training step and goes on until it is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import sys
+import time
+from typing import Any
+
+import environments
+import numpy as np
+from sample_factory.algo.utils.misc import LEARNER_ENV_STEPS, ExperimentStatus
+from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
+from sample_factory.envs.env_utils import register_env
+from sample_factory.train import make_runner
+
+UNCLIPPED = 1e6
+"""Farther than a value moves."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env-id", required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer each environment's step takes")
+    parser.add_argument("--total-steps", type=int, default=1_000_000_000)
+    parser.add_argument("--goal", type=float, default=math.inf, help="for others to look at: it goes on")
+    parser.add_argument("--report", action="store_true", help="print a line of JSON a training step")
+    parser.add_argument("--workers", type=int, default=1, help="processes that step environments")
+    parser.add_argument("--serial", action="store_true", help="everything in one process, in turn")
+    parser.add_argument("--network", choices=["mlp"], default="mlp")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--num-steps", type=int, default=128, help="of each environment in an iteration")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--minibatch-size", type=int, default=256)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--anneal", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--discount", type=float, default=0.99)
+    parser.add_argument("--gae-lambda", type=float, default=0.95)
+    parser.add_argument("--clip-range", type=float, default=0.2)
+    parser.add_argument("--entropy-coefficient", type=float, default=0.0)
+    parser.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=False)
+    return parser.parse_args()
+
+
+def words_of(args: argparse.Namespace) -> list[str]:
+    """The same in Sample Factory's words."""
+    options = {
+        "algo": "APPO",
+        "env": args.env_id,
+        "experiment": "bench",
+        "device": "cpu",
+        "seed": args.seed,
+        "serial_mode": args.serial,
+        "async_rl": not args.serial,
+        "num_workers": args.workers,
+        "num_envs_per_worker": args.num_envs // args.workers,
+        "worker_num_splits": 1 if args.serial else 2,
+        "rollout": args.num_steps,
+        "recurrence": 1,
+        "use_rnn": False,
+        "batch_size": args.minibatch_size,
+        "num_batches_per_epoch": args.num_envs * args.num_steps // args.minibatch_size,
+        "num_epochs": args.epochs,
+        "shuffle_minibatches": True,
+        "learning_rate": args.learning_rate,
+        "adam_eps": 1e-5,
+        "max_grad_norm": 0.5,
+        "gamma": args.discount,
+        "gae_lambda": args.gae_lambda,
+        "ppo_clip_ratio": args.clip_range,
+        "ppo_clip_value": UNCLIPPED,
+        "value_loss_coeff": 0.5,
+        "exploration_loss_coeff": args.entropy_coefficient,
+        "normalize_input": args.normalize,
+        "normalize_returns": args.normalize,
+        "nonlinearity": "tanh",
+        "actor_critic_share_weights": False,
+        "decorrelate_envs_on_one_worker": False,
+        "train_for_env_steps": args.total_steps,
+        "log_to_file": False,
+    }
+    words = [f"--{name}={value}" for name, value in options.items()]
+    return [*words, "--encoder_mlp_layers", "64", "64"]
+
+
+def make(env_id: str, *_: Any, step_seconds: float) -> Any:
+    """An environment, in whichever process asks for one."""
+    return environments.make(env_id, step_seconds=step_seconds)
+
+
+def tell(runner: Any, message: dict[str, Any], policy: int) -> None:
+    """Print how much is trained, when the learner says so."""
+    finished = runner.policy_avg_stats.get("reward", [()])[policy]
+    mean = float(np.mean(finished)) if len(finished) else math.nan
+    line = {"wall": time.time(), "env_steps": message[LEARNER_ENV_STEPS], "return_mean": mean}
+    print(json.dumps(line), flush=True)
+
+
+def main() -> int:
+    args = arguments()
+    register_env(args.env_id, functools.partial(make, step_seconds=args.step_seconds))
+    words = words_of(args)
+    parser, _ = parse_sf_args(words)
+    _, runner = make_runner(parse_full_cfg(parser, words))
+    if args.report:
+        runner.policy_msg_handlers[LEARNER_ENV_STEPS].append(tell)
+    status = runner.init()
+    if status == ExperimentStatus.SUCCESS:
+        status = runner.run()
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

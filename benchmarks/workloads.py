@@ -1,0 +1,209 @@
+"""What is measured: the same environments, networks, minibatches, epochs and gradient steps a sample for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from environments import ATARI_ARGUMENTS
+
+from rlsrl.api.model import Model
+from rlsrl.api.spec import Actors, Trainers
+
+ENDLESS_STEPS = 1_000_000_000
+"""Of a training run that somebody else ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One row of the table, and how long it is looked at."""
+
+    name: str
+    title: str
+    env_id: str
+    num_envs: int
+    num_steps: int
+    """Of each environment in an iteration."""
+    minibatch_size: int
+    epochs: int
+    learning_rate: float
+    discount: float
+    gae_lambda: float
+    clip_range: float = 0.2
+    entropy_coefficient: float = 0.0
+    network: Literal["mlp", "cnn"] = "mlp"
+    """Two towers of 64 x 64 tanh, or the network of Mnih et al. (2015)."""
+    normalize: bool = False
+    """Observations and rewards, by running statistics."""
+    step_seconds: float = 0.0
+    """How much longer than its computation each environment's step takes."""
+    vectorization: Literal["loop", "native", "threads"] = "loop"
+    """How rlsrl's actors step their environments; ``native`` is for every contestant that can."""
+    actors: int = 1
+    policy_workers: int = 0
+    compile: Literal["off", "upfront", "background"] = "upfront"
+    """When rlsrl's training step is compiled: before a window begins, unless the start itself is measured."""
+    goal: float | None = None
+    """Mean return of the last 100 episodes that ends the run; None: it goes on until it is told to end."""
+    warm_seconds: float = 4.0
+    """Of training, before a window begins."""
+    window_seconds: float = 12.0
+    trial_seconds: float = 4.0
+    """The window of a trial, which only finds a peer's fastest setting."""
+
+    @property
+    def latency_limit(self) -> float | None:
+        """Environment steps a second if nothing but the environments' own wait took any time; None without one."""
+        return self.num_envs / self.step_seconds if self.step_seconds else None
+
+    def experiment(self, *, seed: int = 1) -> dict[str, Any]:
+        """What ``rlsrl run`` is given."""
+        network: dict[str, Any] = {"mlp": {"hiddenSizes": [64, 64], "activation": "tanh"}}
+        if self.network == "cnn":
+            network = {"cnn": {"precision": "bfloat16"}}
+        policy_workers = {"policyWorkers": {"replicas": self.policy_workers}} if self.policy_workers else {}
+        goal = {} if self.goal is None else {"returnMean": self.goal}
+        return {
+            "apiVersion": "rlsrl.dev/v1alpha1",
+            "kind": "RLExperiment",
+            "metadata": {"name": f"bench-{self.name.lower()}"},
+            "spec": {
+                "seed": seed,
+                "environment": self._environment(),
+                "policy": {"network": network, "normalizeObservations": self.normalize},
+                "algorithm": {"ppo": self._ppo()},
+                "actors": {
+                    "replicas": self.actors,
+                    "environments": self.num_envs,
+                    "rolloutLength": self.num_steps,
+                    # While the policy worker answers for one half, the actor steps the other.
+                    "ringSize": 2 if self.policy_workers else 1,
+                    **_known(Actors, {"vectorization": self.vectorization}),
+                },
+                **policy_workers,
+                "trainers": _known(Trainers, {"compile": self.compile}),
+                "pacing": {"maxPolicyLag": 1},
+                "stop": {"envSteps": ENDLESS_STEPS, **goal},
+            },
+        }
+
+    def peer_arguments(self, *, seed: int = 1) -> list[str]:
+        """What the peers' programs are told, apart from how they use the machine."""
+        options = {
+            "env-id": self.env_id,
+            "seed": seed,
+            "step-seconds": self.step_seconds,
+            "num-envs": self.num_envs,
+            "num-steps": self.num_steps,
+            "minibatch-size": self.minibatch_size,
+            "epochs": self.epochs,
+            "learning-rate": self.learning_rate,
+            "discount": self.discount,
+            "gae-lambda": self.gae_lambda,
+            "entropy-coefficient": self.entropy_coefficient,
+            "clip-range": self.clip_range,
+            "network": self.network,
+            "total-steps": ENDLESS_STEPS,
+            **({} if self.goal is None else {"goal": self.goal}),
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return [*words, "--no-anneal", "--normalize" if self.normalize else "--no-normalize", "--report"]
+
+    def _environment(self) -> dict[str, Any]:
+        if self.step_seconds:
+            kwargs = {"env_id": self.env_id, "step_seconds": self.step_seconds}
+            return {"factory": "environments:make", "kwargs": kwargs}
+        if self.network == "cnn":
+            # By the same wrappers of Gymnasium's as `environments.make`; the reward is clipped by the algorithm.
+            return {"id": self.env_id, "kwargs": dict(ATARI_ARGUMENTS), "atari": {}, "frameStack": 4}
+        return {"id": self.env_id}
+
+    def _ppo(self) -> dict[str, Any]:
+        clipped = {"rewardClip": 1} if self.network == "cnn" else {}
+        return {
+            "learningRate": self.learning_rate,
+            "discount": self.discount,
+            "gaeLambda": self.gae_lambda,
+            "clipRange": self.clip_range,
+            "entropyCoefficient": self.entropy_coefficient,
+            "clipValueLoss": False,
+            "normalizeRewards": self.normalize,
+            "epochs": self.epochs,
+            "minibatchSize": self.minibatch_size,
+            **clipped,
+        }
+
+
+def _known(model: type[Model], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the fields that the model has: a workload runs as well as this rlsrl can run it."""
+    return {name: value for name, value in fields.items() if name in model.model_fields}
+
+
+_CARTPOLE: dict[str, Any] = {
+    "env_id": "CartPole-v1",
+    "learning_rate": 1e-3,
+    "discount": 0.98,
+    "gae_lambda": 0.9,
+}
+_PONG: dict[str, Any] = {
+    "env_id": "ALE/Pong-v5",
+    "network": "cnn",
+    "learning_rate": 2.5e-4,
+    "discount": 0.99,
+    "gae_lambda": 0.95,
+    "clip_range": 0.1,
+    "entropy_coefficient": 0.01,
+    # A peer's iteration takes seconds: a window has several.
+    "window_seconds": 24.0,
+    "trial_seconds": 8.0,
+}
+_W1: dict[str, Any] = {**_CARTPOLE, "num_envs": 8, "num_steps": 128, "minibatch_size": 256, "epochs": 4}
+_B1: dict[str, Any] = {**_CARTPOLE, "num_envs": 64, "num_steps": 64, "minibatch_size": 1024, "epochs": 1}
+_W2: dict[str, Any] = {**_PONG, "num_envs": 8, "num_steps": 128, "minibatch_size": 256, "epochs": 4, "actors": 2}
+_B2: dict[str, Any] = {**_PONG, "num_envs": 16, "num_steps": 64, "minibatch_size": 512, "epochs": 1, "actors": 2}
+_W4: dict[str, Any] = {
+    **_CARTPOLE,
+    "num_steps": 32,
+    "minibatch_size": 256,
+    "epochs": 4,
+    "step_seconds": 0.005,
+    "vectorization": "threads",
+}
+_ALL = (
+    Workload(name="W1", title="CartPole 8 x 128, minibatch 256, 4 epochs", **_W1),
+    Workload(name="B1", title="CartPole 64 x 64, minibatch 1024, 1 epoch", **_B1),
+    Workload(name="B1N", title="B1, natively vectorised for whoever can", vectorization="native", **_B1),
+    Workload(name="W2", title="Pong 8 x 128, minibatch 256, 4 epochs", **_W2),
+    Workload(name="B2", title="Pong 16 x 64, minibatch 512, 1 epoch", **_B2),
+    Workload(
+        name="W3",
+        title="HalfCheetah 8 x 256, minibatch 512, 4 epochs",
+        env_id="HalfCheetah-v5",
+        num_envs=8,
+        num_steps=256,
+        minibatch_size=512,
+        epochs=4,
+        learning_rate=3e-4,
+        discount=0.99,
+        gae_lambda=0.95,
+        normalize=True,
+        actors=2,
+    ),
+    Workload(name="W4-16", title="CartPole, 5 ms more a step, 16 x 32, minibatch 256, 4 epochs", num_envs=16, **_W4),
+    Workload(name="W4-64", title="CartPole, 5 ms more a step, 64 x 32, minibatch 256, 4 epochs", num_envs=64, **_W4),
+    Workload(name="R1", title="W1 with a policy worker over gRPC", policy_workers=1, **_W1),
+    Workload(name="RB1", title="B1 with a policy worker over gRPC", policy_workers=1, **_B1),
+    Workload(name="R2", title="W2 with a policy worker over gRPC", policy_workers=1, **_W2),
+    Workload(
+        name="L",
+        title="W1 from the start of the process to 475",
+        goal=475.0,
+        compile="background",
+        warm_seconds=1.0,
+        trial_seconds=2.0,
+        **_W1,
+    ),
+)
+WORKLOADS: Mapping[str, Workload] = {each.name: each for each in _ALL}
+"""By name, in the table's order."""

@@ -1,0 +1,121 @@
+"""Contestants: what is started, and what is read from what they write."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from contestants import OUTPUT, PEERS, RUN, ContestantFailed, Rlsrl
+from figures import SAMPLE_FACTORY, SINGLE_FILE
+from peer_environments import REQUIREMENTS, cache_folder, home_of
+from workloads import WORKLOADS
+
+REPOSITORY = Path(__file__).parents[3]
+PEER = next(peer for peer in PEERS if peer.name == SINGLE_FILE)
+
+
+def row(step: int, wall: float, env_steps: float, **scalars: float) -> str:
+    return json.dumps({"step": step, "wall": wall, "role": "trainer", "scalars": {"env_steps": env_steps, **scalars}})
+
+
+def test_a_peers_progress_is_what_it_prints_as_json(tmp_path: Path) -> None:
+    told = tmp_path / OUTPUT
+    assert PEER.progress(tmp_path).points == []
+    told.write_text(
+        'a warning\n{"wall": 1.5, "env_steps": 0, "return_mean": NaN}\n'
+        '{"wall": 2.5, "env_steps": 1024, "return_mean": 20.5}\n{"wall": 3.5, "env_st'
+    )
+    progress = PEER.progress(tmp_path)
+    assert progress.points == [(1.5, 0), (2.5, 1024)], "the last line is not whole yet"
+    assert progress.return_means[1] == 20.5
+
+
+def test_rlsrls_progress_is_its_learning_curve(tmp_path: Path) -> None:
+    assert Rlsrl().progress(tmp_path).points == []
+    (tmp_path / RUN).mkdir()
+    rows = [row(1, 10.0, 1024.0), row(2, 11.0, 2048.0, return_mean=21.0)]
+    evaluation = json.dumps({"step": 2, "wall": 11.5, "role": "evaluator", "scalars": {"eval/return_mean": 30.0}})
+    (tmp_path / RUN / "metrics.jsonl").write_text("\n".join([*rows, evaluation, '{"step": 3']))
+    progress = Rlsrl().progress(tmp_path)
+    assert progress.points == [(10.0, 1024.0), (11.0, 2048.0)]
+    assert progress.return_means == [None, 21.0]
+
+
+def test_a_start_is_over_when_there_is_training_to_watch(tmp_path: Path) -> None:
+    (tmp_path / OUTPUT).write_text('{"wall": 1.5, "env_steps": 0, "return_mean": NaN}\n')
+    assert not PEER.has_started(tmp_path)
+    (tmp_path / OUTPUT).write_text('{"wall": 1.5, "env_steps": 1024, "return_mean": NaN}\n')
+    assert PEER.has_started(tmp_path)
+    (tmp_path / RUN).mkdir()
+    (tmp_path / RUN / "metrics.jsonl").write_text(f"{row(1, 10.0, 1024.0)}\n")
+    assert not Rlsrl().has_started(tmp_path), "nobody has told where the metrics are"
+    (tmp_path / RUN / "status.json").write_text('{"roles": {"actor": [{"index": 0, "endpoints": {}}]}}')
+    assert Rlsrl().has_started(tmp_path)
+
+
+def test_a_run_whose_ledger_does_not_add_up_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ContestantFailed, match="left no summary"):
+        Rlsrl().check(tmp_path)
+    (tmp_path / RUN).mkdir()
+    summary = tmp_path / RUN / "summary.json"
+    summary.write_text(json.dumps({"ledger": {"balanced": False, "problem": "one is missing"}}))
+    with pytest.raises(ContestantFailed, match="one is missing"):
+        Rlsrl().check(tmp_path)
+    summary.write_text(json.dumps({"ledger": {"balanced": True}}))
+    Rlsrl().check(tmp_path)
+
+
+def test_peers_try_one_thread_and_two_here_and_in_processes() -> None:
+    settings = PEER.settings(WORKLOADS["W1"])
+    assert list(settings) == [
+        ("--vector", vector, "--threads", threads) for vector in ("sync", "async") for threads in ("1", "2")
+    ]
+    assert {setting[1] for setting in PEER.settings(WORKLOADS["B1N"])} == {"native"}
+    assert Rlsrl().settings(WORKLOADS["W1"]) == [()]
+
+
+def test_who_has_not_the_environment_says_so() -> None:
+    peers = {peer.name: peer for peer in PEERS}
+    assert peers[SAMPLE_FACTORY].unable(WORKLOADS["R1"]) is None
+    why = peers[SAMPLE_FACTORY].unable(WORKLOADS["W2"])
+    assert why == "sample-factory is measured on CartPole-v1 alone: its Gymnasium has no ALE/Pong-v5"
+    assert all(peer.unable(WORKLOADS["W2"]) is None for peer in PEERS if peer.name != SAMPLE_FACTORY)
+
+
+def test_rlsrl_is_started_as_a_user_starts_it(tmp_path: Path) -> None:
+    command = Rlsrl().command(WORKLOADS["W4-16"], (), tmp_path, seed=3)
+    assert [Path(command[0]).name, command[1]] == ["rlsrl", "run"]
+    assert "seed: 3" in Path(command[2]).read_text()
+    assert str(REPOSITORY / "benchmarks") in Rlsrl().environment()["PYTHONPATH"], "its actors find the environments"
+
+
+def test_each_peer_has_an_environment_of_its_own_and_another_for_other_pins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    homes = {home_of(peer.name) for peer in PEERS}
+    assert len(homes) == len(PEERS)
+    assert all(home.parent == tmp_path / "rlsrl" / "benchmarks" for home in homes)
+    monkeypatch.setattr("peer_environments.REQUIREMENTS", tmp_path)
+    (tmp_path / "single-file.txt").write_text("torch==1.0\n")
+    assert home_of("single-file") not in homes
+
+
+def test_environments_are_in_the_users_cache() -> None:
+    assert cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/rlsrl/benchmarks")
+    assert cache_folder({"XDG_CACHE_HOME": ""}) == Path.home() / ".cache" / "rlsrl" / "benchmarks"
+
+
+@pytest.mark.parametrize("peer", [peer.name for peer in PEERS])
+def test_pins_are_those_of_our_own_environment(peer: str) -> None:
+    def pins(path: Path) -> dict[str, str]:
+        return dict(re.findall(r"(?m)^([A-Za-z0-9_.-]+)==(\S+)$", path.read_text()))
+
+    ours, theirs = pins(REPOSITORY / "constraints.txt"), pins(REQUIREMENTS / f"{peer}.txt")
+    assert {"torch", "numpy", "gymnasium"} <= theirs.keys()
+    shared = ("torch",) if peer == SAMPLE_FACTORY else tuple(theirs.keys() & ours.keys())
+    assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
+    (versions,) = [each.versions for each in PEERS if each.name == peer]
+    assert {"torch", "gymnasium"} <= versions.keys()

@@ -1,0 +1,132 @@
+"""Table and picture of what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from figures import NO_QUIET_RUN, RLSRL, SHOWN, STABLE_BASELINES3
+from matplotlib import image
+from report import BEGIN, END, NOT_MEASURED, PAGE, PICTURE, draw, page, table, with_part
+from results import FOLDER, REPOSITORY, keep, kept
+from workloads import WORKLOADS
+
+
+def turn(name: str, figure: float, others: float, **more: Any) -> dict[str, Any]:
+    return {"contestant": name, "figure": figure, "others": others, "own": 0.9, "megabytes": 512.0, "more": more}
+
+
+def result(name: str = "W1", **more: Any) -> dict[str, Any]:
+    shares = {"actor": {"waits for credit": 0.25, "rest": 0.75, "cpu": 0.7}}
+    return {
+        "workload": name,
+        "title": WORKLOADS[name].title,
+        "unit": "env steps/s",
+        "verdict": SHOWN,
+        "figures": {
+            RLSRL: {"median": 40000.0, "low": 39000.0, "high": 41000.0},
+            STABLE_BASELINES3: {"median": 5000.0, "low": 4900.0, "high": 5100.0},
+        },
+        "fastest_peer": STABLE_BASELINES3,
+        "counted_peers": [STABLE_BASELINES3],
+        "ratio": {"median": 8.0, "low": 7.7, "high": 8.25},
+        "others": 0.012,
+        "megabytes": {RLSRL: 512.0, STABLE_BASELINES3: 300.0},
+        "when": "2026-01-01T00:00:00+00:00",
+        "machine": {
+            "processor": "A Processor",
+            "flags": ["amx_bf16"],
+            "cores": 2,
+            "python": "3.11.7",
+            "packages": {"torch": "2.13.0"},
+            "commit": "0123456789ab",
+        },
+        "contestants": {
+            RLSRL: {"setting": "", "versions": {"rlsrl": "0.1.0"}, "trials": {}},
+            STABLE_BASELINES3: {"setting": "--vector dummy --threads 1", "versions": {"torch": "2.13.0"}, "trials": {}},
+        },
+        "absent": {"sample-factory": "it does not install: no wheel"},
+        "rounds": [
+            {"quiet": False, "turns": [turn(RLSRL, 30000.0, 0.2, profile=shares)]},
+            {"quiet": True, "turns": [turn(RLSRL, 40000.0, 0.01, profile=shares), turn(STABLE_BASELINES3, 5000.0, 0)]},
+        ],
+        **more,
+    }
+
+
+NOISY = result("B1", verdict=NO_QUIET_RUN)
+
+
+def rows(text: str) -> dict[str, str]:
+    lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+
+
+def test_every_workload_has_a_row_and_what_was_not_measured_is_not_shown() -> None:
+    told = rows(table({}))
+    assert list(told) == list(WORKLOADS)
+    assert all(NOT_MEASURED in row for row in told.values())
+
+
+def test_a_row_has_both_figures_and_the_ratio_with_its_spread() -> None:
+    told = rows(table({"W1": result()}))["W1"]
+    assert "| 40,000 | stable-baselines3 5,000 | **8.00** (7.70 to 8.25) | 1.2% |" in told
+
+
+def test_where_there_is_a_limit_the_share_of_it_and_the_memory_are_told() -> None:
+    limited = result("W4-16", of_the_limit={RLSRL: 0.977, STABLE_BASELINES3: 0.4})
+    told = rows(table({"W4-16": limited}))["W4-16"]
+    assert "40,000 (97.7% of the limit, 512 MB)" in told
+    assert "5,000 (40.0% of the limit, 300 MB)" in told
+
+
+def test_a_noisy_run_is_no_result_and_all_its_rounds_are_told() -> None:
+    assert f"| {NO_QUIET_RUN} |" in rows(table({"B1": NOISY}))["B1"]
+    assert "8.00" not in table({"B1": NOISY})
+    told = page({"B1": NOISY}, has_picture=False)
+    assert "| 1, not quiet | rlsrl | 30,000 | 90% | 20.0% | 512 |" in told
+
+
+def test_the_page_tells_how_it_was_measured_and_where_the_time_went() -> None:
+    told = page({"W1": result()}, has_picture=True)
+    assert f"![ratios]({PICTURE})" in told
+    assert "A Processor, 2 cores (amx_bf16), Python 3.11.7, torch 2.13.0" in told
+    assert "commit 0123456789ab" in told
+    assert "- stable-baselines3: `--vector dummy --threads 1`; torch 2.13.0" in told
+    assert "- sample-factory took no part: it does not install: no wheel" in told
+    assert "- actor: rest 75%, cpu 70%, waits for credit 25%" in told
+
+
+def test_the_picture_is_of_what_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "ratios.png"
+    assert draw({"W1": result(), "B1": NOISY}, path)
+    assert image.imread(path).size > 0
+    assert not draw({"B1": NOISY}, path)
+    assert not path.exists(), "of nothing there is no picture"
+
+
+def test_only_what_is_between_the_marks_is_replaced() -> None:
+    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert with_part(text, "new\n") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}{END}{BEGIN}"])
+def test_without_the_marks_nothing_is_written(text: str) -> None:
+    with pytest.raises(ValueError, match="has not one"):
+        with_part(text, "new\n")
+
+
+def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
+    assert kept("W1", tmp_path) is None
+    assert keep(result(), tmp_path) == tmp_path / "W1.json"
+    assert kept("W1", tmp_path) == result()
+
+
+def test_page_and_readme_are_what_the_kept_results_come_to() -> None:
+    results = {name: each for name in WORKLOADS if (each := kept(name)) is not None}
+    readme = (REPOSITORY / "README.md").read_text()
+    assert with_part(readme, f"{table(results)}\n") == readme, "run `make bench-report`"
+    has_picture = any(each["verdict"] == SHOWN for each in results.values())
+    assert (FOLDER / PAGE).read_text() == page(results, has_picture=has_picture), "run `make bench-report`"
+    assert (FOLDER / PICTURE).exists() == has_picture

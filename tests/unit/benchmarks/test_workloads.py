@@ -1,0 +1,96 @@
+"""Everybody is asked for the same work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import reference_ppo
+import yaml
+from workloads import WORKLOADS, Workload
+
+from rlsrl.api.load import load_text
+from rlsrl.api.spec import RLExperiment
+
+
+def told(workload: Workload) -> RLExperiment:
+    """The experiment as rlsrl reads it."""
+    return load_text(yaml.safe_dump(workload.experiment(seed=7)).encode(), source=workload.name)
+
+
+def test_all_workloads_are_there_in_order() -> None:
+    assert list(WORKLOADS) == ["W1", "B1", "B1N", "W2", "B2", "W3", "W4-16", "W4-64", "R1", "RB1", "R2", "L"]
+    assert all(name == workload.name for name, workload in WORKLOADS.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "num_envs", "num_steps", "minibatch_size", "epochs"),
+    [
+        ("W1", 8, 128, 256, 4),
+        ("B1", 64, 64, 1024, 1),
+        ("W2", 8, 128, 256, 4),
+        ("B2", 16, 64, 512, 1),
+        ("W3", 8, 256, 512, 4),
+        ("W4-16", 16, 32, 256, 4),
+        ("W4-64", 64, 32, 256, 4),
+        ("R1", 8, 128, 256, 4),
+        ("RB1", 64, 64, 1024, 1),
+        ("R2", 8, 128, 256, 4),
+    ],
+)
+def test_workloads_are_of_the_size_that_was_agreed(
+    name: str, num_envs: int, num_steps: int, minibatch_size: int, epochs: int
+) -> None:
+    spec = told(WORKLOADS[name]).spec
+    assert spec.batch_transitions == num_envs * num_steps, "a batch is one iteration of the peers'"
+    assert (spec.actors.num_environments, spec.actors.rollout_length) == (num_envs, num_steps)
+    assert (spec.algorithm.chosen.minibatch_size, spec.algorithm.chosen.epochs) == (minibatch_size, epochs)
+    assert spec.pacing.max_policy_lag == 1
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_peers_are_told_what_rlsrl_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = WORKLOADS[name]
+    monkeypatch.setattr("sys.argv", ["reference_ppo.py", *workload.peer_arguments(seed=7), "--no-clip-value-loss"])
+    peer, spec = reference_ppo.arguments(), told(workload).spec
+    ppo = spec.algorithm.chosen
+    assert (peer.seed, peer.num_envs, peer.num_steps) == (
+        spec.seed,
+        spec.actors.num_environments,
+        spec.actors.rollout_length,
+    )
+    assert (peer.epochs, peer.minibatch_size, peer.learning_rate) == (ppo.epochs, ppo.minibatch_size, ppo.learning_rate)
+    assert (peer.discount, peer.gae_lambda, peer.clip_range) == (ppo.discount, ppo.gae_lambda, ppo.clip_range)
+    assert (peer.entropy_coefficient, peer.value_coefficient) == (ppo.entropy_coefficient, ppo.value_coefficient)
+    assert (peer.max_gradient_norm, peer.clip_value_loss) == (ppo.max_gradient_norm, ppo.clip_value_loss)
+    assert peer.normalize == spec.policy.normalize_observations == ppo.normalize_rewards
+    assert (peer.anneal, ppo.learning_rate_schedule) == (False, None)
+    assert peer.report
+    if workload.goal is not None:
+        assert peer.goal == spec.stop.return_mean == 475.0
+    assert peer.network == ("mlp" if spec.policy.network.cnn is None else "cnn")
+
+
+def test_the_policy_worker_is_what_the_remote_ones_add() -> None:
+    for remote, inline in (("R1", "W1"), ("RB1", "B1"), ("R2", "W2")):
+        spec, without = told(WORKLOADS[remote]).spec, told(WORKLOADS[inline]).spec
+        assert spec.policy_workers is not None
+        assert without.policy_workers is None
+        assert (spec.algorithm, spec.environment, spec.policy) == (
+            without.algorithm,
+            without.environment,
+            without.policy,
+        )
+
+
+def test_slow_environments_have_a_limit_and_others_none() -> None:
+    assert WORKLOADS["W4-16"].latency_limit == 3200.0
+    assert WORKLOADS["W4-64"].latency_limit == 12800.0
+    assert WORKLOADS["W1"].latency_limit is None
+
+
+def test_slow_environments_are_made_by_the_peers_own_function() -> None:
+    environment = told(WORKLOADS["W4-16"]).spec.environment
+    assert environment.factory == "environments:make"
+    assert (Path(reference_ppo.__file__).parent / "environments.py").exists()
+    assert environment.kwargs == {"env_id": "CartPole-v1", "step_seconds": 0.005}

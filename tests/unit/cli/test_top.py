@@ -1,0 +1,130 @@
+"""``rlsrl top`` on run folders of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rlsrl.cli import main
+from rlsrl.cli.run_status import RunStatus
+from rlsrl.local.run_folder import RunFolder
+from rlsrl.testing.waiting import DEADLINE_SECONDS
+
+PAGE: dict[str, Any] = {
+    "experiment": "cartpole",
+    "phase": "training",
+    "totals": {"env_steps": 62971.0, "version": "1.62"},
+    "roles": {"actor": [{"index": 0, "host": "here", "state": "running", "activity": {"working": 1.0}, "stats": {}}]},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's, in runs/, that nobody runs."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "runs" / "cartpole"
+    with RunFolder.open(path) as opened:
+        opened.create(as_given=b"given", resolved=b"resolved", package_version="0.1")
+    return path
+
+
+def put(folder: Path, *, age: float = 0.0) -> None:
+    path = folder / "status.json"
+    path.write_text(json.dumps(PAGE))
+    os.utime(path, (time.time() - age,) * 2)
+
+
+def told(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["top", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("run", ["cartpole", "runs/cartpole"])
+def test_a_run_that_goes_on_is_shown_by_its_name_or_folder(folder: Path, run: str) -> None:
+    put(folder)
+    with RunFolder.open(folder):
+        code, said = told(run)
+    assert code == 0
+    assert said.splitlines()[0].startswith("cartpole: training, env steps 62,971, ")
+    assert "here  running" in said
+    assert "ago" not in said
+
+
+def test_a_coordinator_that_does_not_answer_is_told_with_what_it_said_last(folder: Path) -> None:
+    put(folder, age=90.0)
+    with RunFolder.open(folder):
+        assert told("cartpole")[1].endswith("\n\nof 1m30s ago: the coordinator does not answer\n")
+
+
+def test_before_the_coordinator_has_answered_the_run_starts(folder: Path) -> None:
+    with RunFolder.open(folder):
+        assert told("cartpole") == (0, "cartpole: starting\n")
+
+
+def test_a_run_that_has_ended_is_shown_as_it_was_last(folder: Path) -> None:
+    put(folder, age=7200.0)
+    code, said = told("cartpole")
+    assert code == 0
+    assert "here  running" in said
+    assert said.endswith("\n\nof 2h ago: the run has ended\n")
+
+
+def test_a_run_of_which_nothing_is_left_is_told(folder: Path) -> None:
+    assert told("cartpole") == (2, "Error: runs/cartpole does not run, and has no status.json of when it did\n")
+
+
+def test_a_folder_that_is_no_run_and_a_name_that_is_none_are_told_with_the_nearest(folder: Path) -> None:
+    (folder.parent / "cartpoles").mkdir()
+    assert told("cartpol") == (2, "Error: there is no run cartpol (did you mean 'cartpole'?)\n")
+    assert told("runs/cartpoles") == (
+        2,
+        "Error: runs/cartpoles is no run folder: it has no controller.json (did you mean 'cartpole'?)\n",
+    )
+    assert told("else") == (2, "Error: there is no run else\n")
+
+
+def test_what_is_no_status_is_told_in_one_line(folder: Path) -> None:
+    (folder / "status.json").write_text("[]")
+    code, said = told("cartpole")
+    assert code == 2
+    assert said.startswith("Error: the status of runs/cartpole cannot be read: ")
+    assert len(said.splitlines()) == 1
+
+
+def test_the_last_look_is_after_the_end(folder: Path) -> None:
+    put(folder)
+    status = RunStatus.find(folder)
+    with RunFolder.open(folder):
+        assert status.draw(whole=False)[1] is False
+    text, is_last = status.draw(whole=False)
+    assert is_last
+    assert "the run has ended" in text
+
+
+def test_on_a_terminal_it_is_live_until_the_run_ends(folder: Path) -> None:
+    put(folder)
+    with RunFolder.open(folder):
+        command = "import sys; sys.stdout.isatty = lambda: True; from rlsrl.cli import main; main()"
+        top = subprocess.Popen(
+            [sys.executable, "-c", command, "top", "cartpole"], stdout=subprocess.PIPE, text=True, env={**os.environ}
+        )
+        try:
+            assert top.stdout is not None
+            first = top.stdout.readline()
+            assert top.poll() is None, "it goes on while the run does"
+        except BaseException:
+            top.send_signal(signal.SIGKILL)
+            raise
+    rest, _ = top.communicate(timeout=DEADLINE_SECONDS)
+    assert top.returncode == 0
+    assert "cartpole: training" in first
+    assert rest.rstrip().endswith("the run has ended")
