@@ -145,6 +145,12 @@ def time() -> Row:
                     Line(ASKING.quantile(0.99, Metrics.step_seconds, *EXPERIMENT), "{{experiment}} 99 %"),
                 ),
             ),
+            Panel(
+                "Compiled training step",
+                "short",
+                (Line(ASKING.level("min", Metrics.compiled, *EXPERIMENT), "{{experiment}}"),),
+                "If it should be and is not, the logs of the trainers say why (`not_compiled`).",
+            ),
         ),
     )
 

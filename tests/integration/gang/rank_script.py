@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlsrl.algorithms.gradients import ParallelGradients
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
@@ -21,11 +21,10 @@ from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 STEPS, LANES, TRAIN_STEPS = 8, 4, 5
 
 
-def learner_of(gang: Gang) -> Learner:
+def learner_of(gang: Gang, initial: Parameters | None = None) -> Learner:
     """The same learner on every rank, with the whole batch as the one minibatch: order does not matter then."""
     env_spec = discrete_env_spec()
     policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {}, seed=1), env_spec)
-    initial = policy.parameters(Version(1, 0))
     algorithm = Ppo(
         policy,
         discount=0.99,
@@ -40,13 +39,13 @@ def learner_of(gang: Gang) -> Learner:
     )
     return Learner(
         algorithm,
-        initial,
+        initial or policy.parameters(Version(1, 0)),
         learning_rate=1e-3,
         adam_epsilon=1e-5,
         max_gradient_norm=0.5,
         seed=3,
         reduce=gang.reduce,
-        gradients=ParallelGradients(algorithm, initial.vector.size) if gang.size > 1 else None,
+        parallel=gang.size > 1,
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 from rlsrl.runtime.process import worker_environment
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
+COMPILED_SCRIPT = Path(__file__).with_name("compiled_rank_script.py")
 TORCHRUN = [
     "-m",
     "torch.distributed.run",
@@ -60,3 +61,22 @@ def test_two_ranks_train_as_one(tmp_path: Path, poison: int | None) -> None:
     assert [each["said"] for each in reports] == [[[0, 0], [1, 10_000]]] * 2, "they hear each other, however long"
     for mine, whole in zip(reports[0]["metrics"], report(tmp_path, 1, 0)["metrics"], strict=True):
         assert mine == pytest.approx(whole, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_two_compiled_ranks_train_as_two_eager_ones(tmp_path: Path, backend: str) -> None:
+    """``aot_eager`` makes the same graphs and runs them without a C++ compiler's seconds."""
+    environment = worker_environment(os.environ) | {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    command = [sys.executable, *TORCHRUN, str(COMPILED_SCRIPT), str(tmp_path), backend]
+    subprocess.run(command, env=environment, check=True, timeout=240, stdout=subprocess.DEVNULL)
+    first, second = (np.load(tmp_path / f"rank-{rank}.npz") for rank in range(2))
+    for name in first.files:
+        np.testing.assert_array_equal(first[name], second[name])
+    for step in range(5):
+        np.testing.assert_allclose(first[f"compiled-{step}"], first[f"eager-{step}"], rtol=0, atol=2e-6)
+        eager, compiled = first[f"skipped-{step}"]
+        assert eager == compiled
+        assert (eager > 0) == (step == 2), "one rank meets a NaN"

@@ -111,6 +111,20 @@ def test_without_policy_workers_actors_act_by_themselves() -> None:
     assert told.trainer.slots_per_producer == 2
 
 
+@pytest.mark.parametrize(
+    ("overrides", "mode"),
+    [
+        ([], "background"),
+        (["trainers.compile=upfront"], "upfront"),
+        (['trainers.compile="off"'], "off"),
+        (["pacing.maxPolicyLag=0"], "off"),
+        (["pacing.maxPolicyLag=0", "trainers.compile=upfront"], "upfront"),
+    ],
+)
+def test_what_repeats_bit_for_bit_does_not_depend_on_when_a_compiler_is_done(overrides: list[str], mode: str) -> None:
+    assert resolved(*overrides).trainer.compile == mode
+
+
 def test_policy_workers_are_asked_where_they_serve() -> None:
     told = resolved(
         "policyWorkers={replicas: 2, maxBatchSize: 32, parameterPullSeconds: 0.1}", "actors.ringSize=4", "seed=3"

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from rlsrl.data.specs import ActionSpec, ArraySpec
+from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.testing.rollouts import continuous_action, discrete_action
 
 HALF_OPEN = ActionSpec(
@@ -20,6 +20,12 @@ HALF_OPEN = ActionSpec(
 def test_an_action_spec_goes_through_strict_json(spec: ActionSpec) -> None:
     text = json.dumps(spec.to_json(), allow_nan=False)
     assert ActionSpec.from_json(json.loads(text)) == spec
+
+
+def test_so_does_an_environment_spec() -> None:
+    pixels, flag = ArraySpec(shape=(4, 84, 84), dtype="uint8"), ArraySpec(shape=(), dtype="bool")
+    spec = EnvSpec(observation={"observation/pixels": pixels, "observation/flag": flag}, action=HALF_OPEN)
+    assert EnvSpec.from_json(json.loads(json.dumps(spec.to_json(), allow_nan=False))) == spec
 
 
 def test_a_distribution_has_a_logit_a_choice_or_a_mean_and_a_deviation_an_entry() -> None:

@@ -16,7 +16,7 @@ from rlsrl.api.spec import Schedule
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import discrete_action, discrete_env_spec
-from rlsrl.workers.build.trainer import _normalizer, _scheduled
+from rlsrl.workers.build.learner import _normalizer, _scheduled
 
 TEXT = """
 apiVersion: rlsrl.dev/v1alpha1

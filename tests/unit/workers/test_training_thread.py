@@ -25,6 +25,7 @@ from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.contexts import TOKEN, RecordingMembership, make_context
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.waiting import until
+from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.gang import SoloGang
 from rlsrl.workers.progress import Progress, StopConditions
 from rlsrl.workers.training import Cadence, Checkpoint, TrainingThread, Tuning, count_discards
@@ -125,6 +126,13 @@ class Bench:
 
         self.thread = TrainingThread(
             learner=self.learner,  # type: ignore[arg-type]  # as much of one as the thread uses
+            compiler=StepCompiler(
+                mode="off",
+                learner=self.learner,  # type: ignore[arg-type]
+                stand_in=dict,
+                request="",
+                context=self.context,
+            ),
             buffer=self.buffer,
             limiter=RateLimiter.on_policy(batch_lanes=LANES, max_policy_lag=max_policy_lag),
             batch_lanes=LANES,

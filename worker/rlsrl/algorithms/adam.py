@@ -21,7 +21,8 @@ class AdamState:
     second_moment: Tensor
     """Decaying mean of its square, [P]."""
     num_steps: Tensor
-    """Steps taken, float64 []: a tensor, so that a compiled step sees it change."""
+    """Steps taken, int64 []: a tensor, so that a compiled step sees it change. A compiler of torch 2.13 takes a float64
+    [] for a number of Python's and loses what is written to it."""
 
     @classmethod
     def zeros(cls, params: Tensor) -> Self:
@@ -29,7 +30,7 @@ class AdamState:
         return cls(
             first_moment=torch.zeros_like(params),
             second_moment=torch.zeros_like(params),
-            num_steps=torch.zeros((), dtype=torch.float64),
+            num_steps=torch.zeros((), dtype=torch.int64),
         )
 
 
@@ -53,11 +54,12 @@ def adam_step_(
     norm = torch.linalg.vector_norm(gradient)
     finite = torch.isfinite(norm + loss)
     gradient = gradient * (max_gradient_norm / (norm + 1e-6)).clamp(max=1.0)
-    num_steps = state.num_steps + 1.0
+    num_steps = state.num_steps + 1
+    exponent = num_steps.to(torch.float64)
     first_moment = torch.lerp(state.first_moment, gradient, 1.0 - BETA_FIRST)
     second_moment = torch.lerp(state.second_moment, gradient * gradient, 1.0 - BETA_SECOND)
-    denominator = (second_moment / (1.0 - BETA_SECOND**num_steps)).sqrt_().add_(epsilon)
-    step = (first_moment / (1.0 - BETA_FIRST**num_steps)).div_(denominator).mul_(learning_rate)
+    denominator = (second_moment / (1.0 - BETA_SECOND**exponent)).sqrt_().add_(epsilon)
+    step = (first_moment / (1.0 - BETA_FIRST**exponent)).div_(denominator).mul_(learning_rate)
     for old, new in (
         (params, params - step),
         (state.first_moment, first_moment),

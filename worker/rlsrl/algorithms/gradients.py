@@ -11,17 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rlsrl.algorithms.base import Algorithm, Aux, Tensors
+from rlsrl.algorithms.base import INDEX, Algorithm, Tensors
 
 
 class Gradients(Protocol):
     """Computes the whole minibatch's gradient; the loss is this rank's share of it."""
 
-    def __call__(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux, Tensor]:
-        """(witness, aux, gradient [num_parameters]).
+    def __call__(self, params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
+        """(witness, metrics, gradient [num_parameters]) of the minibatch that ``gathered`` makes of rows and entry.
 
         The witness is finite exactly if the step may be taken, and the same on every rank.
         """
+
+
+def gathered(rows: Tensors, entry: Tensors) -> Tensors:
+    """A minibatch: of the batch's rows those that the schedule's entry names, and what else stands in the entry."""
+    index = entry[INDEX]
+    chosen = {path: tensor.index_select(0, index) for path, tensor in rows.items()}
+    return chosen | {name: tensor for name, tensor in entry.items() if name != INDEX}
 
 
 class LocalGradients:
@@ -30,11 +37,45 @@ class LocalGradients:
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
 
-    def __call__(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux, Tensor]:
+    def __call__(self, params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
         """See ``Gradients``; the witness is the loss."""
-        loss, aux = self._algorithm.loss(params, state, minibatch)
+        params = params.detach().requires_grad_()
+        loss, aux = self._algorithm.loss(params, state, gathered(rows, entry))
         (gradient,) = torch.autograd.grad(loss, params)
-        return loss.detach(), aux, gradient
+        return loss.detach(), aux.metrics, gradient
+
+
+class PureGradients:
+    """The same as a function of tensors alone, which compiles together with what is around it; slower as it stands."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+
+    def __call__(self, params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
+        """See ``Gradients``; the witness is the loss."""
+
+        def loss_of(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensors]]:
+            loss, aux = self._algorithm.loss(params, state, gathered(rows, entry))
+            return loss, (loss.detach(), aux.metrics)
+
+        gradient, (loss, metrics) = torch.func.grad(loss_of, has_aux=True)(params)
+        return loss, metrics, gradient
+
+
+class FlatLoss(nn.Module):
+    """An algorithm's loss as a module with one parameter: the flat vector, and a one for the loss to ride on."""
+
+    def __init__(self, algorithm: Algorithm, num_parameters: int) -> None:
+        super().__init__()
+        self._algorithm = algorithm
+        self.flat = nn.Parameter(torch.ones(num_parameters + 1))
+
+    def forward(self, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors]:
+        """(loss, metrics). The gradient by the parameter's last element is the loss itself."""
+        loss, aux = self._algorithm.loss(self.flat[:-1], state, gathered(rows, entry))
+        # Adds nothing to the value: what is added has the value 0 and the gradient `loss` by the last element.
+        rider = self.flat[-1]
+        return loss + (rider - rider.detach()) * loss.detach(), aux.metrics
 
 
 class ParallelGradients:
@@ -46,38 +87,24 @@ class ParallelGradients:
     skip the same steps.
     """
 
-    def __init__(self, algorithm: Algorithm, num_parameters: int) -> None:
-        self._module = _Loss(algorithm, num_parameters)
-        self._parallel = _parallel(self._module)
+    def __init__(self, loss: FlatLoss) -> None:
+        """A collective call: all ranks make theirs together."""
+        self._module = loss
+        self._parallel = _parallel(loss)
         self._world_size = torch.distributed.get_world_size()
 
-    def __call__(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux, Tensor]:
+    def __call__(self, params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
         """See ``Gradients``; the witness is the sum of all ranks' losses."""
         flat = self._module.flat
         with torch.no_grad():
             flat[:-1].copy_(params)
         if flat.grad is not None:
             flat.grad.zero_()
-        loss, aux = self._parallel(state, minibatch)
+        loss, metrics = self._parallel(state, rows, entry)
         loss.backward()
         assert flat.grad is not None, "backward leaves one"  # noqa: S101 - an invariant of torch
         total = flat.grad * self._world_size
-        return total[-1], aux, total[:-1]
-
-
-class _Loss(nn.Module):
-    """An algorithm's loss as a module with one parameter: the flat vector, and a one for the loss to ride on."""
-
-    def __init__(self, algorithm: Algorithm, num_parameters: int) -> None:
-        super().__init__()
-        self._algorithm = algorithm
-        self.flat = nn.Parameter(torch.ones(num_parameters + 1))
-
-    def forward(self, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
-        loss, aux = self._algorithm.loss(self.flat[:-1], state, minibatch)
-        # Adds nothing to the value: what is added has the value 0 and the gradient `loss` by the last element.
-        rider = self.flat[-1]
-        return loss + (rider - rider.detach()) * loss.detach(), aux
+        return total[-1], metrics, total[:-1]
 
 
 def _parallel(module: nn.Module) -> DistributedDataParallel:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsrl.algorithms.adam import AdamState, adam_step_
-from rlsrl.algorithms.base import INDEX, Algorithm, Reduce, Tensors, one_rank
-from rlsrl.algorithms.gradients import Gradients, LocalGradients
+from rlsrl.algorithms.adam import AdamState
+from rlsrl.algorithms.base import Algorithm, Batch, Reduce, Tensors, one_rank
+from rlsrl.algorithms.minibatch import Inputs, LocalSteps, ParallelSteps, Step
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.program import LayoutMismatch
+
+LEARNING_RATE = "learning_rate"
+"""What the learning rate is called among a step's metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,8 @@ class Learner:
     """Owns the parameters (one flat vector) and all that training them needs.
 
     Deterministic: equal parameters, seed and batches give bit-identical results on one machine, also across
-    ``state_dict`` and ``load_state_dict`` into a new process. One thread uses it.
+    ``state_dict`` and ``load_state_dict`` into a new process; compiled ones differ in their last bits from others. One
+    thread uses it.
     """
 
     def __init__(
@@ -56,13 +61,14 @@ class Learner:
         seed: int,
         normalizer: Normalizer | None = None,
         reduce: Reduce = one_rank,
-        gradients: Gradients | None = None,
+        parallel: bool = False,
     ) -> None:
         """Begin with ``initial``; ``seed`` is that of the minibatches' order.
 
         ``normalizer``, made for this Learner, stands between the slots and the algorithm; None: nothing does.
 
-        ``reduce`` and ``gradients`` reach over the ranks of a gang; without them there is one rank.
+        ``reduce`` sums over the ranks of a gang; ``parallel``: they are those of torch's default process group.
+        Without either there is one rank.
 
         Sets torch's intra-op threads to one, for the process: a second one beside anything else costs more than it
         brings at these sizes.
@@ -70,16 +76,20 @@ class Learner:
         torch.set_num_threads(1)
         self._algorithm = algorithm
         self._layout = initial.layout
-        self._params = torch.from_numpy(initial.vector.copy()).requires_grad_()
+        self._params = torch.from_numpy(initial.vector.copy())
         self._learning_rate = learning_rate
-        self._adam_epsilon = adam_epsilon
-        self._max_gradient_norm = max_gradient_norm
         self._normalizer = normalizer if normalizer is not None else Normalizer()
         self._reduce = reduce
-        self._gradients = gradients if gradients is not None else LocalGradients(algorithm)
+        bounds = {"adam_epsilon": adam_epsilon, "max_gradient_norm": max_gradient_norm}
+        self._steps = (
+            ParallelSteps(algorithm, self._params.numel(), **bounds) if parallel else LocalSteps(algorithm, **bounds)
+        )
+        self._minibatch_step: Step | None = None
+        """None until it is needed: on several ranks, they make it together."""
+        self._compiled: Callable[[], Step] | None = None
         self._rng = np.random.default_rng(seed)
-        self._adam = AdamState.zeros(self._params.detach())
-        self._state = algorithm.initial_state(self._params.detach())
+        self._adam = AdamState.zeros(self._params)
+        self._state = algorithm.initial_state(self._params)
         self._step = 0
         self._env_steps = 0
 
@@ -96,18 +106,15 @@ class Learner:
         """
         with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is seen and counted below
             seen, counts = self._normalizer.step(slots, self._reduce)
-            batch = self._algorithm.prepare(self._params.detach(), seen, self._reduce)
+            batch = self._algorithm.prepare(self._params, seen, self._reduce)
             schedule = self._algorithm.schedule(batch, self._rng, self._reduce)
-        settings = {
-            "learning_rate": value_at(self._learning_rate, self._env_steps),
-            **self._algorithm.coefficients(self._env_steps),
-        }
-        tensors = {name: torch.tensor(value, dtype=torch.float32) for name, value in settings.items()}
-        learning_rate = tensors.pop("learning_rate")
-        outcomes = [
-            self._minibatch_step(batch.rows, dict(zip(schedule, entry, strict=True)) | tensors, learning_rate)
-            for entry in zip(*(tensor.unbind() for tensor in schedule.values()), strict=True)
-        ]
+        settings = self._settings()
+        if self._minibatch_step is None:
+            self._minibatch_step = self._steps.eager()
+        outcomes = []
+        for inputs in self._inputs(batch, schedule, settings):
+            *outcome, self._state = self._minibatch_step(inputs)
+            outcomes.append(outcome)
         self._step += 1
         self._env_steps += int(self._reduce(np.array([batch.num_transitions], np.float64))[0])
         metrics, norms, finite = zip(*outcomes, strict=True)
@@ -120,25 +127,46 @@ class Learner:
             metrics={**counts, **settings, **batch.metrics, **self._means(metrics, norms, taken)},
         )
 
-    def _minibatch_step(
-        self, rows: Tensors, entry: dict[str, Tensor], learning_rate: Tensor
-    ) -> tuple[Tensors, Tensor, Tensor]:
-        """One optimizer step; (metrics, gradient norm, whether it was taken). Static shapes, no branch on a value."""
-        index = entry.pop(INDEX)
-        minibatch = {path: tensor.index_select(0, index) for path, tensor in rows.items()} | entry
-        witness, aux, gradient = self._gradients(self._params, self._state, minibatch)
-        with torch.no_grad():
-            norm, finite = adam_step_(
-                self._params,
-                gradient,
-                witness,
-                self._adam,
+    def compile(self, slots: Arrays) -> None:
+        """Compile the step for batches of the form of ``slots``, for ``use_compiled``; for this rank alone.
+
+        Nothing else changes. It takes seconds with a warm cache, and up to a minute without.
+
+        Raises:
+            Exception: see ``Steps.compile``.
+        """
+        seen, _ = copy.deepcopy(self._normalizer).step(slots, one_rank)
+        batch = self._algorithm.prepare(self._params, seen, one_rank)
+        schedule = self._algorithm.schedule(batch, np.random.default_rng(0), one_rank)
+        example = next(self._inputs(batch, schedule, self._settings()))
+        adam = AdamState(**{name: tensor.clone() for name, tensor in vars(self._adam).items()})
+        self._compiled = self._steps.compile(example._replace(params=self._params.clone(), adam=adam))
+
+    def use_compiled(self) -> None:
+        """From the next step on train by what ``compile`` has made; on all ranks together."""
+        assert self._compiled is not None, "compiled before"  # noqa: S101 - an invariant of our own
+        self._minibatch_step, self._compiled = self._compiled(), None
+
+    def _settings(self) -> dict[str, float]:
+        """The learning rate and the coefficients of the moment, by name."""
+        return {
+            LEARNING_RATE: value_at(self._learning_rate, self._env_steps),
+            **self._algorithm.coefficients(self._env_steps),
+        }
+
+    def _inputs(self, batch: Batch, schedule: Tensors, settings: Mapping[str, float]) -> Iterator[Inputs]:
+        """Those of each minibatch, in order; each is of the state that the step before left."""
+        tensors = {name: torch.tensor(value, dtype=torch.float32) for name, value in settings.items()}
+        learning_rate = tensors.pop(LEARNING_RATE)
+        for entry in zip(*(tensor.unbind() for tensor in schedule.values()), strict=True):
+            yield Inputs(
+                params=self._params,
+                adam=self._adam,
+                state=self._state,
+                rows=batch.rows,
+                entry=dict(zip(schedule, entry, strict=True)) | tensors,
                 learning_rate=learning_rate,
-                epsilon=self._adam_epsilon,
-                max_gradient_norm=self._max_gradient_norm,
             )
-            self._state = self._algorithm.update_state(self._params, self._state)
-        return aux.metrics, norm, finite
 
     def _means(self, metrics: Sequence[Tensors], norms: Sequence[Tensor], taken: NDArray[np.bool_]) -> dict[str, float]:
         """Each metric's mean over the minibatches taken, ranks' shares added up; empty if there were none."""
@@ -156,7 +184,7 @@ class Learner:
 
     def parameters(self, version: Version) -> Parameters:
         """A copy of the parameters as they are, under that name, with the statistics to act with them by."""
-        vector = self._params.detach().numpy().copy()
+        vector = self._params.numpy().copy()
         vector.flags.writeable = False
         statistics = self._normalizer.statistics
         return Parameters(version=version, vector=vector, layout=self._layout, statistics=statistics)

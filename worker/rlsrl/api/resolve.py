@@ -15,7 +15,7 @@ from rlsrl.api.resolved import (
     ResolvedExperiment,
     TrainerConfig,
 )
-from rlsrl.api.spec import ExperimentSpec, RLExperiment
+from rlsrl.api.spec import CompileMode, ExperimentSpec, RLExperiment
 
 POLICY_NAME = "default"
 """The one policy's name in the parameter DB."""
@@ -97,6 +97,7 @@ def resolve(experiment: RLExperiment, placement: Placement) -> ResolvedExperimen
             rollout_length=spec.actors.rollout_length,
             batch_lanes=spec.batch_environments,
             max_policy_lag=spec.pacing.max_policy_lag,
+            compile=_compile_mode(spec),
             num_producers=num_buffer_workers or spread.num_workers,
             slots_per_producer=min(slots_per_actor * actors_per_producer, MAX_SLOTS_PER_PRODUCER),
             samples_endpoints=samples_endpoints,
@@ -157,6 +158,12 @@ def resolve(experiment: RLExperiment, placement: Placement) -> ResolvedExperimen
         num_actors=spread.num_workers,
         warnings=(*spread.warnings, *_evaluation_warnings(spec)),
     )
+
+
+def _compile_mode(spec: ExperimentSpec) -> CompileMode:
+    """What repeats bit for bit may not depend on when a compiler was done."""
+    repeats = spec.pacing.max_policy_lag == 0
+    return "off" if repeats and spec.trainers.compile == "background" else spec.trainers.compile
 
 
 def _evaluator(spec: ExperimentSpec, common: _Common, parameter_store: ParameterStoreConfig) -> EvaluatorConfig | None:

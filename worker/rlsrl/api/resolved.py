@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field
 
 from rlsrl.api.model import INTEGRAL, LIVE, Model
-from rlsrl.api.spec import Environment, Network, ParameterVersions, Ppo, Stop, Wandb
+from rlsrl.api.spec import CompileMode, Environment, Network, ParameterVersions, Ppo, Stop, Wandb
 from rlsrl.api.spread import spread_environments
 
 Role = Literal["coordinator", "trainer", "actor"]
@@ -149,6 +149,8 @@ class TrainerConfig(RoleConfig):
     """B: lanes of one batch, over all ranks."""
     max_policy_lag: Annotated[int, Field(ge=0), INTEGRAL]
     """Training steps that acting weights may be behind."""
+    compile: CompileMode
+    """When the training step is compiled."""
     num_producers: Annotated[PositiveInteger, LIVE]
     """Actors that are waited for before the first samples are taken, or buffer workers where they stand between."""
     slots_per_producer: PositiveInteger

@@ -346,6 +346,10 @@ class BufferWorkers(Model):
     """On a cluster: what the pods get beside what they need: see ``actors.podTemplate``."""
 
 
+CompileMode = Literal["off", "upfront", "background"]
+"""When the training step is compiled."""
+
+
 class Trainers(Model):
     """The workers that learn."""
 
@@ -354,6 +358,13 @@ class Trainers(Model):
     step takes far longer than a millisecond."""
     batch_environments: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
     """Environments whose rollouts make one batch, over all replicas; by default all environments."""
+    compile: CompileMode = "background"
+    """Whether training steps are compiled to machine code, which makes small networks train several times as fast.
+    ``background``: training begins without; after its first 20 seconds the step is compiled beside it, at the lowest
+    priority, and all trainers change over at one step. Where runs repeat bit for bit (a ``pacing.maxPolicyLag`` of 0)
+    that is the same as ``off``, since a compiled step differs in its last bits and nobody knows at which step it comes.
+    ``upfront``: training begins with it. ``off``: never; in YAML with quotes, ``"off"``. Without a C++ compiler, as in
+    the images, training goes on without; the trainer's log says so."""
     gpus_per_pod: Annotated[int, Field(ge=0, le=16), INTEGRAL] = 0
     """On a cluster: GPUs of each trainer pod, and with them its ranks: one for each GPU. Divides the replicas. Without
     GPUs each pod has one rank."""

@@ -115,6 +115,17 @@ class EnvSpec:
         observation = {path: spec for path, spec in self.observation.items() if path != self.action.mask}
         return EnvSpec(observation=observation, action=replace(self.action, mask=None))
 
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value that ``from_json`` reads back."""
+        observation = {path: spec.to_json() for path, spec in self.observation.items()}
+        return {"observation": observation, "action": self.action.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read what ``to_json`` wrote."""
+        observation = {str(path): ArraySpec.from_json(spec) for path, spec in value["observation"].items()}
+        return cls(observation=observation, action=ActionSpec.from_json(value["action"]))
+
 
 def digest(value: Any) -> str:
     """A short hash of a JSON value, equal in every process for equal values."""

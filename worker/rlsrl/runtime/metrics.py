@@ -97,7 +97,7 @@ class Metrics:
     waiting_seconds = _Declared(
         Counter,
         "waiting_seconds_total",
-        "Time spent waiting, by what for (credit, parameters, inference, requests, samples, batch, version).",
+        "Time spent waiting, by what for (credit, parameters, inference, requests, samples, batch, version, compiler).",
         unit="seconds",
         labels=("reason",),
         roles=("actor", "buffer", "trainer", "evaluator", "policy"),
@@ -124,6 +124,7 @@ class Metrics:
     step_seconds = _Declared(
         Histogram, "step_seconds", "Duration of Learner.step.", unit="seconds", buckets=_SECONDS, roles=("trainer",)
     )
+    compiled = _Declared(Gauge, "compiled", "Whether the training step is compiled: 1 or 0.", roles=("trainer",))
     return_mean = _Declared(
         Gauge, "return_mean", "Mean undiscounted return of the last finished episodes.", roles=("trainer",)
     )

@@ -19,6 +19,7 @@ from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
 from rlsrl.runtime.frequency import FrequencyControl
+from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang
 from rlsrl.workers.progress import Progress, StopConditions, episode_returns
@@ -82,6 +83,7 @@ class TrainingThread:
         self,
         *,
         learner: Learner,
+        compiler: StepCompiler,
         buffer: FifoBuffer,
         limiter: RateLimiter,
         batch_lanes: int,
@@ -106,6 +108,7 @@ class TrainingThread:
         weights, and a gang that grows again goes on from there.
         """
         self._learner = learner
+        self._compiler = compiler
         self._buffer = buffer
         self._limiter = limiter
         self._batch_lanes = batch_lanes
@@ -208,6 +211,7 @@ class TrainingThread:
         except BaseException as failure:  # noqa: BLE001 - raised again by check(), in the thread that can act on it
             self._failure = failure
         finally:
+            self._compiler.close()
             self._on_end()
 
     def _train_until_stopped(self) -> None:
@@ -216,9 +220,12 @@ class TrainingThread:
         while True:
             self._hand_out_credits()
             batch = batch or self._next_batch()
+            if batch is not None and self._compiler.holds_training:
+                self._compiler.wait(WAKE_SECONDS)
             wishes = self._gang.agree(
                 {
-                    "ready": batch is not None,
+                    "ready": batch is not None and not self._compiler.holds_training,
+                    "compiling": self._compiler.stage(),
                     "stop": self._stopping.is_set(),
                     "checkpoint": self._due,
                     "settings": self._settings.pop() if self._settings else None,
@@ -231,6 +238,7 @@ class TrainingThread:
                 self._keep(self.checkpoint(*tags))
             if any(wish["stop"] for wish in wishes):
                 break
+            self._compiler.follow([wish["compiling"] for wish in wishes], self._gang, self._version)
             if batch is not None and all(wish["ready"] for wish in wishes):
                 self._train(batch)
                 batch = None

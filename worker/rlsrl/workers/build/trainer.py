@@ -7,32 +7,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from rlsrl.algorithms.gradients import ParallelGradients
-from rlsrl.algorithms.learner import Learner
-from rlsrl.algorithms.normalizer import Normalizer, normalizable
-from rlsrl.algorithms.ppo import Ppo
-from rlsrl.algorithms.schedules import LinearSchedule, Scheduled
 from rlsrl.api.live import settings_of, with_settings
 from rlsrl.api.resolved import TrainerConfig
-from rlsrl.api.spec import Schedule
 from rlsrl.buffers.fifo import FifoBuffer
 from rlsrl.buffers.limiter import RateLimiter
-from rlsrl.data.slots import rollout_layout
-from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.addresses import own_address
-from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.connect import consumer_for
 from rlsrl.streams.protocols import SampleConsumer
-from rlsrl.workers.build.common import PROGRAM_KEY, derived_seed, environment_source, torch_policy
+from rlsrl.workers.build.common import PROGRAM_KEY, environment_source, torch_policy
+from rlsrl.workers.build.learner import batch_layout, build_learner, coefficients_of, learning_rate_of, stand_in_batch
 from rlsrl.workers.build.parameters import open_parameter_publisher
 from rlsrl.workers.checkpoints import CheckpointWriter
+from rlsrl.workers.compiling import StepCompiler, request_for
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, StopConditions
@@ -76,17 +69,14 @@ def build_trainer(
     config = with_settings(config, gang.agree({"settings": settings_of(config)})[0]["settings"])
     state = _agreed_state(config, db, gang)
     initial = _initial_parameters(config, context, db, policy, state)
-    learner = _learner(config, env_spec, policy, initial, state, gang)
+    learner = build_learner(config, env_spec, policy, initial, gang.reduce)
+    if state is not None:
+        learner.load_state_dict(state.arrays, state.values["learner"])
     program = policy.export()
     if program is not None:
         check_export(policy, program, learner.parameters(initial.version))
     description = {PROGRAM_KEY: None if program is None else program.to_json()}
-    layout = rollout_layout(
-        env_spec,
-        num_steps=config.rollout_length,
-        num_lanes=config.lanes_per_rank,
-        discounted_return=config.algorithm.normalize_rewards,
-    )
+    layout = batch_layout(config, env_spec)
     with ExitStack() as resources:
         page = context.open_ledger_page()
         resources.callback(page.close)
@@ -122,6 +112,13 @@ def build_trainer(
         )
         training = TrainingThread(
             learner=learner,
+            compiler=StepCompiler(
+                mode=config.compile,
+                learner=learner,
+                stand_in=lambda: stand_in_batch(config, env_spec),
+                request=request_for(config, env_spec),
+                context=context,
+            ),
             buffer=buffer,
             limiter=_resumed_limiter(config, state),
             batch_lanes=config.lanes_per_rank,
@@ -187,72 +184,13 @@ def _initial_parameters(
     return parameters
 
 
-def _learner(
-    config: TrainerConfig,
-    env_spec: EnvSpec,
-    policy: TorchPolicy,
-    initial: Parameters,
-    state: TrainerState | None,
-    gang: Gang,
-) -> Learner:
-    ppo, tuning = config.algorithm, _tuning(config)
-    algorithm = Ppo(
-        policy,
-        discount=ppo.discount,
-        gae_lambda=ppo.gae_lambda,
-        clip_value_loss=ppo.clip_value_loss,
-        **tuning.coefficients,
-        value_coefficient=ppo.value_coefficient,
-        epochs=ppo.epochs,
-        minibatch_size=ppo.minibatch_size // gang.size,
-        normalize_advantages=ppo.normalize_advantages,
-        reward_clip=ppo.reward_clip,
-    )
-    learner = Learner(
-        algorithm,
-        initial,
-        learning_rate=tuning.learning_rate,
-        adam_epsilon=ppo.adam_epsilon,
-        max_gradient_norm=ppo.max_gradient_norm,
-        seed=derived_seed(config.seed, "minibatches"),
-        normalizer=_normalizer(config, env_spec),
-        reduce=gang.reduce,
-        gradients=ParallelGradients(algorithm, initial.vector.size) if gang.size > 1 else None,
-    )
-    if state is not None:
-        learner.load_state_dict(state.arrays, state.values["learner"])
-    return learner
-
-
 def _tuning(config: TrainerConfig) -> Tuning:
-    ppo = config.algorithm
     return Tuning(
         stop_conditions=_stop_conditions(config),
         cadence=_cadence(config),
-        learning_rate=_scheduled(ppo.learning_rate, ppo.learning_rate_schedule, config),
-        coefficients={
-            "clip_range": _scheduled(ppo.clip_range, ppo.clip_range_schedule, config),
-            "entropy_coefficient": _scheduled(ppo.entropy_coefficient, ppo.entropy_coefficient_schedule, config),
-        },
+        learning_rate=learning_rate_of(config),
+        coefficients=coefficients_of(config),
     )
-
-
-def _scheduled(start: float, schedule: Schedule | None, config: TrainerConfig) -> Scheduled:
-    if schedule is None:
-        return start
-    env_steps = schedule.chosen.env_steps or config.stop.env_steps
-    assert env_steps is not None, "validation leaves at least one"  # noqa: S101 - an invariant of our own
-    return LinearSchedule(start=start, end=schedule.chosen.to, env_steps=env_steps)
-
-
-def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
-    observation = normalizable(env_spec) if config.normalize_observations else {}
-    if config.normalize_observations and not observation:
-        dtypes = ", ".join(f"{path} {spec.dtype}" for path, spec in env_spec.observation.items())
-        raise ConfigurationError(
-            f"policy.normalizeObservations: only floats are normalised, and the environment observes {dtypes}"
-        )
-    return Normalizer(observation, rewards=config.algorithm.normalize_rewards)
 
 
 def _resumed_limiter(config: TrainerConfig, state: TrainerState | None) -> RateLimiter:

@@ -1,0 +1,54 @@
+"""One rank of a gang under torchrun: trains each batch eager and compiled from the same state, and writes both."""
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from rank_script import batches, lanes_of, learner_of
+
+from rlsrl.data.version import Version
+from rlsrl.workers.gang import Gang, ProcessGroupGang
+
+
+def zeros_like(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    zeros = {name: np.zeros_like(array) for name, array in arrays.items()}
+    zeros["mask"][...] = True
+    return zeros
+
+
+def trained(gang: Gang) -> dict[str, np.ndarray]:
+    eager, compiled = learner_of(gang), learner_of(gang)
+    results = {}
+    for step, arrays in enumerate(batches(poison=2)):
+        mine = lanes_of(arrays, gang.rank, gang.size)
+        if step == 0:
+            assert "torch._dynamo" not in sys.modules
+            eager.step(mine)  # as before a change-over in the midst of a run
+            eager = learner_of(gang)
+            compiled.compile(zeros_like(mine))
+            compiled.use_compiled()
+            torch.compiler.set_stance("fail_on_recompile")
+        results[f"skipped-{step}"] = np.array([learner.step(mine).skipped for learner in (eager, compiled)])
+        results[f"eager-{step}"] = eager.parameters(Version(1, 1)).vector
+        results[f"compiled-{step}"] = compiled.parameters(Version(1, 1)).vector
+        following = learner_of(gang, initial=compiled.parameters(Version(1, 1)))
+        following.load_state_dict(*compiled.state_dict())
+        eager = following
+    return results
+
+
+def main(out: Path, backend: str) -> None:
+    torch.set_num_threads(1)
+    gang: Gang = ProcessGroupGang(timeout_seconds=60)
+    if backend != "inductor":
+        torch.compile = partial(torch.compile, backend=backend)
+    np.savez(out / f"rank-{gang.rank}.npz", **trained(gang))
+    gang.close()
+    os._exit(0)  # as a worker does: gloo's threads may abort an interpreter that takes its time to end
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

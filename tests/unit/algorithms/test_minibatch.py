@@ -1,0 +1,205 @@
+"""A compiled step computes what an eager one does, from the same state, for every kind of policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlsrl.algorithms.base import Tensors
+from rlsrl.algorithms.learner import Learner, StepResult
+from rlsrl.algorithms.normalizer import Normalizer
+from rlsrl.algorithms.ppo import Ppo
+from rlsrl.algorithms.schedules import LinearSchedule
+from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec, EnvSpec
+from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.build import build_network
+from rlsrl.policies.cnn import NatureCnnActorCritic
+from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.testing.rollouts import continuous_env_spec, discrete_action, discrete_env_spec, random_slot
+
+NUM_STEPS, NUM_LANES = 8, 4
+MASK = "observation/mask"
+
+
+def masked_env_spec() -> EnvSpec:
+    observation = {"observation/x": ArraySpec(shape=(4,), dtype="float32"), MASK: ArraySpec(shape=(3,), dtype="int8")}
+    action = ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=3, mask=MASK)
+    return EnvSpec(observation=observation, action=action)
+
+
+def pixels_env_spec() -> EnvSpec:
+    return EnvSpec(observation={"observation": ArraySpec(shape=(2, 36, 36), dtype="uint8")}, action=discrete_action(3))
+
+
+class Averaging(Ppo):
+    """PPO with a state of its own."""
+
+    def initial_state(self, params: Tensor) -> Tensors:
+        return {"mean": params.clone()}
+
+    def update_state(self, params: Tensor, state: Tensors) -> Tensors:
+        return {"mean": torch.lerp(state["mean"], params, 0.1)}
+
+
+MLP: dict[str, Any] = {"hidden_sizes": (16,)}
+KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Ppo]]] = {
+    "discrete": (MlpActorCritic, discrete_env_spec(), MLP, Ppo),
+    "masked": (MlpActorCritic, masked_env_spec(), MLP, Ppo),
+    "continuous": (MlpActorCritic, continuous_env_spec(), MLP, Ppo),
+    "cnn": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16}, Ppo),
+    "with a state": (MlpActorCritic, discrete_env_spec(), MLP, Averaging),
+}
+MANY = [name for name in KINDS if name != "masked"]
+
+
+def learner_of(kind: str, initial: Parameters | None = None) -> Learner:
+    factory, env_spec, kwargs, algorithm = KINDS[kind]
+    policy = TorchPolicy(build_network(factory, env_spec, kwargs, seed=0), env_spec)
+    ppo = algorithm(
+        policy,
+        discount=0.99,
+        gae_lambda=0.95,
+        clip_range=LinearSchedule(start=0.2, end=0.1, env_steps=100),
+        clip_value_loss=True,
+        entropy_coefficient=0.01,
+        value_coefficient=0.5,
+        epochs=2,
+        minibatch_size=16,
+        normalize_advantages=True,
+    )
+    floats = {path: spec for path, spec in env_spec.observation.items() if spec.dtype == "float32"}
+    return Learner(
+        ppo,
+        initial or policy.parameters(Version(1, 0)),
+        learning_rate=LinearSchedule(start=1e-3, end=1e-4, env_steps=100),
+        adam_epsilon=1e-5,
+        max_gradient_norm=0.5,
+        seed=3,
+        normalizer=Normalizer(floats),
+    )
+
+
+def slots_of(kind: str, seed: int) -> Arrays:
+    env_spec = KINDS[kind][1]
+    arrays = random_slot(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(seed)).arrays
+    if MASK in arrays:
+        np.put_along_axis(arrays[MASK][:-1], arrays["action"][..., np.newaxis], 1, axis=-1)
+    return arrays
+
+
+def zeros_of(kind: str) -> Arrays:
+    arrays = {name: np.zeros_like(array) for name, array in slots_of(kind, 0).items()}
+    arrays["mask"][...] = True
+    return arrays
+
+
+def everything(learner: Learner) -> dict[str, np.ndarray]:
+    arrays, _ = learner.state_dict()
+    return {**arrays, "params": learner.parameters(Version(1, 0)).vector}
+
+
+@pytest.fixture(autouse=True)
+def own_compiler() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
+    torch.compiler.set_stance("default")
+
+
+@pytest.fixture
+def tracing_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are made as ever and run by torch, without a C++ compiler's seconds."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+@pytest.fixture
+def cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+def train_both(kind: str, num_steps: int) -> list[tuple[StepResult, StepResult]]:
+    """Step by step from the same state, eager and compiled: convolutions are chaotic, a trajectory tells nothing."""
+    pairs, compiled = [], learner_of(kind)
+    for seed in range(num_steps):
+        eager = learner_of(kind, compiled.parameters(Version(1, seed)))
+        eager.load_state_dict(*compiled.state_dict())
+        if seed == 0:
+            before = everything(compiled)
+            compiled.compile(zeros_of(kind))
+            assert all(np.array_equal(array, before[path]) for path, array in everything(compiled).items())
+            compiled.use_compiled()
+            torch.compiler.set_stance("fail_on_recompile")
+        slots = slots_of(kind, seed)
+        pairs.append((eager.step(slots), compiled.step(slots)))
+        for path, array in everything(eager).items():
+            np.testing.assert_allclose(everything(compiled)[path], array, rtol=1e-4, atol=2e-6, err_msg=path)
+    return pairs
+
+
+def check(pairs: list[tuple[StepResult, StepResult]]) -> None:
+    for eager, compiled in pairs:
+        assert compiled.metrics == pytest.approx(eager.metrics, rel=1e-3, abs=1e-5)
+        assert (compiled.step, compiled.optimizer_steps, compiled.skipped) == (
+            eager.step,
+            eager.optimizer_steps,
+            eager.skipped,
+        )
+
+
+@pytest.mark.usefixtures("tracing_only")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_step_is_one_graph_that_computes_the_same(kind: str) -> None:
+    check(train_both(kind, 2))
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("kind", ["masked", *(pytest.param(kind, marks=pytest.mark.slow) for kind in MANY)])
+def test_compiled_it_computes_the_same(kind: str) -> None:
+    check(train_both(kind, 3))
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_compiled_it_skips_what_is_not_finite() -> None:
+    learner = learner_of("discrete")
+    learner.compile(zeros_of("discrete"))
+    learner.use_compiled()
+    broken = slots_of("discrete", 0)
+    broken["reward"][...] = np.nan
+    before = learner.parameters(Version(1, 0)).vector
+    assert learner.step(broken).skipped == 2 * NUM_STEPS * NUM_LANES // 16
+    assert np.array_equal(learner.parameters(Version(1, 0)).vector, before)
+    assert learner.step(slots_of("discrete", 1)).skipped == 0
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_a_batch_of_another_form_is_trained_without_compiling() -> None:
+    """A compiler that fails in the middle of a run would end it."""
+    learner = learner_of("discrete")
+    learner.compile(zeros_of("discrete"))
+    learner.use_compiled()
+    eager = learner_of("discrete")
+    wide = random_slot(discrete_env_spec(), num_steps=NUM_STEPS, num_lanes=8, rng=np.random.default_rng(0)).arrays
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert learner.step(wide).metrics == pytest.approx(eager.step(wide).metrics, rel=1e-3, abs=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+def test_what_cannot_be_compiled_is_said_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise ArithmeticError("no such instruction")
+
+    monkeypatch.setattr(torch, "compile", failing)
+    learner, untouched = learner_of("discrete"), learner_of("discrete")
+    with pytest.raises(ArithmeticError, match="no such instruction"):
+        learner.compile(zeros_of("discrete"))
+    for each in (learner, untouched):
+        each.step(slots_of("discrete", 0))
+    assert all(np.array_equal(array, everything(untouched)[path]) for path, array in everything(learner).items())

@@ -1,0 +1,346 @@
+"""When a rank changes over to the compiled step, what it does where that fails, and the child that compiles."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from rlsrl.api.load import load_text
+from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.resolve import resolve
+from rlsrl.data.version import Version
+from rlsrl.testing.clock import ManualClock
+from rlsrl.testing.contexts import make_context
+from rlsrl.testing.rollouts import discrete_env_spec
+from rlsrl.testing.waiting import until
+from rlsrl.workers import compiling
+from rlsrl.workers.compiling import BEGIN_SECONDS, StepCompiler, compiling_environment, request_for
+from rlsrl.workers.gang import SoloGang
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: one}
+spec:
+  environment: {id: CartPole-v1}
+  policy: {network: {mlp: {hiddenSizes: [8]}}}
+  algorithm: {ppo: {minibatchSize: 16}}
+  actors: {environments: 4, rolloutLength: 16}
+  stop: {envSteps: 5000}
+"""
+REQUEST = request_for(
+    resolve(load_text(EXPERIMENT), LocalPlacement(run_uid="0f3a", run_folder=Path("/runs/one"))).trainer,
+    discrete_env_spec(),
+)
+VERSION = Version(1, 7)
+
+
+class FakeLearner:
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self.compiled: list[Mapping[str, Any]] = []
+        self.uses_compiled = False
+
+    def compile(self, slots: Mapping[str, Any]) -> None:
+        self.compiled.append(slots)
+        if self.failure is not None:
+            raise self.failure
+
+    def use_compiled(self) -> None:
+        assert self.compiled
+        self.uses_compiled = True
+
+
+class FakeChild:
+    """Ends when the test says so."""
+
+    pid = 4711
+    made: list[FakeChild]
+
+    def __init__(self, request: bytes, environment: Mapping[str, str]) -> None:
+        self.request, self.environment = request, environment
+        self.ended, self.closed, self.said = False, False, None
+        FakeChild.made.append(self)
+
+    def wait(self, timeout: float) -> bool:
+        return self.ended
+
+    def failure(self) -> str | None:
+        return self.said
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class TwoRanks(SoloGang):
+    """This rank and another one, which has compiled or has not."""
+
+    size = 2
+
+    def __init__(self, *, other_compiled: bool) -> None:
+        self.other = {"compiled": other_compiled}
+
+    def agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [dict(mine), self.other]
+
+
+class Rank:
+    def __init__(self, folder: Path, mode: Any, **environ: str) -> None:
+        self.clock, self.learner = ManualClock(), FakeLearner()
+        self.context = make_context("trainer", folder, clock=self.clock)
+        self.compiler = StepCompiler(
+            mode=mode,
+            learner=self.learner,  # type: ignore[arg-type]  # as much of one as is used
+            stand_in=lambda: {"a": "batch"},  # type: ignore[dict-item]
+            request=REQUEST,
+            context=self.context,
+            environ={"PATH": os.environ["PATH"], "HOME": str(folder), **environ},
+        )
+
+    @property
+    def gauge(self) -> float | None:
+        return self.context.metrics.registry.get_sample_value("rlsrl_compiled")
+
+    def follow(self, *others: Any, gang: Any = None) -> None:
+        self.compiler.follow([self.compiler.stage(), *others], gang or SoloGang(), VERSION)
+
+
+@pytest.fixture
+def make_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rank]:
+    FakeChild.made = []
+    monkeypatch.setattr(compiling, "_Child", FakeChild)
+    for name in (compiling.CACHE_VARIABLE, "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.setenv(name, "put back afterwards")
+    structlog.reset_defaults()
+    return lambda mode="background", **environ: Rank(tmp_path, mode, **environ)
+
+
+def begun(rank: Rank) -> FakeChild:
+    rank.compiler.stage()
+    rank.clock.advance(BEGIN_SECONDS)
+    rank.compiler.stage()
+    (child,) = FakeChild.made
+    return child
+
+
+def test_in_the_background_it_begins_after_a_while_and_changes_over_when_the_child_is_done(
+    make_rank: Callable[..., Rank], tmp_path: Path
+) -> None:
+    rank = make_rank()
+    rank.follow()
+    rank.clock.advance(BEGIN_SECONDS / 2)
+    rank.follow()
+    assert (FakeChild.made, rank.gauge) == ([], 0)
+    with capture_logs() as logs:
+        rank.clock.advance(BEGIN_SECONDS / 2)
+        rank.follow()
+        (child,) = FakeChild.made
+        rank.follow()
+        assert (rank.compiler.stage(), rank.compiler.holds_training, rank.learner.compiled) == ("waiting", False, [])
+        child.ended = True
+        rank.follow()
+    assert (rank.learner.compiled, rank.learner.uses_compiled) == ([{"a": "batch"}], True)
+    assert (child.closed, rank.compiler.stage(), rank.gauge) == (True, "compiled", 1)
+    assert [(each["event"], each.get("step")) for each in logs] == [("compiling", None), ("compiled", 7)]
+    rank.follow()
+    assert len(rank.learner.compiled) == 1
+    line, niceness = child.request.splitlines()
+    assert (line.decode(), int(niceness)) == (REQUEST, 19)
+    folder = Path(child.environment["TORCHINDUCTOR_CACHE_DIR"])
+    assert folder.is_relative_to(tmp_path / ".cache" / "rlsrl")
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_upfront_no_step_is_made_before(make_rank: Callable[..., Rank]) -> None:
+    rank = make_rank("upfront")
+    rank.follow()
+    (child,) = FakeChild.made
+    assert rank.compiler.holds_training
+    assert child.request.splitlines()[1] == b"0"
+    child.ended = True
+    rank.follow()
+    assert (rank.compiler.holds_training, rank.learner.uses_compiled) == (False, True)
+
+
+def test_off_there_is_nothing(make_rank: Callable[..., Rank]) -> None:
+    rank = make_rank("off")
+    with capture_logs() as logs:
+        rank.follow()
+    assert (FakeChild.made, logs, rank.compiler.holds_training, rank.gauge) == ([], [], False, 0)
+
+
+def not_compiled(logs: list[Any]) -> list[str]:
+    return [each["reason"] for each in logs if each["event"] == "not_compiled"]
+
+
+@pytest.mark.parametrize("mode", ["background", "upfront"])
+def test_without_a_compiler_training_goes_on_and_one_line_says_so(make_rank: Callable[..., Rank], mode: str) -> None:
+    rank = make_rank(mode, PATH="/nowhere")
+    with capture_logs() as logs:
+        for _ in range(3):
+            rank.follow()
+            rank.clock.advance(BEGIN_SECONDS)
+    assert not_compiled(logs) == ["there is no C++ compiler g++"]
+    assert (FakeChild.made, rank.compiler.stage(), rank.compiler.holds_training) == ([], "eager", False)
+
+
+def test_a_child_that_fails_leaves_training_as_it_is(make_rank: Callable[..., Rank]) -> None:
+    rank = make_rank()
+    child = begun(rank)
+    child.ended, child.said = True, "CppCompileError: no such instruction"
+    with capture_logs() as logs:
+        for _ in range(3):
+            rank.follow()
+    assert not_compiled(logs) == ["CppCompileError: no such instruction"]
+    assert (child.closed, rank.learner.compiled, rank.gauge) == (True, [], 0)
+
+
+def test_what_fails_here_after_all_leaves_training_as_it_is(make_rank: Callable[..., Rank]) -> None:
+    rank = make_rank()
+    begun(rank).ended = True
+    rank.learner.failure = RuntimeError("\nno room\nand pages more")
+    with capture_logs() as logs:
+        for _ in range(3):
+            rank.follow()
+    assert not_compiled(logs) == ["RuntimeError: no room"]
+    assert (rank.compiler.stage(), rank.learner.uses_compiled, rank.gauge) == ("eager", False, 0)
+
+
+def test_ranks_wait_for_each_other(make_rank: Callable[..., Rank]) -> None:
+    rank = make_rank()
+    begun(rank).ended = True
+    gang = TwoRanks(other_compiled=True)
+    rank.follow("waiting", gang=gang)
+    assert rank.learner.compiled == []
+    rank.follow("ready", gang=gang)
+    assert rank.learner.uses_compiled
+
+
+def test_one_rank_that_cannot_keeps_all_from_it(make_rank: Callable[..., Rank]) -> None:
+    rank = make_rank()
+    begun(rank).ended = True
+    with capture_logs() as logs:
+        rank.follow("ready", gang=TwoRanks(other_compiled=False))
+    assert len(rank.learner.compiled) == 1
+    assert (rank.learner.uses_compiled, rank.compiler.stage(), rank.gauge) == (False, "eager", 0)
+    assert not_compiled(logs) == [], "the other one's log says why"
+
+
+def test_a_rank_that_gave_up_ends_the_others_children(make_rank: Callable[..., Rank]) -> None:
+    rank = make_rank()
+    child = begun(rank)
+    rank.follow("eager", gang=TwoRanks(other_compiled=False))
+    assert (child.closed, rank.compiler.stage()) == (True, "eager")
+
+
+def test_of_the_ranks_on_a_machine_the_first_has_the_child(make_rank: Callable[..., Rank]) -> None:
+    rank = make_rank(LOCAL_RANK="1")
+    assert rank.compiler.stage() == "ready"
+    rank.clock.advance(BEGIN_SECONDS)
+    rank.follow("waiting", gang=TwoRanks(other_compiled=True))
+    assert (FakeChild.made, rank.learner.compiled) == ([], [])
+
+
+def test_the_end_of_training_ends_the_child(make_rank: Callable[..., Rank]) -> None:
+    rank = make_rank()
+    child = begun(rank)
+    rank.compiler.close()
+    assert child.closed
+    rank.compiler.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"HOME": "{}/home"}, "{}/home/.cache/rlsrl"),
+        ({"HOME": "{}/home", "XDG_CACHE_HOME": "{}/xdg"}, "{}/xdg/rlsrl"),
+        ({"HOME": "{}/home", "TORCHINDUCTOR_CACHE_DIR": "{}/mine"}, "{}/mine"),
+    ],
+)
+def test_where_it_is_kept(tmp_path: Path, environ: Mapping[str, str], folder: str) -> None:
+    told = {name: value.format(tmp_path) for name, value in environ.items()}
+    made = compiling_environment({"PATH": os.environ["PATH"], **told})
+    assert Path(made["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(folder.format(tmp_path))
+    assert Path(made["TORCHINDUCTOR_CACHE_DIR"]).is_dir()
+
+
+def test_nowhere_to_keep_it_is_said() -> None:
+    with pytest.raises(OSError, match="neither XDG_CACHE_HOME nor HOME"):
+        compiling_environment({"PATH": os.environ["PATH"]})
+
+
+TRAINER = """
+import json, os, sys, threading
+from rlsrl.workers import compiling
+child = compiling._Child(f"{sys.argv[1]}\\n19\\n".encode(), dict(os.environ))
+print(child.pid, flush=True)
+if sys.argv[2] == "wait":
+    child.wait(300)
+    print(json.dumps(child.failure()), flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """The environment with a C++ compiler that does what the shell script says."""
+
+    def make(script: str) -> dict[str, str]:
+        path = tmp_path / "cxx"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o700)
+        return {**os.environ, "CXX": str(path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+
+    return make
+
+
+def trainer(environ: Mapping[str, str], what: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", TRAINER, REQUEST, what]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def test_child_and_compiler_die_with_the_trainer(tmp_path: Path, compiler: Callable[[str], dict[str, str]]) -> None:
+    hanging = compiler(f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 3600")
+    process = trainer(hanging, "sleep")
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        helper = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the compiler"))
+        assert os.getpriority(os.PRIO_PROCESS, child) == 19
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        until(lambda: gone(child) and gone(helper), "child and compiler are gone", timeout=30.0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_compiler_that_fails_is_named(compiler: Callable[[str], dict[str, str]]) -> None:
+    failing = compiler("[ $1 = --version ] && exec echo g++ 12.2.0; echo 'no such instruction' >&2; exit 1")
+    process = trainer(failing, "wait")
+    assert process.stdout is not None
+    process.stdout.readline()
+    said = json.loads(process.stdout.readline())
+    process.kill()
+    process.communicate()
+    assert "CppCompileError" in said

@@ -1,0 +1,101 @@
+"""What a trainer rank learns with; also made by who compiles its step beside it."""
+
+from __future__ import annotations
+
+from rlsrl.algorithms.base import Reduce
+from rlsrl.algorithms.learner import Learner
+from rlsrl.algorithms.normalizer import Normalizer, normalizable
+from rlsrl.algorithms.ppo import Ppo
+from rlsrl.algorithms.schedules import LinearSchedule, Scheduled
+from rlsrl.api.resolved import TrainerConfig
+from rlsrl.api.spec import Schedule
+from rlsrl.data.slots import SlotLayout, rollout_layout
+from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.workers.build.common import derived_seed
+
+
+def build_learner(
+    config: TrainerConfig, env_spec: EnvSpec, policy: TorchPolicy, initial: Parameters, reduce: Reduce
+) -> Learner:
+    """A rank's learner, with the parameters ``initial``; ``reduce`` sums over the ranks.
+
+    Raises:
+        ConfigurationError: observations cannot be normalised as asked for.
+    """
+    ppo = config.algorithm
+    algorithm = Ppo(
+        policy,
+        discount=ppo.discount,
+        gae_lambda=ppo.gae_lambda,
+        clip_value_loss=ppo.clip_value_loss,
+        **coefficients_of(config),
+        value_coefficient=ppo.value_coefficient,
+        epochs=ppo.epochs,
+        minibatch_size=ppo.minibatch_size // config.num_trainers,
+        normalize_advantages=ppo.normalize_advantages,
+        reward_clip=ppo.reward_clip,
+    )
+    return Learner(
+        algorithm,
+        initial,
+        learning_rate=learning_rate_of(config),
+        adam_epsilon=ppo.adam_epsilon,
+        max_gradient_norm=ppo.max_gradient_norm,
+        seed=derived_seed(config.seed, "minibatches"),
+        normalizer=_normalizer(config, env_spec),
+        reduce=reduce,
+        parallel=config.num_trainers > 1,
+    )
+
+
+def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:
+    """The layout of one rank's part of a batch."""
+    return rollout_layout(
+        env_spec,
+        num_steps=config.rollout_length,
+        num_lanes=config.lanes_per_rank,
+        discounted_return=config.algorithm.normalize_rewards,
+    )
+
+
+def stand_in_batch(config: TrainerConfig, env_spec: EnvSpec) -> Arrays:
+    """One rank's part of a batch, of zeros."""
+    layout = batch_layout(config, env_spec)
+    arrays = layout.view(bytearray(layout.nbytes))
+    arrays["mask"][...] = True
+    return arrays
+
+
+def learning_rate_of(config: TrainerConfig) -> Scheduled:
+    """The learning rate, and how it changes."""
+    return _scheduled(config.algorithm.learning_rate, config.algorithm.learning_rate_schedule, config)
+
+
+def coefficients_of(config: TrainerConfig) -> dict[str, Scheduled]:
+    """The coefficients of the loss that may change, by name."""
+    ppo = config.algorithm
+    return {
+        "clip_range": _scheduled(ppo.clip_range, ppo.clip_range_schedule, config),
+        "entropy_coefficient": _scheduled(ppo.entropy_coefficient, ppo.entropy_coefficient_schedule, config),
+    }
+
+
+def _scheduled(start: float, schedule: Schedule | None, config: TrainerConfig) -> Scheduled:
+    if schedule is None:
+        return start
+    env_steps = schedule.chosen.env_steps or config.stop.env_steps
+    assert env_steps is not None, "validation leaves at least one"  # noqa: S101 - an invariant of our own
+    return LinearSchedule(start=start, end=schedule.chosen.to, env_steps=env_steps)
+
+
+def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
+    observation = normalizable(env_spec) if config.normalize_observations else {}
+    if config.normalize_observations and not observation:
+        dtypes = ", ".join(f"{path} {spec.dtype}" for path, spec in env_spec.observation.items())
+        raise ConfigurationError(
+            f"policy.normalizeObservations: only floats are normalised, and the environment observes {dtypes}"
+        )
+    return Normalizer(observation, rewards=config.algorithm.normalize_rewards)
