@@ -41,12 +41,9 @@ from rlsrl.workers.rollout import LockstepRollout, Rollout, ThreadedRollout
 STEP_SECONDS = 0.005
 HIDDEN = 64
 CARTPOLE = EnvironmentSource(id="CartPole-v1")
-FAST = {"loop": (64, 128, 40), "native": (64, 128, 40)}
-"""Environments, steps of a slot, slots."""
-SLOW = {
-    "loop": {16: (16, 32, 1), 64: (64, 32, 1)},
-    "threads": {16: (16, 32, 30), 64: (64, 32, 30)},
-}
+FAST_ENVS, FAST_STEPS, FAST_SLOTS = 64, 128, 40
+SLOW_ENVS, SLOW_STEPS = (16, 64), 32
+SLOW_SLOTS = {"loop": 1, "threads": 30}
 
 
 class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -58,26 +55,26 @@ class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def main(rounds: str = "3") -> None:
-    for name, (num_envs, *sizes) in FAST.items():
-        print(f"fast {name}: {num_envs} environments, slots of {sizes[0]} steps")
-    fast: dict[str, list[float]] = {name: [] for name in FAST}
-    slow: dict[tuple[str, int], list[dict[str, float]]] = {}
+    fast: dict[str, list[float]] = {"loop": [], "native": []}
+    slow: dict[tuple[str, int], list[dict[str, float]]] = {
+        (name, num_envs): [] for name in SLOW_SLOTS for num_envs in SLOW_ENVS
+    }
     for _ in range(int(rounds)):
-        for name, sizes in FAST.items():
-            fast[name].append(measured(name, 0.0, *sizes)["rate"])
-        for name, cases in SLOW.items():
-            for num_envs, sizes in cases.items():
-                slow.setdefault((name, num_envs), []).append(measured(name, STEP_SECONDS, *sizes))
+        for name, rates in fast.items():
+            rates.append(measured(name, 0.0, FAST_ENVS, FAST_STEPS, FAST_SLOTS)["rate"])
+        for (name, num_envs), found in slow.items():
+            found.append(measured(name, STEP_SECONDS, num_envs, SLOW_STEPS, SLOW_SLOTS[name]))
     for name, rates in fast.items():
         ratios = [rate / loop for rate, loop in zip(rates, fast["loop"], strict=True)]
-        print(f"fast {name:8} {median(rates) / 1e3:8.1f} k transitions a second   {spread(ratios)} x loop")
+        print(
+            f"fast {name:8} {FAST_ENVS:3} environments   {spread(ratios)} x loop, {median(rates) / 1e3:.0f} k a second"
+        )
     for (name, num_envs), found in slow.items():
         shares = [each["rate"] * STEP_SECONDS / num_envs for each in found]
-        memory = max(each["megabytes"] for each in found)
-        busy = median(each["cpu"] for each in found)
+        cores, memory = (median(each[what] for each in found) for what in ("cores", "megabytes"))
         print(
-            f"slow {name:8} {num_envs:3} environments   {spread(shares)} of the latency limit, "
-            f"{busy:.2f} cores, {memory:.0f} MB"
+            f"slow {name:8} {num_envs:3} environments   {spread(shares)} of the latency limit, {cores:.2f} cores, "
+            f"{memory:.0f} MB"
         )
 
 
@@ -114,11 +111,11 @@ def case(name: str, step_seconds: float, num_envs: int, num_steps: int, num_slot
         num_filled += 1
         free.append(slot)
     seconds = time.perf_counter() - began
-    cpu = (time.process_time() - busy) / seconds
+    cores = (time.process_time() - busy) / seconds
     rollout.abandon()
     envs.close()
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"rate": transitions / seconds, "cpu": cpu, "megabytes": megabytes}
+    return {"rate": transitions / seconds, "cores": cores, "megabytes": megabytes}
 
 
 def made(name: str, is_slow: bool, num_envs: int, num_steps: int) -> tuple[Rollout, EnvSpec, Any]:
