@@ -14,7 +14,7 @@ kind: RLExperiment
 metadata: {{name: live}}
 spec:
   environment: {environment}
-  actors: {{environments: 2, rolloutLength: 8}}
+  actors: {{environments: 2, rolloutLength: 8, vectorization: {vectorization}}}
   algorithm: {{ppo: {{minibatchSize: 16}}}}
   stop: {{trainSteps: 10}}
   restarts: {{budget: 1000}}
@@ -32,8 +32,12 @@ def make():
 """
 
 
+def experiment(environment: str, vectorization: str = "loop") -> str:
+    return EXPERIMENT.format(environment=environment, vectorization=vectorization)
+
+
 def test_an_environment_that_does_not_exist_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, EXPERIMENT.format(environment="{id: CartPole-v9}"))
+    desk = Desk(tmp_path, experiment("{id: CartPole-v9}"))
     with desk.begin() as run:
         assert run.wait() == 2, run.output
     assert "CartPole-v9" in run.output
@@ -42,10 +46,23 @@ def test_an_environment_that_does_not_exist_ends_the_run_with_its_name(tmp_path:
     assert desk.facts().json("summary.json")["restarts"] == {}
 
 
+def test_an_environment_that_cannot_be_stepped_in_bulk_ends_the_run_with_what_can_be_done(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, experiment("{id: Acrobot-v1}", vectorization="native"))
+    with desk.begin() as run:
+        assert run.wait() == 2, run.output
+    assert "actors.vectorization: native: environment 'Acrobot-v1' is registered without" in run.output
+    assert "allowed are loop and threads" in run.output
+    assert "Traceback" not in run.output
+    assert desk.facts().leftovers() == []
+
+
 @pytest.mark.slow
-def test_an_environment_that_never_works_is_told_at_each_restart_and_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vectorization", ["loop", "threads"])
+def test_an_environment_that_never_works_is_told_at_each_restart_and_given_up(
+    tmp_path: Path, vectorization: str
+) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
-    desk = Desk(tmp_path, EXPERIMENT.format(environment='{factory: "broken:make"}'))
+    desk = Desk(tmp_path, experiment('{factory: "broken:make"}', vectorization))
     with desk.begin() as run:
         assert run.wait() == 1, run.output
     lines = run.output.splitlines()

@@ -1,4 +1,4 @@
-"""An actor acts alike whoever evaluates its policy: the exported program, torch, or a policy worker over gRPC."""
+"""An actor acts alike whoever evaluates its policy: the exported program, torch, a policy worker over gRPC, threads."""
 
 from __future__ import annotations
 
@@ -121,14 +121,18 @@ def running(worker: Worker[Any], config: Any) -> Iterator[None]:
 
 
 def gather(folder: Path, kind: str, environment: str, ring_size: int = 1, incarnation: int = 0) -> Rollouts:
-    """``kind`` is who evaluates: the actor or a policy worker ("remote"), by the program or by torch."""
+    """``kind`` is who evaluates: the actor or a policy worker ("remote"), by the program or by torch; or the actor's
+    vectorization.
+    """
     folder.mkdir()
     with ExitStack() as resources:
         stage = Stage(folder, resources, environment, ring_size)
         stage.publish(program="torch" not in kind)
         context = make_context("actor", folder, incarnation=incarnation)
         if "remote" not in kind:
-            config = stage.told.actor.model_copy(update={"inference_endpoints": ()})
+            vectorization = kind if kind in ("native", "threads") else "loop"
+            changes = {"inference_endpoints": (), "vectorization": vectorization}
+            config = stage.told.actor.model_copy(update=changes)
             return stage.gather(ActorWorker(context), config)
         assert stage.told.policy is not None
         with running(PolicyWorker(make_context("policy", folder)), stage.told.policy):
@@ -137,7 +141,7 @@ def gather(folder: Path, kind: str, environment: str, ring_size: int = 1, incarn
 
 @pytest.mark.parametrize("environment", ["CartPole-v1", "Pendulum-v1"])
 def test_actions_do_not_depend_on_where_the_policy_is_evaluated(tmp_path: Path, environment: str) -> None:
-    kinds = ("program", "torch", "remote", "remote torch")
+    kinds = ("program", "torch", "remote", "remote torch", "threads")
     by = {kind: gather(tmp_path / kind, kind, environment) for kind in kinds}
     exact = environment == "CartPole-v1"
     for kind in kinds[1:]:
@@ -162,7 +166,7 @@ def test_a_rings_groups_step_the_same_environments_and_each_its_own(tmp_path: Pa
     assert not np.array_equal(first["action"], second["action"])
 
 
-@pytest.mark.parametrize("kind", ["program", "remote"])
+@pytest.mark.parametrize("kind", ["program", "remote", "native", "threads"])
 def test_an_actor_that_was_started_again_plays_other_episodes(tmp_path: Path, kind: str) -> None:
     first, second = (gather(tmp_path / str(life), kind, "CartPole-v1", incarnation=life) for life in range(2))
     assert not np.isin(first[0]["observation"][0], second[0]["observation"][0]).any()

@@ -59,7 +59,7 @@ def test_every_error_is_named_at_once_in_the_order_of_the_text() -> None:
         (
             "e.yaml:10:5: spec.actors.enviroments: is no field: spec.actors has none of that name\n"
             "    allowed: mapping with exactly one of environments, environmentsPerActor; "
-            "also replicas, rolloutLength, maxDecorrelationSteps, ringSize, podTemplate\n"
+            "also replicas, rolloutLength, maxDecorrelationSteps, vectorization, ringSize, podTemplate\n"
             "    did you mean: spec.actors.environments"
         ),
         (
@@ -191,6 +191,36 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             "spec.pacing.maxPolicyLag",
             "cannot be made of whole rollouts of 4 environments",
             "integer >= 1",
+        ),
+        (
+            ["actors.vectorization=native", "environment.frameStack=4", "environment.maxEpisodeSteps=9"],
+            "spec.actors.vectorization",
+            "this one has environment.maxEpisodeSteps, environment.frameStack",
+            "loop or threads, or an environment.id with nothing but kwargs beside it",
+        ),
+        (
+            ["actors.vectorization=native", "environment={factory: 'a:b'}"],
+            "spec.actors.vectorization",
+            "this one has environment.factory",
+            "loop or threads",
+        ),
+        (
+            ["actors.vectorization=native", "actors.maxDecorrelationSteps=9"],
+            "spec.actors.maxDecorrelationSteps",
+            "up to 9 steps of each environment by itself, and native ones step together",
+            "0, or actors.vectorization loop or threads",
+        ),
+        (
+            ["actors.vectorization=threads", "policyWorkers={}"],
+            "spec.actors.vectorization",
+            "threads evaluate the policy by themselves, and policyWorkers are there to do so",
+            "loop or native, or an experiment without policyWorkers",
+        ),
+        (
+            ["actors.vectorization=threads", "policy.network={cnn: {}}"],
+            "spec.actors.vectorization",
+            "threads evaluate the policy without PyTorch, and policy.network.cnn cannot be",
+            "loop or native, or policy.network.mlp",
         ),
         (
             ["actors.replicas=4", "bufferWorkers.replicas=3"],

@@ -173,9 +173,7 @@ def test_a_failing_environment_is_named_by_its_rank(made: list[ScriptedEnv]) -> 
     arrays = slot_for(envs, 2)
     envs.begin(arrays)
     made[1]._taken = 9
-    with pytest.raises(
-        EnvironmentFailed, match=r"rank 41 \(lane 1\) raised RuntimeError: step without reset"
-    ) as caught:
+    with pytest.raises(EnvironmentFailed, match="rank 41 raised RuntimeError: step without reset") as caught:
         envs.step(arrays, 0, np.zeros(2, np.int64))
     assert isinstance(caught.value.__cause__, RuntimeError)
 

@@ -59,3 +59,26 @@ def test_the_environment_of_a_worker() -> None:
     assert int(environment["MALLOC_TRIM_THRESHOLD_"]) > int(environment["MALLOC_MMAP_THRESHOLD_"])
     assert environment["PYTHONUNBUFFERED"] == "1"
     assert environment["RLSRL_PARENT_PID"] == str(os.getpid())
+
+
+# What the threads that exist before and after the call may be delayed by, in nanoseconds, and the switch interval.
+PROMPT = """
+import ctypes, sys, threading
+from rlsrl.runtime.process import wake_threads_promptly
+PR_GET_TIMERSLACK = 30
+def slack(found):
+    found.append(ctypes.CDLL(None).prctl(PR_GET_TIMERSLACK))
+wake_threads_promptly()
+found = []
+slack(found)
+thread = threading.Thread(target=slack, args=(found,))
+thread.start()
+thread.join()
+print(found, sys.getswitchinterval() < 0.001)
+"""
+
+
+@linux
+def test_threads_are_woken_when_they_are_due() -> None:
+    child = subprocess.run([sys.executable, "-c", PROMPT], check=True, capture_output=True, text=True, timeout=30)
+    assert child.stdout == "[1, 1] True\n"

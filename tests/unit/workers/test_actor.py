@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from rlsrl.testing.contexts import make_context
 from rlsrl.testing.parameter_dbs import make_parameters
 from rlsrl.workers import actor as actor_module
 from rlsrl.workers.actor import ActorWorker
+from rlsrl.workers.rollout import LockstepRollout
 
 
 class Stage:
@@ -31,18 +32,23 @@ class Stage:
         slot = Slot(arrays={"mask": np.ones((2, 1), np.bool_)}, min_version=asked, credit=0, handle=0)
         loaded: list[Version] = []
         self.parts: Any = SimpleNamespace(
-            envs=SimpleNamespace(begin=lambda arrays: None, step=lambda arrays, step, action: None),
-            actor=SimpleNamespace(
-                load=lambda parameters: loaded.append(parameters.version),
-                begin=lambda slot: None,
-                act=lambda step: self.acted_with.append(loaded[-1]),
-                finish=lambda: None,
+            rollout=LockstepRollout(
+                cast("Any", SimpleNamespace(begin=lambda arrays: None, step=lambda arrays, step, action: None)),
+                cast(
+                    "Any",
+                    SimpleNamespace(
+                        load=lambda parameters: loaded.append(parameters.version),
+                        begin=lambda slot: None,
+                        act=lambda step: self.acted_with.append(loaded[-1]),
+                        finish=lambda: None,
+                    ),
+                ),
+                num_steps=2,
             ),
             producer=SimpleNamespace(acquire=lambda timeout: slot, touch=self._touch, post=self.posted.append),
             parameters=SimpleNamespace(get=self._get, wait=self._wait),
             returns=None,
             ledger=SimpleNamespace(end=lambda: None),
-            num_steps=2,
             resources=ExitStack(),
         )
         self.context = make_context("actor", folder)

@@ -44,6 +44,10 @@ _NARROW = f"({_FEWEST} / {_RING})"
 """Environments of the narrowest rollout."""
 _EQUAL = f"({_EVEN} || {_NARROW} == ({_FEWEST} + 1) / {_RING})"
 """Whether all rollouts are of one width."""
+_AROUND_REGISTERED = " || ".join(
+    f"has(self.environment.{name})" for name in ("factory", "atari", "maxEpisodeSteps", "frameStack", "actionMask")
+)
+"""See ``Environment.around_registered``."""
 _LEAST_LAG = (
     # Rollouts of two widths begin anywhere in a batch: their greatest common divisor with it is 1.
     f"(!{_EQUAL} ? ({_BATCH} + {_NARROW} - 1) / {_BATCH} : {_NARROW} == 0 ? 0"
@@ -104,6 +108,27 @@ RULES: Mapping[type[Model], tuple[Rule, ...]] = {
             rule=f"{_FEWEST} % {_RING} == 0 && ({_EVEN} || ({_FEWEST} + 1) % {_RING} == 0)",
             message="has to divide every actor's environments",
             at=".actors.ringSize",
+        ),
+        Rule(
+            rule=f"{_ACTORS}.vectorization != 'native' || !({_AROUND_REGISTERED})",
+            message="native steps environments as Gymnasium has them registered: an id with nothing but kwargs beside "
+            "it, without factory, atari, maxEpisodeSteps, frameStack and actionMask",
+            at=".actors.vectorization",
+        ),
+        Rule(
+            rule=f"{_ACTORS}.vectorization != 'native' || {_ACTORS}.maxDecorrelationSteps == 0",
+            message="native environments step together, none by itself: 0, or another vectorization",
+            at=".actors.maxDecorrelationSteps",
+        ),
+        Rule(
+            rule=f"{_ACTORS}.vectorization != 'threads' || !has(self.policyWorkers)",
+            message="threads evaluate the policy by themselves, and policyWorkers are there to do so",
+            at=".actors.vectorization",
+        ),
+        Rule(
+            rule=f"{_ACTORS}.vectorization != 'threads' || !has(self.policy.network.cnn)",
+            message="threads evaluate the policy without PyTorch, and policy.network.cnn cannot be",
+            at=".actors.vectorization",
         ),
         Rule(
             rule=f"{_BATCH} % {_TRAINERS} == 0",

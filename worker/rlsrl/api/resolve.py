@@ -122,6 +122,7 @@ def resolve(experiment: RLExperiment, placement: Placement) -> ResolvedExperimen
             parameters_endpoint=parameters_endpoint,
             inference_endpoints=inference_endpoints,
             max_decorrelation_steps=spec.actors.max_decorrelation_steps,
+            vectorization=spec.actors.vectorization,
             ring_size=spec.actors.ring_size,
             policy_name=POLICY_NAME,
             return_discount=spec.algorithm.chosen.discount if spec.algorithm.chosen.normalize_rewards else None,

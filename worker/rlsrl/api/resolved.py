@@ -210,6 +210,8 @@ class ActorConfig(RoleConfig):
     """gRPC targets of the policy workers that choose actions, by index; empty when the actor does so itself."""
     max_decorrelation_steps: Annotated[int, Field(ge=0), INTEGRAL] = 0
     """Random steps that each environment takes at most before its first rollout."""
+    vectorization: Literal["loop", "native", "threads"] = "loop"
+    """How an actor steps its environments."""
     ring_size: PositiveInteger = 1
     """Groups of environments that are stepped in turn; each fills slots of its own."""
     policy_name: str

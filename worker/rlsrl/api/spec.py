@@ -132,6 +132,18 @@ class Environment(Model):
     Illegal actions then have probability 0 wherever the policy acts, is trained and is evaluated; networks do not get
     the mask for input."""
 
+    @property
+    def around_registered(self) -> tuple[str, ...]:
+        """What is given beside an id that Gymnasium knows and its arguments, by YAML name."""
+        given = {
+            "factory": self.factory,
+            "atari": self.atari,
+            "maxEpisodeSteps": self.max_episode_steps,
+            "frameStack": self.frame_stack,
+            "actionMask": self.action_mask,
+        }
+        return tuple(name for name, value in given.items() if value is not None)
+
 
 class Mlp(Model):
     """A multi-layer perceptron for policy and value, each with its own layers."""
@@ -292,6 +304,13 @@ class Actors(Model):
     max_decorrelation_steps: Annotated[int, Field(ge=0, le=1_000_000), ROLL, INTEGRAL] = 0
     """Each environment takes a random number of random steps, up to this one, before its first rollout, so that
     episodes of equal length do not all end together. They are not trained on."""
+    vectorization: Annotated[Literal["loop", "native", "threads"], ROLL] = "loop"
+    """How an actor steps its environments. ``loop``: one after the other. ``native``: all in one call, by the
+    vectorisation of their own that they are registered with at Gymnasium (``vector_entry_point``), as CartPole is; for
+    an environment that is given by its ``id`` and nothing is put around (``atari``, ``maxEpisodeSteps``,
+    ``frameStack``, ``actionMask``), without ``maxDecorrelationSteps``. ``threads``: each in a thread of its own, in
+    which the policy is evaluated too: for environments that wait, as simulators and remote ones do. For networks that
+    can be evaluated without PyTorch (``mlp``), without ``policyWorkers``."""
     ring_size: Annotated[int, Field(ge=1, le=16), INTEGRAL] = 1
     """Groups that each actor's environments are divided into. While a policy worker evaluates the policy for one group,
     the actor steps the others; each group fills rollouts of its own. 2 hides most of the wait. More than 1 only with
@@ -676,6 +695,7 @@ class ExperimentSpec(Model):
                     allowed="integer from 1 to 1000000000000000, here or as stop.envSteps",
                 )
         yield from self._ring_violations()
+        yield from self._vectorization_violations()
         yield from self._replica_violations()
         yield from self._buffer_violations()
         if not self.batch_environments % self.trainers.replicas and self.pacing.max_policy_lag < self.least_policy_lag:
@@ -706,6 +726,36 @@ class ExperimentSpec(Model):
                 "actor",
                 allowed=_near_divisors(math.gcd(*counts), ring_size),
             )
+
+    def _vectorization_violations(self) -> Iterable[Violation]:
+        at = ("actors", "vectorization")
+        if self.actors.vectorization == "native":
+            if added := self.environment.around_registered:
+                yield Violation(
+                    at=at,
+                    message="native steps environments as Gymnasium has them registered, and this one has "
+                    + ", ".join(f"environment.{name}" for name in added),
+                    allowed="loop or threads, or an environment.id with nothing but kwargs beside it",
+                )
+            if steps := self.actors.max_decorrelation_steps:
+                yield Violation(
+                    at=("actors", "maxDecorrelationSteps"),
+                    message=f"up to {steps} steps of each environment by itself, and native ones step together",
+                    allowed="0, or actors.vectorization loop or threads",
+                )
+        if self.actors.vectorization == "threads":
+            if self.policy_workers is not None:
+                yield Violation(
+                    at=at,
+                    message="threads evaluate the policy by themselves, and policyWorkers are there to do so",
+                    allowed="loop or native, or an experiment without policyWorkers",
+                )
+            if self.policy.network.cnn is not None:
+                yield Violation(
+                    at=at,
+                    message="threads evaluate the policy without PyTorch, and policy.network.cnn cannot be",
+                    allowed="loop or native, or policy.network.mlp",
+                )
 
     def _buffer_violations(self) -> Iterable[Violation]:
         if self.buffer_workers is None:

@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.mujoco import log_mujoco_warnings
@@ -16,6 +16,8 @@ from rlsrl.runtime.references import load_callable
 
 if TYPE_CHECKING:
     import gymnasium
+
+_Made = TypeVar("_Made")
 
 _PLUGINS = {"ALE": ("ale_py", "ale-py")}
 """Namespaces of ids whose package has to be imported to register them: (module, what to install)."""
@@ -94,7 +96,32 @@ def environment_spec(source: EnvironmentSource) -> EnvSpec:
         env.close()
 
 
+def make_in_bulk(source: EnvironmentSource, num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
+    """So many environments as they are registered to be stepped in bulk, to be closed by the caller; None if they are
+    not. For sources of an id and arguments: nothing is put around.
+
+    Raises:
+        ConfigurationError: as ``make_environment``.
+    """
+    import gymnasium
+
+    def make(name: str) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
+        if gymnasium.spec(name).vector_entry_point is None:
+            return None
+        return gymnasium.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **source.kwargs)
+
+    return _registered(source, make)
+
+
 def _make_registered(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
+    import gymnasium
+
+    # The checker wraps every step; `rlsrl.envs.check` looks once instead.
+    return _registered(source, lambda name: gymnasium.make(name, disable_env_checker=True, **source.kwargs))
+
+
+def _registered(source: EnvironmentSource, make: Callable[[str], _Made]) -> _Made:
+    """What ``make`` makes of the source's id."""
     import gymnasium
 
     name = str(source.id)
@@ -105,8 +132,7 @@ def _make_registered(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
     try:
         _import_module_of(gymnasium.registry.get(name))
         log_mujoco_warnings()
-        # The checker wraps every step; `rlsrl.envs.check` looks once instead.
-        return gymnasium.make(name, disable_env_checker=True, **source.kwargs)
+        return make(name)
     except gymnasium.error.UnregisteredEnv as error:
         raise ConfigurationError(f"{source}: {error}{did_you_mean(name, gymnasium.registry)}") from error
     except (gymnasium.error.Error, ImportError, TypeError) as error:

@@ -34,10 +34,19 @@ def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             raise ConfigurationError(f"{type(env).__name__} sets no {name}, which says what it gives or takes")
-    action = action_spec(env.action_space)
+    spec = spec_of_spaces(env.observation_space, env.action_space)
     if isinstance(env, ActionMask):
-        action = replace(action, mask=f"{OBSERVATION}/{env.key}")
-    return EnvSpec(observation=observation_specs(env.observation_space), action=action)
+        return replace(spec, action=replace(spec.action, mask=f"{OBSERVATION}/{env.key}"))
+    return spec
+
+
+def spec_of_spaces(observation: gymnasium.Space[Any], action: gymnasium.Space[Any]) -> EnvSpec:
+    """What an environment with those spaces gives and takes; no action is ever illegal.
+
+    Raises:
+        ConfigurationError: as ``spec_of``.
+    """
+    return EnvSpec(observation=observation_specs(observation), action=action_spec(action))
 
 
 def observation_keys(space: gymnasium.Space[Any]) -> dict[str, tuple[str, ...]]:
@@ -128,18 +137,32 @@ def action_decoder(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], Sequ
     """
     from gymnasium import spaces
 
+    batch = action_batcher(space)
+    if isinstance(space, spaces.Box):
+        return lambda actions: list(batch(actions))
+    if space.start:  # type: ignore[attr-defined]  # a Discrete: all others are refused
+        return lambda actions: batch(actions).tolist()
+    return np.ndarray.tolist
+
+
+def action_batcher(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """A function from actions as policies choose them, [N, ...], to those that N environments stepped in bulk take.
+
+    See ``action_decoder``; a new array each time.
+
+    Raises:
+        ConfigurationError: as ``action_spec``.
+    """
+    from gymnasium import spaces
+
     action_spec(space)
     if isinstance(space, spaces.Box):
         low, high, shape, dtype = space.low, space.high, (-1, *space.shape), space.dtype
 
-        def clipped(actions: NDArray[Any]) -> Sequence[Any]:
-            return list(np.clip(actions.reshape(shape), low, high, dtype=dtype))
+        def clipped(actions: NDArray[Any]) -> NDArray[Any]:
+            batch: NDArray[Any] = np.clip(actions.reshape(shape), low, high, dtype=dtype)
+            return batch
 
         return clipped
-    if start := int(space.start):  # type: ignore[attr-defined]  # a Discrete: action_spec refused all others
-
-        def shifted(actions: NDArray[Any]) -> Sequence[Any]:
-            return (actions + start).tolist()  # type: ignore[no-any-return]
-
-        return shifted
-    return np.ndarray.tolist
+    start = int(space.start)  # type: ignore[attr-defined]  # a Discrete: action_spec refused all others
+    return lambda actions: actions + start

@@ -26,6 +26,10 @@ _DECORRELATION = 0xDEC0
 """Sets the numbers that decorrelate apart from those that the environment draws of the same seed."""
 
 
+Call = Callable[..., Any]
+"""An environment's ``step`` or ``reset``."""
+
+
 class EnvironmentFailed(RuntimeError):  # noqa: N818 - named for what the environment did
     """An environment raised; the text names its rank, the cause is what it raised."""
 
@@ -66,6 +70,19 @@ class VectorEnv(Protocol):
         """Close the environments."""
 
 
+def common_spec(specs: Sequence[EnvSpec], first_rank: int) -> EnvSpec:
+    """What environments, from that rank on, all give and take.
+
+    Raises:
+        ConfigurationError: they differ.
+    """
+    first, *others = specs
+    for rank, other in enumerate(others, start=first_rank + 1):
+        if other != first:
+            raise ConfigurationError(f"environments differ: rank {first_rank} has {first}, rank {rank} {other}")
+    return first
+
+
 class LoopVectorEnv:
     """A plain loop: the least work a step where environments are fast and cannot step themselves in bulk."""
 
@@ -76,6 +93,7 @@ class LoopVectorEnv:
         seeds: Sequence[int],
         first_rank: int = 0,
         max_decorrelation_steps: int = 0,
+        around: Callable[[Call], Call] = lambda call: call,
     ) -> None:
         """Make one environment a seed.
 
@@ -86,12 +104,15 @@ class LoopVectorEnv:
             max_decorrelation_steps: Each environment takes a random number of random steps, up to this one, before the
                 first slot, so that episodes of equal length do not all end together. They are no transitions, but
                 count in the return and length of the episode that they begin.
+            around: What an environment's ``step`` and ``reset`` are called through: gets the method, gives what is
+                called in its place.
 
         Raises:
             ConfigurationError: a space is not supported, or the environments differ in their spaces.
         """
         if not seeds:
             raise ConfigurationError("a vector environment holds at least one environment")
+        self._around = around
         self._seeds = tuple(seeds)
         self._first_rank = first_rank
         self._max_decorrelation_steps = max_decorrelation_steps
@@ -99,27 +120,18 @@ class LoopVectorEnv:
         try:
             for _ in seeds:
                 self._envs.append(make())
-            self._spec = self._common_spec()
+            self._spec = common_spec([spec_of(env) for env in self._envs], first_rank)
         except BaseException:
             self.close()
             raise
         self._keys = tuple(observation_keys(self._envs[0].observation_space).items())
         self._decode = action_decoder(self._envs[0].action_space)
         # Bound methods and plain lists: what the loop below touches once an environment and step.
-        self._steps = [env.step for env in self._envs]
+        self._steps = [around(env.step) for env in self._envs]
         self._observations: list[Any] = []
         self._ended = [False] * len(seeds)
         self._returns = [0.0] * len(seeds)
         self._lengths = [0] * len(seeds)
-
-    def _common_spec(self) -> EnvSpec:
-        first, *others = (spec_of(env) for env in self._envs)
-        for lane, other in enumerate(others, start=1):
-            if other != first:
-                raise ConfigurationError(
-                    f"environments differ: rank {self._first_rank} has {first}, rank {self._first_rank + lane} {other}"
-                )
-        return first
 
     @property
     def spec(self) -> EnvSpec:
@@ -150,7 +162,7 @@ class LoopVectorEnv:
                 if ended[lane]:
                     ended[lane] = False
                     arrays["mask"][step, lane] = False
-                    observations[lane], _ = self._envs[lane].reset()
+                    observations[lane], _ = self._reset(lane)
                     continue
                 observations[lane], reward, terminated, truncated, info = env_step(action)
                 rewards[lane] = reward
@@ -182,10 +194,13 @@ class LoopVectorEnv:
         except (ValueError, TypeError, KeyError) as error:
             raise self._failure(lane, error) from error
 
+    def _reset(self, lane: int, **options: Any) -> Any:
+        return self._around(self._envs[lane].reset)(**options)
+
     def _start(self, lane: int, seed: int) -> Any:
         """The seeded reset and what goes before the first slot; the observation to begin with."""
         try:
-            observation, _ = self._envs[lane].reset(seed=seed)
+            observation, _ = self._reset(lane, seed=seed)
             return self._decorrelated(lane, seed, observation) if self._max_decorrelation_steps else observation
         except Exception as error:
             raise self._failure(lane, error) from error
@@ -194,11 +209,11 @@ class LoopVectorEnv:
         env, rng = self._envs[lane], np.random.default_rng((seed, _DECORRELATION))
         env.action_space.seed(int(rng.integers(2**31)))
         for _ in range(int(rng.integers(self._max_decorrelation_steps + 1))):
-            observation, reward, terminated, truncated, info = env.step(self._random_action(env, observation))
+            observation, reward, terminated, truncated, info = self._steps[lane](self._random_action(env, observation))
             self._returns[lane] += float(reward)
             self._lengths[lane] += 1
             if terminated or truncated:
-                observation, _ = env.reset()
+                observation, _ = self._reset(lane)
                 if EPISODE_CONTINUES not in info:
                     self._returns[lane], self._lengths[lane] = 0.0, 0
         return observation
@@ -213,7 +228,7 @@ class LoopVectorEnv:
 
     def _failure(self, lane: int, error: Exception) -> EnvironmentFailed:
         rank = self._first_rank + lane
-        return EnvironmentFailed(f"environment rank {rank} (lane {lane}) raised {type(error).__name__}: {error}")
+        return EnvironmentFailed(f"environment rank {rank} raised {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Close every environment, also if some fail to; a failure is raised at the end. Idempotent."""

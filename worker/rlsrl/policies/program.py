@@ -229,8 +229,10 @@ class DenseStack:
     no addition.
     """
 
-    def __init__(self, weights: DenseWeights, num_lanes: int) -> None:
+    def __init__(self, weights: DenseWeights, num_lanes: int, *, product: Callable[..., Any] = np.dot) -> None:
+        """Evaluate with ``weights``; ``product`` is of two matrices, into ``out``."""
         program = weights.program
+        self._product = product
         self._loaded = weights
         inputs = [np.ones((layer.in_size + 1, num_lanes), np.float32) for layer in program.layers]
         ends = np.cumsum([_size(spec) for spec in program.observation.values()])
@@ -248,19 +250,19 @@ class DenseStack:
 
         ``mask`` [A, N] is that of the head's path, if it has one.
         """
-        standardizations = self._loaded.standardizations
+        standardizations, product = self._loaded.standardizations, self._product
         for rows, standardization, values in zip(self._observation, standardizations, observation, strict=True):
             if standardization is None:
                 rows[...] = values
             else:
                 standardization.apply(values, out=rows)
         for weight, inputs, outputs, activate in self._hidden:
-            np.dot(weight, inputs, out=outputs)
+            product(weight, inputs, out=outputs)
             if activate is not None:
                 activate(outputs, out=outputs)
         weight, inputs, _, activate = self._last
         outputs = out[: self._num_outputs]
-        np.dot(weight, inputs, out=outputs)
+        product(weight, inputs, out=outputs)
         if activate is not None:
             activate(outputs, out=outputs)
         out[self._num_outputs :] = self._log_std
@@ -310,9 +312,9 @@ class ProgramActor:
         if self._weights.version is None:
             raise RuntimeError("load() comes before begin()")
         arrays = slot.arrays
-        self._frames = [_feature_major(arrays[path]) for path in self._program.observation]
+        self._frames = [feature_major(arrays[path]) for path in self._program.observation]
         mask = self._program.head.mask
-        self._masks = [None] * len(arrays["mask"]) if mask is None else list(_feature_major(arrays[mask]))
+        self._masks = [None] * len(arrays["mask"]) if mask is None else list(feature_major(arrays[mask]))
         self._actions = arrays["action"]
         self._log_probs = arrays["behavior_log_prob"]
         self._attempts, self._steps = arrays["version_attempt"], arrays["version_step"]
@@ -331,6 +333,6 @@ class ProgramActor:
         self._sampler.log_probs(self._actions, self._log_probs)
 
 
-def _feature_major(frames: NDArray[Any]) -> NDArray[Any]:
+def feature_major(frames: NDArray[Any]) -> NDArray[Any]:
     """[T+1, N, ...] as a view [T+1, features, N]."""
     return frames.reshape(*frames.shape[:2], -1).transpose(0, 2, 1)

@@ -14,6 +14,8 @@ from typing import NoReturn
 from rlsrl.api.placement import PROCESS_ENVIRONMENT
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+_SWITCH_SECONDS = 0.0005
 
 PARENT_VARIABLE = "RLSRL_PARENT_PID"
 """Environment variable that tells a worker which process started it and should outlive it; unset in a pod."""
@@ -38,6 +40,17 @@ def raise_open_files_limit() -> None:
     """Allow this process as many open files as it may have; container runtimes often begin with 1024 of them."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def wake_threads_promptly() -> None:
+    """For a process of many threads that sleep or wait most of the time: let each go on as soon as it can.
+
+    A thread of Python's asks another for its turn after half a millisecond, not five. The kernel may delay who sleeps
+    by 1 ns, not by 50 us (Linux only): this thread, and those that it starts from now on.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    if sys.platform == "linux":
+        _prctl(_PR_SET_TIMERSLACK, 1)
 
 
 def worker_environment(base: Mapping[str, str]) -> dict[str, str]:

@@ -224,9 +224,11 @@ def variation(rng: random.Random) -> Document:
         mapping[case.path[-1]] = random_legal(case, rng)
     spec = document["spec"]
     trainers = {name: value for name, value in spec.get("trainers", {}).items() if name == "gpuResource"}
-    actors = {"replicas": rng.randint(1, 8), "rolloutLength": rng.choice([1, 5, 16, 128, 2048])}
+    actors: Document = {"replicas": rng.randint(1, 8), "rolloutLength": rng.choice([1, 5, 16, 128, 2048])}
     actors[rng.choice(["environments", "environmentsPerActor"])] = rng.randint(2, 64)
     spec["actors"] = actors
+    if rng.random() < 0.5:
+        actors["vectorization"] = rng.choice(_vectorizations(spec))
     total = actors.get("environments") or actors["environmentsPerActor"] * actors["replicas"]
     batch = rng.choice([total, 2 * total, 64])
     spec["trainers"] = trainers if batch == total else {**trainers, "batchEnvironments": batch}
@@ -243,6 +245,13 @@ def variation(rng: random.Random) -> Document:
     if "maxSteps" in spec.get("evaluators", {}):
         spec["evaluators"]["maxSteps"] = rng.randint(65_536, 10**9)
     return document
+
+
+def _vectorizations(spec: Document) -> list[str]:
+    """Those that are legal beside the rest."""
+    around = {"factory", "atari", "maxEpisodeSteps", "frameStack", "actionMask"} & set(spec["environment"])
+    has_program = "cnn" not in spec.get("policy", {}).get("network", {}) and "policyWorkers" not in spec
+    return ["loop", *([] if around else ["native"]), *(["threads"] if has_program else [])]
 
 
 def random_legal(case: Case, rng: random.Random) -> Any:
@@ -376,8 +385,28 @@ def _leave_the_end_open(document: Document, rng: random.Random) -> None:
         ppo[name] = {"linear": rng.choice([{}, {"envSteps": 100}])}
 
 
+def _vectorize(document: Document, rng: random.Random) -> None:
+    """Other than by a loop, beside what perhaps cannot be stepped so."""
+    spec = document["spec"]
+    environment, actors = _mapping_at(spec, ("environment",)), _mapping_at(spec, ("actors",))
+    if environment is None or actors is None:
+        return
+    actors["vectorization"] = rng.choice(["native", "threads"])
+    mapping, name, value = rng.choice(
+        [
+            (environment, "frameStack", 2),
+            (environment, "maxEpisodeSteps", 100),
+            (actors, "maxDecorrelationSteps", rng.randint(0, 3)),
+            (spec, "policyWorkers", {}),
+            (spec, "policy", {"network": {"cnn": {}}}),
+        ]
+    )
+    mapping[name] = value
+
+
 _CHANGES = (
     _change_a_value, _misspell, _leave_out, _add, _give_another_member, _break_arithmetic, _leave_the_end_open,
+    _vectorize,
 )  # fmt: skip
 
 ARITHMETIC = (

@@ -40,10 +40,13 @@ class ActorWorker(Worker[ActorConfig]):
         parts = self._parts
         assert parts is not None, "without parts it is exiting"  # noqa: S101 - an invariant of our own
         self._context.membership.check()
-        slot = self._slot = self._slot or self._acquire(parts)
-        if slot is None or not self._refresh(parts, slot.min_version) or not self._fill(parts, slot):
+        if parts.rollout.has_room:
+            self._begin(parts)
+        slot = parts.rollout.advance(touch=parts.producer.touch, still_wanted=lambda: not self.exiting)
+        if slot is None:
             return NOTHING
-        self._slot = None
+        if parts.returns is not None:
+            parts.returns.write(slot.arrays)
         slot.num_transitions = int(slot.arrays["mask"].sum())
         parts.producer.post(slot)
         self._env_steps += slot.num_transitions
@@ -51,17 +54,27 @@ class ActorWorker(Worker[ActorConfig]):
         self._context.metrics.rollouts.inc()
         return PollResult(num_samples=slot.num_transitions, num_batches=1)
 
-    def _acquire(self, parts: ActorParts) -> Slot | None:
-        with self._context.waiting("credit"):
-            try:
-                return parts.producer.acquire(timeout=WAKE_SECONDS)
-            except StreamTimeout:
-                return None
+    def _begin(self, parts: ActorParts) -> None:
+        """Begin on another slot, if there is a credit and weights for it; waits for them only if all else is done."""
+        waits = parts.rollout.is_idle
+        slot = self._slot = self._slot or self._acquire(parts, waits=waits)
+        if slot is not None and self._refresh(parts, slot.min_version, waits=waits):
+            self._slot = None
+            parts.rollout.begin(slot)
 
-    def _refresh(self, parts: ActorParts, min_version: Version) -> bool:
+    def _acquire(self, parts: ActorParts, *, waits: bool) -> Slot | None:
+        try:
+            if not waits:
+                return parts.producer.acquire(timeout=0)
+            with self._context.waiting("credit"):
+                return parts.producer.acquire(timeout=WAKE_SECONDS)
+        except StreamTimeout:
+            return None
+
+    def _refresh(self, parts: ActorParts, min_version: Version, *, waits: bool) -> bool:
         """Take the newest weights; False while there are none as new as the slot asks for."""
         newer = parts.parameters.get(newer_than=self._version)
-        if newer is None and self._version < min_version:
+        if newer is None and self._version < min_version and waits:
             parts.producer.touch()  # the slot in hand is not forgotten, however long a training step takes
             with self._context.waiting("parameters"):
                 try:
@@ -69,25 +82,10 @@ class ActorWorker(Worker[ActorConfig]):
                 except SourceTimeout:
                     return False
         if newer is not None:
-            parts.actor.load(newer)
+            parts.rollout.load(newer)
             self._version = newer.version
             self._context.report_version(newer.version)
         return self._version >= min_version
-
-    def _fill(self, parts: ActorParts, slot: Slot) -> bool:
-        """Roll out the whole slot; False if the worker should exit instead: the slot is never produced then."""
-        envs, actor, arrays, touch = parts.envs, parts.actor, slot.arrays, parts.producer.touch
-        envs.begin(arrays)
-        actor.begin(slot)
-        for step in range(parts.num_steps):
-            envs.step(arrays, step, actor.act(step))
-            touch()
-            if self.exiting:
-                return False
-        actor.finish()
-        if parts.returns is not None:
-            parts.returns.write(arrays)
-        return True
 
     def _shutdown(self) -> None:
         if self._parts is not None:

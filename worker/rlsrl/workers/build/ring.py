@@ -10,16 +10,15 @@ import numpy as np
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import ProducerId, rollout_layout
-from rlsrl.envs.factory import make_environment
 from rlsrl.envs.returns import DiscountedReturns
-from rlsrl.envs.seeds import environment_seed
-from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
+from rlsrl.envs.vector import VectorEnv
 from rlsrl.policies.asking import AskingActor
 from rlsrl.runtime.ledger import ActorLedger
 from rlsrl.streams.grpc_inference import GrpcInferenceClient
 from rlsrl.streams.inference import InferenceClient
 from rlsrl.streams.protocols import SampleProducer
-from rlsrl.workers.build.common import derived_seed, environment_source
+from rlsrl.workers.build.common import derived_seed
+from rlsrl.workers.build.environments import lockstep_environments
 from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
 
@@ -102,13 +101,7 @@ def build_ring(config: ActorConfig, context: WorkerContext) -> RingParts:
 
 
 def _group(config: ActorConfig, context: WorkerContext, number: int, ranks: range, resources: ExitStack) -> GroupParts:
-    source = environment_source(config.environment)
-    envs = LoopVectorEnv(
-        lambda: make_environment(source),
-        seeds=[environment_seed(config.seed, rank, context.incarnation) for rank in ranks],
-        first_rank=ranks.start,
-        max_decorrelation_steps=config.max_decorrelation_steps,
-    )
+    envs = lockstep_environments(config, context, ranks)
     resources.callback(envs.close)
     # The first group draws what an actor without a ring draws: so both act alike.
     place = (context.index, context.incarnation, number)[: 3 if number else 2]

@@ -1,0 +1,140 @@
+"""Real runs whose actors step their environments in bulk, or each in a thread of its own."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.testing.live_runs import Desk, LiveRun
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {{name: live}}
+spec:
+  environment: {environment}
+  algorithm: {{ppo: {{epochs: 1, minibatchSize: 64, normalizeRewards: true}}}}
+  actors: {{replicas: 2, environments: 8, rolloutLength: 16, vectorization: {vectorization}, ringSize: {ring_size}}}
+  pacing: {{maxPolicyLag: {lag}}}
+  parameters: {{everySteps: 10, keepLast: 1000}}
+  stop: {{trainSteps: {steps}}}
+  {more}
+"""
+
+STUCK = """
+from pathlib import Path
+import time
+import gymnasium
+
+class Stuck(gymnasium.Wrapper):
+    def step(self, action):
+        if Path(__file__).with_name("stuck").exists():
+            Path(__file__).with_name("entered").touch()
+            time.sleep(3600)
+        return self.env.step(action)
+
+def make():
+    return Stuck(gymnasium.make("CartPole-v1"))
+"""
+
+
+def experiment(
+    vectorization: str,
+    *,
+    environment: str = "{id: CartPole-v1}",
+    steps: int = 20,
+    lag: int = 1,
+    ring_size: int = 1,
+    more: str = "",
+) -> str:
+    return EXPERIMENT.format(
+        vectorization=vectorization, environment=environment, steps=steps, lag=lag, ring_size=ring_size, more=more
+    )
+
+
+def desk_in(folder: Path, text: str) -> Desk:
+    folder.mkdir()
+    return Desk(folder, text)
+
+
+def await_training(run: LiveRun) -> None:
+    run.until(lambda: run.facts.folder.exists() and len(run.facts.versions()) > 1, "a version that was trained")
+
+
+@pytest.mark.parametrize(
+    ("vectorization", "ring_size", "more"),
+    [
+        pytest.param("native", 1, "", id="native"),
+        pytest.param("threads", 1, "", id="threads"),
+        pytest.param("native", 2, "policyWorkers: {}", id="native, policy worker", marks=pytest.mark.slow),
+        pytest.param("threads", 1, "bufferWorkers: {}", id="threads, buffer worker", marks=pytest.mark.slow),
+        pytest.param("threads", 1, "transport: grpc", id="threads, grpc", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_counts_every_transition_once(tmp_path: Path, vectorization: str, ring_size: int, more: str) -> None:
+    desk = Desk(tmp_path, experiment(vectorization, ring_size=ring_size, more=more))
+    with desk.begin() as run:
+        assert run.wait() == 0, run.output
+    summary = desk.facts().json("summary.json")
+    assert (summary["reason"], summary["train_steps"], summary["restarts"]) == ("trainSteps", 20, {})
+    assert summary["max_policy_lag"] <= 1
+    ledger = summary["ledger"]
+    assert ledger["balanced"]
+    assert ledger["trained"] == summary["env_steps"]
+    # Some of the steps that slots have room for only reset: episodes end, of about twenty steps each at first.
+    assert 0.8 * 20 * 16 * 8 < ledger["trained"] < 20 * 16 * 8
+    assert desk.facts().leftovers() == []
+
+
+def test_environments_that_stand_still_do_not_keep_a_run_from_its_end(tmp_path: Path) -> None:
+    (tmp_path / "standing.py").write_text(STUCK)
+    text = experiment("threads", environment='{factory: "standing:make"}', steps=1_000_000)
+    desk = Desk(tmp_path, text)
+    with desk.begin() as run:
+        await_training(run)
+        for worker in run.workers("actor"):
+            assert psutil.Process(worker.pid).num_threads() >= 4, "one for each environment"
+        (tmp_path / "stuck").touch()
+        run.until((tmp_path / "entered").exists, "an environment stands still")
+        run.send(signal.SIGINT)
+        assert run.wait() == 128 + signal.SIGINT, run.output
+    assert "killing what did not end" not in run.output
+    assert desk.facts().leftovers() == []
+    summary = desk.facts().json("summary.json")
+    assert summary["ledger"]["balanced"]
+    assert [entry["ranks"] for entry in desk.facts().logged("actor-0", "environments_left")] == [[0, 1, 2, 3]]
+
+
+@pytest.mark.slow
+def test_threads_that_are_killed_leave_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, experiment("threads", steps=400))
+    with desk.begin() as run:
+        await_training(run)
+        run.send(signal.SIGKILL)
+        run.wait()
+    assert desk.facts().leftovers() == []
+    with desk.begin() as run:
+        assert run.wait() == 0, run.output
+    assert desk.facts().json("summary.json")["ledger"]["balanced"]
+    assert desk.facts().leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vectorization", ["native", "threads"])
+def test_the_same_seed_gives_the_same_parameters(tmp_path: Path, vectorization: str) -> None:
+    """Whatever environment was faster than another."""
+    bits = []
+    for name in ("one", "another"):
+        desk = desk_in(tmp_path / name, experiment(vectorization, steps=40, lag=0))
+        with desk.begin() as run:
+            assert run.wait() == 0, run.output
+        parameters = FilesystemParameterDB(desk.run_folder / "parameters").get(POLICY_NAME)
+        assert parameters is not None
+        assert parameters.version.step == 40
+        bits.append(parameters.vector.tobytes())
+    assert bits[0] == bits[1]

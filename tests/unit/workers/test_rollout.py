@@ -1,0 +1,310 @@
+"""Threads fill the slots that lockstep fills, to the bit; and what becomes of a slot that is not wanted any more."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rlsrl.data.slots import Slot, rollout_layout
+from rlsrl.data.specs import EnvSpec
+from rlsrl.data.version import Version
+from rlsrl.envs.factory import EnvironmentSource, make_environment
+from rlsrl.envs.threads import EnvironmentThreads
+from rlsrl.envs.vector import EnvironmentFailed, LoopVectorEnv
+from rlsrl.envs.wrappers import ActionMask
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.lanes import ProgramLanes
+from rlsrl.policies.program import (
+    Activation,
+    ActorProgram,
+    CategoricalHead,
+    DenseLayer,
+    GaussianHead,
+    Head,
+    ProgramActor,
+)
+from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv
+from rlsrl.testing.waiting import until
+from rlsrl.workers import rollout as rollout_module
+from rlsrl.workers.rollout import LockstepRollout, Rollout, ThreadedRollout
+
+NUM_STEPS, NUM_ENVS, NUM_SLOTS, HIDDEN = 24, 6, 5, 8
+
+
+class WalkEnv(gymnasium.Env[Any, Any]):
+    """A walk over small whole numbers that ends either way, and that takes a moment, longer or shorter by chance.
+
+    Of whole numbers, and weights that are, a network's sums are exact in any order. So all rollouts that see and draw
+    the same are equal to the bit, whatever the matrix products' sizes.
+    """
+
+    def __init__(self, *, continuous: bool = False) -> None:
+        self.observation_space = spaces.Box(-64, 64, (3,), np.float32)
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32) if continuous else spaces.Discrete(2)
+        self._chance = random.Random()
+        self._place, self._wind, self._taken = 0, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self._place, self._taken = int(self.np_random.integers(-2, 3)), 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._chance.choice([0.0, 0.0, 0.0002, 0.002]))
+        assert self.action_space.contains(action)
+        right = bool(action[0] > 0) if isinstance(self.action_space, spaces.Box) else bool(action)
+        self._place += (1 if right else -1) + self._wind
+        self._taken += 1
+        observation = self._observe()
+        return observation, float(self._place), abs(self._place) > 5, self._taken == 11, {}
+
+    def _observe(self) -> NDArray[np.float32]:
+        self._wind = int(self.np_random.integers(-1, 2))
+        return np.array([self._place, self._wind, self._taken], np.float32)
+
+
+def cartpole() -> gymnasium.Env[Any, Any]:
+    return make_environment(EnvironmentSource(id="CartPole-v1"))
+
+
+def masked() -> gymnasium.Env[Any, Any]:
+    return ActionMask(MaskedEnv(3), "action_mask")
+
+
+def program_for(env_spec: EnvSpec) -> ActorProgram:
+    """Two layers."""
+    unmasked = env_spec.unmasked
+    in_size = sum(int(np.prod(spec.shape)) for spec in unmasked.observation.values())
+    size = env_spec.action.num_actions or env_spec.action.array.shape[0]
+    ends = np.cumsum([in_size * HIDDEN, HIDDEN, HIDDEN * size, size, size]).tolist()
+    head: Head = (
+        CategoricalHead(num_actions=size, mask=env_spec.action.mask)
+        if env_spec.action.kind == "discrete"
+        else GaussianHead(num_dimensions=size, log_std_offset=ends[3])
+    )
+    layers = (
+        layer("hidden", 0, ends[0], in_size, HIDDEN, "relu"),
+        layer("output", ends[1], ends[2], HIDDEN, size, "identity"),
+    )
+    return ActorProgram(
+        layout="test", num_parameters=ends[4], observation=unmasked.observation, layers=layers, head=head
+    )
+
+
+def layer(
+    name: str, weight_offset: int, bias_offset: int, in_size: int, out_size: int, activation: Activation
+) -> DenseLayer:
+    return DenseLayer(
+        name=name,
+        weight_offset=weight_offset,
+        bias_offset=bias_offset,
+        in_size=in_size,
+        out_size=out_size,
+        activation=activation,
+    )
+
+
+def weights_for(program: ActorProgram, step: int, *, whole: bool) -> Parameters:
+    rng = np.random.default_rng(step)
+    vector = rng.integers(-3, 4, program.num_parameters) / 8 if whole else rng.standard_normal(program.num_parameters)
+    return Parameters(version=Version(1, step), vector=vector.astype(np.float32), layout="test")
+
+
+def lockstep(make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, **options: Any) -> tuple[Rollout, Any]:
+    envs = LoopVectorEnv(make, seeds=options.pop("seeds", range(NUM_ENVS)), **options)
+    resources.callback(envs.close)
+    program, rng = program_for(envs.spec), np.random.default_rng(7)
+    actor = ProgramActor(program, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng)
+    return LockstepRollout(envs, actor, num_steps=NUM_STEPS), envs
+
+
+def threaded(make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, **options: Any) -> tuple[Rollout, Any]:
+    envs = EnvironmentThreads(make, seeds=options.pop("seeds", range(NUM_ENVS)), **options)
+    resources.callback(envs.close)
+    program, rng = program_for(envs.spec), np.random.default_rng(7)
+    one, another = (ProgramLanes(program, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng) for _ in range(2))
+    return ThreadedRollout(envs, (one, another), num_steps=NUM_STEPS), envs
+
+
+def slot_for(env_spec: EnvSpec, num_lanes: int = NUM_ENVS) -> Slot:
+    """A slot full of rubbish."""
+    layout = rollout_layout(env_spec, num_steps=NUM_STEPS, num_lanes=num_lanes)
+    slot = Slot(arrays=layout.view(bytearray(b"\x2a" * layout.nbytes)))
+    slot.arrays["mask"].fill(False)
+    return slot
+
+
+def slots_of(kind: Any, make: Callable[[], gymnasium.Env[Any, Any]], *, whole: bool, **options: Any) -> list[Slot]:
+    """Several in turn, each with other weights."""
+    with ExitStack() as resources:
+        rollout, envs = kind(make, resources, **options)
+        slots, filled = [slot_for(envs.spec) for _ in range(NUM_SLOTS)], list[Slot]()
+        begun = 0
+        while len(filled) < NUM_SLOTS:
+            if begun < NUM_SLOTS and rollout.has_room:
+                rollout.load(weights_for(program_for(envs.spec), begun, whole=whole))
+                rollout.begin(slots[begun])
+                begun += 1
+            if (slot := rollout.advance(touch=lambda: None, still_wanted=lambda: True)) is not None:
+                filled.append(slot)
+        assert rollout.is_idle
+        assert filled == slots, "in order"
+    return slots
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        pytest.param(WalkEnv, {}, id="discrete"),
+        pytest.param(WalkEnv, {"max_decorrelation_steps": 9}, id="decorrelated"),
+        pytest.param(partial(WalkEnv, continuous=True), {}, id="continuous"),
+        pytest.param(masked, {}, id="masked"),
+    ],
+)
+def test_threads_fill_slots_as_lockstep_does_to_the_bit(make: Any, options: dict[str, Any]) -> None:
+    expected = slots_of(lockstep, make, whole=True, **options)
+    for _ in range(2):  # the environments take other times each time
+        for slot, other in zip(slots_of(threaded, make, whole=True, **options), expected, strict=True):
+            for name, array in other.arrays.items():
+                np.testing.assert_array_equal(slot.arrays[name], array, name)
+    assert any(slot.arrays["terminated"].any() for slot in expected)
+    assert len({slot.arrays["version_step"][0] for slot in expected}) == NUM_SLOTS
+
+
+def test_with_any_weights_they_differ_by_how_products_of_other_sizes_are_rounded() -> None:
+    pairs = zip(slots_of(threaded, cartpole, whole=False), slots_of(lockstep, cartpole, whole=False), strict=True)
+    for slot, other in pairs:
+        for name, array in other.arrays.items():
+            if name == "behavior_log_prob":
+                np.testing.assert_allclose(slot.arrays[name], array, rtol=1e-4, atol=1e-5)
+            else:
+                np.testing.assert_array_equal(slot.arrays[name], array, name)
+
+
+class Gated(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Steps that wait for a test's word."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+        self.opened.set()
+
+    def step(self, action: Any) -> Any:
+        self.entered.set()
+        assert self.opened.wait(60)
+        return self.env.step(action)
+
+
+@pytest.fixture
+def gates() -> list[Gated]:
+    """The environments that were made."""
+    return []
+
+
+@contextmanager
+def gated(gates: list[Gated], num_envs: int = 3) -> Iterator[tuple[Rollout, EnvironmentThreads, Slot]]:
+    def make() -> Gated:
+        gates.append(Gated(ScriptedEnv([Episode(rewards=(1.0,) * 5)])))
+        return gates[-1]
+
+    with ExitStack() as resources:
+        rollout, envs = threaded(make, resources, seeds=range(num_envs), first_rank=40)
+        resources.callback(lambda: [gate.opened.set() for gate in gates])
+        rollout.load(weights_for(program_for(envs.spec), 0, whole=True))
+        yield rollout, envs, slot_for(envs.spec, num_envs)
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_module, "LOOK_SECONDS", 0.01)
+
+
+def test_a_slot_is_begun_when_the_first_environment_is_through_with_the_one_before(gates: list[Gated]) -> None:
+    with gated(gates) as (rollout, envs, slot):
+        gates[1].opened.clear()
+        rollout.begin(slot)
+        until(
+            lambda: rollout.advance(touch=never, still_wanted=lambda: True) or rollout.has_room, "the first is through"
+        )
+        assert not rollout.is_idle
+        following = slot_for(envs.spec, 3)
+        rollout.load(weights_for(program_for(envs.spec), 1, whole=True))
+        rollout.begin(following)
+        until(lambda: rollout.advance(touch=never, still_wanted=lambda: True) or envs.num_done_by_first == 2, "again")
+        assert not rollout.has_room, "no more than two slots"
+        assert (following.arrays["version_step"] == 1).all()
+        gates[1].opened.set()
+        assert until(lambda: rollout.advance(touch=lambda: None, still_wanted=lambda: True), "the last one") is slot
+        assert (slot.arrays["version_step"] == 0).all()
+        assert rollout.has_room
+
+
+def never() -> None:
+    raise AssertionError("one of three stands still in its first step")
+
+
+def test_slots_whose_slowest_environment_stands_still_give_no_sign_of_life(gates: list[Gated]) -> None:
+    touches: list[int] = []
+    with gated(gates) as (rollout, envs, slot):
+        gates[1].opened.clear()
+        rollout.begin(slot)
+        until(lambda: envs.num_done_by_first == 1, "two are through")
+        for _ in range(5):
+            assert rollout.advance(touch=never, still_wanted=lambda: True) is None
+        gates[1].opened.set()
+        until(lambda: rollout.advance(touch=lambda: touches.append(1), still_wanted=lambda: True), "all are")
+    assert touches
+
+
+def test_what_is_not_wanted_any_more_is_left_as_it_is(gates: list[Gated]) -> None:
+    with gated(gates) as (rollout, _, slot):
+        gates[1].opened.clear()
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("environment-4")]
+        assert len(threads) == 3
+        rollout.begin(slot)
+        assert gates[1].entered.wait(60)
+        rollout.abandon()
+        script: Any = gates[1].env.unwrapped
+        assert script.actions == [], "it is within its first step"
+        before = {name: array.copy() for name, array in slot.arrays.items()}
+        gates[1].opened.set()
+        until(lambda: not threads[1].is_alive() or len(script.actions) > 1, "the thread finds out, or goes on")
+        assert len(script.actions) == 1
+        for name, array in before.items():
+            np.testing.assert_array_equal(slot.arrays[name], array, name)
+
+
+def test_an_environment_that_fails_ends_it_all_with_what_it_raised(gates: list[Gated]) -> None:
+    def broken(action: Any) -> Any:
+        raise ConnectionError("the simulator hung up")
+
+    with gated(gates) as (rollout, _, slot):
+        gates[1].env.step = broken  # type: ignore[method-assign]
+        gates[0].opened.clear()
+        rollout.begin(slot)
+        with pytest.raises(EnvironmentFailed, match="rank 41 raised ConnectionError: the simulator hung up") as caught:
+            until(lambda: rollout.advance(touch=never, still_wanted=lambda: True), "the failure")
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert "_fill_lane" in [entry.name for entry in caught.traceback], "as it happened"
+
+
+def test_lockstep_that_is_not_wanted_any_more_ends_after_the_present_step() -> None:
+    script, wanted = ScriptedEnv([Episode(rewards=(1.0,) * 50)]), iter([True, True, False])
+    with ExitStack() as resources:
+        rollout, envs = lockstep(lambda: script, resources, seeds=[0])
+        rollout.load(weights_for(program_for(envs.spec), 0, whole=True))
+        rollout.begin(slot_for(envs.spec, 1))
+        assert rollout.advance(touch=lambda: None, still_wanted=lambda: next(wanted)) is None
+    assert len(script.actions) == 3

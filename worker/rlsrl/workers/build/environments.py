@@ -1,0 +1,52 @@
+"""The environments of an actor, as its experiment has them stepped."""
+
+from __future__ import annotations
+
+from rlsrl.api.resolved import ActorConfig
+from rlsrl.envs.factory import make_environment
+from rlsrl.envs.native import make_native
+from rlsrl.envs.seeds import environment_seed
+from rlsrl.envs.threads import EnvironmentThreads
+from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
+from rlsrl.runtime.process import wake_threads_promptly
+from rlsrl.workers.build.common import environment_source
+from rlsrl.workers.context import WorkerContext
+
+
+def lockstep_environments(config: ActorConfig, context: WorkerContext, ranks: range) -> VectorEnv:
+    """The environments of those ranks, to be stepped together and closed by the caller: by a loop, or in bulk.
+
+    Raises:
+        ConfigurationError: they cannot be made, or not be stepped in bulk.
+    """
+    source = environment_source(config.environment)
+    seeds = _seeds(config, context, ranks)
+    if config.vectorization == "native":
+        return make_native(source, len(ranks), seed=seeds[0], first_rank=ranks.start)
+    return LoopVectorEnv(
+        lambda: make_environment(source),
+        seeds=seeds,
+        first_rank=ranks.start,
+        max_decorrelation_steps=config.max_decorrelation_steps,
+    )
+
+
+def environment_threads(config: ActorConfig, context: WorkerContext, ranks: range) -> EnvironmentThreads:
+    """The environments of those ranks, each in a thread of its own, to be closed by the caller. This process is one of
+    many threads from now on.
+
+    Raises:
+        ConfigurationError: they cannot be made.
+    """
+    wake_threads_promptly()
+    source = environment_source(config.environment)
+    return EnvironmentThreads(
+        lambda: make_environment(source),
+        seeds=_seeds(config, context, ranks),
+        first_rank=ranks.start,
+        max_decorrelation_steps=config.max_decorrelation_steps,
+    )
+
+
+def _seeds(config: ActorConfig, context: WorkerContext, ranks: range) -> list[int]:
+    return [environment_seed(config.seed, rank, context.incarnation) for rank in ranks]
