@@ -8,9 +8,6 @@ from typing import Any, Literal
 
 from environments import ATARI_ARGUMENTS
 
-from rlsrl.api.model import Model
-from rlsrl.api.spec import Actors, Trainers
-
 ENDLESS_STEPS = 1_000_000_000
 """Of a training run that somebody else ends."""
 
@@ -79,10 +76,10 @@ class Workload:
                     "rolloutLength": self.num_steps,
                     # While the policy worker answers for one half, the actor steps the other.
                     "ringSize": 2 if self.policy_workers else 1,
-                    **_known(Actors, {"vectorization": self.vectorization}),
+                    "vectorization": self.vectorization,
                 },
                 **policy_workers,
-                "trainers": _known(Trainers, {"compile": self.compile}),
+                "trainers": {"compile": self.compile},
                 "pacing": {"maxPolicyLag": 1},
                 "stop": {"envSteps": ENDLESS_STEPS, **goal},
             },
@@ -133,11 +130,6 @@ class Workload:
             "minibatchSize": self.minibatch_size,
             **clipped,
         }
-
-
-def _known(model: type[Model], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the fields that the model has: a workload runs as well as this rlsrl can run it."""
-    return {name: value for name, value in fields.items() if name in model.model_fields}
 
 
 _CARTPOLE: dict[str, Any] = {
