@@ -66,12 +66,13 @@ FLEET_MINIBATCHES = 4
 NATURE_CNN = NetworkEffort(num_weights=1_688_000, forward_macs=9.4e6, acting_macs=9.4e6, exported=False)
 FRAME_BYTES = 4 * 84 * 84
 GPU_ROW_SECONDS = 5e-6
-"""Of a GPU that trains that network, a transition: an assumption."""
-FEW_ACTORS = 4096
-"""More than the spec allows."""
+"""Of a GPU that trains that network, a transition: an assumption, as is the next."""
+GPU_ACTING_MAC_SECONDS = 5e-13
+MAX_ACTORS = 4096
+"""What a spec takes."""
 ACTORS_A_HELPER = 20
-"""Of a policy worker or a buffer worker, where there are some."""
-FLEET_RANKS = {100: 2, 1_000: 16, 10_000: 160}
+"""Of a policy worker or a buffer worker, where they are the remedy."""
+ACTORS_A_RANK = 50
 
 
 def workloads(
@@ -144,12 +145,14 @@ def show_costs(costs: Costs) -> None:
 
 def show_scales(costs: Costs) -> None:
     """What saturates in a fleet, and what it comes to with the remedies."""
-    trained_on_gpu = replace(costs, training_mac_seconds=0.0, row_seconds=GPU_ROW_SECONDS)
+    with_gpus = replace(
+        costs, training_mac_seconds=0.0, row_seconds=GPU_ROW_SECONDS, acting_mac_seconds=GPU_ACTING_MAC_SECONDS
+    )
     for number in SCALES:
-        for fleet, used in ((_small(number), costs), (_frames(number), trained_on_gpu)):
+        for kind, fleet, used in (("small", _small(number), costs), ("images", _images(number), with_gpus)):
             for title, workload in (("as it is", fleet), ("with remedies", _remedied(fleet))):
                 found = forecast(workload, used)
-                print(f"\n{number:,} actors, {title}: {_shape(workload)}")
+                print(f"\n{number:,} actors, {kind}, {title}: {_shape(workload)}")
                 print(f"about {found.env_steps_a_second:,.0f} env steps/s")
                 print("\n".join([*limit_lines(found), columns(role_rows(found))]))
 
@@ -172,29 +175,39 @@ def _small(num_actors: int) -> Workload:
     )
 
 
-def _frames(num_actors: int) -> Workload:
-    """The same with stacks of four frames of 84 x 84, and the network of Mnih et al. (2015), trained on a GPU."""
+def _images(num_actors: int) -> Workload:
+    """The same with stacks of four frames of 84 x 84 and the network of Mnih et al. (2015), on GPUs: one policy worker
+    for a hundred actors.
+    """
     return replace(
         _small(num_actors),
         network=NATURE_CNN,
         lane_bytes=float((NUM_STEPS + 1) * FRAME_BYTES),
         request_bytes=float(FRAME_BYTES),
         answer_bytes=24.0,
+        num_policy_workers=num_actors // 100,
+        ring_size=2,
     )
 
 
 def _remedied(fleet: Workload) -> Workload:
-    """Buffer workers between actors and trainers, more ranks, and, in a large fleet or with a large network, policy
-    workers, which alone need weights then.
+    """Buffer workers between actors and trainers; where links are short, more policy workers and ranks; in a large
+    fleet policy workers, which alone need weights then.
     """
     helpers = fleet.num_actors // ACTORS_A_HELPER
-    asks = fleet.num_actors > FEW_ACTORS or not fleet.network.exported
+    if fleet.num_policy_workers:
+        return replace(
+            fleet,
+            num_buffer_workers=helpers,
+            num_policy_workers=helpers,
+            num_trainers=fleet.num_actors // ACTORS_A_RANK,
+        )
+    asks = fleet.num_actors > MAX_ACTORS
     return replace(
         fleet,
         num_buffer_workers=helpers,
         num_policy_workers=helpers if asks else 0,
         ring_size=2 if asks else 1,
-        num_trainers=FLEET_RANKS[fleet.num_actors],
     )
 
 

@@ -5,9 +5,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rlsrl.cli import main
+from rlsrl.sizing.costs import MeasuredCosts
+from rlsrl.testing.workloads import TYPICAL
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CARTPOLE = EXAMPLES / "cartpole.yaml"
+
+
+@pytest.fixture(autouse=True)
+def typical_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is estimated does not depend on which machine was measured last."""
+    measured = MeasuredCosts(machine="a machine", date="2026-11-22", source="made up", costs=TYPICAL)
+    monkeypatch.setattr("rlsrl.sizing.costs.measured_costs", lambda: measured)
 
 
 def size(*arguments: str | Path) -> Result:
@@ -29,7 +38,7 @@ def test_it_says_how_fast_what_limits_and_what_would_change_it() -> None:
     assert re.fullmatch(r"cartpole: about [\d,]+ env steps/s, [\d.]+ training steps/s", lines[0])
     assert lines[1] == "place: each worker a pod with a core of its own and a link of 10 Gbit/s"
     assert lines[2] == "environment: 10 us a step (as given)"
-    assert lines[3].startswith("costs: of ")
+    assert lines[3] == "costs: of a machine, 2026-11-22"
     assert lines[4].startswith("limited by: trainers, at ")
     assert lines[5].startswith("what helps: ")
     assert lines[6].split()[:3] == ["role", "workers", "busy"]

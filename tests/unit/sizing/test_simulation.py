@@ -6,12 +6,9 @@ import pytest
 
 from rlsrl.policies.effort import NetworkEffort
 from rlsrl.sizing.ceilings import ceilings
-from rlsrl.sizing.costs import measured_costs
 from rlsrl.sizing.simulation import Stuck, simulate
 from rlsrl.sizing.workload import EnvironmentSpeed, Place, Workload
-from rlsrl.testing.workloads import costs, pods, workload
-
-MEASURED = measured_costs().costs
+from rlsrl.testing.workloads import TYPICAL, costs, pods, workload
 
 WORKLOADS = {
     "inline": workload(),
@@ -30,7 +27,7 @@ WORKLOADS = {
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_what_was_produced_was_trained_or_is_in_flight(name: str) -> None:
-    outcome = simulate(WORKLOADS[name], MEASURED, num_batches=13)
+    outcome = simulate(WORKLOADS[name], TYPICAL, num_batches=13)
 
     assert outcome.trained > 0
     assert outcome.produced == outcome.trained + outcome.in_flight
@@ -38,20 +35,20 @@ def test_what_was_produced_was_trained_or_is_in_flight(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_policy_lag_is_kept(name: str) -> None:
-    assert simulate(WORKLOADS[name], MEASURED).max_policy_lag <= WORKLOADS[name].max_policy_lag
+    assert simulate(WORKLOADS[name], TYPICAL).max_policy_lag <= WORKLOADS[name].max_policy_lag
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_nothing_is_faster_than_its_ceilings(name: str) -> None:
     # A window begins and ends at a training step; what was filled before it counts in it.
-    rate = simulate(WORKLOADS[name], MEASURED, num_batches=100).env_steps_a_second
+    rate = simulate(WORKLOADS[name], TYPICAL, num_batches=100).env_steps_a_second
 
-    assert rate <= 1.03 * ceilings(WORKLOADS[name], MEASURED)[0].env_steps_a_second
+    assert rate <= 1.03 * ceilings(WORKLOADS[name], TYPICAL)[0].env_steps_a_second
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_equal_workloads_have_equal_outcomes(name: str) -> None:
-    assert simulate(WORKLOADS[name], MEASURED) == simulate(WORKLOADS[name], MEASURED)
+    assert simulate(WORKLOADS[name], TYPICAL) == simulate(WORKLOADS[name], TYPICAL)
 
 
 def rate_of(given: Workload, **cost: float) -> float:
@@ -120,14 +117,14 @@ def test_more_actors_are_never_slower_until_something_saturates_and_then_stay() 
 
 
 def test_a_slower_core_is_slower_by_as_much_where_it_is_the_bottleneck() -> None:
-    fast, slow = (simulate(workload(place=Place(cores=cores)), MEASURED).env_steps_a_second for cores in (1.0, 0.5))
+    fast, slow = (simulate(workload(place=Place(cores=cores)), TYPICAL).env_steps_a_second for cores in (1.0, 0.5))
 
     assert slow == pytest.approx(fast / 2, rel=0.02)
 
 
 @pytest.mark.parametrize("num_actors", [1_000, 10_000])
 def test_large_fleets_are_simulated_too(num_actors: int) -> None:
-    outcome = simulate(pods(num_actors), MEASURED)
+    outcome = simulate(pods(num_actors), TYPICAL)
 
     assert outcome.produced == outcome.trained + outcome.in_flight
     assert outcome.trained >= 4 * 8 * num_actors

@@ -300,7 +300,10 @@ class _Simulation:
     def _until(self, version: int) -> None:
         while self._version < version:
             if not self._clock.step():
-                raise Stuck(f"after {self._version} training steps no slot can be granted, filled or trained")
+                raise Stuck(
+                    f"after {self._version} training steps no slot can be granted, filled or trained: a larger "
+                    "pacing.maxPolicyLag or trainers.batchEnvironments leaves room for whole rollouts"
+                )
 
     # Granting.
 

@@ -27,6 +27,35 @@ SMALL = Workload(
 """One actor of 8 environments that acts by itself, beside one trainer, on a machine of two cores."""
 
 
+TYPICAL = Costs(
+    lane_seconds=2e-6,
+    program_call_seconds=1.5e-5,
+    torch_call_seconds=9e-5,
+    acting_mac_seconds=1e-10,
+    ask_seconds=1.3e-4,
+    answer_seconds=1.3e-4,
+    evaluation_seconds=6e-5,
+    hop_seconds=4e-5,
+    shared_slot_seconds=6e-5,
+    grpc_slot_seconds=3e-4,
+    copied_byte_seconds=2e-10,
+    grpc_byte_seconds=6e-10,
+    credit_scan_seconds=1.4e-7,
+    step_seconds=1.2e-3,
+    minibatch_seconds=1.4e-3,
+    training_mac_seconds=4e-11,
+    row_seconds=8e-7,
+    reduce_seconds=4e-4,
+    reduced_byte_seconds=1e-9,
+    load_seconds=4e-5,
+    transfer_seconds=2e-4,
+    heartbeat_seconds=1.2e-4,
+    lease_scan_seconds=2e-8,
+    full_load_speed=0.9,
+)
+"""Of the order that a machine has; those that the package comes with change whenever they are measured."""
+
+
 def workload(**changes: Any) -> Workload:
     """``SMALL`` with other fields."""
     return replace(SMALL, **changes)
