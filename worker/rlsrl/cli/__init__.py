@@ -27,6 +27,7 @@ COMMANDS = {
     "why": _Entry("rlsrl.cli.why:why", "Say what is wrong with an experiment on the cluster, and the cure."),
     "logs": _Entry("rlsrl.cli.logs:logs", "Print the logs of an experiment's pods on the cluster."),
     "validate": _Entry("rlsrl.cli.spec:validate", "Check experiment files and name every error."),
+    "size": _Entry("rlsrl.cli.size:size", "Estimate how fast an experiment trains and what limits it."),
     "explain": _Entry("rlsrl.cli.spec:explain", "Describe a field of the experiment."),
     "schema": _Entry("rlsrl.cli.spec:schema", "Print the experiment's JSON schema."),
     "init": _Entry("rlsrl.cli.init:init", "Begin a project with your own environment and network."),

@@ -1,0 +1,117 @@
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlsrl.cli import main
+from rlsrl.sizing.costs import MeasuredCosts
+from rlsrl.testing.workloads import TYPICAL
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+CARTPOLE = EXAMPLES / "cartpole.yaml"
+
+
+@pytest.fixture(autouse=True)
+def typical_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is estimated does not depend on which machine was measured last."""
+    measured = MeasuredCosts(machine="a machine", date="2026-11-22", source="made up", costs=TYPICAL)
+    monkeypatch.setattr("rlsrl.sizing.costs.measured_costs", lambda: measured)
+
+
+def size(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["size", *map(str, arguments)])
+
+
+def env_steps(result: Result) -> float:
+    """What is expected, in env steps a second."""
+    found = re.search(r"about ([\d,]+) env steps/s", result.output)
+    assert found, result.output
+    return float(found[1].replace(",", ""))
+
+
+def test_it_says_how_fast_what_limits_and_what_would_change_it() -> None:
+    result = size(CARTPOLE, "--env-step-seconds", "1e-5")
+
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert re.fullmatch(r"cartpole: about [\d,]+ env steps/s, [\d.]+ training steps/s", lines[0])
+    assert lines[1] == "place: each worker a pod with a core of its own and a link of 10 Gbit/s"
+    assert lines[2] == "environment: 10 us a step (as given)"
+    assert lines[3] == "costs: of a machine, 2026-11-22"
+    assert lines[4].startswith("limited by: trainers, at ")
+    assert lines[5].startswith("what helps: ")
+    assert lines[6].split()[:3] == ["role", "workers", "busy"]
+    assert [line.split()[0] for line in lines[7:10]] == ["actor", "trainer", "coordinator"]
+    assert any(line.startswith("pays: --set algorithm.ppo.minibatchSize=512 ") for line in lines[10:])
+    assert any(line.startswith("does not pay: ") and "trainers.replicas=2" in line for line in lines[10:])
+
+
+def test_an_environment_of_unknown_speed_is_stepped() -> None:
+    result = size(CARTPOLE, "--cores", "2")
+
+    assert result.exit_code == 0, result.output
+    assert "place: on one machine, 2 cores that all workers share" in result.stdout
+    assert re.search(r"environment: .* us a step.* \(measured here, one environment for 1 s\)", result.stdout)
+
+
+def test_slow_environments_are_what_limits_and_more_actors_pay() -> None:
+    result = size(CARTPOLE, "--env-step-seconds", "0.01", "--set", "actors.replicas=2")
+
+    assert env_steps(result) == pytest.approx(200, rel=0.05)
+    assert "limited by: actors, at 100%" in result.stdout
+    assert re.search(r"pays: --set actors.replicas=4  \+(9|10)\d%", result.stdout)
+
+
+def test_fields_can_be_set_and_a_trainer_s_speed_given() -> None:
+    slow = size(CARTPOLE, "--env-step-seconds", "1e-5", "--minibatch-seconds", "0.1", "--set", "algorithm.ppo.epochs=1")
+
+    # A batch of 8 x 128 transitions is 4 minibatches of 256.
+    assert env_steps(slow) == pytest.approx(1024 / 0.4, rel=0.02)
+
+
+def test_policy_and_buffer_workers_have_their_rows() -> None:
+    policy = size(EXAMPLES / "cartpole-policy-worker.yaml", "--env-step-seconds", "1e-5")
+    buffer = size(EXAMPLES / "cartpole-buffer-worker.yaml", "--env-step-seconds", "1e-5")
+
+    assert re.search(r"^policy +1 ", policy.stdout, re.MULTILINE)
+    assert re.search(
+        r"pays: --set policyWorkers=null --set actors.ringSize=1 .*actors act by themselves", policy.stdout
+    )
+    assert re.search(r"^buffer +\d+ ", buffer.stdout, re.MULTILINE)
+
+
+def test_the_user_s_own_modules_are_found_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "my_sized_env.py").write_text(
+        "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    file = tmp_path / "experiment.yaml"
+    file.write_text(CARTPOLE.read_text().replace("id: CartPole-v1", "factory: my_sized_env:make"))
+
+    result = size(file, "--env-step-seconds", "1e-5")
+
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "environment.id=CartPol-v1"], "did you mean 'CartPole-v1'"),
+        (["--set", "actors.replicas=0"], "spec.actors.replicas: value 0 is out of range"),
+        (["--cores", "2", "--bandwidth", "1"], "leave --bandwidth out"),
+        (["--cores", "0"], "0 is not in the range x>=1"),
+        (["--env-step-seconds", "0"], "0.0 is not in the range x>0"),
+    ],
+)
+def test_bad_input_is_one_clear_error(arguments: list[str], said: str) -> None:
+    result = size(CARTPOLE, *arguments)
+
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    result = size(tmp_path / "absent.yaml")
+
+    assert (result.exit_code, "cannot be read: No such file" in result.stderr) == (2, True)

@@ -1,0 +1,34 @@
+import pytest
+
+from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.policies.build import build_network
+from rlsrl.policies.cnn import NatureCnnActorCritic
+from rlsrl.policies.effort import network_effort
+from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.testing.rollouts import discrete_action, discrete_env_spec
+
+IMAGE = EnvSpec(
+    observation={"observation": ArraySpec(shape=(4, 84, 84), dtype="uint8")},
+    action=ActionSpec(kind="discrete", array=discrete_action(6).array, num_actions=6),
+)
+
+
+def test_two_towers_of_dense_layers() -> None:
+    env_spec = discrete_env_spec(num_features=4, num_actions=2)
+    effort = network_effort(TorchPolicy(build_network(MlpActorCritic, env_spec, {}, seed=0), env_spec))
+
+    assert effort.exported
+    assert effort.acting_macs == 4 * 64 + 64 * 64 + 64 * 2
+    assert effort.forward_macs == effort.acting_macs + 4 * 64 + 64 * 64 + 64
+    assert effort.num_weights == effort.forward_macs + 4 * 64 + 2 + 1
+    assert effort.weight_bytes == 4 * effort.num_weights
+
+
+def test_convolutions() -> None:
+    effort = network_effort(TorchPolicy(build_network(NatureCnnActorCritic, IMAGE, {}, seed=0), IMAGE))
+    convolutions = 20 * 20 * 32 * 4 * 64 + 9 * 9 * 64 * 32 * 16 + 7 * 7 * 64 * 64 * 9
+
+    assert not effort.exported
+    assert effort.forward_macs == pytest.approx(convolutions + 3136 * 512 + 512 * 7)
+    assert effort.acting_macs == effort.forward_macs

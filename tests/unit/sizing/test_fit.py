@@ -1,0 +1,67 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from rlsrl.sizing.costs import Costs
+from rlsrl.sizing.fit import Measured, fit
+from rlsrl.sizing.simulation import simulate
+from rlsrl.sizing.workload import Workload
+from rlsrl.testing.workloads import TYPICAL, workload
+
+POINTS = (
+    workload(),
+    workload(epochs=8),
+    workload(epochs=8, minibatch_size=64),
+    workload(actor_lanes=(8,) * 3, batch_lanes=24),
+    workload(num_policy_workers=1, ring_size=2),
+    workload(actor_lanes=(8,) * 3, batch_lanes=24, num_policy_workers=1, ring_size=2),
+)
+FREE = ("minibatch_seconds", "ask_seconds", "answer_seconds")
+
+
+def measured(points: tuple[Workload, ...], truth: Costs) -> list[Measured]:
+    """What a machine with these costs would have shown."""
+    return [
+        Measured(workload=point, env_steps_a_second=simulate(point, truth, num_batches=24).env_steps_a_second)
+        for point in points
+    ]
+
+
+def test_costs_that_points_depend_on_are_recovered() -> None:
+    start = TYPICAL
+    truth = replace(start, minibatch_seconds=0.6 * start.minibatch_seconds, ask_seconds=1.5 * start.ask_seconds)
+
+    found = fit(measured(POINTS, truth), start, FREE)
+
+    for name in FREE:
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.15), name
+
+
+def test_what_points_say_nothing_of_stays_where_it_was() -> None:
+    start = TYPICAL
+
+    found = fit(measured(POINTS[:1], start), start, ("answer_seconds",))
+
+    assert found.answer_seconds == pytest.approx(start.answer_seconds)
+
+
+def test_points_that_were_not_fitted_to_are_predicted() -> None:
+    start = TYPICAL
+    truth = replace(start, minibatch_seconds=2 * start.minibatch_seconds, full_load_speed=0.8)
+    points = measured(POINTS, truth)
+
+    found = fit(points[::2], start, (*FREE, "full_load_speed"))
+
+    for point in points[1::2]:
+        predicted = simulate(point.workload, found).env_steps_a_second
+        assert abs(math.log(predicted / point.env_steps_a_second)) < 0.15
+
+
+def test_bad_input_is_refused() -> None:
+    start = TYPICAL
+
+    with pytest.raises(ValueError, match="no points"):
+        fit([], start, FREE)
+    with pytest.raises(ValueError, match="minibatch_second: no such cost"):
+        fit(measured(POINTS[:1], start), start, ("minibatch_second",))

@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import pytest
+
+from rlsrl.api.load import load_file
+from rlsrl.data.slots import rollout_layout
+from rlsrl.policies.effort import NetworkEffort
+from rlsrl.sizing.traffic import Rates, traffic
+from rlsrl.sizing.workload import EnvironmentSpeed, Place, Workload, workload_of
+from rlsrl.testing.rollouts import discrete_env_spec
+from rlsrl.testing.workloads import pods
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)
+NETWORK = NetworkEffort(num_weights=1000, forward_macs=900.0, acting_macs=450.0, exported=True)
+
+
+def of(name: str, *overrides: str, place: Place | None = None) -> Workload:
+    return workload_of(
+        load_file(EXAMPLES / f"{name}.yaml", overrides).spec,
+        ENV_SPEC,
+        environment=EnvironmentSpeed(step_seconds=1e-6),
+        network=NETWORK,
+        place=place or Place(cores=2.0),
+    )
+
+
+def test_an_experiment_in_numbers() -> None:
+    found = of("cartpole-policy-worker")
+
+    assert found.actor_lanes == (16,)
+    assert (found.ring_size, found.rollout_length, found.batch_lanes) == (2, 128, 8)
+    assert (found.num_policy_workers, found.num_buffer_workers, found.num_trainers) == (1, 0, 1)
+    assert found.num_minibatches == 4 * 8 * 128 // 256
+    assert found.lane_bytes == rollout_layout(ENV_SPEC, num_steps=128, num_lanes=8).nbytes / 8
+    assert (found.request_bytes, found.answer_bytes) == (16.0, 8.0)
+    assert found.network.weight_bytes == 4000
+
+
+def test_memory_is_shared_on_one_machine_unless_grpc_is_asked_for() -> None:
+    assert of("cartpole").shared_memory
+    assert not of("cartpole", "transport=grpc").shared_memory
+    assert not of("cartpole", place=Place(bandwidth=1e9)).shared_memory
+
+
+def test_what_actors_send_is_what_trainers_receive() -> None:
+    fleet = pods(10, num_trainers=2, num_buffer_workers=5)
+    found = traffic(fleet, Rates(slots=100.0, versions=2.0))
+
+    assert found["actor"].bytes_out * 10 == pytest.approx(found["buffer"].bytes_in * 5)
+    assert found["buffer"].bytes_out * 5 == pytest.approx(found["trainer"].bytes_in * 2)
+    assert found["trainer"].messages == pytest.approx(3 * 100 / 2 + 1)
+
+
+def test_weights_go_from_the_coordinator_to_all_who_act() -> None:
+    rates = Rates(slots=100.0, versions=2.0)
+    weight_bytes = pods(10).network.weight_bytes
+    inline = traffic(pods(10), rates)
+    remote = traffic(pods(10, num_policy_workers=2, ring_size=2), rates)
+
+    assert inline["coordinator"].bytes_out == 2 * 10 * weight_bytes
+    assert remote["coordinator"].bytes_out == 2 * 2 * weight_bytes
+    assert inline["actor"].bytes_in == 2 * weight_bytes
+
+
+def test_policy_workers_get_a_request_a_step() -> None:
+    fleet = pods(10, num_policy_workers=2, ring_size=2)
+    found = traffic(fleet, Rates(slots=100.0, versions=0.0))
+
+    # 100 slots of 32 steps, 4 environments each: over two workers, in and out, beside a heartbeat.
+    assert found["policy"].messages == pytest.approx(2 * 100 * 32 / 2 + 1)
+    assert found["policy"].bytes_in == pytest.approx(100 * 32 * 4 * 16 / 2)
+    assert found["actor"].bytes_in == pytest.approx(100 * 32 * 4 * 8 / 10)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step_seconds": -1.0},
+        {"step_seconds": 0.0, "wait_seconds": -1.0},
+        {"step_seconds": 1.0, "transition_share": 0.0},
+    ],
+)
+def test_speeds_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="negative time, or a share"):
+        EnvironmentSpeed(**wrong)

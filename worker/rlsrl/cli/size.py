@@ -1,0 +1,167 @@
+"""``rlsrl size``: how fast an experiment will train, what limits it and what would change that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rlsrl.api.load import SpecError, load_file
+from rlsrl.cli.errors import UserError
+from rlsrl.cli.text import columns
+
+if TYPE_CHECKING:
+    from rlsrl.api.spec import ExperimentSpec, RLExperiment
+    from rlsrl.sizing.advice import Change
+    from rlsrl.sizing.costs import Costs
+    from rlsrl.sizing.workload import Place, Workload
+
+DEFAULT_GIGABITS = 10.0
+"""A second, of a pod's link."""
+NETWORK_HOP_SECONDS = 50e-6
+"""Between two pods of one zone, one way."""
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Change a field first; can be repeated.")
+@click.option(
+    "--cores", metavar="N", type=click.IntRange(min=1),
+    help="On one machine with so many cores, as `rlsrl run` does. By default each worker is a pod with a core.",
+)  # fmt: skip
+@click.option(
+    "--bandwidth", metavar="GBIT", type=POSITIVE,
+    help=f"Gbit/s of each pod's link, {DEFAULT_GIGABITS:g} unless given.",
+)  # fmt: skip
+@click.option(
+    "--env-step-seconds", metavar="SECONDS", type=POSITIVE,
+    help="What a step of one environment computes. Unless given, one is stepped here for a second.",
+)  # fmt: skip
+@click.option(
+    "--minibatch-seconds", metavar="SECONDS", type=POSITIVE,
+    help="What one trainer alone takes for a minibatch, as on a GPU.",
+)  # fmt: skip
+def size(
+    file: Path,
+    overrides: tuple[str, ...],
+    cores: int | None,
+    bandwidth: float | None,
+    env_step_seconds: float | None,
+    minibatch_seconds: float | None,
+) -> None:
+    """Say how fast the experiment in FILE will train, what limits it, and what changes of it would bring.
+
+    An estimate by a model of the system, from costs that were measured on the machine that is named and from how fast
+    the environment is; nothing is trained. Changes are tried in the model, one at a time.
+    """
+    from rlsrl.envs.vector import EnvironmentFailed
+    from rlsrl.runtime.errors import ConfigurationError
+    from rlsrl.sizing.simulation import Stuck
+
+    try:
+        experiment = load_file(file, overrides)
+        place = _place(cores, bandwidth)
+        _find_modules(file)
+        for line in _lines(
+            experiment,
+            place,
+            env_step_seconds,
+            minibatch_seconds,
+            again=lambda change: load_file(file, (*overrides, *change.overrides)),
+        ):
+            click.echo(line)
+    except (SpecError, ConfigurationError, Stuck) as error:
+        raise UserError(str(error)) from error
+    except EnvironmentFailed as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _lines(
+    experiment: RLExperiment,
+    place: Place,
+    env_step_seconds: float | None,
+    minibatch_seconds: float | None,
+    *,
+    again: Callable[[Change], RLExperiment],
+) -> Iterator[str]:
+    """What is printed, as it becomes known; ``again`` is the experiment with a change."""
+    from rlsrl.envs.factory import environment_spec
+    from rlsrl.policies.effort import network_effort
+    from rlsrl.sizing.costs import measured_costs
+    from rlsrl.sizing.environment import SECONDS, measure_environment
+    from rlsrl.sizing.forecast import forecast, try_out
+    from rlsrl.sizing.report import (
+        advice_lines,
+        environment_line,
+        limit_lines,
+        place_line,
+        role_rows,
+        speed_line,
+    )
+    from rlsrl.sizing.workload import EnvironmentSpeed, workload_of
+    from rlsrl.workers.build.common import environment_source, torch_policy
+
+    spec = experiment.spec
+    source = environment_source(spec.environment)
+    env_spec = environment_spec(source)
+    network = network_effort(torch_policy(spec.policy.network, env_spec, seed=spec.seed))
+    if env_step_seconds is None:
+        environment, said_by = measure_environment(source), f"measured here, one environment for {SECONDS:g} s"
+    else:
+        environment, said_by = EnvironmentSpeed(step_seconds=env_step_seconds), "as given"
+    measured = measured_costs()
+
+    def workload(of: ExperimentSpec) -> Workload:
+        return workload_of(of, env_spec, environment=environment, network=network, place=place)
+
+    def changed(change: Change) -> Workload | None:
+        try:
+            return workload(again(change).spec)
+        except SpecError:
+            return None
+
+    costs = _costs(measured.costs, spec, minibatch_seconds)
+    found = forecast(workload(spec), costs)
+    yield speed_line(experiment.metadata.name, found)
+    yield f"place: {place_line(place)}"
+    yield environment_line(environment, said_by)
+    yield f"costs: of {measured.machine}, {measured.date}"
+    yield from limit_lines(found)
+    yield columns(role_rows(found))
+    yield from advice_lines(try_out(spec, costs, changed=changed), found.env_steps_a_second)
+
+
+def _place(cores: int | None, gigabits: float | None) -> Place:
+    """Where the workers run.
+
+    Raises:
+        UserError: both forms are asked for.
+    """
+    from rlsrl.sizing.report import BITS_A_GIGABIT
+    from rlsrl.sizing.workload import Place
+
+    if cores is not None and gigabits is not None:
+        raise UserError("--cores is for one machine, where nothing goes through a network: leave --bandwidth out")
+    if cores is not None:
+        return Place(cores=cores)
+    return Place(bandwidth=(gigabits or DEFAULT_GIGABITS) * BITS_A_GIGABIT / 8, hop_seconds=NETWORK_HOP_SECONDS)
+
+
+def _costs(measured: Costs, spec: ExperimentSpec, minibatch_seconds: float | None) -> Costs:
+    """With a trainer's own speed if it is given: a share of a minibatch takes that share of the time."""
+    if minibatch_seconds is None:
+        return measured
+    row_seconds = minibatch_seconds / spec.algorithm.chosen.minibatch_size
+    return replace(measured, minibatch_seconds=0.0, training_mac_seconds=0.0, row_seconds=row_seconds)
+
+
+def _find_modules(file: Path) -> None:
+    """Look for the user's modules first beside the file, as ``rlsrl run`` does."""
+    folder = str(file.absolute().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

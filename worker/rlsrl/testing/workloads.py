@@ -1,0 +1,80 @@
+"""Builders of what the sizing model takes: a small workload, and costs that are round numbers or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from rlsrl.policies.effort import NetworkEffort
+from rlsrl.sizing.costs import Costs
+from rlsrl.sizing.workload import EnvironmentSpeed, Place, Workload
+
+SMALL = Workload(
+    environment=EnvironmentSpeed(step_seconds=1e-4),
+    network=NetworkEffort(num_weights=9_000, forward_macs=9_000.0, acting_macs=4_500.0, exported=True),
+    place=Place(cores=2.0),
+    shared_memory=True,
+    actor_lanes=(8,),
+    rollout_length=32,
+    batch_lanes=8,
+    minibatch_size=256,
+    epochs=1,
+    max_policy_lag=1,
+    lane_bytes=2_000.0,
+    request_bytes=16.0,
+    answer_bytes=8.0,
+)
+"""One actor of 8 environments that acts by itself, beside one trainer, on a machine of two cores."""
+
+
+TYPICAL = Costs(
+    lane_seconds=2e-6,
+    program_call_seconds=1.5e-5,
+    torch_call_seconds=9e-5,
+    acting_mac_seconds=1e-10,
+    ask_seconds=1.3e-4,
+    answer_seconds=1.3e-4,
+    evaluation_seconds=6e-5,
+    hop_seconds=4e-5,
+    shared_slot_seconds=6e-5,
+    grpc_slot_seconds=3e-4,
+    copied_byte_seconds=2e-10,
+    grpc_byte_seconds=6e-10,
+    credit_scan_seconds=1.4e-7,
+    step_seconds=1.2e-3,
+    minibatch_seconds=1.4e-3,
+    training_mac_seconds=4e-11,
+    row_seconds=8e-7,
+    reduce_seconds=4e-4,
+    reduced_byte_seconds=1e-9,
+    load_seconds=4e-5,
+    transfer_seconds=2e-4,
+    heartbeat_seconds=1.2e-4,
+    lease_scan_seconds=2e-8,
+    full_load_speed=0.9,
+)
+"""Of the order that a machine has; those that the package comes with change whenever they are measured."""
+
+
+def workload(**changes: Any) -> Workload:
+    """``SMALL`` with other fields."""
+    return replace(SMALL, **changes)
+
+
+def pods(num_actors: int, **changes: Any) -> Workload:
+    """So many actors of 8 environments, all of them one batch; each worker has a core of its own, over gRPC."""
+    lanes = 8 * num_actors
+    fleet = replace(
+        SMALL,
+        place=Place(bandwidth=1e9, hop_seconds=5e-5),
+        shared_memory=False,
+        actor_lanes=(8,) * num_actors,
+        batch_lanes=lanes,
+        minibatch_size=32 * lanes,
+    )
+    return replace(fleet, **changes)
+
+
+def costs(**given: float) -> Costs:
+    """Nothing costs anything but what is given."""
+    return Costs(**{**dict.fromkeys((field.name for field in fields(Costs)), 0.0), "full_load_speed": 1.0, **given})
