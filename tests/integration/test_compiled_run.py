@@ -30,6 +30,11 @@ def logged(run: LiveRun, ranks: int, event: str) -> list[dict[str, Any]]:
     return [events[-1] for events in logs if events]
 
 
+def train_steps(run: LiveRun) -> int:
+    status = run.facts.status()
+    return 0 if status is None else status["totals"]["train_steps"] or 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["upfront", "background"])
@@ -43,7 +48,7 @@ def test_all_ranks_change_over_at_one_step(tmp_path: Path, ranks: int, mode: str
         )
         (step,) = {each["step"] for each in compiled}
         assert (step == 0) == (mode == "upfront")
-        run.until(lambda: (run.facts.status() or {})["totals"]["train_steps"] > step + 50, "training goes on")
+        run.until(lambda: train_steps(run) > step + 50, "training goes on")
         run.send(signal.SIGINT)
         assert run.wait() == 128 + signal.SIGINT, run.output
     assert logged(run, ranks, "not_compiled") == []

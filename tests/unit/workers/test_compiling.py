@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from rlsrl.api.load import load_text
 from rlsrl.api.placement import LocalPlacement
 from rlsrl.api.resolve import resolve
 from rlsrl.data.version import Version
+from rlsrl.runtime.process import worker_environment
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.contexts import make_context
 from rlsrl.testing.rollouts import discrete_env_spec
@@ -297,7 +299,7 @@ def compiler(tmp_path: Path) -> Callable[[str], dict[str, str]]:
     """The environment with a C++ compiler that does what the shell script says."""
 
     def make(script: str) -> dict[str, str]:
-        path = tmp_path / "cxx"
+        path = tmp_path / "g++"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o700)
         return {**os.environ, "CXX": str(path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
@@ -344,3 +346,23 @@ def test_a_compiler_that_fails_is_named(compiler: Callable[[str], dict[str, str]
     process.kill()
     process.communicate()
     assert "CppCompileError" in said
+
+
+@pytest.mark.slow
+def test_what_one_process_compiled_the_next_one_finds(
+    tmp_path: Path, compiler: Callable[[str], dict[str, str]]
+) -> None:
+    environ = worker_environment(compiler(f'echo "$@" >> {tmp_path}/calls; exec {shutil.which("g++")} "$@"'))
+    compiled = []
+    for _ in range(2):
+        process = trainer(environ, "wait")
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert json.loads(process.stdout.readline()) is None
+        process.kill()
+        process.communicate()
+        calls = (tmp_path / "calls").read_text().splitlines()
+        compiled.append([call for call in calls if ".cpp" in call])
+        (tmp_path / "calls").unlink()
+    assert compiled[0]
+    assert compiled[1] == []
