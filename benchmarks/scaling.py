@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scaling_points import GRID, LANES, NUM_STEPS, QUIET_CORES, STEP_SECONDS, Point, Setting, measure
+from scaling_points import GRID, LANES, NUM_STEPS, QUIET_CORES, STEP_SECONDS, Point, Setting, environment_of, measure
 
 from rlsrl.api.load import load_text
 from rlsrl.cli.text import columns
@@ -94,7 +94,7 @@ def workloads(
 
 
 def _source(environment: str) -> EnvironmentSource:
-    return EnvironmentSource(factory="scaling_environment:make", kwargs={"step_seconds": STEP_SECONDS[environment]})
+    return EnvironmentSource(**environment_of(environment))
 
 
 def _network() -> NetworkEffort:

@@ -32,6 +32,11 @@ FOLDER = Path(__file__).parent
 RUN = (sys.executable, "-c", "from rlsrl.cli import main; main()", "run")
 
 
+def environment_of(name: str) -> dict[str, Any]:
+    """CartPole as it is, or as one whose step sleeps: as an experiment says it."""
+    return {"factory": "environments:make", "kwargs": {"env_id": "CartPole-v1", "step_seconds": STEP_SECONDS[name]}}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One place of the grid."""
@@ -49,10 +54,7 @@ class Setting:
         """The experiment. It hardly learns: a policy that stays random ends as many episodes at the end as before."""
         spec: dict[str, Any] = {
             "seed": 1,
-            "environment": {
-                "factory": "scaling_environment:make",
-                "kwargs": {"step_seconds": STEP_SECONDS[self.environment]},
-            },
+            "environment": environment_of(self.environment),
             "algorithm": {"ppo": {"learningRate": 1e-9, "epochs": 1, "minibatchSize": MINIBATCH_SIZE}},
             "actors": {"replicas": self.actors, "environmentsPerActor": LANES, "rolloutLength": NUM_STEPS},
             "trainers": {"replicas": self.ranks},
