@@ -20,7 +20,7 @@ from rlsrl.testing.api_server import faults, faults_of_defaults
 from rlsrl.testing.documents import CASES, MODELS, Document, as_sent, empty_unions, minimal, perhaps_broken, variation
 
 MAX_BYTES = 200 * 1024
-NUM_DOCUMENTS = 300
+NUM_DOCUMENTS = 450
 SCHEMA = schema()
 
 
