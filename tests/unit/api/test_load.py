@@ -257,12 +257,12 @@ def test_all_rules_across_fields_are_checked_at_once() -> None:
     assert ["minibatchSize" in found[0], "maxPolicyLag" in found[1], len(found)] == [True, True, 2]
 
 
-def experiment(environments: int, replicas: int, batch: int, **changes: Any) -> RLExperiment:
+def experiment(environments: int, replicas: int, batch: int, trainers: int = 1, **changes: Any) -> RLExperiment:
     spec = {
         "environment": {"id": "E"},
         "actors": {"environments": environments, "replicas": replicas, "rolloutLength": 2},
-        "trainers": {"batchEnvironments": batch},
-        "algorithm": {"ppo": {"minibatchSize": 2}},
+        "trainers": {"batchEnvironments": batch, "replicas": trainers},
+        "algorithm": {"ppo": {"minibatchSize": 2 * trainers}},
         "stop": {"trainSteps": 1},
         "pacing": {"maxPolicyLag": 64},
     }
@@ -295,11 +295,11 @@ def gets_stuck(counts: tuple[int, ...], batch: int, lag: int) -> bool:
 
 
 def test_the_least_policy_lag_is_the_one_with_which_no_order_gets_stuck() -> None:
-    for environments, replicas, batch in product(range(1, 13), range(1, 5), range(1, 14)):
-        spec = experiment(environments, replicas, batch).spec
+    for environments, replicas, part, trainers in product(range(1, 13), range(1, 5), range(1, 14), (1, 3)):
+        spec = experiment(environments, replicas, part * trainers, trainers).spec
         counts = spec.actors.spread.counts
-        stuck = [lag for lag in range(14) if gets_stuck(counts, batch, lag)]
-        assert stuck == list(range(spec.least_policy_lag)), (counts, batch)
+        stuck = [lag for lag in range(14) if gets_stuck(counts, part, lag)]
+        assert stuck == list(range(spec.least_policy_lag)), (counts, part, trainers)
 
 
 # Overrides

@@ -48,12 +48,14 @@ _AROUND_REGISTERED = " || ".join(
     f"has(self.environment.{name})" for name in ("factory", "atari", "maxEpisodeSteps", "frameStack", "actionMask")
 )
 """See ``Environment.around_registered``."""
+_PART = f"({_BATCH} / {_TRAINERS})"
+"""A trainer's part of a batch."""
 _LEAST_LAG = (
-    # Rollouts of two widths begin anywhere in a batch: their greatest common divisor with it is 1.
-    f"(!{_EQUAL} ? ({_BATCH} + {_NARROW} - 1) / {_BATCH} : {_NARROW} == 0 ? 0"
-    # Those of one width begin at multiples of its greatest common divisor with the batch.
-    f" : {_NARROW} % {_BATCH} == 0 ? {_NARROW} / {_BATCH} - 1"
-    f" : {_BATCH} % ({_NARROW} % {_BATCH}) == 0 ? {_NARROW} / {_BATCH} : {_NARROW} / {_BATCH} + 1)"
+    # Rollouts of two widths begin anywhere in a part: their greatest common divisor with it is 1.
+    f"(!{_EQUAL} ? ({_PART} + {_NARROW} - 1) / {_PART} : {_NARROW} == 0 ? 0"
+    # Those of one width begin at multiples of its greatest common divisor with the part.
+    f" : {_NARROW} % {_PART} == 0 ? {_NARROW} / {_PART} - 1"
+    f" : {_PART} % ({_NARROW} % {_PART}) == 0 ? {_NARROW} / {_PART} : {_NARROW} / {_PART} + 1)"
 )
 """See ``ExperimentSpec.least_policy_lag``."""
 
@@ -148,7 +150,7 @@ RULES: Mapping[type[Model], tuple[Rule, ...]] = {
         Rule(
             rule=f"{_BATCH} % {_TRAINERS} != 0 || self.pacing.maxPolicyLag >= {_LEAST_LAG}",
             message="is too small for batches of whole rollouts: raise it, or make trainers.batchEnvironments a "
-            "multiple of every actor's environments",
+            "multiple of every actor's environments, times trainers.replicas",
             at=".pacing.maxPolicyLag",
         ),
     ),

@@ -661,15 +661,15 @@ class ExperimentSpec(Model):
 
     @property
     def least_policy_lag(self) -> int:
-        """The smallest ``maxPolicyLag`` with which batches can be formed.
+        """The smallest ``maxPolicyLag`` with which each trainer can form its part of batches.
 
-        A rollout of one actor is granted whole, once all batches that it reaches into are granted, and a batch is
-        granted ``maxPolicyLag`` steps ahead of the one being trained. So a rollout that reaches ``m`` batches beyond
-        the one it begins in needs a lag of at least ``m``: with less, each side would wait for the other. Rollouts
-        begin at multiples of the greatest common divisor of their sizes and the batch.
+        A rollout of one actor is granted whole, by one trainer, once all parts that it reaches into are granted, and a
+        part is granted ``maxPolicyLag`` steps ahead of the one being trained. So a rollout that reaches ``m`` parts
+        beyond the one it begins in needs a lag of at least ``m``: with less, each side would wait for the other.
+        Rollouts begin at multiples of the greatest common divisor of their sizes and the part.
         """
         counts = self.actors.rollout_environments
-        batch = self.batch_environments
+        batch = self.batch_environments // self.trainers.replicas
         last_start = batch - math.gcd(batch, *counts)
         return (last_start + max(counts) - 1) // batch
 
@@ -707,7 +707,7 @@ class ExperimentSpec(Model):
                 message=f"batches of {share} cannot be made of whole rollouts of {widths} environments without waiting "
                 "for later batches",
                 allowed=f"integer >= {self.least_policy_lag}, or a trainers.batchEnvironments that is a multiple of "
-                "every actor's environments",
+                f"{'' if self.trainers.replicas == 1 else f'{self.trainers.replicas} times '}every actor's environments",
             )
 
     def _ring_violations(self) -> Iterable[Violation]:
