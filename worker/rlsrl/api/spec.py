@@ -701,13 +701,14 @@ class ExperimentSpec(Model):
         if not self.batch_environments % self.trainers.replicas and self.pacing.max_policy_lag < self.least_policy_lag:
             share = f"{self.batch_environments // self.trainers.replicas} environments"
             share += " for each trainer" if self.trainers.replicas > 1 else ""
+            times = f"{self.trainers.replicas} times " if self.trainers.replicas > 1 else ""
             widths = " and ".join(map(str, sorted(set(self.actors.rollout_environments))))
             yield Violation(
                 at=("pacing", "maxPolicyLag"),
                 message=f"batches of {share} cannot be made of whole rollouts of {widths} environments without waiting "
                 "for later batches",
                 allowed=f"integer >= {self.least_policy_lag}, or a trainers.batchEnvironments that is a multiple of "
-                f"{'' if self.trainers.replicas == 1 else f'{self.trainers.replicas} times '}every actor's environments",
+                f"{times}every actor's environments",
             )
 
     def _ring_violations(self) -> Iterable[Violation]:
