@@ -36,6 +36,8 @@ from rlsrl.testing.waiting import until
 
 REPOSITORY = Path(__file__).parents[1]
 SYSTEM, LOAD = "rlsrl-system", "load"
+ACCOUNT = "rlsrl-operator"
+"""Of the operator: its service account, and what its ConfigMap and its Secret are named by."""
 BUILD_SECONDS = 1800.0
 NUM_NODES = 5
 SETTLED_SECONDS = 10.0
@@ -146,9 +148,6 @@ def operators_kubeconfig() -> Object:
     (user,) = made["users"]
     user["user"] = {"token": run("kubectl", "create", "token", ACCOUNT, "--namespace", SYSTEM).strip()}
     return made
-
-
-ACCOUNT = "rlsrl-operator"
 
 
 def cpu_seconds(pid: int) -> float:

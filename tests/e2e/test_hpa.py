@@ -109,8 +109,12 @@ def test_actors_follow_what_trainers_can_use(metrics: None, where: Namespace, re
     where.kubectl("apply", "--filename", str(EXAMPLES / "autoscaling.yaml"))
 
     def are(number: int) -> None:
+        def settled() -> bool:
+            actors = experiment.status["actors"]
+            return bool(actors["replicas"] == actors["ready"] == number)
+
         try:
-            until(lambda: experiment.status["actors"]["ready"] == number, f"{number} actors", timeout=SCALED_SECONDS)
+            until(settled, f"{number} actors", timeout=SCALED_SECONDS)
         except TimeoutError as error:
             said = where.kubectl("describe", "hpa", "cartpole-actors")
             raise AssertionError(f"{error}\n{busy(where)}\n{said}\n{experiment.story()}") from None
