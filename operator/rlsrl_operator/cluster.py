@@ -165,5 +165,8 @@ def fields_of(error: ApiException) -> list[str]:
 async def connect(*, on_write: Callable[[str, str], None]) -> AsyncIterator[Cluster]:
     """The cluster that this process is in, or that KUBECONFIG names; see ``Cluster``."""
     await config.load_config()  # type: ignore[no-untyped-call]
-    async with client.ApiClient() as api:
+    settings = client.Configuration.get_default_copy()
+    # Two threads' work for each call, which look for proxies and for passwords; kopf does not ask for them either.
+    settings.client_session_kwargs = {"trust_env": False}
+    async with client.ApiClient(settings) as api:
         yield Cluster(await DynamicClient(api), on_write=on_write)  # type: ignore[no-untyped-call]

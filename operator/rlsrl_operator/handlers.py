@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -46,11 +46,15 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
     tasks: list[asyncio.Task[None]] = []
     resources = contextlib.AsyncExitStack()
 
-    def wake(namespace: str | None, name: str | None, version: str = "") -> None:
-        if keys is None or reconciler is None or not namespace or not name:
+    def wake(namespace: str | None, names: Iterable[str | None], event: kopf.RawEvent) -> None:
+        if keys is None or reconciler is None or not namespace:
             return
-        if reconciler.wake(Key(namespace, name), version=version):
-            keys.add(Key(namespace, name))
+        about, is_gone = event["object"], event["type"] == "DELETED"
+        kind, metadata = about["kind"], about["metadata"]
+        for key in {Key(namespace, name) for name in names if name}:
+            version = "" if is_gone else metadata["resourceVersion"]
+            if reconciler.wake(key, kind=kind, name=metadata["name"], version=version):
+                keys.add(key)
 
     @kopf.on.login(registry=handlers)
     def login(**facts: Any) -> kopf.ConnectionInfo | None:
@@ -83,18 +87,16 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
         await resources.aclose()
 
     @kopf.on.event(_GROUP, _VERSION, _PLURAL, registry=handlers)
-    async def experiment(namespace: str | None, name: str | None, meta: Mapping[str, Any], **_: Any) -> None:
-        wake(namespace, name, meta.get("resourceVersion", ""))
+    async def experiment(namespace: str | None, name: str | None, event: kopf.RawEvent, **_: Any) -> None:
+        wake(namespace, [name], event)
 
     for group, version, plural in _CHILDREN:
 
         @kopf.on.event(group, version, plural, registry=handlers)
-        async def child(namespace: str | None, meta: Mapping[str, Any], **_: Any) -> None:
+        async def child(namespace: str | None, meta: Mapping[str, Any], event: kopf.RawEvent, **_: Any) -> None:
             # By owner as well as by label: one that was relabelled has to wake whoever it belongs to.
-            wake(namespace, meta.get("labels", {}).get(EXPERIMENT_LABEL))
-            for owner in meta.get("ownerReferences", ()):
-                if owner["kind"] == KIND:
-                    wake(namespace, owner["name"])
+            owners = [owner["name"] for owner in meta.get("ownerReferences", ()) if owner["kind"] == KIND]
+            wake(namespace, [meta.get("labels", {}).get(EXPERIMENT_LABEL), *owners], event)
 
     @kopf.on.probe(id="working", registry=handlers)
     async def working(**_: Any) -> str:
@@ -106,6 +108,19 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
     return handlers
 
 
+class _NoEssence(kopf.DiffBaseStorage):
+    """kopf copies each object of each event to tell what changed in it: we never ask."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
 def _tune(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
     # The API server sends what has our label, and says when it is taken away; not every pod and Secret of the cluster.
@@ -115,4 +130,5 @@ def _tune(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = [0.5, 1, 2, 2, 3, 3, 5, 5, 5, 5]
     settings.persistence.finalizer = f"{MANAGER}.rlsrl.dev/unused"
+    settings.persistence.diffbase_storage = _NoEssence()
     settings.scanning.disabled = True

@@ -32,6 +32,8 @@ class Applied:
     """Of what was asked for."""
     seen: str
     """Of what was there then."""
+    version: str
+    """Its resourceVersion then."""
 
 
 def step(wanted: Manifest, observed: Manifest | None, applied: Applied | None) -> Step:
@@ -57,7 +59,8 @@ def is_ours(wanted: Manifest, observed: Manifest, *, by_owner: bool = True) -> b
 
 def applied(wanted: Manifest, observed: Manifest) -> Applied:
     """What to remember of an object that has just been applied."""
-    return Applied(digest=digest(wanted), seen=sight(wanted, observed))
+    version = observed["metadata"]["resourceVersion"]
+    return Applied(digest=digest(wanted), seen=sight(wanted, observed), version=version)
 
 
 def digest(value: object) -> str:

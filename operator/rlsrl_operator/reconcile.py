@@ -1,7 +1,7 @@
 """One look at one experiment: observe, judge, write down what was decided, act, say how it stands.
 
-Everything is asked anew each time and nothing is taken from events, so a look that was cut short anywhere is made good
-by the next. What is remembered between looks (how objects were after their last apply) only saves writes.
+Pods are asked for anew each time, and what is there is never taken from events, so a look that was cut short anywhere
+is made good by the next. What is remembered between looks (see ``objects``) only saves calls.
 
 An experiment of which all is as it should be is looked at when it was woken, and every ``CALM_SECONDS`` besides.
 Between, only its coordinator is asked for the run's numbers.
@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,7 +21,7 @@ import structlog
 from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY, is_driven_out, is_held_back, terminations, unready_since
-from rlsrl.api.reasons import ACCEPTED, AcceptedReason, is_trouble
+from rlsrl.api.reasons import ACCEPTED, READY, AcceptedReason, is_trouble
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
@@ -41,12 +40,13 @@ from rlsrl_operator.manifests import (
     token_secret,
     volume_claim,
 )
-from rlsrl_operator.manifests.kueue import begins_in_queue, queue_labels, stepwise
+from rlsrl_operator.manifests.kueue import queue_labels
 from rlsrl_operator.manifests.subject import MANAGER, SETTINGS_ANNOTATION, SETTINGS_KEY
 from rlsrl_operator.manifests.templates import refusals
 from rlsrl_operator.numbers import Numbers
+from rlsrl_operator.objects import Foreign, NotYet, Objects, in_the_way
 from rlsrl_operator.operator_key import token_of
-from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole
+from rlsrl_operator.plan import digest
 from rlsrl_operator.roles import COORDINATOR, roles_of
 from rlsrl_operator.settings import OperatorSettings
 from rlsrl_operator.status import TERMINAL
@@ -61,22 +61,10 @@ LOST_SECONDS = 30.0
 """How long a pod may outstay its grace, if it has any, before it is given up: its node is dead or cut off."""
 CALM_SECONDS = 300.0
 """How long an experiment that nobody wakes may go without a look: lost news of it are made good then."""
+MAKING_SECONDS = 3.0
+"""How long controllers may take to make pods before they are asked what keeps them."""
 WORKED_SECONDS = 60.0
 """A worker that lived for so long does not fail at once: it need not wait before it is started again."""
-_KINDS = (
-    ("apps/v1", "Deployment"),
-    ("networking.k8s.io/v1", "NetworkPolicy"),
-    ("v1", "ConfigMap"),
-    ("apps/v1", "StatefulSet"),
-    ("v1", "PersistentVolumeClaim"),
-    ("v1", "Secret"),
-    ("v1", "Service"),
-)
-"""Of the objects that an experiment is made of."""
-_PRUNED = ("Deployment", "NetworkPolicy", "ConfigMap")
-"""What a generation may have that a later one has not."""
-_There = Mapping[tuple[str, str], Manifest]
-"""The objects with an experiment's labels, by kind and name."""
 _log = structlog.stdlib.get_logger("reconcile")
 
 
@@ -91,14 +79,6 @@ class Key:
         return f"{self.namespace}/{self.name}"
 
 
-class NotYet(Exception):  # noqa: N818 - named for what a queue says
-    """A queue does not take an object's pods while something is left of those before."""
-
-
-class Foreign(Exception):  # noqa: N818 - named for the object
-    """An object that is not ours has a name that we need."""
-
-
 class LookedAfter(Exception):  # noqa: N818 - named for the experiment
     """Another operator looks after the experiment. Whatever we would do, it would undo, and the other way around."""
 
@@ -111,7 +91,6 @@ class _Calm:
     """As it was written last."""
     status: ExperimentStatus
     subject: Subject
-    token: str
     until: datetime
     """When it is to be looked at anew."""
 
@@ -129,8 +108,10 @@ class Reconciled:
 class _Memory:
     """What is remembered of an experiment between two looks. All of it may be lost: then more is asked and written."""
 
-    applied: dict[tuple[str, str], Applied] = field(default_factory=dict)
-    """How objects were after their last apply, by kind and name."""
+    objects: Objects
+    subject: Subject | None = None
+    """Of the present generation."""
+    token: str = ""
     asked_at: datetime | None = None
     """When its coordinator was asked for numbers last."""
     record: tuple[str, Record] | None = None
@@ -163,24 +144,30 @@ class Reconciler:
         self._numbers = numbers
         self._now = now
         self._seen = seen
-        self._memories: defaultdict[Key, _Memory] = defaultdict(_Memory)
+        self._memories: dict[Key, _Memory] = {}
         self._key = key
         """Tokens derive from it, so that one that was deleted comes back as it was."""
 
-    def wake(self, key: Key, *, version: str = "") -> bool:
-        """Something of the experiment has changed: it itself, which has that resourceVersion then, or what it made.
+    def wake(self, key: Key, *, kind: str, name: str, version: str = "") -> bool:
+        """Something of the experiment has changed: it itself, or an object of it, which has that resourceVersion now
+        or, if that is empty, is gone.
 
-        Returns whether it is to be looked at: what it wrote into the status itself is no news.
+        Returns whether it is to be looked at: what we wrote ourselves is no news.
         """
-        memory = self._memories[key]
-        if version and version == memory.said:
-            return False
-        memory.wakes, memory.calm = memory.wakes + 1, None
-        return True
+        memory = self._memory(key)
+        is_news = version != memory.said if kind == KIND else kind == "Pod" or memory.objects.tell(kind, name, version)
+        if is_news:
+            memory.wakes, memory.calm = memory.wakes + 1, None
+        return is_news
+
+    def _memory(self, key: Key) -> _Memory:
+        if key not in self._memories:
+            self._memories[key] = _Memory(Objects(self._cluster))
+        return self._memories[key]
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring the experiment closer to what it should be; returns the seconds after which to look again."""
-        memory = self._memories[key]
+        memory = self._memory(key)
         calm, memory.calm = memory.calm, None
         if calm is None or self._now() >= calm.until:
             return await self._look_at(key)
@@ -191,11 +178,11 @@ class Reconciler:
 
     async def _ask(self, key: Key, calm: _Calm) -> float:
         """Tell the numbers of a run of which all else is as it was said to be."""
-        wakes = self._memories[key].wakes
+        wakes = self._memory(key).wakes
         now = self._now()
-        page = await self._page(calm.subject, calm.status, calm.token, now)
+        page = await self._page(calm.subject, calm.status, self._memory(key), now)
         told = _with_numbers(calm.status, page, generation=calm.document["metadata"]["generation"], now=now)
-        version = await self._say(calm.document, calm.status, told)
+        version = await self._say(calm.document, told)
         calm.document["metadata"]["resourceVersion"] = version
         self._seen(key, told)
         self._stay_calm(key, replace(calm, status=told), wakes)
@@ -203,25 +190,24 @@ class Reconciler:
 
     def _stay_calm(self, key: Key, calm: _Calm, wakes: int) -> None:
         """Unless it was woken since."""
-        memory = self._memories[key]
+        memory = self._memory(key)
         memory.said = calm.document["metadata"]["resourceVersion"]
         if memory.wakes == wakes:
             memory.calm = calm
 
     async def _look_at(self, key: Key) -> float | None:
-        wakes = self._memories[key].wakes
+        wakes = self._memory(key).wakes
         document = await self._cluster.get(API_VERSION, KIND, key.namespace, key.name)
         if document is None or "deletionTimestamp" in document["metadata"]:
             # Its objects go with it: the cluster's garbage collector follows their owner references.
             self._memories.pop(key, None)
             self._seen(key, None)
             return None
-        before = statuses.read(document)
         try:
-            reconciled = await self._look(document, before)
+            reconciled = await self._look(document, statuses.read(document))
             if reconciled is None:
                 return None
-            document["metadata"]["resourceVersion"] = await self._say(document, before, reconciled.status)
+            document["metadata"]["resourceVersion"] = await self._say(document, reconciled.status)
         except Conflict as conflict:
             _log.info("conflict", key=str(key), said=str(conflict))
             return RETRY_SECONDS
@@ -233,12 +219,10 @@ class Reconciler:
             self._stay_calm(key, reconciled.calm, wakes)
         return reconciled.again_in
 
-    def _memory(self, subject: Subject) -> _Memory:
-        return self._memories[Key(subject.namespace, subject.name)]
-
     async def _look(self, document: Manifest, status: ExperimentStatus) -> Reconciled | None:
         now = self._now()
         generation = document["metadata"]["generation"]
+        memory = self._memory(Key(document["metadata"]["namespace"], document["metadata"]["name"]))
 
         def not_accepted(reason: AcceptedReason, message: str) -> Reconciled:
             told = statuses.with_condition(
@@ -253,20 +237,22 @@ class Reconciler:
             return Reconciled(told, TROUBLE_SECONDS)
 
         try:
-            subject = self._subject(document)
+            subject = memory.subject = self._subject(document, memory.subject)
         except SpecError as error:
             return not_accepted("InvalidSpec", str(error))
         if (left := self._time_left(status, subject, now)) is not None and left <= 0:
             await self._cluster.delete(document)
             return None
-        there = await self._there(subject)
+        await memory.objects.begin(subject, now, is_new=generation == 1 and status.phase is None)
         try:
-            record, on_record = await self._record(subject, there)
+            record, on_record = await self._record(subject, memory)
         except Foreign as error:
             return not_accepted("NameConflict", str(error))
         if record is None:
             return not_accepted("InvalidSpec", "\n".join(self._not_to_say(subject)))
-        asked, subject = subject, replace(subject, experiment=record.experiment)
+        asked = subject
+        if record.experiment != subject.experiment:
+            subject = replace(subject, experiment=record.experiment)
         templates = {
             each["metadata"]["labels"][ROLE_LABEL]: template_of(each["spec"]["template"])
             for each in record.manifests
@@ -276,14 +262,15 @@ class Reconciler:
         judged = decide(status, subject, templates, pods, now)
         if (judged.attempt, judged.phase) != (status.attempt, status.phase):
             # Written before it is acted upon: whoever takes over from here has to come to the same attempt.
-            document["metadata"]["resourceVersion"] = await self._say(document, status, judged)
+            document["metadata"]["resourceVersion"] = await self._say(document, judged)
         try:
             if on_record is None:
                 # Whoever comes second has a conflict, and looks again at what the first has written.
-                await self._cluster.create(record_object(subject, record, self._key))
+                made = await memory.objects.create(record_object(subject, record, self._key))
+                memory.record = (made["metadata"]["uid"], record)
             else:
-                await self._keep(subject, on_record, there)
-            token, refusal = await self._bring_about(subject, record, judged, pods, there)
+                await memory.objects.keep(on_record)
+            refusal = await self._bring_about(subject, record, judged, pods, memory)
         except Foreign as error:
             return not_accepted("NameConflict", str(error))
         except Refused as error:
@@ -296,24 +283,29 @@ class Reconciler:
             subject,
             pods,
             now,
-            refusal=refusal or await self._refusal(subject, judged, pods),
+            refusal=refusal or await self._refusal(subject, judged, pods, now),
             refused_edits=refused(record.experiment, asked.experiment),
             not_to_say=() if record.experiment == asked.experiment else self._not_to_say(asked),
         )
-        page = await self._page(subject, told, token, now)
+        page = await self._page(subject, told, memory, now)
         told = _with_numbers(told, page, generation=generation, now=now)
         calm = None
         if is_settled(told, templates, pods):
-            await self._prune(subject, record, there)
+            await self._prune(subject, record, memory)
             if told.phase not in TERMINAL:
                 until = now + timedelta(seconds=CALM_SECONDS)
-                calm = _Calm(document=document, status=told, subject=subject, token=token, until=until)
+                calm = _Calm(document=document, status=told, subject=subject, until=until)
+        memory.objects.end(now)
         soon = min(self._settings.status_seconds, QUEUE_SECONDS) if queue_refuses else self._settings.status_seconds
         return Reconciled(told, left if told.phase in TERMINAL else soon, calm)
 
-    def _subject(self, document: Manifest) -> Subject:
+    def _subject(self, document: Manifest, before: Subject | None) -> Subject:
+        """Whom the document is about; ``before``, if it still says the same."""
         metadata = document["metadata"]
         labels = queue_labels(metadata.get("labels", {}))
+        marks = metadata["uid"], metadata["generation"], labels
+        if before is not None and marks == (before.uid, before.generation, before.queue_labels):
+            return before
         written = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": metadata["name"], "labels": labels}}
         experiment: RLExperiment = load_text(json.dumps({**written, "spec": document["spec"]}))
         return Subject(
@@ -328,7 +320,7 @@ class Reconciler:
         """What the experiment says of its pods that the administrator does not let it say."""
         return [] if self._settings.pod_templates == "any" else refusals(subject.experiment)
 
-    async def _record(self, subject: Subject, there: _There) -> tuple[Record | None, Manifest | None]:
+    async def _record(self, subject: Subject, memory: _Memory) -> tuple[Record | None, Manifest | None]:
         """What this generation is made of: as it is on record, with the object that says so, or as it follows from the
         one before. An edit that cannot be leaves everything as it was; None for what cannot be from the beginning.
 
@@ -337,24 +329,27 @@ class Reconciler:
             LookedAfter: another operator wrote it, or the one before it.
         """
         place = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": subject.metadata(subject.record_name)}
-        found = await self._observed(place, there)
+        if memory.record is not None and memory.objects.is_as_left(place):
+            return memory.record[1], place
+        found = await memory.objects.find(place)
         if found is not None:
-            memory, uid = self._memory(subject), found["metadata"]["uid"]
+            uid = found["metadata"]["uid"]
             if memory.record is None or memory.record[0] != uid:
                 known = read_record(subject, found, self._key)
                 memory.record = None if known is None else (uid, known)
             if memory.record is not None:
                 return memory.record[1], {**found, "metadata": place["metadata"]}
             if subject.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
-                raise Foreign(_in_the_way({"kind": "ConfigMap", **found}))
+                raise Foreign(in_the_way(place))
             _refuse_anothers(subject, found)
             await self._cluster.delete(found)
-        return self._new_record(subject, self._earlier_record(subject, there)), None
+        return self._new_record(subject, await self._earlier_record(subject, memory)), None
 
-    def _earlier_record(self, subject: Subject, there: _There) -> Record | None:
+    async def _earlier_record(self, subject: Subject, memory: _Memory) -> Record | None:
         """What the generation before this one was made of, as far as it is on record."""
+        there = await memory.objects.of_earlier(subject) if subject.generation > 1 else {}
         for generation in range(subject.generation - 1, 0, -1):
-            found = there.get(("ConfigMap", replace(subject, generation=generation).record_name))
+            found = there.get(replace(subject, generation=generation).record_name)
             if found is not None:
                 if (record := read_record(subject, found, self._key)) is None:
                     _refuse_anothers(subject, found)
@@ -383,95 +378,40 @@ class Reconciler:
         found = await self._cluster.list("v1", "Pod", subject.namespace, subject.own_labels)
         return [pod for pod in found if ROLE_LABEL in pod["metadata"]["labels"]]
 
-    async def _there(self, subject: Subject) -> _There:
-        """A few lists cost both sides less than a question for each object."""
-        return {
-            (kind, each["metadata"]["name"]): each
-            for api_version, kind in _KINDS
-            for each in await self._cluster.list(api_version, kind, subject.namespace, subject.own_labels)
-        }
-
     async def _bring_about(
-        self, subject: Subject, record: Record, status: ExperimentStatus, pods: Sequence[Manifest], there: _There
-    ) -> tuple[str, str | None]:
-        """Make all objects what they should be; returns the experiment's token, and why its queue does not take the
-        trainers yet if it does not.
+        self, subject: Subject, record: Record, status: ExperimentStatus, pods: Sequence[Manifest], memory: _Memory
+    ) -> str | None:
+        """Make all objects what they should be; returns why the experiment's queue does not take the trainers yet if it
+        does not.
 
         Raises:
             Foreign: an object that is not ours is in the way.
             Refused: the API server does not take one.
             Conflict: somebody else was faster.
         """
-        secret = await self._keep(subject, token_secret(subject, token_of(self._key, subject.uid)), there)
+        secret = await memory.objects.keep(token_secret(subject, token_of(self._key, subject.uid)))
+        if secret is not None:
+            memory.token = base64.b64decode(secret["data"][TOKEN_KEY]).decode()
         if (claim := volume_claim(subject)) is not None:
-            await self._claim(claim, there)
+            await memory.objects.claim(claim)
         refusal = None
         for manifest in record.manifests:
             if manifest.get("immutable"):
-                await self._keep(subject, manifest, there)
+                await memory.objects.keep(manifest)
                 continue
-            wanted = overlaid(manifest, status, pods, self._now())
             try:
-                await self._apply(subject, wanted, there)
+                await memory.objects.apply(overlaid(manifest, status, pods, self._now()))
             except NotYet as error:
                 refusal = str(error)
-        return base64.b64decode(secret["data"][TOKEN_KEY]).decode(), refusal
+        return refusal
 
-    async def _keep(self, subject: Subject, wanted: Manifest, there: _There) -> Manifest:
-        """An object whose data are decided once, by whoever makes it; returns it with them."""
-        found = await self._observed(wanted, there)
-        if found is None:
-            return await self._cluster.create(wanted)
-        await self._apply(subject, {**wanted, "data": found.get("data", {})}, there)
-        return found
-
-    async def _claim(self, wanted: Manifest, there: _There) -> None:
-        """A volume's claim stays as it was made, and one that an experiment of the same name left is taken over.
-        Whether it goes with the experiment may change: its owner says so."""
-        found = await self._observed(wanted, there)
-        if found is None:
-            await self._cluster.create(wanted)
-        elif not is_ours(wanted, found, by_owner=False):
-            raise Foreign(_in_the_way(wanted))
-        elif "deletionTimestamp" in found["metadata"]:
-            return  # It goes once no pod uses it, and then comes anew.
-        elif (owners := wanted["metadata"].get("ownerReferences", [])) != found["metadata"].get("ownerReferences", []):
-            metadata = {**found["metadata"], "labels": wanted["metadata"]["labels"], "ownerReferences": owners}
-            await self._cluster.replace({**found, "metadata": metadata})
-
-    async def _observed(self, wanted: Manifest, there: _There) -> Manifest | None:
-        """The object of that name. One that is not ours has not our labels, and one of ours may have lost them."""
-        kind, metadata = wanted["kind"], wanted["metadata"]
-        found = there.get((kind, metadata["name"]))
-        if found is not None:
-            return found
-        return await self._cluster.get(wanted["apiVersion"], kind, metadata["namespace"], metadata["name"])
-
-    async def _apply(self, subject: Subject, wanted: Manifest, there: _There) -> None:
-        kind, name = wanted["kind"], wanted["metadata"]["name"]
-        known = self._memory(subject).applied
-        observed = await self._observed(wanted, there)
-        wanted = stepwise(wanted, observed)
-        what = step(wanted, observed, known.get((kind, name)))
-        if what is Step.CONFLICT:
-            raise Foreign(_in_the_way(wanted))
-        if what is Step.NOTHING:
-            return
-        try:
-            written = await self._cluster.apply(wanted)
-        except Refused as error:
-            if observed is None:
-                raise
-            if begins_in_queue(wanted, observed):
-                raise NotYet(str(error)) from error
-            written = await self._cluster.replace(whole(wanted, observed))
-        if is_overruled(written):
-            written = await self._cluster.replace(whole(wanted, written))
-        known[kind, name] = applied(wanted, written)
-        _log.info("applied", experiment=str(Key(subject.namespace, subject.name)), kind=kind, name=name)
-
-    async def _refusal(self, subject: Subject, status: ExperimentStatus, pods: Sequence[Manifest]) -> str | None:
+    async def _refusal(
+        self, subject: Subject, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime
+    ) -> str | None:
         """Why a role has no pod at all, if its controller may not make any: a quota, an admission policy."""
+        ready = statuses.condition(status, READY)
+        if ready is None or now < parse_time(ready.last_transition_time) + timedelta(seconds=MAKING_SECONDS):
+            return None
         there = {pod["metadata"]["labels"][ROLE_LABEL] for pod in pods}
         for role in roles_of(subject.told) if status.phase not in TERMINAL else ():
             if role.name in there or (status.phase == "Queued" and not role.queued):
@@ -510,37 +450,30 @@ class Reconciler:
                 await self._cluster.annotate(pod, wanted)
 
     async def _page(
-        self, subject: Subject, status: ExperimentStatus, token: str, now: datetime
+        self, subject: Subject, status: ExperimentStatus, memory: _Memory, now: datetime
     ) -> Mapping[str, Any] | None:
         """The coordinator's page, if it is time for one."""
         if status.phase != "Running":
             return None
-        memory = self._memory(subject)
         if memory.asked_at is not None and (now - memory.asked_at).total_seconds() < self._settings.status_seconds:
             return None
         memory.asked_at = now
-        return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", token)
+        return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", memory.token)
 
-    async def _prune(self, subject: Subject, record: Record, there: _There) -> None:
+    async def _prune(self, subject: Subject, record: Record, memory: _Memory) -> None:
         """Remove what earlier generations needed and this one does not, once."""
-        memory = self._memory(subject)
-        if memory.pruned == subject.generation:
-            return
-        wanted = {(each["kind"], each["metadata"]["name"]) for each in record.manifests}
-        wanted.add(("ConfigMap", subject.record_name))
-        for (kind, name), found in there.items():
-            owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}
-            if kind in _PRUNED and subject.uid in owners and (kind, name) not in wanted:
-                await self._cluster.delete(found)
+        if subject.generation not in (1, memory.pruned):
+            wanted = {(each["kind"], each["metadata"]["name"]) for each in record.manifests}
+            await memory.objects.prune(subject, wanted | {("ConfigMap", subject.record_name)})
         memory.pruned = subject.generation
 
-    async def _say(self, document: Manifest, before: ExperimentStatus, status: ExperimentStatus) -> str:
+    async def _say(self, document: Manifest, status: ExperimentStatus) -> str:
         """Write the status if it is another than the document has; returns the document's resourceVersion then."""
         written = statuses.write(status)
         if written == (document.get("status") or {}):
             return str(document["metadata"]["resourceVersion"])
-        told = {**document, "status": written}
-        answer = await self._cluster.replace_status(told)
+        before = statuses.read(document)
+        answer = await self._cluster.replace_status({**document, "status": written})
         document["status"] = written
         for each in status.conditions:
             was = statuses.condition(before, each.type)
@@ -618,7 +551,3 @@ def _lived_seconds(ended: Mapping[str, Any]) -> float:
 def _refuse_anothers(subject: Subject, found: Manifest) -> None:
     if is_anothers(subject, found):
         raise LookedAfter(f"ConfigMap {found['metadata']['name']} is another operator's, with another key")
-
-
-def _in_the_way(wanted: Manifest) -> str:
-    return f"{wanted['kind']} {wanted['metadata']['name']} is there already, and not this experiment's"

@@ -19,13 +19,14 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
 
-from rlsrl.api.pods import BY_TAINT, CONTAINER, ROLE_LABEL
+from rlsrl.api.pods import BY_TAINT, CONTAINER, EXPERIMENT_LABEL, ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, FINISHED, READY
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.cluster import Cluster, Conflict
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION
 from rlsrl_operator.numbers import Numbers
+from rlsrl_operator.objects import TRUSTED_SECONDS
 from rlsrl_operator.reconcile import CALM_SECONDS, LOST_SECONDS, WORKED_SECONDS, Key, Reconciler
 from rlsrl_operator.roles import TRAINER
 from rlsrl_operator.settings import Images, SecretName
@@ -52,10 +53,12 @@ class ApiServer:
         self.objects: dict[Place, Manifest] = {}
         self.writes: list[str] = []
         """What was written: verb, kind and name."""
-        self.asked: list[str] = []
-        """The kinds of what was read."""
+        self.asked: list[tuple[str, str]] = []
+        """What was read: how, and of which kind."""
         self.refuses: Callable[[str], bool] = lambda write: False
         """Which writes end in a conflict."""
+        self.news: list[tuple[str, Manifest]] = []
+        """What a watch has not told yet: objects, and whether they are gone."""
         self.resources = self
         self._numbers = itertools.count(1)
 
@@ -72,7 +75,14 @@ class ApiServer:
         made["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number), "generation": 1}
         made["metadata"] = {"namespace": NAMESPACE} | made["metadata"]
         self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
+        self.news.append(("MODIFIED", made))
         return made
+
+    def remove(self, kind: str, name: str) -> Manifest:
+        """Take it away."""
+        found = self.objects.pop(self.place(kind, name))
+        self.news.append(("DELETED", found))
+        return found
 
     def change(self, found: Manifest, contents: Manifest) -> Manifest:
         """Give it these contents; its resourceVersion and generation move if they are others."""
@@ -83,7 +93,8 @@ class ApiServer:
         if made != found:
             made["metadata"]["resourceVersion"] = str(next(self._numbers))
             made["metadata"]["generation"] = found["metadata"]["generation"] + moved
-        self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
+            self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
+            self.news.append(("MODIFIED", made))
         return made
 
     # What the dynamic client is called for, with the operator's serializer. ``get`` is that of its resources, too.
@@ -91,7 +102,7 @@ class ApiServer:
     async def get(self, resource: Resource | None = None, **asked: Any) -> Any:
         if resource is None:
             return Resource(kind=asked["kind"], of_status=False)
-        self.asked.append(resource.kind)
+        self.asked.append(("get" if "name" in asked else "list", resource.kind))
         if "name" in asked:
             return self._answer(self._found(resource, asked["name"]))
         wanted = dict(pair.split("=") for pair in asked.get("label_selector", "").split(",") if pair)
@@ -136,7 +147,7 @@ class ApiServer:
         found = self._found(resource, name)
         if body.get("preconditions", {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
             raise ApiException(status=409)
-        del self.objects[self.place(resource.kind, name)]
+        self.remove(resource.kind, name)
         return self._answer({})
 
     def _found(self, resource: Resource, name: str) -> Manifest:
@@ -200,12 +211,27 @@ class World:
         assert found is not None
         return found.status, found.reason
 
+    def hear(self) -> list[bool]:
+        """What watches tell; returns what of it is news to the operator."""
+        told, self.server.news = self.server.news, []
+        return [self.wake(about, is_gone=event == "DELETED") for event, about in told]
+
+    def wake(self, about: Manifest, *, is_gone: bool = False) -> bool:
+        """One of them."""
+        kind, metadata = about["kind"], about["metadata"]
+        names = {metadata.get("labels", {}).get(EXPERIMENT_LABEL)}
+        names |= {metadata["name"]} if kind == "RLExperiment" else set()
+        names |= {owner["name"] for owner in metadata.get("ownerReferences", ())}
+        version = "" if is_gone else metadata["resourceVersion"]
+        return NAME in names and self.reconciler.wake(self.key, kind=kind, name=metadata["name"], version=version)
+
     def edit(self, **spec: Any) -> None:
         self.server.change(self.document, {"spec": {**self.document["spec"], **spec}})
 
     def look(self) -> list[str]:
-        """Look once, as if something had changed; returns what was written."""
-        self.reconciler.wake(self.key)
+        """Look once, after what watches tell and as if a pod had changed; returns what was written."""
+        self.hear()
+        self.reconciler.wake(self.key, kind="Pod", name="any")
         return self.come_back()
 
     def come_back(self) -> list[str]:
@@ -236,7 +262,7 @@ class World:
                 wanted[metadata["name"]] = metadata
         there = {pod["metadata"]["name"] for pod in self.server.of_kind("Pod")}
         for name in there - wanted.keys():
-            del self.server.objects[self.server.place("Pod", name)]
+            self.server.remove("Pod", name)
         for name in wanted.keys() - there:
             metadata = {**wanted[name], "creationTimestamp": stamp(self.now)}
             container = {"name": "worker", "restartCount": 0, "state": {"running": {}}}
@@ -287,7 +313,60 @@ def test_where_all_is_as_it_should_be_nothing_is_written() -> None:
         assert world.look() == []
 
 
+def test_to_make_an_experiment_nothing_is_written_twice_and_nothing_listed_but_pods() -> None:
+    world = World()
+    world.settle()
+    made = Counter(write for write in world.server.writes if not write.startswith("replace RLExperiment/status"))
+    assert set(made.values()) == {1}
+    assert "list" not in {how for how, kind in world.server.asked if kind != "Pod"}
+
+
+def test_of_what_is_as_it_was_left_only_pods_are_asked_for(world: World) -> None:
+    world.server.asked.clear()
+    assert world.look() == []
+    assert world.server.asked == [("get", "RLExperiment"), ("list", "Pod")]
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Service", "ConfigMap", "Secret"])
+@pytest.mark.parametrize("how", ["gone", "changed", "unlabelled"])
+def test_an_object_of_which_there_is_news_is_looked_at_and_made_good(world: World, kind: str, how: str) -> None:
+    world.look()
+    before = world.server.of_kind(kind)[0]
+    name, metadata = before["metadata"]["name"], before["metadata"]
+    if how == "gone":
+        world.server.remove(kind, name)
+    elif how == "changed":
+        world.server.change(before, {"metadata": {**metadata, "labels": {**metadata["labels"], EXPERIMENT_LABEL: "b"}}})
+    else:
+        world.server.change(before, {"metadata": {each: metadata[each] for each in metadata if each != "labels"}})
+    world.server.asked.clear()
+    assert [write.split()[1:] for write in world.look()] == [[kind, name]]
+    assert Counter(world.server.asked)["get", kind] == 1
+    after = world.server.objects[world.server.place(kind, name)]
+    assert after["metadata"]["labels"] == metadata["labels"]
+    assert {part: after.get(part) for part in ("spec", "data")} == {part: before.get(part) for part in ("spec", "data")}
+    assert world.look() == []
+
+
+def test_a_look_at_objects_of_which_there_was_no_news_for_long_asks_once_for_each_kind(world: World) -> None:
+    (actor,) = (each for each in world.server.of_kind("Deployment") if each["metadata"]["name"] == "a-actor")
+    del world.server.objects[world.server.place("Deployment", "a-actor")]
+    assert world.look() == []
+    world.now += timedelta(seconds=TRUSTED_SECONDS)
+    world.server.asked.clear()
+    assert world.look() == ["apply Deployment a-actor"]
+    assert world.contents("Deployment")["a-actor"]["spec"] == actor["spec"]
+    assert Counter(world.server.asked) == {("get", "RLExperiment"): 1, ("get", "Deployment"): 1} | {
+        ("list", kind): 1
+        for kind in (
+            *("ConfigMap", "Deployment", "NetworkPolicy", "PersistentVolumeClaim", "Pod"),
+            *("Secret", "Service", "StatefulSet"),
+        )
+    }
+
+
 def test_a_look_at_what_is_well_asks_once_for_each_kind_and_not_for_each_object(world: World) -> None:
+    world.now += timedelta(seconds=TRUSTED_SECONDS)
     world.server.asked.clear()
     assert world.look() == []
     assert set(Counter(world.server.asked).values()) == {1}
@@ -318,10 +397,14 @@ def test_while_nothing_changes_only_the_numbers_are_asked_for_and_told(training:
 def test_what_it_said_itself_is_no_news_and_everything_else_is(training: World) -> None:
     training.now += timedelta(seconds=SETTINGS.status_seconds)
     training.come_back()
-    version = training.document["metadata"]["resourceVersion"]
-    assert not training.reconciler.wake(training.key, version=version)
-    assert training.reconciler.wake(training.key, version="1" + version)
-    assert training.reconciler.wake(training.key), "a child"
+    assert not any(training.hear())
+    (actor,) = (each for each in training.server.of_kind("Deployment") if each["metadata"]["name"] == "a-actor")
+    training.server.asked.clear()
+    training.come_back()
+    assert training.server.asked == []
+    for changed in (training.document, actor, training.pods()[0]):
+        training.server.change(changed, {"status": {**changed.get("status", {}), "observedGeneration": 7}})
+        assert training.hear() == [True]
     training.server.asked.clear()
     training.come_back()
     assert training.server.asked != []
@@ -341,7 +424,7 @@ def test_news_that_were_lost_are_made_good_after_a_while(training: World) -> Non
 @pytest.mark.parametrize("how", ["look", "come_back"])
 def test_news_that_come_during_a_look_are_looked_at(training: World, how: str) -> None:
     numbers = cast("Counting", training.reconciler._numbers)
-    numbers.meanwhile = lambda: training.reconciler.wake(training.key)
+    numbers.meanwhile = lambda: training.reconciler.wake(training.key, kind="Pod", name="any")
     training.now += timedelta(seconds=SETTINGS.status_seconds)
     getattr(training, how)()
     numbers.meanwhile = lambda: None
@@ -472,7 +555,7 @@ def test_what_an_earlier_generation_needed_goes_once_this_one_runs_and_nothing_o
     assert config in config_maps(), "pods of the earlier generation still need it"
     world.settle()
     for pod in [*world.pods("actor"), *world.pods()]:
-        del world.server.objects[world.server.place("Pod", pod["metadata"]["name"])]
+        world.server.remove("Pod", pod["metadata"]["name"])
     world.settle()
     assert world.said(READY) == ("True", "Ready")
     assert config not in config_maps()
@@ -529,7 +612,7 @@ def test_once_an_experiment_is_over_nobody_is_made_again(world: World) -> None:
     world.settle()
     assert world.said(FINISHED) == ("True", "Succeeded")
     for workload in world.server.of_kind(*POD_KINDS):
-        del world.server.objects[world.server.place(workload["kind"], workload["metadata"]["name"])]
+        world.server.remove(workload["kind"], workload["metadata"]["name"])
     world.settle()
     assert {pod["metadata"]["labels"][ROLE_LABEL] for pod in world.server.of_kind("Pod")} == {"coordinator"}
     assert read(world.document).phase == "Succeeded"
