@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 from pathlib import Path
 
 import kopf
 import structlog
+import uvloop
 
 from rlsrl_operator.handlers import registry
 from rlsrl_operator.metrics import PORT
 from rlsrl_operator.settings import SettingsError, read_settings
 
 CONFIGURATION_ERROR = 2
+GARBAGE_THRESHOLD = 50_000
+"""Objects that are made before unreachable cycles are looked for."""
 
 
 def main() -> int:
@@ -40,7 +44,11 @@ def main() -> int:
             structlog.processors.JSONRenderer(),
         ]
     )
+    # Answers and news are many, and without cycles: looking for some takes a quarter of the processor time by default.
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD)
     kopf.run(
+        loop=uvloop.new_event_loop(),
         registry=registry(settings, metrics_port=arguments.metrics_port),
         standalone=True,
         clusterwide=not settings.namespaces,
