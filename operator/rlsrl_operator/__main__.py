@@ -10,7 +10,6 @@ from pathlib import Path
 
 import kopf
 import structlog
-import uvloop
 
 from rlsrl_operator.handlers import registry
 from rlsrl_operator.metrics import PORT
@@ -48,7 +47,6 @@ def main() -> int:
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD)
     kopf.run(
-        loop=uvloop.new_event_loop(),
         registry=registry(settings, metrics_port=arguments.metrics_port),
         standalone=True,
         clusterwide=not settings.namespaces,

@@ -155,7 +155,10 @@ class Reconciler:
         Returns whether it is to be looked at: what we wrote ourselves is no news.
         """
         memory = self._memory(key)
-        is_news = version != memory.said if kind == KIND else kind == "Pod" or memory.objects.tell(kind, name, version)
+        if kind == KIND:
+            is_news = not version or version != memory.said
+        else:
+            is_news = kind == "Pod" or memory.objects.tell(kind, name, version)
         if is_news:
             memory.wakes, memory.calm = memory.wakes + 1, None
         return is_news

@@ -410,6 +410,12 @@ def test_what_it_said_itself_is_no_news_and_everything_else_is(training: World) 
     assert training.server.asked != []
 
 
+def test_that_an_experiment_is_gone_is_news_also_before_it_was_looked_at() -> None:
+    world = World()
+    world.server.remove("RLExperiment", NAME)
+    assert True in world.hear()
+
+
 def test_news_that_were_lost_are_made_good_after_a_while(training: World) -> None:
     (actor,) = (each for each in training.server.of_kind("Deployment") if each["metadata"]["name"] == "a-actor")
     del training.server.objects[training.server.place("Deployment", "a-actor")]
