@@ -16,7 +16,7 @@ import structlog
 from rlsrl_operator.cluster import Cluster, Conflict, Refused
 from rlsrl_operator.manifests import Manifest, Subject
 from rlsrl_operator.manifests.kueue import begins_in_queue, stepwise
-from rlsrl_operator.plan import Applied, Step, applied, digest, is_ours, is_overruled, step, whole
+from rlsrl_operator.plan import Applied, Step, applied, digest, is_kept, is_ours, is_overruled, step, whole
 
 _API_VERSIONS = {
     "Deployment": "apps/v1",
@@ -126,7 +126,12 @@ class Objects:
             except Conflict:
                 if (found := await self.find(wanted)) is None:
                     raise
-        await self._bring_about({**wanted, "data": found.get("data", {})}, found)
+        made = {**wanted, "data": found.get("data", {})}
+        if is_kept(made, found):
+            # Not applied: after whichever interruption it belongs to whoever made it, and to nobody else.
+            self._applied[_place(wanted)] = applied(made, found)
+        else:
+            await self._bring_about(made, found)
         return found
 
     async def claim(self, wanted: Manifest) -> None:

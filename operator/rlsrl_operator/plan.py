@@ -47,6 +47,16 @@ def step(wanted: Manifest, observed: Manifest | None, applied: Applied | None) -
     return Step.NOTHING
 
 
+def is_kept(wanted: Manifest, observed: Manifest) -> bool:
+    """Whether an object whose contents cannot be changed has the metadata that it should have, too."""
+    asked, there = wanted["metadata"], observed["metadata"]
+    return (
+        bool(wanted.get("immutable") and observed.get("immutable"))
+        and asked["labels"].items() <= there.get("labels", {}).items()
+        and asked["ownerReferences"] == there.get("ownerReferences")
+    )
+
+
 def is_ours(wanted: Manifest, observed: Manifest, *, by_owner: bool = True) -> bool:
     """Whether the object has our owner; of one that may outlive its experiment, whether we made it for that name."""
     owners = {owner["uid"] for owner in wanted["metadata"].get("ownerReferences", ())}

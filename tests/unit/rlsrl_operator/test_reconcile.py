@@ -321,6 +321,19 @@ def test_to_make_an_experiment_nothing_is_written_twice_and_nothing_listed_but_p
     assert "list" not in {how for how, kind in world.server.asked if kind != "Pod"}
 
 
+def test_an_operator_that_comes_after_another_applies_nothing_that_cannot_be_changed(world: World) -> None:
+    other = Reconciler(world.cluster, SETTINGS, Silent(), key=b"key", now=lambda: world.now)
+    before = len(world.server.writes)
+    asyncio.run(other.reconcile(world.key))
+    written = {write.partition(" ")[2] for write in world.server.writes[before:]}
+    kept = {
+        f"{each['kind']} {each['metadata']['name']}" for each in world.server.objects.values() if "immutable" in each
+    }
+    assert len(kept) > 3
+    assert written
+    assert not written & kept
+
+
 def test_of_what_is_as_it_was_left_only_pods_are_asked_for(world: World) -> None:
     world.server.asked.clear()
     assert world.look() == []

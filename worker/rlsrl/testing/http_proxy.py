@@ -139,7 +139,7 @@ class FaultyProxy:
                 self.end_headers()
 
             def _pass_on(self, request: Request, upstream: socket.socket, response: HTTPResponse) -> None:
-                self.close_connection = True
+                is_last, self.close_connection = self.close_connection, True
                 if not proxy.after(request):
                     return
                 self._begin(response, "Transfer-Encoding", "chunked")
@@ -153,6 +153,7 @@ class FaultyProxy:
                             self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
                     if proxy._is_streaming(upstream):
                         self.wfile.write(b"0\r\n\r\n")
+                        self.close_connection = is_last  # clients begin the next request on it at once
 
             do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = do_HEAD = handle_any  # noqa: N815 - http.server's names
 
