@@ -220,7 +220,7 @@ def measure(stack: ExitStack, folder: Path, count: int, idle_seconds: float) -> 
             folder / "operator.log",
             "unshare", "--mount", "bash", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(folder / "hosts"),
             sys.executable, "-m", "rlsrl_operator", "--settings", str(folder / "settings.yaml"),
-            "--health", "http://127.0.0.1:0/healthz", "--metrics-port", "0",
+            "--health", f"http://{ADDRESS}:8081/healthz", "--metrics-port", "0",
             KUBECONFIG=str(folder / "kubeconfig"), TMPDIR=str(folder),
         )
     )  # fmt: skip

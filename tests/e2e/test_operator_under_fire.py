@@ -39,6 +39,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 IDLE_SECONDS = 0.4
 """An operator that asked for nothing for that long has done what it had to."""
 QUIET_SECONDS = 3.0
+CALM_SECONDS = 20.0
+"""Of an operator whose news are lost: by itself it would take minutes to look whether there were any."""
 SAME = "the same objects"
 SHOWN = 20_000
 """Of a difference, in characters: where an object is missing all of it differs."""
@@ -83,7 +85,9 @@ class Place:
     folder: Path
     num_operators: Iterator[int] = field(default_factory=itertools.count)
 
-    def operator(self, *, kill_at: int | None = None, **settings: Any) -> OperatorProcess:
+    def operator(
+        self, *, kill_at: int | None = None, calm_seconds: float | None = None, **settings: Any
+    ) -> OperatorProcess:
         """Another life of the operator that looks after this namespace alone."""
         told = {
             "namespaces": [self.name],
@@ -94,7 +98,8 @@ class Place:
             **settings,
         }
         folder = self.folder / str(next(self.num_operators))
-        return OperatorProcess(f"http://{self.address}", told, folder, kill_at=kill_at)
+        api = f"http://{self.address}"
+        return OperatorProcess(api, told, folder, kill_at=kill_at, calm_seconds=calm_seconds)
 
     def path(self, kind: str, name: str = "") -> str:
         return KINDS[kind].format(self.name) + (f"/{name}" if name else "")
@@ -431,7 +436,7 @@ def test_misled_by_its_watches_it_comes_to_the_same(
     fault: str, make_place: MakePlace, told_in_life: tuple[Told, ...], recovered: Recovered
 ) -> None:
     place, seconds = make_place(), []
-    with place.operator(statusSeconds=1) as operator:
+    with place.operator(statusSeconds=1, calm_seconds=CALM_SECONDS) as operator:
         harmed = FAULTS[fault]()
         operator.proxy.line = lambda request, read: harmed(request, read) if "watch=true" in request.path else read
         for (act, _), expected in zip(LIFE, told_in_life, strict=True):

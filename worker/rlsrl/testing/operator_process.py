@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import multiprocessing
 import os
 import runpy
-import socket
 import sys
 import tempfile
 import threading
@@ -28,6 +29,8 @@ _BESIDE = ("/events", "/apis/coordination.k8s.io/", "/apis/authorization.k8s.io/
 # second that a start takes, and these tests start hundreds.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([f"{_MODULE}.handlers"])
+_numbers = itertools.count(1)
+"""Of the operators, each of which has an address of its own: kopf takes port 0 for port 80."""
 
 
 def is_write(request: Request) -> bool:
@@ -38,9 +41,18 @@ def is_write(request: Request) -> bool:
 class OperatorProcess:
     """One life of an operator: it ends by SIGKILL, at the latest with the context."""
 
-    def __init__(self, api: str, settings: Mapping[str, Any], folder: Path, *, kill_at: int | None = None) -> None:
+    def __init__(
+        self,
+        api: str,
+        settings: Mapping[str, Any],
+        folder: Path,
+        *,
+        kill_at: int | None = None,
+        calm_seconds: float | None = None,
+    ) -> None:
         """``api`` is the API server's URL, which wants no credentials; ``folder`` is for its files and its log; for
-        ``kill_at`` see ``count``."""
+        ``kill_at`` see ``count``; ``calm_seconds`` is how long it may leave alone whom nobody told of, minutes by
+        itself."""
         self.proxy = FaultyProxy(api)
         self.proxy.before = self._before
         self.proxy.after = self._after
@@ -55,7 +67,10 @@ class OperatorProcess:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "settings.yaml").write_text(json.dumps(settings))
         (folder / "kubeconfig").write_text(json.dumps(_kubeconfig(self.proxy.endpoint)))
-        self._process = _context.Process(target=_run, args=(folder, _free_port()), daemon=True)
+        number = next(_numbers)
+        self._process = _context.Process(
+            target=_run, args=(folder, f"127.81.{number >> 8}.{number & 255}", calm_seconds), daemon=True
+        )
         self._process.start()
 
     @property
@@ -126,12 +141,7 @@ def _kubeconfig(server: str) -> Mapping[str, Any]:
     }
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def _run(folder: Path, health_port: int) -> None:
+def _run(folder: Path, address: str, calm_seconds: float | None) -> None:
     """``python -m rlsrl_operator`` in a process that was forked for it."""
     log = os.open(folder / "operator.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -139,6 +149,8 @@ def _run(folder: Path, health_port: int) -> None:
     # kopf reads the variable; the client has read it when it was imported.
     os.environ["KUBECONFIG"] = kube_config.KUBE_CONFIG_DEFAULT_LOCATION = str(folder / "kubeconfig")
     tempfile.tempdir = str(folder)  # where the client keeps what the API server has
-    health = f"http://127.0.0.1:{health_port}/healthz"
+    if calm_seconds is not None:
+        importlib.import_module(f"{_MODULE}.reconcile").CALM_SECONDS = calm_seconds  # type: ignore[attr-defined]
+    health = f"http://{address}:8081/healthz"
     sys.argv = [_MODULE, "--settings", str(folder / "settings.yaml"), "--health", health, "--metrics-port", "0"]
     runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)
