@@ -216,7 +216,7 @@ class Peer:
 
     def progress(self, folder: Path) -> Progress:
         """From what it prints after each iteration."""
-        lines = [told for line in _whole_lines(folder / OUTPUT) if (told := _object(line))]
+        lines = [told for line in _whole_lines(folder / OUTPUT) if (told := _told(line))]
         return Progress(
             points=[(line["wall"], line["env_steps"]) for line in lines],
             return_means=[line["return_mean"] for line in lines],
@@ -275,9 +275,11 @@ def _whole_lines(path: Path) -> list[str]:
         return []
 
 
-def _object(line: str) -> dict[str, Any] | None:
-    """What stands in a line of JSON; None in any other."""
-    if not line.startswith("{"):
+def _told(line: str) -> dict[str, Any] | None:
+    """What a peer told of its progress in a line, if it did. Its other processes write into the same file, behind such
+    a line and into it."""
+    try:
+        value, _ = json.JSONDecoder().raw_decode(line)
+    except json.JSONDecodeError:
         return None
-    value: dict[str, Any] = json.loads(line)
-    return value
+    return value if isinstance(value, dict) and value.keys() >= {"wall", "env_steps", "return_mean"} else None

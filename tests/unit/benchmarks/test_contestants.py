@@ -32,6 +32,12 @@ def test_a_peers_progress_is_what_it_prints_as_json(tmp_path: Path) -> None:
     assert progress.return_means[1] == 20.5
 
 
+def test_what_a_peers_other_processes_write_into_its_lines_is_passed_over(tmp_path: Path) -> None:
+    line = '{"wall": 2.5, "env_steps": 1024, "return_mean": 20.5}'
+    (tmp_path / OUTPUT).write_text(f"{line}[2026] a worker has ended\n{line[:20]}[2026] another{line[20:]}\n7 of 8\n")
+    assert PEER.progress(tmp_path).points == [(2.5, 1024)]
+
+
 def test_rlsrls_progress_is_its_learning_curve(tmp_path: Path) -> None:
     assert Rlsrl().progress(tmp_path).points == []
     (tmp_path / RUN).mkdir()
