@@ -267,11 +267,11 @@ class Reconciler:
             # Written before it is acted upon: whoever takes over from here has to come to the same attempt.
             document["metadata"]["resourceVersion"] = await self._say(document, judged)
         try:
-            if on_record is None:
+            if memory.record is None:
                 # Whoever comes second has a conflict, and looks again at what the first has written.
                 made = await memory.objects.create(record_object(subject, record, self._key))
                 memory.record = (made["metadata"]["uid"], record)
-            else:
+            elif on_record is not None:
                 await memory.objects.keep(on_record)
             refusal = await self._bring_about(subject, record, judged, pods, memory)
         except Foreign as error:
@@ -324,8 +324,9 @@ class Reconciler:
         return [] if self._settings.pod_templates == "any" else refusals(subject.experiment)
 
     async def _record(self, subject: Subject, memory: _Memory) -> tuple[Record | None, Manifest | None]:
-        """What this generation is made of: as it is on record, with the object that says so, or as it follows from the
-        one before. An edit that cannot be leaves everything as it was; None for what cannot be from the beginning.
+        """What this generation is made of: as it is on record, with the object that says so unless that is as we left
+        it; or as it follows from the one before, and then none is remembered. An edit that cannot be leaves everything
+        as it was; None for what cannot be from the beginning.
 
         Raises:
             Foreign: an object that is not ours is in the record's place.
@@ -333,7 +334,7 @@ class Reconciler:
         """
         place = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": subject.metadata(subject.record_name)}
         if memory.record is not None and memory.objects.is_as_left(place):
-            return memory.record[1], place
+            return memory.record[1], None
         found = await memory.objects.find(place)
         if found is not None:
             uid = found["metadata"]["uid"]
@@ -346,6 +347,7 @@ class Reconciler:
                 raise Foreign(in_the_way(place))
             _refuse_anothers(subject, found)
             await self._cluster.delete(found)
+        memory.record = None
         return self._new_record(subject, await self._earlier_record(subject, memory)), None
 
     async def _earlier_record(self, subject: Subject, memory: _Memory) -> Record | None:

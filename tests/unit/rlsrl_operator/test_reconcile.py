@@ -57,6 +57,8 @@ class ApiServer:
         """What was read: how, and of which kind."""
         self.refuses: Callable[[str], bool] = lambda write: False
         """Which writes end in a conflict."""
+        self.meanwhile: Callable[[str], object] = lambda kind: None
+        """What happens whenever something of a kind is read."""
         self.news: list[tuple[str, Manifest]] = []
         """What a watch has not told yet: objects, and whether they are gone."""
         self.resources = self
@@ -103,6 +105,7 @@ class ApiServer:
         if resource is None:
             return Resource(kind=asked["kind"], of_status=False)
         self.asked.append(("get" if "name" in asked else "list", resource.kind))
+        self.meanwhile(resource.kind)
         if "name" in asked:
             return self._answer(self._found(resource, asked["name"]))
         wanted = dict(pair.split("=") for pair in asked.get("label_selector", "").split(",") if pair)
@@ -319,6 +322,25 @@ def test_to_make_an_experiment_nothing_is_written_twice_and_nothing_listed_but_p
     made = Counter(write for write in world.server.writes if not write.startswith("replace RLExperiment/status"))
     assert set(made.values()) == {1}
     assert "list" not in {how for how, kind in world.server.asked if kind != "Pod"}
+
+
+def test_a_record_that_is_deleted_during_a_look_comes_back_whole(world: World) -> None:
+    world.look()
+    place = next(place for place in world.server.objects if place[2].startswith("a-record-"))
+    before = world.server.objects[place]
+
+    def delete(kind: str) -> None:
+        if kind == "Pod":  # pods are asked for after the record was found to be as it was left
+            world.server.meanwhile = lambda kind: None
+            world.server.remove("ConfigMap", place[2])
+            world.hear()
+
+    world.server.meanwhile = delete
+    world.look()
+    world.settle()
+    after = world.server.objects[place]
+    assert (after["data"], after["immutable"]) == (before["data"], True)
+    assert world.said(ACCEPTED) == ("True", "Accepted")
 
 
 def test_an_operator_that_comes_after_another_applies_nothing_that_cannot_be_changed(world: World) -> None:
