@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import Experiment, Namespace, run
+from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(2400)]
@@ -30,7 +30,17 @@ def kueue(system: Namespace, install: Callable[[str], AbstractContextManager[Non
     """The controller, with webhooks for pods and StatefulSets."""
     assert system
     with install("kueue"):
+        until(answers, "Kueue's webhooks can be reached")
         yield
+
+
+def answers() -> bool:
+    """Nodes learn of the pod behind a Service some time after it is ready."""
+    try:
+        run("kubectl", "create", "--dry-run=server", "-f", "-", stdin=json.dumps(queue_object("ResourceFlavor", "any")))
+    except KubectlFailed:
+        return False
+    return True
 
 
 @pytest.fixture

@@ -120,7 +120,9 @@ class ApiReader:
             for each in found.get("resources", []):
                 if each["namespaced"] and "/" not in each["name"]:
                     resource = Resource(found["groupVersion"], each["kind"], each["name"])
-                    yield from ((name, resource) for name in (each["name"], each["kind"].lower()))
+                    group = found["groupVersion"].rpartition("/")[0]
+                    names = (each["name"], each["kind"].lower(), f"{each['name']}.{group}")
+                    yield from ((name, resource) for name in names)
 
     def _ask(self, path: str) -> Object | None:
         """The answer, over this thread's connection; once more over another, in case that one has ended meanwhile."""
