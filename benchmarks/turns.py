@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from contestants import OUTPUT, Contestant, ContestantFailed, Setting, last_words
+from contestants import OUTPUT, Contestant, ContestantFailed, Progress, Setting, last_words
 from figures import Turn, speed
 from machine import Usage, megabytes_of, shares
 from profiles import time_shares
@@ -58,6 +58,16 @@ class Running:
             time.sleep(LOOK_SECONDS)
         return True
 
+    def await_training(self) -> None:
+        """Wait until it trains, and can be watched.
+
+        Raises:
+            ContestantFailed: it ended before, or does not begin to.
+        """
+        if not self.until(lambda: self.contestant.has_started(self.folder), "it trained", seconds=START_SECONDS):
+            said = last_words(self.folder)
+            raise ContestantFailed(f"{self.contestant.name} has not begun to train in {START_SECONDS:.0f} s:\n{said}")
+
 
 def throughput_turn(contestant: Contestant, workload: Workload, setting: Setting, *, window_seconds: float) -> Turn:
     """How much it trains a second of a window that begins once its start is over.
@@ -65,8 +75,8 @@ def throughput_turn(contestant: Contestant, workload: Workload, setting: Setting
     Raises:
         ContestantFailed: it did not begin to train, ended by itself, or left what may not count.
     """
-    with _started(contestant, workload, setting, seed=1) as running:
-        _await_training(running)
+    with started(contestant, workload, setting, seed=1) as running:
+        running.await_training()
         time.sleep(workload.warm_seconds)
         pid, folder = running.process.pid, running.folder
         first, usage, began = contestant.profile(folder), Usage.now(), time.time()
@@ -94,7 +104,7 @@ def goal_turn(contestant: Contestant, workload: Workload, setting: Setting, *, s
     """
     goal = workload.goal
     assert goal is not None, "a workload with a goal"
-    with _started(contestant, workload, setting, seed=seed) as running:
+    with started(contestant, workload, setting, seed=seed) as running:
         usage = Usage.now()
 
         def reached() -> tuple[float, float] | None:
@@ -119,8 +129,30 @@ def goal_turn(contestant: Contestant, workload: Workload, setting: Setting, *, s
     )
 
 
+def whole_run(
+    contestant: Contestant,
+    workload: Workload,
+    setting: Setting,
+    *,
+    seed: int,
+    seconds: float,
+    hindered: Callable[[Path], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
+) -> Progress:
+    """What it told until it ended by itself, at the workload's goal or its last step. Nobody looks at the time.
+
+    ``hindered`` gets its folder, and may be in its way while it lasts.
+
+    Raises:
+        ContestantFailed: it goes on after so many seconds, failed, or left what may not count.
+    """
+    with started(contestant, workload, setting, seed=seed) as running, hindered(running.folder):
+        if not running.until(lambda: running.process.poll() is not None, "it ended", seconds=seconds):
+            raise ContestantFailed(f"{contestant.name} goes on after {seconds:.0f} s:\n{last_words(running.folder)}")
+        return contestant.progress(running.folder)
+
+
 @contextlib.contextmanager
-def _started(contestant: Contestant, workload: Workload, setting: Setting, *, seed: int) -> Iterator[Running]:
+def started(contestant: Contestant, workload: Workload, setting: Setting, *, seed: int) -> Iterator[Running]:
     """It, while the body lasts; then it is ended, and what it left is looked at."""
     with tempfile.TemporaryDirectory(prefix="rlsrl-bench-") as name:
         folder = Path(name)
@@ -143,13 +175,6 @@ def _started(contestant: Contestant, workload: Workload, setting: Setting, *, se
         if process.returncode not in ENDED_WELL:
             raise ContestantFailed(f"{contestant.name} exited with {process.returncode}:\n{last_words(folder)}")
         contestant.check(folder)
-
-
-def _await_training(running: Running) -> None:
-    contestant, folder = running.contestant, running.folder
-    if not running.until(lambda: contestant.has_started(folder), "it trained", seconds=START_SECONDS):
-        said = last_words(folder)
-        raise ContestantFailed(f"{contestant.name} has not begun to train in {START_SECONDS:.0f} s:\n{said}")
 
 
 def _watch(running: Running, began: float, seconds: float) -> None:

@@ -41,8 +41,12 @@ class Workload:
     policy_workers: int = 0
     compile: Literal["off", "upfront", "background"] = "upfront"
     """When rlsrl's training step is compiled: before a window begins, unless the start itself is measured."""
+    max_policy_lag: int = 1
+    """How many training steps the weights that chose an action may be behind; peers have no such lag."""
     goal: float | None = None
     """Mean return of the last 100 episodes that ends the run; None: it goes on until it is told to end."""
+    total_steps: int = ENDLESS_STEPS
+    """Environment steps that end the run, whatever has come of it."""
     warm_seconds: float = 4.0
     """Of training, before a window begins."""
     window_seconds: float = 12.0
@@ -80,8 +84,8 @@ class Workload:
                 },
                 **policy_workers,
                 "trainers": {"compile": self.compile},
-                "pacing": {"maxPolicyLag": 1},
-                "stop": {"envSteps": ENDLESS_STEPS, **goal},
+                "pacing": {"maxPolicyLag": self.max_policy_lag},
+                "stop": {"envSteps": self.total_steps, **goal},
             },
         }
 
@@ -101,7 +105,7 @@ class Workload:
             "entropy-coefficient": self.entropy_coefficient,
             "clip-range": self.clip_range,
             "network": self.network,
-            "total-steps": ENDLESS_STEPS,
+            "total-steps": self.total_steps,
             **({} if self.goal is None else {"goal": self.goal}),
         }
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -1,0 +1,312 @@
+"""Whether rlsrl learns as well as the single file, with the settings that its throughput is measured with.
+
+    python benchmarks/learning.py cartpole
+
+Both get the same environments, networks and settings, and a seed a run. CartPole: environment steps to a mean return
+of 475, the ratio of the medians with its bootstrap interval; seeds are added until that is narrow enough. Runs of rlsrl
+whose trainer is slowed down, with the lag of the weights as good as unbounded, must fail the same check, or it shows
+nothing. HalfCheetah: the ratio of the median returns after a million steps. Pong: the mean return after as many.
+
+Each run is kept in ``docs/benchmarks/learning-NAME.json`` once it is over, and not made again: whoever was interrupted
+goes on. Nothing here is a matter of time, so that other work on the machine does no harm.
+
+Ends with 0 if rlsrl learns no worse, and 1 if not, or if that is not decided.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import statistics
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import machine
+from contestants import PEERS, RUN, Contestant, ContestantFailed, Progress, Rlsrl
+from figures import RLSRL, SINGLE_FILE
+from learning_verdicts import COVERAGE, Verdict, mean_is_no_worse, ratio_of_medians
+from results import FOLDER, REPOSITORY, say
+from turns import whole_run
+from workloads import WORKLOADS, Workload
+
+HINDERED = "rlsrl, hindered"
+"""The negative control: what the check has to find worse."""
+SLOWED = 5
+"""How many times as long its trainer takes."""
+LARGEST_LAG = 64
+"""The most that a spec may allow."""
+SETTINGS = {SINGLE_FILE: ("--vector", "sync", "--threads", "1")}
+SLICE_SECONDS = 0.05
+Series = Mapping[int, float]
+"""What each seed came to."""
+Store = Mapping[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What is trained by both, how often, and how what comes of it is judged."""
+
+    workload: Workload
+    seeds: int
+    """Of each to begin with."""
+    most_seeds: int
+    """That are tried for a narrow interval."""
+    run_seconds: float
+    """A run that takes longer has failed."""
+    has_control: bool = False
+    """Whether hindered runs are made, too."""
+    mean_above: float | None = None
+    """With too few seeds for an interval: what the mean return has to be above; None: intervals are compared."""
+
+    @property
+    def what(self) -> str:
+        """The figure of a run, in words."""
+        if (goal := self.workload.goal) is not None:
+            return f"env steps to a mean return of {goal:g}"
+        return f"mean return of the last 100 episodes after {self.workload.total_steps:,} env steps"
+
+    def figure(self, told: Progress) -> float:
+        """What a run came to. One that does not reach its goal counts as if it had with its last step."""
+        if self.workload.goal is not None:
+            return told.points[-1][1]
+        return_mean = told.return_means[-1]
+        if return_mean is None:
+            raise ContestantFailed("a run of that length has to end an episode")
+        return return_mean
+
+    def verdict(self, mine: Series, theirs: Series) -> Verdict:
+        """Whether rlsrl learns no worse; said as well."""
+        first, second = [*mine.values()], [*theirs.values()]
+        if self.mean_above is not None:
+            verdict = mean_is_no_worse(first, second, above=self.mean_above)
+            say(
+                f"means {statistics.mean(first):.2f} and {statistics.mean(second):.2f}: the first has to be above "
+                f"{self.mean_above:g}, and above the second less its deviation of {statistics.stdev(second):.2f}: "
+                f"{verdict}"
+            )
+            return verdict
+        interval = ratio_of_medians(first, second)
+        bounds = f"{COVERAGE:.0%} interval {interval.low:.3f} to {interval.high:.3f}"
+        say(f"ratio of medians {interval.ratio:.3f}, {bounds}: {interval.verdict}")
+        return interval.verdict
+
+
+COMPARISONS = {
+    "cartpole": Comparison(
+        workload=replace(WORKLOADS["W1"], goal=475.0, total_steps=1_000_000),
+        seeds=20,
+        most_seeds=100,
+        run_seconds=300.0,
+        has_control=True,
+    ),
+    "halfcheetah": Comparison(
+        workload=replace(WORKLOADS["W3"], total_steps=1_000_000), seeds=10, most_seeds=30, run_seconds=3600.0
+    ),
+    "pong": Comparison(
+        workload=replace(WORKLOADS["W2"], total_steps=1_000_000),
+        seeds=3,
+        most_seeds=3,
+        run_seconds=4 * 3600.0,
+        mean_above=-18.0,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One of those who are compared, as it is run here."""
+
+    name: str
+    contestant: Contestant
+    workload: Workload
+    at_once: int
+    """Runs beside each other."""
+    hindered: Callable[[Path], contextlib.AbstractContextManager[None]] = field(
+        default=lambda _: contextlib.nullcontext()
+    )
+
+    @property
+    def digest(self) -> str:
+        """Of all that its runs depend on but the seed: of two that differ, neither says anything of the other."""
+        told = [self.name, asdict(self.workload), SETTINGS.get(self.name), dict(self.contestant.versions)]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Runs:
+    """Those that are over, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"programs": {}}
+
+    def series(self, program: Program) -> dict[int, float]:
+        """What each seed of a program came to, as it is now."""
+        kept = self._kept["programs"].get(program.name, {})
+        if kept.get("digest") != program.digest:
+            return {}
+        return {int(seed): run["figure"] for seed, run in kept["runs"].items()}
+
+    def add(self, program: Program, seed: int, run: Mapping[str, Any]) -> None:
+        """One more; any thread may."""
+        with self._lock:
+            programs = self._kept["programs"]
+            if programs.get(program.name, {}).get("digest") != program.digest:
+                programs[program.name] = {"digest": program.digest, "runs": {}}
+            programs[program.name]["runs"][str(seed)] = run
+            self._write()
+
+    def judge(self, verdicts: Mapping[str, Any]) -> None:
+        """Keep what came of it all."""
+        with self._lock:
+            self._kept |= verdicts
+            self._write()
+
+    def _write(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        rest = self._path.with_suffix(".new")
+        rest.write_text(json.dumps(self._kept, indent=1) + "\n")
+        rest.replace(self._path)
+
+
+def programs_of(comparison: Comparison) -> tuple[Program, Program]:
+    """(rlsrl, the single file)."""
+    single = next(peer for peer in PEERS if peer.name == SINGLE_FILE)
+    return (
+        Program(name=RLSRL, contestant=Rlsrl(), workload=comparison.workload, at_once=1),
+        # It has one thread.
+        Program(name=SINGLE_FILE, contestant=single, workload=comparison.workload, at_once=os.cpu_count() or 1),
+    )
+
+
+def control_of(comparison: Comparison) -> Program:
+    """rlsrl with a slow trainer whom nothing keeps its actors in step with."""
+    workload = replace(comparison.workload, max_policy_lag=LARGEST_LAG)
+    return Program(name=HINDERED, contestant=Rlsrl(), workload=workload, at_once=1, hindered=slow_trainer)
+
+
+def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], runs: Runs) -> Series:
+    """Make those that are not kept yet; returns all.
+
+    Raises:
+        ContestantFailed: one did not train as it should.
+    """
+
+    def make(seed: int) -> None:
+        setting = SETTINGS.get(program.name, ())
+        told = whole_run(
+            program.contestant, program.workload, setting, seed=seed, seconds=comparison.run_seconds,
+            hindered=program.hindered,
+        )  # fmt: skip
+        figure = comparison.figure(told)
+        curve = [(steps, mean) for (_, steps), mean in zip(told.points, told.return_means, strict=True)]
+        commit = machine.described(REPOSITORY)["commit"]
+        runs.add(program, seed, {"figure": figure, "commit": commit, "curve": _thinned(curve)})
+        say(f"{program.name:16} seed {seed:3}: {figure:,.1f}")
+
+    kept = runs.series(program)
+    with ThreadPoolExecutor(max_workers=program.at_once) as pool:
+        for _ in pool.map(make, [seed for seed in seeds if seed not in kept]):
+            pass
+    every = runs.series(program)
+    return {seed: every[seed] for seed in seeds}
+
+
+def compare(name: str, *, folder: Path = FOLDER, comparisons: Mapping[str, Comparison] = COMPARISONS) -> bool:
+    """Make runs until it is decided, or enough were tried; whether rlsrl learns no worse, and the control does."""
+    comparison = comparisons[name]
+    runs = Runs(folder / f"learning-{name}.json")
+    rlsrl, single = programs_of(comparison)
+    single.contestant.install()
+    say(f"{name}: {comparison.what}")
+    num_seeds, verdict = comparison.seeds, "not decided"
+    while True:
+        seeds = range(1, num_seeds + 1)
+        mine, theirs = (make_runs(comparison, program, seeds, runs) for program in (rlsrl, single))
+        first, second = statistics.median(mine.values()), statistics.median(theirs.values())
+        say(f"{num_seeds} seeds: medians {first:,.1f} of {RLSRL}, {second:,.1f} of {SINGLE_FILE}")
+        verdict = comparison.verdict(mine, theirs)
+        if verdict != "not decided" or num_seeds >= comparison.most_seeds:
+            break
+        num_seeds = min(2 * num_seeds, comparison.most_seeds)
+    told: dict[str, Any] = {
+        "what": comparison.what,
+        "verdict": verdict,
+        "seeds": num_seeds,
+        "machine": machine.described(REPOSITORY),
+    }
+    if comparison.has_control:
+        say(f"{HINDERED}: a trainer that takes {SLOWED} times as long, a lag of up to {LARGEST_LAG} steps")
+        few = range(1, comparison.seeds + 1)
+        told["control"] = comparison.verdict(make_runs(comparison, control_of(comparison), few, runs), theirs)
+        say("the control fails, as it has to" if told["control"] == "worse" else "the control DOES NOT FAIL")
+    runs.judge(told)
+    return verdict == "no worse" and told.get("control", "worse") == "worse"
+
+
+@contextlib.contextmanager
+def slow_trainer(folder: Path) -> Iterator[None]:
+    """A run's trainer works one part of the time in ``SLOWED``, from when it is there until the body ends."""
+    over = threading.Event()
+    thread = threading.Thread(target=_slow_down, args=(folder / RUN / "status.json", over), name="slow-trainer")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _slow_down(status: Path, over: threading.Event) -> None:
+    """Stop and continue the trainer in turns."""
+    while not over.wait(SLICE_SECONDS):
+        if (pid := _trainer(status)) is not None:
+            break
+    else:
+        return
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        while not over.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            over.wait((SLOWED - 1) * SLICE_SECONDS)
+            os.kill(pid, signal.SIGCONT)
+            over.wait(SLICE_SECONDS)
+
+
+def _trainer(status: Path) -> int | None:
+    """Its process, once it trains."""
+    try:
+        told = json.loads(status.read_text())
+    except FileNotFoundError:
+        return None
+    workers = told["roles"].get("trainer", [])
+    return workers[0]["pid"] if workers and workers[0]["stats"].get("train_steps", 0) else None
+
+
+def _thinned(curve: Sequence[tuple[float, float | None]], most: int = 200) -> Sequence[tuple[float, float | None]]:
+    """At most so many points, the last among them."""
+    every = -(-len(curve) // most)
+    return [*curve[:-1:every], curve[-1]]
+
+
+def main() -> int:
+    """Compare, keep, say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("comparison", choices=COMPARISONS)
+    try:
+        return 0 if compare(parser.parse_args().comparison) else 1
+    except ContestantFailed as error:
+        print(f"learning: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

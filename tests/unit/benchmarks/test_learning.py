@@ -1,0 +1,149 @@
+"""Runs for a comparison of learning: which are made, which are kept, and what comes of them. Programs are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import learning
+import pytest
+from contestants import OUTPUT, RUN, ContestantFailed, Peer
+from figures import RLSRL, SINGLE_FILE
+from learning import COMPARISONS, HINDERED, Comparison, Program, Runs, compare, slow_trainer
+from workloads import WORKLOADS
+
+from rlsrl.testing.waiting import until
+
+STAND_IN = """
+import json, sys
+said = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open({log!r}, "a") as log:
+    log.write({name!r} + " " + said["--seed"] + "\\n")
+for part in (0.5, 1.0):
+    steps = part * ({steps} + 10 * int(said["--seed"]))
+    print(json.dumps({{"wall": 1.0, "env_steps": steps, "return_mean": 500.0 * part}}), flush=True)
+"""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[[], list[str]]:
+    """The runs that were made until now."""
+    log = tmp_path / "log"
+    log.touch()
+    return lambda: log.read_text().splitlines()
+
+
+Stage = Callable[..., Comparison]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """Puts stand-ins in the programs' places, which come to so many steps, and ten more for each seed."""
+
+    def play(*, rlsrl: int, single: int, hindered: int, seeds: int = 3, most_seeds: int = 3) -> Comparison:
+        comparison = replace(COMPARISONS["cartpole"], seeds=seeds, most_seeds=most_seeds, run_seconds=30.0)
+
+        def program(name: str, steps: int) -> Program:
+            text = STAND_IN.format(log=str(tmp_path / "log"), name=name, steps=steps)
+            (path := tmp_path / f"{name}.py").write_text(text)
+            contestant = Peer(name=name, program=str(path), ways=((),), python=lambda name: Path(sys.executable))
+            # The versions of a peer are those of its pins, which stand-ins have none of.
+            monkeypatch.setattr(Peer, "versions", {})
+            return Program(name=name, contestant=contestant, workload=comparison.workload, at_once=2)
+
+        two = program(RLSRL, rlsrl), program(SINGLE_FILE, single)
+        monkeypatch.setattr(learning, "programs_of", lambda _: two)
+        monkeypatch.setattr(learning, "control_of", lambda _: program(HINDERED, hindered))
+        return comparison
+
+    return play
+
+
+def judged(comparison: Comparison, folder: Path) -> tuple[bool, dict[str, object]]:
+    good = compare("cartpole", folder=folder, comparisons={"cartpole": comparison})
+    return good, json.loads((folder / "learning-cartpole.json").read_text())
+
+
+def test_who_takes_as_many_steps_learns_no_worse(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
+    good, kept = judged(stage(rlsrl=10_000, single=10_100, hindered=50_000), tmp_path)
+    assert good
+    assert (kept["verdict"], kept["control"], kept["seeds"]) == ("no worse", "worse", 3)
+    assert sorted(made()) == sorted(f"{name} {seed}" for name in (RLSRL, SINGLE_FILE, HINDERED) for seed in (1, 2, 3))
+
+
+def test_who_takes_twice_as_many_learns_worse(tmp_path: Path, stage: Stage) -> None:
+    good, kept = judged(stage(rlsrl=20_000, single=10_000, hindered=50_000), tmp_path)
+    assert not good
+    assert kept["verdict"] == "worse"
+
+
+def test_a_control_that_passes_makes_the_check_worthless(tmp_path: Path, stage: Stage) -> None:
+    good, kept = judged(stage(rlsrl=10_000, single=10_000, hindered=10_000), tmp_path)
+    assert not good
+    assert (kept["verdict"], kept["control"]) == ("no worse", "no worse")
+
+
+def test_seeds_are_added_until_it_is_decided(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
+    # A ratio of 1.25 to within the spread of the seeds never is.
+    good, kept = judged(stage(rlsrl=125, single=100, hindered=5000, seeds=2, most_seeds=6), tmp_path)
+    assert not good
+    assert (kept["verdict"], kept["seeds"]) == ("not decided", 6)
+    assert sum(line.startswith(SINGLE_FILE) for line in made()) == 6
+    assert sum(line.startswith(HINDERED) for line in made()) == 2
+
+
+def test_a_run_that_is_kept_is_not_made_again(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
+    comparison = stage(rlsrl=10_000, single=10_000, hindered=50_000)
+    judged(comparison, tmp_path)
+    first = made()
+    assert judged(comparison, tmp_path)[0]
+    assert made() == first
+    judged(stage(rlsrl=10_000, single=10_000, hindered=50_000, seeds=4, most_seeds=4), tmp_path)
+    assert sorted(made()[len(first) :]) == sorted(f"{name} 4" for name in (RLSRL, SINGLE_FILE, HINDERED))
+
+
+def test_runs_with_other_settings_are_no_runs_of_this(tmp_path: Path) -> None:
+    contestant = Peer(name=SINGLE_FILE, program="none.py", ways=((),))
+    one = Program(name=SINGLE_FILE, contestant=contestant, workload=WORKLOADS["W1"], at_once=1)
+    other = replace(one, workload=replace(WORKLOADS["W1"], epochs=5))
+    path = tmp_path / "runs.json"
+    Runs(path).add(one, 7, {"figure": 3.0})
+    assert Runs(path).series(one) == {7: 3.0}
+    assert Runs(path).series(other) == {}
+    Runs(path).add(other, 8, {"figure": 4.0})
+    assert Runs(path).series(one) == {}
+    assert Runs(path).series(other) == {8: 4.0}
+
+
+def test_a_run_that_fails_is_told_and_those_before_it_are_kept(tmp_path: Path, stage: Stage) -> None:
+    comparison = stage(rlsrl=10_000, single=10_000, hindered=50_000)
+    script = tmp_path / f"{SINGLE_FILE}.py"
+    script.write_text("raise SystemExit('no room')")
+    with pytest.raises(ContestantFailed, match="no room"):
+        judged(comparison, tmp_path)
+    programs = json.loads((tmp_path / "learning-cartpole.json").read_text())["programs"]
+    assert {name: len(each["runs"]) for name, each in programs.items()} == {RLSRL: 3}
+
+
+def test_a_slow_trainer_stands_still_most_of_the_time_and_is_left_running(tmp_path: Path) -> None:
+    (tmp_path / RUN).mkdir()
+    (tmp_path / OUTPUT).touch()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            worker = {"pid": process.pid, "stats": {"train_steps": 3.0}}
+            with slow_trainer(tmp_path):
+                (tmp_path / RUN / "status.json").write_text(json.dumps({"roles": {"trainer": [worker]}}))
+                until(lambda: state_of(process.pid) == "T", "it is stopped")
+                until(lambda: state_of(process.pid) == "R", "it works again")
+                until(lambda: state_of(process.pid) == "T", "it is stopped again")
+            assert state_of(process.pid) != "T"
+        finally:
+            process.kill()
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -1,0 +1,52 @@
+"""A run's memory over time: what is growth, and what is noise."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from memory_over_time import ALL, PARTS, growth, look_at
+
+SECONDS = np.arange(0.0, 3600.0, 10.0)
+
+
+def test_a_line_is_found_whole() -> None:
+    found = growth([*SECONDS], [*(100.0 + SECONDS / 3600.0 * 12.0)])
+    assert found.per_hour == pytest.approx(12.0)
+    assert found.error == pytest.approx(0.0, abs=1e-6)
+    assert found.megabytes == pytest.approx(106.0, abs=0.1)
+    assert found.grows
+
+
+def test_noise_alone_is_no_growth_as_often_as_the_interval_says() -> None:
+    rng = np.random.default_rng(1)
+    grows = [growth([*SECONDS], [*rng.normal(100.0, 1.0, SECONDS.size)]).grows for _ in range(200)]
+    assert np.mean(grows) < 0.06, "2.5 % of them, by the interval"
+
+
+def test_a_leak_is_seen_through_noise() -> None:
+    rng = np.random.default_rng(2)
+    found = growth([*SECONDS], [*(rng.normal(100.0, 1.0, SECONDS.size) + SECONDS / 3600.0 * 3.0)])
+    assert found.grows
+    assert abs(found.per_hour - 3.0) < 2 * found.error
+
+
+def test_what_shrinks_does_not_grow() -> None:
+    assert not growth([*SECONDS], [*(100.0 - SECONDS / 3600.0)]).grows
+
+
+def test_too_few_looks_say_nothing() -> None:
+    with pytest.raises(ValueError, match=f"{PARTS - 1} looks are too few: {PARTS} are needed"):
+        growth([1.0] * (PARTS - 1), [1.0] * (PARTS - 1))
+
+
+def test_a_look_tells_what_each_role_holds(tmp_path: Path) -> None:
+    roles = {"actor": [{"pid": os.getpid()}, {"pid": os.getpid()}], "trainer": [{"pid": os.getpid()}]}
+    (tmp_path / "status.json").write_text(json.dumps({"roles": roles}))
+    look = look_at(tmp_path, os.getpid())
+    assert look.keys() == {"actor", "trainer", ALL}
+    assert look["trainer"] == pytest.approx(look[ALL], rel=0.05)
+    assert look["actor"] == pytest.approx(2 * look[ALL], rel=0.05)
