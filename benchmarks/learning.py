@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ import machine
 from contestants import PEERS, RUN, Contestant, ContestantFailed, Progress, Rlsrl
 from figures import RLSRL, SINGLE_FILE
 from learning_verdicts import COVERAGE, Verdict, mean_is_no_worse, ratio_of_medians
-from results import FOLDER, REPOSITORY, say
+from results import FOLDER, REPOSITORY, kept, say
 from turns import whole_run
 from workloads import WORKLOADS, Workload
 
@@ -46,9 +47,20 @@ LARGEST_LAG = 64
 """The most that a spec may allow."""
 SETTINGS = {SINGLE_FILE: ("--vector", "sync", "--threads", "1")}
 SLICE_SECONDS = 0.05
+KEPT_AS = "learning-"
 Series = Mapping[int, float]
 """What each seed came to."""
-Store = Mapping[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What a comparison came to."""
+
+    verdict: Verdict
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.verdict}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,21 +95,22 @@ class Comparison:
             raise ContestantFailed("a run of that length has to end an episode")
         return return_mean
 
-    def verdict(self, mine: Series, theirs: Series) -> Verdict:
-        """Whether rlsrl learns no worse; said as well."""
+    def judge(self, mine: Series, theirs: Series) -> Judgement:
+        """Whether the first learns no worse."""
         first, second = [*mine.values()], [*theirs.values()]
+        seeds = f"{len(first)} and {len(second)} seeds"
         if self.mean_above is not None:
-            verdict = mean_is_no_worse(first, second, above=self.mean_above)
-            say(
-                f"means {statistics.mean(first):.2f} and {statistics.mean(second):.2f}: the first has to be above "
-                f"{self.mean_above:g}, and above the second less its deviation of {statistics.stdev(second):.2f}: "
-                f"{verdict}"
+            why = (
+                f"means {statistics.mean(first):.2f} and {statistics.mean(second):.2f} of {seeds}; the first has to be "
+                f"above {self.mean_above:g}, and above the second less its deviation of {statistics.stdev(second):.2f}"
             )
-            return verdict
+            return Judgement(verdict=mean_is_no_worse(first, second, above=self.mean_above), why=why)
         interval = ratio_of_medians(first, second)
-        bounds = f"{COVERAGE:.0%} interval {interval.low:.3f} to {interval.high:.3f}"
-        say(f"ratio of medians {interval.ratio:.3f}, {bounds}: {interval.verdict}")
-        return interval.verdict
+        why = (
+            f"medians {statistics.median(first):,.1f} and {statistics.median(second):,.1f} of {seeds}, ratio "
+            f"{interval.ratio:.3f}, {COVERAGE:.0%} interval {interval.low:.3f} to {interval.high:.3f}"
+        )
+        return Judgement(verdict=interval.verdict, why=why)
 
 
 COMPARISONS = {
@@ -147,7 +160,7 @@ class Runs:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"programs": {}}
+        self._kept: dict[str, Any] = kept(path.stem, path.parent) or {"programs": {}}
 
     def series(self, program: Program) -> dict[int, float]:
         """What each seed of a program came to, as it is now."""
@@ -224,33 +237,34 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
 def compare(name: str, *, folder: Path = FOLDER, comparisons: Mapping[str, Comparison] = COMPARISONS) -> bool:
     """Make runs until it is decided, or enough were tried; whether rlsrl learns no worse, and the control does."""
     comparison = comparisons[name]
-    runs = Runs(folder / f"learning-{name}.json")
+    runs = Runs(folder / f"{KEPT_AS}{name}.json")
     rlsrl, single = programs_of(comparison)
     single.contestant.install()
     say(f"{name}: {comparison.what}")
-    num_seeds, verdict = comparison.seeds, "not decided"
+    num_seeds = comparison.seeds
     while True:
         seeds = range(1, num_seeds + 1)
         mine, theirs = (make_runs(comparison, program, seeds, runs) for program in (rlsrl, single))
-        first, second = statistics.median(mine.values()), statistics.median(theirs.values())
-        say(f"{num_seeds} seeds: medians {first:,.1f} of {RLSRL}, {second:,.1f} of {SINGLE_FILE}")
-        verdict = comparison.verdict(mine, theirs)
-        if verdict != "not decided" or num_seeds >= comparison.most_seeds:
+        found = comparison.judge(mine, theirs)
+        say(str(found))
+        if found.verdict != "not decided" or num_seeds >= comparison.most_seeds:
             break
         num_seeds = min(2 * num_seeds, comparison.most_seeds)
-    told: dict[str, Any] = {
+    told = {
         "what": comparison.what,
-        "verdict": verdict,
-        "seeds": num_seeds,
+        **asdict(found),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.described(REPOSITORY),
     }
-    if comparison.has_control:
-        say(f"{HINDERED}: a trainer that takes {SLOWED} times as long, a lag of up to {LARGEST_LAG} steps")
-        few = range(1, comparison.seeds + 1)
-        told["control"] = comparison.verdict(make_runs(comparison, control_of(comparison), few, runs), theirs)
-        say("the control fails, as it has to" if told["control"] == "worse" else "the control DOES NOT FAIL")
-    runs.judge(told)
-    return verdict == "no worse" and told.get("control", "worse") == "worse"
+    if not comparison.has_control:
+        runs.judge(told)
+        return found.verdict == "no worse"
+    say(f"{HINDERED}: a trainer that takes {SLOWED} times as long, a lag of up to {LARGEST_LAG} steps")
+    few = range(1, comparison.seeds + 1)
+    control = comparison.judge(make_runs(comparison, control_of(comparison), few, runs), theirs)
+    say(f"{control}: {'as it has to be' if control.verdict == 'worse' else 'SO THE CHECK SHOWS NOTHING'}")
+    runs.judge({**told, "control": asdict(control)})
+    return (found.verdict, control.verdict) == ("no worse", "worse")
 
 
 @contextlib.contextmanager

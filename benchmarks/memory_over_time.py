@@ -30,6 +30,9 @@ from turns import started
 from workloads import WORKLOADS, Workload
 
 ALL = "all"
+KEPT_AS = "memory-"
+WATCHED = ("W1", "R1")
+"""Those of which the report tells."""
 LOOK_SECONDS = 10.0
 PARTS = 12
 """The medians of so many stretches of time are what a line is laid through: looks that follow each other are alike."""
@@ -131,7 +134,7 @@ def main() -> int:
     for role, each in told["growths"].items():
         grown = f"{each['per_hour']:+.2f} MB an hour, +- {each['error']:.2f}"
         say(f"{role:12} {each['megabytes']:8,.1f} MB  {grown}: {'grows' if each['grows'] else 'flat'}")
-    path = FOLDER / f"memory-{workload.name}.json"
+    path = FOLDER / f"{KEPT_AS}{workload.name}.json"
     path.write_text(json.dumps(told, indent=1) + "\n")
     say(f"kept in {path}")
     return 1 if any(each["grows"] for each in told["growths"].values()) else 0

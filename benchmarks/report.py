@@ -7,12 +7,17 @@ repository's README between two marks. What was not measured, or found no quiet 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import learning
+import memory_over_time
 from figures import RLSRL, SHOWN
+from learning import COMPARISONS, HINDERED
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from memory_over_time import WATCHED
 from results import FOLDER, REPOSITORY, kept
 from workloads import WORKLOADS, Workload
 
@@ -28,15 +33,41 @@ ORIGIN = """\
 Made by `make bench-report` from the files beside it, which `make bench W=W1` writes, a workload each: all rounds, the
 noisy ones too, with settings, versions, machine and commit."""
 
+LEARNING = """\
+rlsrl, compiled and one step behind, against the single file with the same settings: `python benchmarks/learning.py
+NAME`. The interval is a bootstrap's, of the ratio of the medians; it has to lie within 0.8 and 1.25. The same check has
+to find that a run learns worse whose trainer is slowed down and which may lag as far behind as a spec allows."""
+MEMORY = """\
+`python benchmarks/memory_over_time.py W1`: the growth is a line's through an hour, with its 95 % interval."""
+
 Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What is kept of all measurements, by name; what was not made is not there."""
+
+    throughput: Mapping[str, Result] = field(default_factory=dict)
+    learning: Mapping[str, Result] = field(default_factory=dict)
+    memory: Mapping[str, Result] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls) -> Self:
+        """From their files."""
+        return cls(
+            throughput=_found(WORKLOADS, ""),
+            learning=_found(COMPARISONS, learning.KEPT_AS),
+            memory=_found(WATCHED, memory_over_time.KEPT_AS),
+        )
 
 
 def main() -> None:
     """Write page, picture and the README's part."""
-    results = {name: result for name in WORKLOADS if (result := kept(name)) is not None}
+    measured = Measured.read()
+    results = measured.throughput
     FOLDER.mkdir(parents=True, exist_ok=True)
-    has_picture = draw(results, FOLDER / PICTURE)
-    (FOLDER / PAGE).write_text(page(results, has_picture=has_picture))
+    draw(results, FOLDER / PICTURE)
+    (FOLDER / PAGE).write_text(page(measured))
     readme = REPOSITORY / "README.md"
     readme.write_text(with_part(readme.read_text(), f"{table(results)}\n"))
     print(f"{len(results)} of {len(WORKLOADS)} workloads are measured: {FOLDER / PAGE}, {readme}")
@@ -59,30 +90,59 @@ def table(results: Mapping[str, Result]) -> str:
     """A row a workload, in Markdown."""
     rows = [HEADER, ("---",) * len(HEADER)]
     rows += [_row(workload, results.get(name)) for name, workload in WORKLOADS.items()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return _markdown(rows)
 
 
-def page(results: Mapping[str, Result], *, has_picture: bool) -> str:
+def learning_table(learned: Mapping[str, Result]) -> str:
+    """A row a comparison, in Markdown, and one for each negative control."""
+    rows = [("", "figure", "came to", ""), ("---",) * 4]
+    for name, comparison in COMPARISONS.items():
+        found = learned.get(name, {})
+        # Runs are kept one by one: some may be there of a comparison that is not over.
+        rows.append((name, comparison.what, found.get("why", ""), found.get("verdict", NOT_MEASURED)))
+        if comparison.has_control:
+            control = found.get("control", {})
+            rows.append(("", HINDERED, control.get("why", ""), control.get("verdict", NOT_MEASURED)))
+    return _markdown(rows)
+
+
+def memory_table(watched: Mapping[str, Result]) -> str:
+    """A row a role of each run, in Markdown."""
+    rows = [("", "role", "MB", "growth, MB an hour", ""), ("---",) * 5]
+    for name in WATCHED:
+        if (found := watched.get(name)) is None:
+            rows.append((name, "", "", "", NOT_MEASURED))
+            continue
+        for role, each in found["growths"].items():
+            grown = f"{each['per_hour']:+.2f} ± {each['error']:.2f}"
+            label = f"{name}, {found['minutes']} minutes, {found['env_steps']:,.0f} env steps"
+            rows.append((label, role, f"{each['megabytes']:,.0f}", grown, "grows" if each["grows"] else "flat"))
+    return _markdown(rows)
+
+
+def page(measured: Measured) -> str:
     """The page of all results."""
+    results = measured.throughput
     parts = [
         "# Throughput against peers",
         LEGEND,
         ORIGIN,
         table(results),
     ]
-    if has_picture:
+    if _shown(results):
         parts.append(f"![ratios]({PICTURE})")
+    parts += ["## Learning", LEARNING, learning_table(measured.learning)]
+    parts += ["## Memory", MEMORY, memory_table(measured.memory)]
     if results:
         parts += ["## How each was measured", *(_details(result) for result in results.values())]
     return "\n\n".join(parts) + "\n"
 
 
-def draw(results: Mapping[str, Result], path: Path) -> bool:
-    """Draw the ratios with their spreads; without any to show there is no picture. Whether there is one."""
-    shown = [result for result in results.values() if result["verdict"] == SHOWN]
-    if not shown:
+def draw(results: Mapping[str, Result], path: Path) -> None:
+    """Draw the ratios with their spreads; without any to show there is no picture."""
+    if not (shown := _shown(results)):
         path.unlink(missing_ok=True)
-        return False
+        return
     figure = Figure(figsize=(8, 0.6 + 0.42 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -98,7 +158,18 @@ def draw(results: Mapping[str, Result], path: Path) -> bool:
     axes.invert_yaxis()
     axes.set_xlabel("rlsrl / fastest peer")
     figure.savefig(path, dpi=120)
-    return True
+
+
+def _found(names: Iterable[str], kept_as: str) -> dict[str, Result]:
+    return {name: found for name in names if (found := kept(f"{kept_as}{name}")) is not None}
+
+
+def _shown(results: Mapping[str, Result]) -> list[Result]:
+    return [result for result in results.values() if result["verdict"] == SHOWN]
+
+
+def _markdown(rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _row(workload: Workload, result: Result | None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import throughput
 import time_to_goal
 from contestants import PEERS, Contestant, ContestantFailed, Peer, Rlsrl
 from figures import RLSRL, SHOWN, SINGLE_FILE
-from report import page
+from report import Measured, page
 from results import sentence
 from turns import GOAL_SECONDS, throughput_turn
 from workloads import WORKLOADS
@@ -69,7 +69,7 @@ def test_a_setting_was_chosen_and_everything_is_kept(result: dict[str, Any]) -> 
     assert len(contestant["trials"]) == 2
     assert contestant["setting"] == max(contestant["trials"], key=lambda setting: contestant["trials"][setting] or 0.0)
     assert json.loads(json.dumps(result)) == result
-    assert "Where rlsrl's time went" in page({"W1": result}, has_picture=False)
+    assert "Where rlsrl's time went" in page(Measured(throughput={"W1": result}))
 
 
 def test_the_profile_says_what_each_role_did(result: dict[str, Any]) -> None:

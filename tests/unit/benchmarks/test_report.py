@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 from figures import NO_QUIET_RUN, RLSRL, SHOWN, STABLE_BASELINES3
 from matplotlib import image
-from report import BEGIN, END, NOT_MEASURED, PAGE, PICTURE, draw, page, table, with_part
+from report import (
+    BEGIN,
+    END,
+    NOT_MEASURED,
+    PAGE,
+    PICTURE,
+    Measured,
+    draw,
+    learning_table,
+    memory_table,
+    page,
+    table,
+    with_part,
+)
 from results import FOLDER, REPOSITORY, keep, kept
 from workloads import WORKLOADS
 
@@ -84,12 +97,12 @@ def test_where_there_is_a_limit_the_share_of_it_and_the_memory_are_told() -> Non
 def test_a_noisy_run_is_no_result_and_all_its_rounds_are_told() -> None:
     assert f"| {NO_QUIET_RUN} |" in rows(table({"B1": NOISY}))["B1"]
     assert "8.00" not in table({"B1": NOISY})
-    told = page({"B1": NOISY}, has_picture=False)
+    told = page(Measured(throughput={"B1": NOISY}))
     assert "| 1, not quiet | rlsrl | 30,000 | 90% | 20.0% | 512 |" in told
 
 
 def test_the_page_tells_how_it_was_measured_and_where_the_time_went() -> None:
-    told = page({"W1": result()}, has_picture=True)
+    told = page(Measured(throughput={"W1": result()}))
     assert f"![ratios]({PICTURE})" in told
     assert "A Processor, 2 cores (amx_bf16), Python 3.11.7, torch 2.13.0" in told
     assert "commit 0123456789ab" in told
@@ -100,9 +113,9 @@ def test_the_page_tells_how_it_was_measured_and_where_the_time_went() -> None:
 
 def test_the_picture_is_of_what_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "ratios.png"
-    assert draw({"W1": result(), "B1": NOISY}, path)
+    draw({"W1": result(), "B1": NOISY}, path)
     assert image.imread(path).size > 0
-    assert not draw({"B1": NOISY}, path)
+    draw({"B1": NOISY}, path)
     assert not path.exists(), "of nothing there is no picture"
 
 
@@ -124,9 +137,28 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
 
 
 def test_page_and_readme_are_what_the_kept_results_come_to() -> None:
-    results = {name: each for name in WORKLOADS if (each := kept(name)) is not None}
+    measured = Measured.read()
+    results = measured.throughput
     readme = (REPOSITORY / "README.md").read_text()
     assert with_part(readme, f"{table(results)}\n") == readme, "run `make bench-report`"
-    has_picture = any(each["verdict"] == SHOWN for each in results.values())
-    assert (FOLDER / PAGE).read_text() == page(results, has_picture=has_picture), "run `make bench-report`"
-    assert (FOLDER / PICTURE).exists() == has_picture
+    assert (FOLDER / PAGE).read_text() == page(measured), "run `make bench-report`"
+    assert (FOLDER / PICTURE).exists() == any(each["verdict"] == SHOWN for each in results.values())
+
+
+def test_learning_and_memory_are_told_and_what_is_missing_as_well() -> None:
+    learned = {
+        "cartpole": {"why": "ratio 1.0", "verdict": "no worse", "control": {"why": "ratio 3", "verdict": "worse"}},
+        "pong": {"programs": {}},
+    }
+    told = learning_table(learned)
+    assert "| ratio 1.0 | no worse |" in told
+    assert "| ratio 3 | worse |" in told
+    assert told.count(NOT_MEASURED) == 2
+    growths = {"trainer": {"megabytes": 500.2, "per_hour": 0.126, "error": 0.5, "grows": False}}
+    watched = {"W1": {"minutes": 60, "env_steps": 1234567.0, "growths": growths}}
+    told = memory_table(watched)
+    assert "| W1, 60 minutes, 1,234,567 env steps | trainer | 500 | +0.13 ± 0.50 | flat |" in told
+    assert told.count(NOT_MEASURED) == 1
+    whole = page(Measured(learning=learned, memory=watched))
+    assert learning_table(learned) in whole
+    assert memory_table(watched) in whole
