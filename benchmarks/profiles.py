@@ -17,7 +17,10 @@ ANSWER_SECONDS = 5.0
 CPU, REST = "cpu", "rest"
 """Processor seconds a second of the whole process; and what of its main work none of the other shares has."""
 STAGES = {
-    ("rlsrl_step_seconds_sum", None): "update",
+    ("rlsrl_working_seconds_total", "environment"): "environment",
+    ("rlsrl_working_seconds_total", "inference"): "inference",
+    ("rlsrl_working_seconds_total", "update"): "update",
+    ("rlsrl_working_seconds_total", "copy"): "copy",
     ("rlsrl_inference_seconds_sum", "compute"): "inference",
     ("rlsrl_inference_seconds_sum", "parameters"): "new weights",
     ("rlsrl_inference_seconds_sum", "response"): "responses",

@@ -107,6 +107,7 @@ def time() -> Row:
     waiting = f"sum without (reason) (rate({CHOSEN.series(Metrics.waiting_seconds)}[$__rate_interval]))"
     busy = Expression(f"avg by ({', '.join(ROLE)}) (1 - {waiting})", (Metrics.waiting_seconds,))
     waits = CHOSEN.rate(Metrics.waiting_seconds, *ROLE, "reason", aggregate="avg")
+    works = CHOSEN.rate(Metrics.working_seconds, *ROLE, "stage", aggregate="avg")
     learning = trainers.share_of_time(Metrics.step_seconds, *EXPERIMENT)
     batches = trainers.where('reason="batch"').rate(Metrics.waiting_seconds, *EXPERIMENT, aggregate="avg")
     credit = ASKING.where('reason="credit"').rate(Metrics.waiting_seconds, *ROLE, "pod", aggregate="avg")
@@ -125,6 +126,12 @@ def time() -> Row:
                 "percentunit",
                 (Line(waits, "{{experiment}} {{role}} for {{reason}}"),),
                 "Share of their time, on average over the role's workers.",
+            ),
+            Panel(
+                "Working",
+                "percentunit",
+                (Line(works, "{{experiment}} {{role}} on {{stage}}"),),
+                "Share of their time, on average over the role's workers; what is missing to busy is the rest.",
             ),
             by("Waiting for credit", "percentunit", credit, "pod", "Actors that wait long are held back by training."),
             Panel(

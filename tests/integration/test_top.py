@@ -94,6 +94,8 @@ def test_it_shows_who_works_and_who_waits_for_what(pods: Pods, coordinator: subp
     waits = {"actor": "inference", "buffer": "samples|credit", "policy": "requests", "trainer": "batch"}
     for role, word in waits.items():
         assert re.search(rf"1 running +\d+% .*({word}) \d+%", rows[role]), rows[role]
+    for role, word in {"actor": "environment", "trainer": "update"}.items():
+        assert re.search(rf"1 running +\d+% +.*{word} \d+%", rows[role]), rows[role]
     assert "requests" in rows["policy"].split("%")[-1], "its unit"
     for role in waits:
         (worker,) = pods.status()["roles"][role]

@@ -14,8 +14,9 @@ from rlsrl.runtime.metrics import Metrics
 def test_seconds_are_read_from_what_workers_show() -> None:
     metrics = Metrics(CollectorRegistry())
     metrics.waiting_seconds.labels(reason="batch").inc(2.5)
-    metrics.step_seconds.observe(0.25)
-    metrics.step_seconds.observe(0.5)
+    metrics.working_seconds.labels(stage="update").inc(0.5)
+    metrics.working_seconds.labels(stage="update").inc(0.25)
+    metrics.step_seconds.observe(0.75)
     metrics.inference_seconds.labels(stage="compute").observe(0.125)
     metrics.inference_seconds.labels(stage="queueing").observe(9.0)
     metrics.env_steps.inc(100)

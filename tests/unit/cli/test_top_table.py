@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlsrl.cli.top_table import top_table
-from rlsrl.local.worker_report import activity, busy, waits
+from rlsrl.local.worker_report import activity, busy, waits, works
 
 
 def worker(index: int, host: str, shares: dict[str, float], rate: float, **more: Any) -> dict[str, Any]:
@@ -29,10 +29,10 @@ PAGE: dict[str, Any] = {
     },
     "roles": {
         "actor": [
-            worker(0, "actor-x", {"working": 0.9, "credit": 0.1}, 2500.4),
-            worker(1, "actor-y", {"working": 0.4, "credit": 0.35, "inference": 0.25}, 1200.0, stale=True),
+            worker(0, "a-x", {"working": 0.2, "working: environment": 0.7, "credit": 0.1}, 2500.4),
+            worker(1, "b-y", {"working": 0.4, "credit": 0.35, "inference": 0.25}, 1200.0),
         ],
-        "policy": [worker(0, "policy-z", {"working": 0.25, "requests": 0.75}, 312.0)],
+        "policy": [worker(0, "c-z", {"working": 0.25, "requests": 0.75}, 312.0, stale=True)],
         "trainer": [],
     },
 }
@@ -42,13 +42,13 @@ def test_roles_and_their_workers_with_what_they_wait_for() -> None:
     assert top_table(PAGE).splitlines() == [
         "cartpole: training, env steps 62,971, train steps 62, env steps/s 5,381, return 243.0, lag 1, version 1.62",
         "",
-        "ROLE     INDEX  HOST      STATE                BUSY  WAITS FOR                  PER SECOND         VERSION",
-        "actor                     1 running, 1 silent  65%   credit 22%, inference 12%  3,700 transitions",
-        "         0      actor-x   running              90%   credit 10%                 2,500 transitions  1.6",
-        "         1      actor-y   silent               40%   credit 35%, inference 25%  1,200 transitions  1.6",
-        "policy                    1 running            25%   requests 75%               312 requests",
-        "         0      policy-z  running              25%   requests 75%               312 requests       1.6",
-        "trainer                   none                 -                                -",
+        "ROLE     INDEX  HOST  STATE      BUSY  WITH             WAITS FOR                  PER SECOND         VERSION",
+        "actor                 2 running  65%   environment 35%  credit 22%, inference 12%  3,700 transitions",
+        "         0      a-x   running    90%   environment 70%  credit 10%                 2,500 transitions  1.6",
+        "         1      b-y   running    40%                    credit 35%, inference 25%  1,200 transitions  1.6",
+        "policy                1 silent   25%                    requests 75%               312 requests",
+        "         0      c-z   silent     25%                    requests 75%               312 requests       1.6",
+        "trainer               none       -                                                 -",
     ]
 
 
@@ -82,6 +82,15 @@ def test_shares_are_means_over_those_who_said_them() -> None:
     assert activity([]) == {}
 
 
+def test_the_stages_of_the_work_are_told_the_longest_first() -> None:
+    shares = {"working": 0.1, "working: inference": 0.25, "working: environment": 0.5, "inference": 0.15}
+    assert (busy(shares), works(shares), waits(shares)) == (
+        "85%",
+        "environment 50%, inference 25%",
+        "inference 15%",
+    )
+
+
 def test_what_is_not_known_is_no_0_and_what_is_little_is_no_word() -> None:
-    assert (busy({}), waits({})) == ("-", "")
+    assert (busy({}), works({}), waits({})) == ("-", "", "")
     assert (busy({"batch": 1.0}), waits({"batch": 0.996, "credit": 0.004})) == ("0%", "batch 100%")

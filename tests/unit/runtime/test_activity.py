@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlsrl.runtime.activity import WINDOW_SECONDS, Activity
+from rlsrl.runtime.activity import WINDOW_SECONDS, Activity, stage_of, working_on
 from rlsrl.testing.clock import ManualClock
 
 
@@ -42,6 +42,32 @@ def test_only_the_last_seconds_count(activity: Activity, clock: ManualClock) -> 
         assert activity.shares().get("working") == pytest.approx(second / WINDOW_SECONDS)
     clock.advance(1.0)
     assert activity.shares() == {"working": 1.0}
+
+
+def test_stages_are_parts_of_the_work(activity: Activity, clock: ManualClock) -> None:
+    activity.turn_to("working")
+    clock.advance(4.0)
+    activity.spent({"environment": 2.0, "inference": 1.0})
+    activity.turn_to("credit")
+    clock.advance(1.0)
+    shares = activity.shares()
+    assert shares == {working_on("environment"): 0.4, working_on("inference"): 0.2, "working": 0.2, "credit": 0.2}
+
+
+def test_work_that_began_before_the_window_is_no_more_than_all_of_it(activity: Activity, clock: ManualClock) -> None:
+    activity.turn_to("working")
+    for _ in range(100):
+        clock.advance(1.0)
+        activity.shares()
+    activity.spent({"environment": 100.0})
+    assert activity.shares() == {working_on("environment"): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("what", "stage"), [("working", ""), (working_on("copy"), "copy"), ("inference", None), ("", None)]
+)
+def test_what_is_work_and_what_is_waiting(what: str, stage: str | None) -> None:
+    assert stage_of(what) == stage
 
 
 def test_time_that_does_not_count_is_in_no_share(activity: Activity, clock: ManualClock) -> None:

@@ -192,6 +192,31 @@ def test_with_any_weights_they_differ_by_how_products_of_other_sizes_are_rounded
                 np.testing.assert_array_equal(slot.arrays[name], array, name)
 
 
+class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A step takes that long."""
+
+    SECONDS = 0.01
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.SECONDS)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("kind", "at_once"), [(lockstep, 1), (threaded, NUM_ENVS)])
+def test_it_tells_how_long_environments_and_choosing_took(kind: Any, at_once: int) -> None:
+    with ExitStack() as resources:
+        rollout, envs = kind(lambda: Slow(cartpole()), resources)
+        rollout.load(weights_for(program_for(envs.spec), 1, whole=True))
+        rollout.begin(slot_for(envs.spec))
+        began = time.monotonic()
+        until(lambda: rollout.advance(touch=lambda: None, still_wanted=lambda: True) is not None, "a slot")
+        spent, took = rollout.take_spent(), time.monotonic() - began
+        least = 0.5 * NUM_STEPS * NUM_ENVS / at_once * Slow.SECONDS  # the step after an end only resets
+        assert least < spent["environment"] <= took
+        assert 0.0 < spent["inference"] <= took
+        assert sum(rollout.take_spent().values()) == 0.0, "told once"
+
+
 class Gated(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Steps that wait for a test's word."""
 

@@ -34,8 +34,8 @@ def top(run: str, namespace: str | None, whole: bool) -> None:
     """Show what the workers of RUN do: how busy they are, what they wait for, how much they get done.
 
     RUN is a run folder, or the name of one in runs/; with --namespace, and as ``kubectl rlsrl``, an experiment on the
-    cluster. BUSY is the share of the last ten seconds in which a worker waited for nothing. On a terminal the table is
-    live, until Ctrl-C or the end of a run of this machine; elsewhere it is printed once.
+    cluster. BUSY is the share of the last ten seconds in which a worker waited for nothing, WITH what it was spent on.
+    On a terminal the table is live, until Ctrl-C or the end of a run of this machine; elsewhere it is printed once.
     """
     with quiet_interrupt():
         if namespace is None and not is_kubectl():

@@ -6,11 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlsrl.cli.text import columns, printable
-from rlsrl.local.worker_report import UNKNOWN, activity, busy, mapping, number, reports_of, state, waits
+from rlsrl.local.worker_report import (
+    UNKNOWN,
+    activity,
+    busy,
+    mapping,
+    number,
+    reports_of,
+    state,
+    waits,
+    works,
+)
 
 MAX_WORKERS_A_ROLE = 8
 """Further workers of a role are only counted, and in the role's own line."""
-HEADER = ("ROLE", "INDEX", "HOST", "STATE", "BUSY", "WAITS FOR", "PER SECOND", "VERSION")
+HEADER = ("ROLE", "INDEX", "HOST", "STATE", "BUSY", "WITH", "WAITS FOR", "PER SECOND", "VERSION")
 RATE_UNITS = {"policy": "requests"}
 """What a role's workers count; the others count transitions."""
 
@@ -50,7 +60,17 @@ def _role(role: str, reports: Sequence[Page]) -> tuple[str, ...]:
     told = ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states)) or "none"
     shares = activity(reports)
     rates = [rate for report in reports if (rate := _per_second(report)) is not None]
-    return role, "", "", told, busy(shares), waits(shares), _rate(role, sum(rates) if rates else None), ""
+    return (
+        role,
+        "",
+        "",
+        told,
+        busy(shares),
+        works(shares),
+        waits(shares),
+        _rate(role, sum(rates) if rates else None),
+        "",
+    )
 
 
 def _worker(role: str, report: Page) -> tuple[str, ...]:
@@ -61,6 +81,7 @@ def _worker(role: str, report: Page) -> tuple[str, ...]:
         str(report.get("host") or UNKNOWN),
         state(report),
         busy(shares),
+        works(shares),
         waits(shares),
         _rate(role, _per_second(report)),
         str(report.get("version") or UNKNOWN),

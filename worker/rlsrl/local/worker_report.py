@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlsrl.runtime.activity import WORKING
+from rlsrl.runtime.activity import stage_of
 
 UNKNOWN = "-"
 SHOWN_SHARE = 0.005
@@ -47,10 +47,19 @@ def activity(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def busy(shares: Mapping[str, float]) -> str:
     """The share of the time in which they waited for nothing."""
-    return f"{shares.get(WORKING, 0.0):.0%}" if shares else UNKNOWN
+    return f"{sum(share for name, share in shares.items() if stage_of(name) is not None):.0%}" if shares else UNKNOWN
+
+
+def works(shares: Mapping[str, float]) -> str:
+    """What they worked on, as far as they say it, the most first."""
+    return _listed({stage: share for name, share in shares.items() if (stage := stage_of(name))})
 
 
 def waits(shares: Mapping[str, float]) -> str:
     """What they waited for, the longest wait first."""
-    waited = sorted(((share, name) for name, share in shares.items() if name != WORKING), reverse=True)
-    return ", ".join(f"{name} {share:.0%}" for share, name in waited if share >= SHOWN_SHARE)
+    return _listed({name: share for name, share in shares.items() if stage_of(name) is None})
+
+
+def _listed(shares: Mapping[str, float]) -> str:
+    descending = sorted(((share, name) for name, share in shares.items()), reverse=True)
+    return ", ".join(f"{name} {share:.0%}" for share, name in descending if share >= SHOWN_SHARE)

@@ -1,14 +1,27 @@
-"""What a worker spends its time with: work, or waiting, and for what; as shares of the last seconds."""
+"""What a worker spends its time with: which work, or waiting, and for what; as shares of the last seconds."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 WORKING = "working"
 """What a worker is shown to do when it waits for nothing."""
+Stage = Literal["environment", "inference", "update", "copy"]
+"""Work whose share is told: environments, choosing their actions, training, and moving samples and weights."""
 WINDOW_SECONDS = 10.0
 """Shares are of about so many last seconds."""
+
+
+def working_on(stage: str) -> str:
+    """What an activity is called that is a part of the work."""
+    return f"{WORKING}: {stage}"
+
+
+def stage_of(what: str) -> str | None:
+    """The part of the work that an activity of that name is, empty for what has no name; None for waiting."""
+    return what.removeprefix(WORKING).removeprefix(": ") if what.startswith(WORKING) else None
 
 
 class Activity:
@@ -28,6 +41,13 @@ class Activity:
         self._settle()
         self._doing = doing
 
+    def spent(self, seconds: Mapping[Stage, float]) -> None:
+        """So many of the seconds that the thread has worked went into these stages of its work."""
+        self._settle()
+        for stage, each in seconds.items():
+            self._seconds[working_on(stage)] += each
+            self._seconds[WORKING] -= each
+
     def shares(self) -> dict[str, float]:
         """How the time was spent between now and the last look that is as long ago as the window; empty if none was.
 
@@ -37,7 +57,8 @@ class Activity:
         while len(self._looks) > 1 and self._looks[1][0] <= now - WINDOW_SECONDS:
             self._looks.popleft()
         before = self._looks[0][1]
-        spent = {what: seconds - before.get(what, 0.0) for what, seconds in self._seconds.items()}
+        # Work is told when it is done: more of it may fall to this window than the window has of work.
+        spent = {what: max(0.0, seconds - before.get(what, 0.0)) for what, seconds in self._seconds.items()}
         self._looks.append((now, dict(self._seconds)))
         total = sum(spent.values())
         return {what: seconds / total for what, seconds in spent.items() if seconds > 0} if total > 0 else {}

@@ -102,6 +102,14 @@ class Metrics:
         labels=("reason",),
         roles=("actor", "buffer", "trainer", "evaluator", "policy"),
     )
+    working_seconds = _Declared(
+        Counter,
+        "working_seconds_total",
+        "Time spent working, by what on (environment, inference, update, copy); told when a slot or step is done.",
+        unit="seconds",
+        labels=("stage",),
+        roles=("actor", "trainer"),
+    )
     train_steps = _Declared(Counter, "train_steps_total", "Calls of Learner.step.", roles=("trainer",))
     transitions_trained = _Declared(
         Counter, "transitions_trained_total", "Transitions trained, each once however many epochs.", roles=("trainer",)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
-from rlsrl.runtime.activity import WORKING, Activity
+from rlsrl.runtime.activity import WORKING, Activity, Stage
 from rlsrl.runtime.coordination import WorkerState
 
 MAX_RECORDS = 8192
@@ -67,6 +67,11 @@ class Outbox:
             if version is not None:
                 self._report.version.attempt, self._report.version.step = version
             self._stats.update(stats or {})
+
+    def spent(self, seconds: Mapping[Stage, float]) -> None:
+        """Say what the work until now was spent on."""
+        with self.changed:
+            self._activity.spent(seconds)
 
     def show_page(self, page: Callable[[], bytes]) -> None:
         """Each heartbeat from now on, the last one too, carries what ``page`` returns; it must not wait or raise."""

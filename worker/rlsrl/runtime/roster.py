@@ -25,6 +25,7 @@ from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
+from rlsrl.runtime.activity import Stage
 from rlsrl.runtime.coordination import Command, WorkerState, describe
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import LedgerPage
@@ -213,6 +214,10 @@ class Membership:
         What is None stays as it was. ``stats`` replaces the values under the keys it holds.
         """
         self._outbox.report(state=state, waiting_for=waiting_for, stats=stats, version=version)
+
+    def spent(self, seconds: Mapping[Stage, float]) -> None:
+        """Say on what stages so many seconds of the work until now were spent."""
+        self._outbox.spent(seconds)
 
     def show_page(self, page: LedgerPage) -> None:
         """Send a copy of the worker's ledger page with each heartbeat, for the time when the page itself is gone."""

@@ -11,6 +11,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from rlsrl.data.version import Version
+from rlsrl.runtime.activity import Stage
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.ledger import LedgerPage
@@ -27,6 +28,8 @@ class RecordingMembership:
 
     reports: list[dict[str, Any]] = field(default_factory=list)
     """What each call of ``report`` said, without what it left open."""
+    work: list[dict[Stage, float]] = field(default_factory=list)
+    """What each call of ``spent`` said."""
     rows: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """Rows of the learning curve: step and scalars."""
     addresses: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -49,6 +52,10 @@ class RecordingMembership:
         """Keep it."""
         said = {"state": state, "waiting_for": waiting_for, "stats": stats, "version": version}
         self.reports.append({name: value for name, value in said.items() if value is not None})
+
+    def spent(self, seconds: Mapping[Stage, float]) -> None:
+        """Keep it."""
+        self.work.append(dict(seconds))
 
     def show_page(self, page: LedgerPage) -> None:
         """Keep it."""

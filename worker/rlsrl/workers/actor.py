@@ -48,7 +48,9 @@ class ActorWorker(Worker[ActorConfig]):
         if parts.returns is not None:
             parts.returns.write(slot.arrays)
         slot.num_transitions = int(slot.arrays["mask"].sum())
+        began = self._clock.monotonic()
         parts.producer.post(slot)
+        self._context.spent({**parts.rollout.take_spent(), "copy": self._clock.monotonic() - began})
         self._env_steps += slot.num_transitions
         self._context.metrics.env_steps.inc(slot.num_transitions)
         self._context.metrics.rollouts.inc()

@@ -11,7 +11,7 @@ import structlog
 
 from rlsrl.data.version import Version
 from rlsrl.rpc.tls import Tls
-from rlsrl.runtime.activity import WORKING
+from rlsrl.runtime.activity import WORKING, Stage
 from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.ledger import LedgerPage, PageRecord, inherited
@@ -74,6 +74,12 @@ class WorkerContext:
         self.membership.report(version=version)
         self.metrics.version_attempt.set(version.attempt)
         self.metrics.version_step.set(version.step)
+
+    def spent(self, seconds: Mapping[Stage, float]) -> None:
+        """Count work that was done by its stages, and show it."""
+        self.membership.spent(seconds)
+        for stage, each in seconds.items():
+            self.metrics.working_seconds.labels(stage=stage).inc(each)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:

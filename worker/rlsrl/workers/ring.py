@@ -8,6 +8,7 @@ Answers are put into a queue by the inference client's thread.
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
@@ -46,6 +47,10 @@ class RingWorker(Worker[ActorConfig]):
         self._answered: queue.SimpleQueue[_Group] = queue.SimpleQueue()
         self._version = INITIAL
         self._env_steps = 0
+        self._stepping = 0.0
+        """Seconds within environments since the last slot was posted."""
+        self._asking = 0.0
+        """Seconds that asking and choosing took since then; waiting is none of it."""
 
     def _configure(self, config: ActorConfig) -> None:
         parts = self._parts = self._build(config, self._context)
@@ -82,9 +87,11 @@ class RingWorker(Worker[ActorConfig]):
             return None
 
     def _ask(self, parts: RingParts, group: _Group) -> None:
+        began = self._clock.monotonic()
         group.answer = parts.client.submit(group.parts.actor.ask(group.step))
         group.answer.add_done_callback(lambda _: self._answered.put(group))
         parts.client.flush()
+        self._asking += self._clock.monotonic() - began
 
     def _next_answered(self, parts: RingParts) -> _Group | None:
         """The group whose answer came first; None if none comes in time, or none was asked for."""
@@ -105,7 +112,10 @@ class RingWorker(Worker[ActorConfig]):
         """Take the group's next step with the answer that came; whether its slot is full."""
         answer = self._read(group)
         if answer is not None:
-            group.take_step(answer)
+            began = self._clock.monotonic()
+            stepping = group.take_step(answer)
+            self._stepping += stepping
+            self._asking += self._clock.monotonic() - began - stepping
             parts.producer.touch()
         if group.step == parts.num_steps:
             return True
@@ -135,7 +145,11 @@ class RingWorker(Worker[ActorConfig]):
 
     def _post(self, parts: RingParts, group: _Group) -> PollResult:
         slot = group.finish()
+        began = self._clock.monotonic()
         parts.producer.post(slot)
+        posting = self._clock.monotonic() - began
+        self._context.spent({"environment": self._stepping, "inference": self._asking, "copy": posting})
+        self._stepping = self._asking = 0.0
         self._env_steps += slot.num_transitions
         self._context.metrics.env_steps.inc(slot.num_transitions)
         self._context.metrics.rollouts.inc()
@@ -168,8 +182,8 @@ class _Group:
         self.parts.envs.begin(slot.arrays)
         self.parts.actor.begin(slot)
 
-    def take_step(self, answer: RolloutResult) -> None:
-        """Act by the answer.
+    def take_step(self, answer: RolloutResult) -> float:
+        """Act by the answer; returns how many seconds of it the environments took.
 
         Raises:
             RuntimeError: it was given by weights that are older than the slot allows.
@@ -178,8 +192,11 @@ class _Group:
         assert slot is not None, "a group that was answered has one"  # noqa: S101 - an invariant of our own
         if answer.version < slot.min_version:
             raise RuntimeError(f"a policy worker answered with {answer.version} where {slot.min_version} was asked for")
-        self.parts.envs.step(slot.arrays, step, self.parts.actor.act(step, answer))
+        actions = self.parts.actor.act(step, answer)
+        chosen = time.monotonic()
+        self.parts.envs.step(slot.arrays, step, actions)
         self.step += 1
+        return time.monotonic() - chosen
 
     def finish(self) -> Slot:
         """The slot, complete; the group is idle again."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import RolloutActor
 from rlsrl.policies.lanes import ProgramLane, ProgramLanes
+from rlsrl.runtime.activity import Stage
 
 LOOK_SECONDS = 0.2
 """How long the owner of environments in threads waits for them before it looks after other things."""
@@ -46,6 +48,9 @@ class Rollout(Protocol):
             EnvironmentFailed: an environment raised.
         """
 
+    def take_spent(self) -> Mapping[Stage, float]:
+        """Seconds by what they were spent on in slots that became full since the last call."""
+
     def abandon(self) -> None:
         """No slot is wanted any more: nothing is written into any of them from the return on. Idempotent."""
 
@@ -58,6 +63,7 @@ class LockstepRollout:
         self._actor = actor
         self._num_steps = num_steps
         self._slot: Slot | None = None
+        self._spent: Mapping[Stage, float] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -83,16 +89,27 @@ class LockstepRollout:
         if slot is None:
             return None
         envs, actor, arrays = self._envs, self._actor, slot.arrays
+        now, stepping = time.monotonic, 0.0
+        began = now()
         envs.begin(arrays)
         actor.begin(slot)
         for step in range(self._num_steps):
-            envs.step(arrays, step, actor.act(step))
+            actions = actor.act(step)
+            chosen = now()
+            envs.step(arrays, step, actions)
+            stepping += now() - chosen
             touch()
             if not still_wanted():
                 return None
         actor.finish()
+        self._spent = {"environment": stepping, "inference": now() - began - stepping}
         self._slot = None
         return slot
+
+    def take_spent(self) -> Mapping[Stage, float]:
+        """See ``Rollout``."""
+        spent, self._spent = self._spent, {}
+        return spent
 
     def abandon(self) -> None:
         """See ``Rollout``."""
@@ -117,7 +134,12 @@ class ThreadedRollout:
         self._filling: deque[Slot] = deque()
         self._num_begun = 0
         self._steps_taken = [0] * environments.num_envs
-        """By lane; each thread counts its own."""
+        """By lane; each thread counts its own, here and below."""
+        self._stepping = [0.0] * environments.num_envs
+        """Seconds within the environment."""
+        self._acting = [0.0] * environments.num_envs
+        """Seconds that the choice of actions took."""
+        self._told: Mapping[Stage, float] = {"environment": 0.0, "inference": 0.0}
         self._touched_at = 0
         """What the slowest had taken at the last sign of life."""
 
@@ -168,16 +190,29 @@ class ThreadedRollout:
         self._actors[number % len(self._actors)].finish()
         return self._filling.popleft()
 
+    def take_spent(self) -> Mapping[Stage, float]:
+        """See ``Rollout``. Means over the threads, of whom some are ahead."""
+        told = self._told
+        num_envs = self._environments.num_envs
+        self._told = {"environment": sum(self._stepping) / num_envs, "inference": sum(self._acting) / num_envs}
+        return {stage: seconds - told[stage] for stage, seconds in self._told.items()}
+
     def abandon(self) -> None:
         """See ``Rollout``."""
         self._environments.abandon()
 
     def _fill_lane(self, arrays: Arrays, actors: Sequence[ProgramLane], lane: int, envs: VectorEnv) -> None:
-        mine, actor = _lane_of(arrays, lane), actors[lane]
+        mine, actor, now = _lane_of(arrays, lane), actors[lane], time.monotonic
         envs.begin(mine)
         actor.begin(mine)
+        done = now()
         for step in range(self._num_steps):
-            envs.step(mine, step, actor.act(step))
+            actions = actor.act(step)
+            chosen = now()
+            envs.step(mine, step, actions)
+            self._acting[lane] += chosen - done
+            done = now()
+            self._stepping[lane] += done - chosen
             self._steps_taken[lane] += 1
 
 

@@ -269,12 +269,17 @@ class TrainingThread:
 
     def _train(self, batch: LaneBatch) -> None:
         policy_lag = self._version.step - batch.oldest_version.step
-        with self._context.metrics.step_seconds.time():
-            result = self._learner.step(batch.arrays)
+        began = self._context.clock.monotonic()
+        result = self._learner.step(batch.arrays)
+        updated = self._context.clock.monotonic()
         self._version = Version(self._version.attempt, self._version.step + 1)
         self._ledger.trained(batch.num_transitions)
         self._limiter.sampled(self._batch_lanes)
+        publishing = self._context.clock.monotonic()
         self._publish(self._learner.parameters(self._version))
+        copying = self._context.clock.monotonic() - publishing
+        self._context.metrics.step_seconds.observe(updated - began)
+        self._context.spent({"update": updated - began, "copy": copying})
         self._hand_out_credits()
         self._account(batch, result, policy_lag)
 
