@@ -149,8 +149,10 @@ def test_values_of_large_observations_are_computed_in_parts(monkeypatch: pytest.
     ppo = Ppo(policy, **SETTINGS)
     whole = ppo.prepare(params, slots, one_rank).rows["value"]
     sizes: list[int] = []
-    network = policy.pure
-    monkeypatch.setattr(ppo, "_network", lambda *given: sizes.append(len(given[1]["observation"])) or network(*given))
+    value = policy.pure.value
+    monkeypatch.setattr(
+        policy.pure, "value", lambda *given: sizes.append(len(given[1]["observation"])) or value(*given)
+    )
     for inputs, rows in ((3 * 7, 7), (1, 1)):
         monkeypatch.setattr(ppo_module, "VALUE_INPUTS", inputs)
         sizes.clear()

@@ -9,7 +9,8 @@ from torch import nn
 
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.policies.build import build_network
-from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.functional import PureNetwork
+from rlsrl.policies.networks import MlpActorCritic, Tanh
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec
 
@@ -52,6 +53,32 @@ def test_mlp_begins_as_ppos_reference_does() -> None:
         small = weight if weight.shape[0] <= weight.shape[1] else weight.T
         torch.testing.assert_close(small @ small.T, gain**2 * torch.eye(small.shape[0]), atol=1e-4, rtol=1e-4)
         assert not layer.bias.any()
+
+
+def test_tanh_is_torchs_to_the_last_bits_and_so_is_its_gradient() -> None:
+    inputs = torch.cat([torch.linspace(-20, 20, 100_001), torch.tensor([1e-8, -1e-8, 1e4, -1e4, math.inf, -math.inf])])
+    one, other = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
+    found, expected = Tanh()(one), torch.tanh(other)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=2.5e-7)
+    assert found.abs().max() <= 1.0
+    gradients = (torch.autograd.grad(values.sum(), each)[0] for values, each in ((found, one), (expected, other)))
+    torch.testing.assert_close(*gradients, rtol=0.0, atol=5e-7)
+    assert Tanh()(torch.tensor(math.nan)).isnan()
+
+
+@pytest.mark.parametrize("env_spec", [ENV_SPEC, continuous_env_spec()], ids=["discrete", "continuous"])
+def test_the_value_alone_is_that_of_the_whole(env_spec: EnvSpec) -> None:
+    pure = PureNetwork(network := build_network(MlpActorCritic, env_spec, {}, seed=0))
+    vector = vectors(network).detach()
+    (path, spec), *_ = env_spec.observation.items()
+    observation = {path: torch.randn(50, *spec.shape)}
+    assert torch.equal(pure.value(vector, observation), pure(vector, observation)[1])
+    assert all(isinstance(parameter, nn.Parameter) for parameter in network.parameters()), "put back"
+
+
+def test_a_network_without_a_way_to_the_value_alone_is_evaluated_whole() -> None:
+    network = Returns((torch.zeros(3, 2), torch.arange(3.0)))
+    assert torch.equal(PureNetwork(network).value(vectors(network), {}), torch.arange(3.0))
 
 
 def test_mlp_reads_all_observations_in_the_order_of_the_spec() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -87,9 +87,10 @@ class LocalSteps:
         """See ``Steps``."""
         step = _step_of(PureGradients(self._algorithm), self._descend)
         with _compiling():
-            compiled = torch.compile(step, fullgraph=True, dynamic=False)
+            compiled = torch.compile(step, fullgraph=True, dynamic=False, options=_OPTIONS)
             compiled(example)
-        return lambda: compiled
+        form = _form(example)
+        return lambda: lambda inputs: (compiled if _form(inputs) == form else step)(inputs)
 
 
 class ParallelSteps:
@@ -147,6 +148,23 @@ class _Descent:
             )
             state = self._algorithm.update_state(inputs.params, inputs.state)
         return Outcome(metrics=metrics, norm=norm, finite=finite, state=state)
+
+
+_OPTIONS: dict[str, Any] = {
+    # Kernels are called from C++: of a small network's step that is a tenth.
+    "cpp_wrapper": True,
+    # Before each call torch asks a hundred things of the inputs and of what is around them. What may change is their
+    # form alone, which is looked at here.
+    "guard_filter_fn": lambda guards: [False] * len(guards),
+}
+
+
+def _form(inputs: Inputs) -> list[Any]:
+    """All that a compiled step depends on but the values."""
+    named = (vars(inputs.adam), inputs.state, inputs.rows, inputs.entry)
+    tensors = [inputs.params, inputs.learning_rate, *(tensor for each in named for tensor in each.values())]
+    names = [name for each in named for name in each]
+    return [names, [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]]
 
 
 def _step_of(gradients: Gradients, descend: _Descend) -> Step:

@@ -101,7 +101,7 @@ class Ppo(Algorithm):
         num_rows = max(1, VALUE_INPUTS // sum(tensor[0].numel() for tensor in frames.values()))
         parts = zip(*(torch.split(tensor, num_rows) for tensor in frames.values()), strict=True)
         with torch.inference_mode():
-            values = [self._network(params, dict(zip(frames, part, strict=True)))[1] for part in parts]
+            values = [self._network.value(params, dict(zip(frames, part, strict=True))) for part in parts]
         return torch.cat(values).numpy().reshape(slots["mask"].shape[0] + 1, -1)
 
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:

@@ -1,4 +1,4 @@
-"""Returns and advantages, in numpy: lanes are vectorised, only time is a loop."""
+"""Returns and advantages, in numpy, with a loop over neither lanes nor time."""
 
 from __future__ import annotations
 
@@ -32,17 +32,27 @@ def generalized_advantages(
     - where ``mask`` is False there is no transition: advantage and return are 0, nothing flows through, and what
       stands in the other arrays is not used.
     """
-    following = np.where(terminated, 0.0, value[1:]).astype(np.float32)
-    delta = np.where(mask, reward + np.float32(discount) * following - value[:-1], 0.0).astype(np.float32)
-    stops = ~mask | terminated | truncated
-    decay = np.float32(discount * gae_lambda)
-    advantage = np.empty_like(delta)
-    accumulated = np.zeros_like(delta[0])
-    for t in range(len(delta) - 1, -1, -1):
-        accumulated[stops[t]] = 0.0
-        accumulated = delta[t] + decay * accumulated
-        advantage[t] = accumulated
-    return advantage, np.where(mask, advantage + value[:-1], 0.0).astype(np.float32)
+    nothing = np.float32(0.0)
+    following = np.where(terminated, nothing, value[1:])
+    advantage = np.where(mask, reward + np.float32(discount) * following - value[:-1], nothing)
+    decay = np.where(~mask | terminated | truncated, nothing, np.float32(discount * gae_lambda))
+    _accumulate_backwards(advantage, decay)
+    return advantage, np.where(mask, advantage + value[:-1], nothing)
+
+
+def _accumulate_backwards(value: Floats, decay: Floats) -> None:
+    """``value_t += decay_t * value_{t+1}`` for t = T-2 to 0, in place; spoils ``decay``. Both [T, B].
+
+    By doubling (Hillis and Steele 1986): after a pass each entry has in it what the next ``span`` steps give it, and
+    ``decay`` is the product over them. log2(T) passes over all at once take a tenth of the time of T over a row.
+    """
+    span = 1
+    while span < len(value):
+        # Where nothing flows, what is not finite does not either: 0 times infinity would be no number.
+        flows = decay[:-span] > 0.0
+        value[:-span] += np.multiply(decay[:-span], value[span:], where=flows, out=np.zeros_like(value[span:]))
+        decay[:-span] *= decay[span:]
+        span *= 2
 
 
 def explained_variance_sums(prediction: Floats, target: Floats) -> NDArray[np.float64]:

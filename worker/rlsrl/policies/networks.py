@@ -44,7 +44,27 @@ class ExportableActor(Protocol):
         """The actor over the flat vector of that layout; None if it cannot be one after all."""
 
 
-ACTIVATION_MODULES = {"tanh": nn.Tanh, "relu": nn.ReLU}
+@runtime_checkable
+class ValueNetwork(Protocol):
+    """A network whose values alone take less than a whole forward pass. Optional."""
+
+    def value(self, observation: Observation) -> Tensor:
+        """The values of ``forward``, [N]."""
+
+
+class Tanh(nn.Tanh):
+    """tanh(x) = 2 s(2x) - 1 with the logistic function s, to within 2e-7.
+
+    On a CPU torch computes s with the exponential, in a fifth to an eighth of the time of its tanh, which is exact to
+    the last bit; of a small network's step that was the third that took longest.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name for it
+        """[...] -> [...]."""
+        return 2.0 * torch.sigmoid(2.0 * input) - 1.0
+
+
+ACTIVATION_MODULES = {"tanh": Tanh, "relu": nn.ReLU}
 
 
 class MlpActorCritic(nn.Module):
@@ -77,10 +97,14 @@ class MlpActorCritic(nn.Module):
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Distribution parameters [N, A] and values [N]."""
         features = flatten_observation(observation, self._specs)
-        outputs = self.actor(features)
+        outputs: Tensor = self.actor(features)
         if self.log_std is not None:
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
         return outputs, self.critic(features).squeeze(-1)
+
+    def value(self, observation: Observation) -> Tensor:
+        """The values alone, [N]: the actor's tower is left out."""
+        return self.critic(flatten_observation(observation, self._specs)).squeeze(-1)
 
     def actor_program(self, layout: FlatLayout) -> ActorProgram:
         """The actor tower as a program."""
