@@ -68,8 +68,8 @@ def test_a_discrete_action_counts_from_zero_and_is_handed_over_from_its_start() 
     assert all(space.contains(action) for action in decoded)
 
 
-def test_discrete_actions_are_python_integers() -> None:
-    assert [type(action) for action in action_decoder(spaces.Discrete(2))(np.array([0, 1]))] == [int, int]
+def test_discrete_actions_are_integers_as_gymnasiums_own_vector_environments_give_them() -> None:
+    assert [type(action) for action in action_decoder(spaces.Discrete(2))(np.array([0, 1]))] == [np.int64] * 2
 
 
 def test_continuous_actions_are_flat_for_the_policy_and_clipped_and_shaped_for_the_environment() -> None:

@@ -128,9 +128,9 @@ def action_spec(space: gymnasium.Space[Any]) -> ActionSpec:
 def action_decoder(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], Sequence[Any]]:
     """A function from actions as policies choose them, [N, ...], to what each of N environments takes.
 
-    Discrete: Python integers (cheapest for an environment to check) from the space's start. Box: clipped to the
-    bounds, in the space's own dtype and shape. The arrays are new each time, since an environment may keep its last
-    action.
+    Discrete: integers from the space's start, numpy's as from Gymnasium's own vector environments (its spaces check
+    them in two thirds of the time that Python's take). Box: clipped to the bounds, in the space's own dtype and shape.
+    The arrays are new each time, since an environment may keep its last action.
 
     Raises:
         ConfigurationError: as ``action_spec``.
@@ -138,11 +138,9 @@ def action_decoder(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], Sequ
     from gymnasium import spaces
 
     batch = action_batcher(space)
-    if isinstance(space, spaces.Box):
-        return lambda actions: list(batch(actions))
-    if space.start:  # type: ignore[attr-defined]  # a Discrete: all others are refused
-        return lambda actions: batch(actions).tolist()
-    return np.ndarray.tolist
+    if isinstance(space, spaces.Discrete) and not space.start:
+        return list
+    return lambda actions: list(batch(actions))
 
 
 def action_batcher(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
