@@ -104,7 +104,8 @@ class MlpActorCritic(nn.Module):
 
     def value(self, observation: Observation) -> Tensor:
         """The values alone, [N]: the actor's tower is left out."""
-        return self.critic(flatten_observation(observation, self._specs)).squeeze(-1)
+        values: Tensor = self.critic(flatten_observation(observation, self._specs))
+        return values.squeeze(-1)
 
     def actor_program(self, layout: FlatLayout) -> ActorProgram:
         """The actor tower as a program."""
