@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +19,21 @@ from rlsrl.data.version import INITIAL, Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.base import Policy
 from rlsrl.policies.program import ActorProgram
-from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.mapping_thread import StageFailed
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.pipe import PipeClosed
 from rlsrl.streams.inference import InferenceFailed
-from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
-from rlsrl.testing.inference_bench import answer_of, request, result, small_layout, until, value_of
+from rlsrl.testing.inference_bench import (
+    InferenceBench,
+    UnixInferenceTransport,
+    answer_of,
+    request,
+    result,
+    until,
+    value_of,
+)
 from rlsrl.workers.fresh import FreshParameters
-from rlsrl.workers.inference import InferencePipeline
+from rlsrl.workers.inference import Evaluator, InferencePipeline, PromptInference
 
 DEADLINE = 30.0
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
@@ -64,25 +72,23 @@ class FakePolicy(Policy):
         return None
 
 
+KINDS = {"two threads": InferencePipeline, "where received": PromptInference}
+
+
 class Bench:
-    def __init__(self, max_batch_size: int = 64) -> None:
-        channel = InlineInferenceChannel("pipeline")
+    def __init__(self, kind: str = "two threads", max_batch_size: int = 64) -> None:
+        self.ends = InferenceBench(UnixInferenceTransport())
         self.policy = FakePolicy()
-        self.server = InlineInferenceServer(channel, layout=small_layout(), on_refused=print)
-        self.client = InlineInferenceClient(channel, layout=small_layout())
+        self.server = self.ends.server()
+        self.client = self.ends.client()
         self.fresh = FreshParameters()
         self.metrics = Metrics(CollectorRegistry())
+        self.evaluator = Evaluator(self.policy, self.fresh, metrics=self.metrics, now=time.monotonic)
         self.waits: list[str] = []
-        self.pipeline = InferencePipeline(
-            self.policy,
-            self.server,
-            self.fresh,
-            max_batch_size=max_batch_size,
-            metrics=self.metrics,
-            clock=SystemClock(),
-            waiting=self.waiting,
+        self.inference = KINDS[kind](
+            self.evaluator, self.server, self.fresh, max_batch_size=max_batch_size, waiting=self.waiting
         )
-        self.pipeline.start()
+        self.inference.start()
 
     def ask(self, *values: int, min_version: Version = INITIAL) -> list[Future[RolloutResult]]:
         futures = [self.client.submit(request(value, min_version=min_version)) for value in values]
@@ -99,16 +105,15 @@ class Bench:
 
     def close(self) -> None:
         self.policy.may_answer.set()
-        self.pipeline.close(DEADLINE)
-        self.client.close()
-        self.server.close()
+        self.inference.close(DEADLINE)
+        self.ends.close()
 
 
 @pytest.fixture
 def make_bench() -> Iterator[Callable[..., Bench]]:
     benches: list[Bench] = []
 
-    def make(**arguments: int) -> Bench:
+    def make(**arguments: Any) -> Bench:
         benches.append(Bench(**arguments))
         return benches[-1]
 
@@ -117,26 +122,26 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         bench.close()
 
 
-@pytest.fixture
-def bench(make_bench: Callable[..., Bench]) -> Bench:
-    return make_bench()
+@pytest.fixture(params=KINDS)
+def bench(make_bench: Callable[..., Bench], request: pytest.FixtureRequest) -> Bench:
+    return make_bench(kind=request.param)
 
 
 def test_answers_with_the_newest_weights(bench: Bench) -> None:
-    bench.fresh.put(parameters(V1))
+    bench.inference.put(parameters(V1))
     assert bench.ask(1)[0].result(DEADLINE).version == V1
-    bench.fresh.put(parameters(V2))
-    bench.fresh.put(parameters(V3))
+    bench.inference.put(parameters(V2))
+    bench.inference.put(parameters(V3))
     assert bench.ask(2)[0].result(DEADLINE).version == V3
     assert bench.ask(3)[0].result(DEADLINE).version == V3
     assert bench.policy.loaded == [V1, V3], "each version is loaded once, and only the newest"
-    assert bench.pipeline.version == V3
+    assert bench.evaluator.version == V3
 
 
 def test_without_requests_it_waits_for_them_and_meanwhile_it_works(bench: Bench) -> None:
     until(lambda: bench.waits[-1:] == ["requests"])
     bench.policy.may_answer.clear()
-    bench.fresh.put(parameters(V1))
+    bench.inference.put(parameters(V1))
     (future,) = bench.ask(1)
     assert bench.policy.evaluating.wait(DEADLINE)
     assert bench.waits[-1] == ""
@@ -145,13 +150,13 @@ def test_without_requests_it_waits_for_them_and_meanwhile_it_works(bench: Bench)
 
 
 def test_never_answers_with_weights_older_than_asked_for(bench: Bench) -> None:
-    bench.fresh.put(parameters(V1))
+    bench.inference.put(parameters(V1))
     (future,) = bench.ask(1, min_version=V3)
     assert bench.fresh.wanted(DEADLINE) == V3
-    bench.fresh.put(parameters(V2))
+    bench.inference.put(parameters(V2))
     assert bench.fresh.wanted(0.0) == V3
     assert bench.policy.batches == []
-    bench.fresh.put(parameters(V3))
+    bench.inference.put(parameters(V3))
     assert future.result(DEADLINE).version == V3
     assert bench.fresh.wanted(0.0) is None
 
@@ -159,29 +164,44 @@ def test_never_answers_with_weights_older_than_asked_for(bench: Bench) -> None:
 def test_before_the_first_weights_any_are_wanted(bench: Bench) -> None:
     (future,) = bench.ask(1)
     assert bench.fresh.wanted(DEADLINE) == INITIAL
-    bench.fresh.put(parameters(V1))
+    bench.inference.put(parameters(V1))
     assert answer_of(future.result(DEADLINE)) == 1
 
 
 def test_what_came_during_an_evaluation_is_the_next_batch_up_to_the_maximum(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(max_batch_size=6)
-    bench.fresh.put(parameters(V1))
+    bench.inference.put(parameters(V1))
     bench.policy.may_answer.clear()
     futures = bench.ask(0)
     assert bench.policy.evaluating.wait(DEADLINE)
     for value in range(1, 6):
         futures += bench.ask(value)
+    until(lambda: bench.server.num_waiting == 5)
     bench.policy.may_answer.set()
     assert [answer_of(future.result(DEADLINE)) for future in futures] == [*range(6)]
     assert bench.policy.batches == [[0], [1, 2, 3], [4, 5]]
 
 
+def test_where_they_are_received_all_that_wait_for_weights_are_answered_when_they_come(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(kind="where received", max_batch_size=6)
+    futures = bench.ask(0)
+    assert bench.fresh.wanted(DEADLINE) == INITIAL
+    for value in range(1, 6):
+        futures += bench.ask(value)
+    until(lambda: bench.server.num_waiting == 5)
+    bench.inference.put(parameters(V1))
+    assert [answer_of(future.result(DEADLINE)) for future in futures] == [*range(6)]
+    assert bench.policy.batches == [[0], [1, 2, 3], [4, 5]]
+
+
 def test_counts_what_was_done(bench: Bench) -> None:
-    bench.fresh.put(parameters(V1))
+    bench.inference.put(parameters(V1))
     for value in range(3):
         bench.ask(value)[0].result(DEADLINE)
-    counted = bench.pipeline.take_tally()
-    until(lambda: counted.batches == 3 or counted.add(bench.pipeline.take_tally()) is not None)
+    counted = bench.evaluator.take_tally()
+    until(lambda: counted.batches == 3 or counted.add(bench.evaluator.take_tally()) is not None)
     assert (counted.batches, counted.requests, counted.environments) == (3, 3, 6)
     statistics = counted.statistics()
     assert statistics["batch_environments"] == 2.0
@@ -192,7 +212,7 @@ def test_counts_what_was_done(bench: Bench) -> None:
         "response_seconds",
     }
     assert all(value >= 0 for value in statistics.values())
-    assert bench.pipeline.take_tally().statistics() == {"batches": 0, "requests": 0, "environments": 0}
+    assert bench.evaluator.take_tally().statistics() == {"batches": 0, "requests": 0, "environments": 0}
     shown = generate_latest(bench.metrics.registry)
     assert b"rlsrl_inference_requests_total 3.0" in shown
     assert b'rlsrl_inference_seconds_count{stage="compute"} 3.0' in shown
@@ -200,39 +220,43 @@ def test_counts_what_was_done(bench: Bench) -> None:
 
 
 def test_a_policy_that_raises_is_told_to_its_clients_and_ends_the_worker(bench: Bench) -> None:
-    bench.fresh.put(parameters(V1))
+    bench.inference.put(parameters(V1))
     bench.policy.failure = ArithmeticError("not a number")
     with pytest.raises(InferenceFailed, match="ArithmeticError: not a number"):
         bench.ask(1)[0].result(DEADLINE)
 
-    bench.pipeline._rollout.join(DEADLINE)
-    with pytest.raises(StageFailed) as failure:
-        bench.pipeline.check()
-    assert isinstance(failure.value.__cause__, ArithmeticError)
+    def failure() -> BaseException | None:
+        try:
+            bench.inference.check()
+        except StageFailed as failed:
+            return failed.__cause__
+        return None
+
+    until(lambda: isinstance(failure(), ArithmeticError))
 
 
 def test_closing_sends_what_was_evaluated_and_leaves_the_rest(bench: Bench) -> None:
-    bench.fresh.put(parameters(V1))
+    bench.inference.put(parameters(V1))
     bench.policy.may_answer.clear()
     (evaluated,) = bench.ask(1)
     assert bench.policy.evaluating.wait(DEADLINE)
     (left,) = bench.ask(2)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        closing = pool.submit(bench.pipeline.close, DEADLINE)
+        closing = pool.submit(bench.inference.close, DEADLINE)
         until(lambda: _is_closed(bench.fresh))
         bench.policy.may_answer.set()
         closing.result(DEADLINE)
     assert answer_of(evaluated.result(DEADLINE)) == 1
+    until(lambda: bench.server.num_waiting == 1)
     assert not left.done()
-    assert bench.server.num_waiting == 1
-    bench.pipeline.check()
+    bench.inference.check()
 
 
 def test_closing_wakes_who_waits_for_weights(bench: Bench) -> None:
     bench.ask(1)
     assert bench.fresh.wanted(DEADLINE) == INITIAL
-    bench.pipeline.close(DEADLINE)
-    bench.pipeline.check()
+    bench.inference.close(DEADLINE)
+    bench.inference.check()
 
 
 def _is_closed(fresh: FreshParameters) -> bool:

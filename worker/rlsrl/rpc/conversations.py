@@ -251,14 +251,22 @@ class ConversationServer:
     def send(self, messages: Iterable[tuple[Converser, bytes]], *, answers: int = 0) -> None:
         """Say each message, which answers so many of its client's. From any thread; after ``close`` nothing happens."""
         for converser, message in messages:
-            self._post(partial(converser.say, message, answers=answers))
+            self.post(partial(converser.say, message, answers=answers))
 
     def end(self, converser: Converser, reason: str) -> None:
         """See ``Converser.end``. From any thread; after ``close`` nothing happens."""
-        self._post(partial(converser.end, reason))
+        self.post(partial(converser.end, reason))
 
-    def _post(self, action: Callable[[], None]) -> None:
-        """Have it done on the event loop, which is woken once for all that gathers until it turns."""
+    def soon(self, action: Callable[[], None]) -> None:
+        """On the event loop: have it done once what is ready now was dealt with."""
+        self._loop.call_soon(action)
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Have it done on the event loop, which is woken once for all that gathers until it turns; at once from there.
+        After ``close`` nothing happens."""
+        if threading.current_thread() is self._thread:
+            action()
+            return
         with self._lock:
             self._mail.append(action)
             if len(self._mail) > 1:

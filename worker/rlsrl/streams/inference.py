@@ -53,13 +53,26 @@ class InferenceClient(Protocol):
 
 
 class InferenceServer(Protocol):
-    """The end that answers. One thread takes batches; any thread may answer them and ``close``."""
+    """The end that answers. One thread takes batches; any thread may answer them and ``close``.
+
+    Whoever evaluates has a thread that waits in ``next_batch``, or is called where requests are received.
+    """
 
     def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
         """All requests that wait, oldest first, up to ``max_size`` lanes; at least one, however many lanes it has.
 
         Waits for the first one, woken by its arrival, by ``close``, or by the timeout in seconds: then None.
         """
+
+    def call_on_arrival(self, take: Callable[[], None] | None) -> None:
+        """From now on ``take`` is called whenever requests have come: after them all, in whatever thread receives.
+
+        It takes and answers batches there, with a timeout of 0, and is never called twice at a time; while it runs
+        nothing is received, so it has to be quick. What it raises is lost. None: nothing is called any more.
+        """
+
+    def prod(self) -> None:
+        """Have ``take`` called soon though nothing may have come. Any thread may."""
 
     def close(self) -> None:
         """Stop serving and wake whoever waits. Clients ask another server. Idempotent."""

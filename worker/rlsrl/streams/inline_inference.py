@@ -51,6 +51,11 @@ class InlineInferenceChannel:
             if self._server is not None:
                 self._server.queue.drop(client)
 
+    def alone(self, action: Callable[[], None]) -> None:
+        """Do it while nobody else does anything here."""
+        with self._lock:
+            action()
+
     def send(self, client: InlineInferenceClient) -> None:
         """Pass on what the client wants to be asked."""
         with self._lock:
@@ -73,11 +78,32 @@ class InlineInferenceServer:
         self.queue = RequestQueue()
         """What waits; the channel's clients put into it."""
         self._channel = channel
+        self._take: Callable[[], None] | None = None
+        self._is_taking = False
+        self._has_come = False
+        """Whether anything came since ``_take`` was called."""
         channel.served_by(self)
 
     def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
         """See ``InferenceServer.next_batch``."""
         return self.queue.next_batch(max_size, timeout, self._deliver)
+
+    def call_on_arrival(self, take: Callable[[], None] | None) -> None:
+        """See ``InferenceServer.call_on_arrival``; the threads are the clients'."""
+        self._channel.alone(lambda: setattr(self, "_take", take))
+
+    def prod(self) -> None:
+        """See ``InferenceServer.prod``; at once."""
+        self._channel.alone(self._arrived)
+
+    def _arrived(self) -> None:
+        self._has_come = True
+        while self._has_come and self._take is not None and not self._is_taking:
+            self._has_come, self._is_taking = False, True
+            try:
+                self._take()  # whom it answers may ask again, in this very thread
+            finally:
+                self._is_taking = False
 
     @property
     def num_waiting(self) -> int:
@@ -165,6 +191,7 @@ class InlineInferenceClient:
         for number in numbers:
             if (asked := self._asked.get(number)) is not None:
                 server.queue.put(self, number, asked[0])
+        server.prod()
 
     def _fail(self, error: StreamError) -> None:
         with self._lock:

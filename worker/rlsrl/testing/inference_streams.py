@@ -133,6 +133,65 @@ class InferenceStreamConformance:
         batch.respond([RolloutResult(distribution=result(1).distribution, state={"memory": memory + 1}, version=V1)])
         assert np.array_equal(future.result(DEADLINE).state["memory"], memory + 1)
 
+    # Answered where they are received.
+
+    def test_whoever_is_called_on_arrival_answers_all_that_has_come(self, bench: InferenceBench) -> None:
+        server, clients = bench.server(), [bench.client(home=home) for home in range(3)]
+        at_once, most = 0, 0
+
+        def answer_all() -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            while (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
+                answer(batch)
+            at_once -= 1
+
+        server.call_on_arrival(answer_all)
+        for first in range(0, 60, 3):
+            futures = [future for client in clients for future in ask(client, first, first + 1, first + 2)]
+            assert [answer_of(future.result(DEADLINE)) for future in futures] == [first, first + 1, first + 2] * 3
+        assert most == 1, "never twice at a time"
+
+    def test_whom_an_answer_wakes_may_ask_again_at_once(self, bench: InferenceBench) -> None:
+        server, client = bench.server(), bench.client()
+        last: Future[int] = Future()
+
+        def answer_all() -> None:
+            while (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
+                answer(batch)
+
+        def ask_on(value: int) -> None:
+            future = client.submit(request(value))
+            future.add_done_callback(lambda _: ask_on(value + 1) if value < 500 else last.set_result(value))
+            client.flush()
+
+        server.call_on_arrival(answer_all)
+        ask_on(0)
+        assert last.result(DEADLINE) == 500
+
+    def test_a_prod_is_a_call_though_nothing_came_and_what_waits_is_left_to_it(self, bench: InferenceBench) -> None:
+        server, client = bench.server(), bench.client()
+        may_answer, called = threading.Event(), threading.Semaphore(0)
+
+        def answer_if_allowed() -> None:
+            if may_answer.is_set() and (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
+                answer(batch)
+            called.release()
+
+        server.call_on_arrival(answer_if_allowed)
+        (future,) = ask(client, 1)
+        assert called.acquire(timeout=DEADLINE)
+        assert not future.done()
+        may_answer.set()
+        server.prod()
+        assert answer_of(future.result(DEADLINE)) == 1
+        server.call_on_arrival(None)
+        server.prod()
+        (later,) = ask(client, 2)
+        assert answer(take(server)) == [2]
+        assert answer_of(later.result(DEADLINE)) == 2
+
     # Batches.
 
     def test_a_batch_is_formed_from_all_that_waits_when_it_is_taken(self, bench: InferenceBench) -> None:

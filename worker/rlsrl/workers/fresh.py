@@ -8,6 +8,8 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.runtime.pipe import PipeClosed
 
+CLOSED = "nobody gets newer weights any more"
+
 
 class FreshParameters:
     """Holds the newest weights. One thread puts, one takes; the taker says when it needs newer ones than there are."""
@@ -41,12 +43,27 @@ class FreshParameters:
                 self._changed.notify_all()
                 self._changed.wait()
             if self._closed:
-                raise PipeClosed("nobody gets newer weights any more")
+                raise PipeClosed(CLOSED)
             assert self._newest is not None, "or it would wait"  # noqa: S101 - an invariant of our own
             if self._newest.version == self._taken:
                 return None
             self._taken = self._newest.version
             return self._newest
+
+    def has(self, min_version: Version) -> bool:
+        """Whether ``take`` would not wait; if it would, those weights are wanted from now on, as if it did.
+
+        Raises:
+            PipeClosed: it was closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise PipeClosed(CLOSED)
+            if self._newest is not None and self._newest.version >= min_version:
+                return True
+            self._wanted = min_version
+            self._changed.notify_all()
+            return False
 
     def wanted(self, timeout: float) -> Version | None:
         """What ``take`` waits for; None if it does not begin to wait within ``timeout`` seconds."""

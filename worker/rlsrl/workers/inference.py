@@ -1,21 +1,23 @@
-"""The two busy threads of a policy worker: one evaluates batches, one sends the answers.
+"""How a policy worker answers: where requests are received, or in two threads of its own.
 
-The first waits for requests, and within a batch for weights as new as its requests ask for; the second waits for the
-first. A third thread, the worker's main one, gets the weights.
+Of two threads one waits for requests, and within a batch for weights as new as its requests ask for; it evaluates, and
+the other sends the answers. Where the policy takes less time than waking a thread does, it is evaluated by whoever
+receives. In either case another thread, the worker's main one, gets the weights.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rlsrl.data.inference import RolloutResult
 from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.base import Policy
-from rlsrl.runtime.clock import Clock
-from rlsrl.runtime.mapping_thread import MappingThread
+from rlsrl.runtime.mapping_thread import MappingThread, StageFailed
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.pipe import Pipe, PipeClosed
 from rlsrl.streams.inference import InferenceBatch, InferenceServer
@@ -64,53 +66,23 @@ class InferenceTally:
         return {"batches": self.batches, "requests": self.requests, "environments": self.environments, **means}
 
 
-class InferencePipeline:
-    """Evaluates what a server is asked, from ``start`` to ``close``."""
+class Evaluator:
+    """Evaluates batches with the newest weights, sends the answers and counts both."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        server: InferenceServer,
-        fresh: FreshParameters,
-        *,
-        max_batch_size: int,
-        metrics: Metrics,
-        clock: Clock,
-        waiting: Callable[[str], AbstractContextManager[None]],
-    ) -> None:
-        """``max_batch_size``: lanes that are evaluated together at most; ``waiting`` is told what is waited for."""
+    def __init__(self, policy: Policy, fresh: FreshParameters, *, metrics: Metrics, now: Callable[[], float]) -> None:
+        """``now`` gives monotonic seconds."""
         self._policy = policy
         self._fresh = fresh
         self._metrics = metrics
-        self._now = clock.monotonic
+        self._now = now
         self._lock = threading.Lock()
         self._tally = InferenceTally()
         self._version: Version | None = None
-        self._batches = _Batches(server, max_batch_size, waiting)
-        answered: Pipe[Answered] = Pipe(MAX_ANSWERED)
-        self._rollout = MappingThread(
-            "rollout", self._evaluate, upstream_queue=self._batches, downstream_queue=answered
-        )
-        self._respond: MappingThread[Answered, None] = MappingThread("respond", self._send, upstream_queue=answered)
 
     @property
     def version(self) -> Version | None:
         """The weights that were evaluated last."""
         return self._version
-
-    def start(self) -> None:
-        """Start both threads."""
-        self._rollout.start()
-        self._respond.start()
-
-    def check(self) -> None:
-        """Return if nothing failed.
-
-        Raises:
-            StageFailed: one of the threads did; its error is the cause.
-        """
-        self._rollout.check()
-        self._respond.check()
 
     def take_tally(self) -> InferenceTally:
         """What was done since the last call."""
@@ -118,24 +90,15 @@ class InferencePipeline:
             tally, self._tally = self._tally, InferenceTally()
             return tally
 
-    def close(self, timeout: float) -> None:
-        """Evaluate nothing more, send what was, and end both threads; requests that wait are left to other servers.
+    def evaluate(self, batch: InferenceBatch) -> Answered:
+        """Results by the newest weights; waits for some that are as new as any of the requests asks for.
 
         Raises:
-            TimeoutError: an evaluation took longer than ``timeout`` seconds.
+            PipeClosed: none will come.
+            Exception: what the policy raised, once the clients were told.
         """
-        self._batches.close()
-        self._fresh.close()
-        self._rollout.join(timeout)
-        self._respond.join(timeout)
-
-    def _evaluate(self, batch: InferenceBatch) -> Answered | None:
-        """Answer with the newest weights, which are at least as new as any of the requests asks for."""
         taken = self._now()
-        try:
-            newer = self._fresh.take(batch.min_version)
-        except PipeClosed:
-            return None
+        newer = self._fresh.take(batch.min_version)
         try:
             if newer is not None:
                 self._policy.load(newer)
@@ -153,7 +116,8 @@ class InferencePipeline:
         }
         return Answered(batch=batch, results=results, seconds=seconds, finished_at=finished)
 
-    def _send(self, answered: Answered) -> None:
+    def send(self, answered: Answered) -> None:
+        """Answer the clients."""
         batch = answered.batch
         batch.respond(answered.results)
         seconds = {**answered.seconds, "response": self._now() - answered.finished_at}
@@ -165,6 +129,153 @@ class InferencePipeline:
         metrics.inference_batch_environments.observe(batch.num_lanes)
         for stage, spent in seconds.items():
             metrics.inference_seconds.labels(stage=stage).observe(spent)
+
+
+class Inference(Protocol):
+    """Has an evaluator answer what a server is asked, from ``start`` to ``close``. The worker's main thread has it."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def put(self, parameters: Parameters) -> None:
+        """These are the newest weights."""
+
+    def check(self) -> None:
+        """Return if nothing failed.
+
+        Raises:
+            StageFailed: the policy did, or sending; its error is the cause.
+        """
+
+    def close(self, timeout: float) -> None:
+        """Evaluate nothing more and send what was; requests that wait are left to other servers.
+
+        Raises:
+            TimeoutError: an evaluation took longer than ``timeout`` seconds.
+        """
+
+
+class PromptInference:
+    """In the thread that receives the requests: for policies that take less time than to wake another thread.
+
+    A batch that asks for weights which are not there yet is put aside, and those behind it wait: they would, too, where
+    a thread waited for those weights.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        server: InferenceServer,
+        fresh: FreshParameters,
+        *,
+        max_batch_size: int,
+        waiting: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        """``max_batch_size``: lanes that are evaluated together at most; ``waiting`` is told what is waited for."""
+        self._evaluator = evaluator
+        self._server = server
+        self._fresh = fresh
+        self._max_batch_size = max_batch_size
+        self._waiting = waiting
+        self._aside: InferenceBatch | None = None
+        self._failure: Exception | None = None
+        self._at_work = threading.Lock()
+        self._idle = ExitStack()
+
+    def start(self) -> None:
+        """See ``Inference``."""
+        self._idle.enter_context(self._waiting("requests"))
+        self._server.call_on_arrival(self._take)
+
+    def put(self, parameters: Parameters) -> None:
+        """See ``Inference``."""
+        self._fresh.put(parameters)
+        self._server.prod()
+
+    def check(self) -> None:
+        """See ``Inference``."""
+        if self._failure is not None:
+            raise StageFailed(f"inference failed: {self._failure!r}") from self._failure
+
+    def close(self, timeout: float) -> None:
+        """See ``Inference``."""
+        self._server.call_on_arrival(None)
+        self._fresh.close()
+        if not self._at_work.acquire(timeout=timeout):
+            raise TimeoutError(f"a policy is still being evaluated {timeout} s after the wait began")
+        self._at_work.release()
+
+    def _take(self) -> None:
+        """Answer all that waits and can be answered."""
+        if not self._at_work.acquire(blocking=False):
+            return  # it is being closed
+        try:
+            self._idle.close()
+            while (batch := self._next()) is not None:
+                self._evaluator.send(self._evaluator.evaluate(batch))
+        except PipeClosed:
+            pass
+        except Exception as error:  # noqa: BLE001 - raised by check(), in the thread that can act on it
+            self._failure = error
+            self._server.call_on_arrival(None)
+        finally:
+            self._idle.enter_context(self._waiting("requests"))
+            self._at_work.release()
+
+    def _next(self) -> InferenceBatch | None:
+        batch = self._aside or self._server.next_batch(self._max_batch_size, timeout=0)
+        self._aside = None if batch is None or self._fresh.has(batch.min_version) else batch
+        return batch if self._aside is None else None
+
+
+class InferencePipeline:
+    """In two threads of its own, so that one batch is evaluated while another is received or sent."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        server: InferenceServer,
+        fresh: FreshParameters,
+        *,
+        max_batch_size: int,
+        waiting: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        """``max_batch_size``: lanes that are evaluated together at most; ``waiting`` is told what is waited for."""
+        self._evaluator = evaluator
+        self._fresh = fresh
+        self._batches = _Batches(server, max_batch_size, waiting)
+        answered: Pipe[Answered] = Pipe(MAX_ANSWERED)
+        self._rollout = MappingThread(
+            "rollout", self._evaluate, upstream_queue=self._batches, downstream_queue=answered
+        )
+        self._respond: MappingThread[Answered, None] = MappingThread("respond", evaluator.send, upstream_queue=answered)
+
+    def start(self) -> None:
+        """See ``Inference``."""
+        self._rollout.start()
+        self._respond.start()
+
+    def put(self, parameters: Parameters) -> None:
+        """See ``Inference``."""
+        self._fresh.put(parameters)
+
+    def check(self) -> None:
+        """See ``Inference``."""
+        self._rollout.check()
+        self._respond.check()
+
+    def close(self, timeout: float) -> None:
+        """See ``Inference``."""
+        self._batches.close()
+        self._fresh.close()
+        self._rollout.join(timeout)
+        self._respond.join(timeout)
+
+    def _evaluate(self, batch: InferenceBatch) -> Answered | None:
+        try:
+            return self._evaluator.evaluate(batch)
+        except PipeClosed:
+            return None
 
 
 class _Batches:

@@ -1,8 +1,7 @@
 """The policy worker: evaluates the policy for many actors at a time. It keeps nothing between two requests.
 
-Three threads. The main one, here, gets weights: at a configured frequency, and at once when a request asks for newer
-ones than there are. The other two (``rlsrl.workers.inference``) evaluate and send. Requests themselves are received
-below Python's sight, by the inference server.
+The main thread, here, gets weights: at a configured frequency, and at once when a request asks for newer ones than
+there are. Others (``rlsrl.workers.inference``) evaluate and send: two, or the one in which the server receives.
 """
 
 from __future__ import annotations
@@ -46,19 +45,19 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
         self._patience = min(WAKE_SECONDS, config.parameter_pull_seconds)
         self._parts = build_policy_worker(config, self._context, still_wanted=lambda: not self.exiting)
         if self._parts is not None:
-            self._parts.pipeline.start()
+            self._parts.inference.start()
 
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "without parts it is exiting"  # noqa: S101 - an invariant of our own
         self._context.membership.check()
-        parts.pipeline.check()
+        parts.inference.check()
         newer = self._newer(parts)
         if newer is not None:
             self._version = newer.version
-            parts.fresh.put(newer)
+            parts.inference.put(newer)
             self._context.report_version(newer.version)
-        done = parts.pipeline.take_tally()
+        done = parts.evaluator.take_tally()
         self._since.add(done)
         return PollResult(num_samples=done.requests, num_batches=done.batches)
 
@@ -67,7 +66,7 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
         wanted = parts.fresh.wanted(self._patience)
         if wanted is None:
             return parts.parameters.get(newer_than=self._version) if self._pull.check() else None
-        # It is the evaluating thread that waits: it counts as this worker's own meanwhile.
+        # It is who evaluates that waits: it counts as this worker's own meanwhile.
         with self._context.waiting("parameters"):
             try:
                 return parts.parameters.wait(wanted, timeout=WAKE_SECONDS)
@@ -77,7 +76,7 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
     def _shutdown(self) -> None:
         if self._parts is not None:
             with self._parts.resources:
-                self._parts.pipeline.close(EVALUATION_DEADLINE_SECONDS)
+                self._parts.inference.close(EVALUATION_DEADLINE_SECONDS)
 
     def _stats(self) -> Mapping[str, float]:
         tally, self._since = self._since, InferenceTally()

@@ -54,6 +54,9 @@ class GrpcInferenceServer:
         self._messages = LaneMessages(layout)
         self._queue = RequestQueue()
         self._clients: set[Converser] = set()
+        self._take: Callable[[], None] | None = None
+        self._is_due = False
+        """Whether ``_take`` will be called once all that has come was put into the queue."""
         self._server = ConversationServer(
             address,
             token=token,
@@ -73,6 +76,14 @@ class GrpcInferenceServer:
     def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
         """See ``InferenceServer.next_batch``."""
         return self._queue.next_batch(max_size, timeout, self._deliver)
+
+    def call_on_arrival(self, take: Callable[[], None] | None) -> None:
+        """See ``InferenceServer.call_on_arrival``; the thread is the event loop's."""
+        self._take = take
+
+    def prod(self) -> None:
+        """See ``InferenceServer.prod``."""
+        self._server.post(self._arrived)
 
     def close(self) -> None:
         """See ``InferenceServer.close``. Answers given before are sent; takes up to a second."""
@@ -124,7 +135,18 @@ class GrpcInferenceServer:
         while (message := await client.read()) is not None:
             header = wire.read(message)
             self._queue.put(client, header.number, self._messages.read_request(header))
+            self._arrived()
             await client.room()
+
+    def _arrived(self) -> None:
+        if self._take is not None and not self._is_due:
+            self._is_due = True
+            self._server.soon(self._call)
+
+    def _call(self) -> None:
+        self._is_due = False
+        if self._take is not None:
+            self._take()
 
     def _refusal(self, kind: str, text: str, name: str = "") -> bytes:
         _log.warning("client_refused", kind=kind, client=name, reason=text)

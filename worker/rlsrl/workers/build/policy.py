@@ -20,7 +20,7 @@ from rlsrl.workers.build.common import PROGRAM_KEY, await_description, environme
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.fresh import FreshParameters
-from rlsrl.workers.inference import InferencePipeline
+from rlsrl.workers.inference import Evaluator, Inference, InferencePipeline, PromptInference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,8 @@ class PolicyParts:
 
     parameters: ParameterSource
     fresh: FreshParameters
-    pipeline: InferencePipeline
+    evaluator: Evaluator
+    inference: Inference
     resources: ExitStack
     """Closes the server and the source of weights."""
 
@@ -61,16 +62,19 @@ def build_policy_worker(
         )
         resources.callback(server.close)
         fresh = FreshParameters()
-        pipeline = InferencePipeline(
-            _policy(description, config, env_spec),
-            server,
-            fresh,
-            max_batch_size=config.max_batch_size,
-            metrics=context.metrics,
-            clock=context.clock,
-            waiting=context.waiting,
+        policy = _policy(description, config, env_spec)
+        evaluator = Evaluator(policy, fresh, metrics=context.metrics, now=context.clock.monotonic)
+        make = PromptInference if isinstance(policy, ProgramPolicy) else InferencePipeline
+        inference: Inference = make(
+            evaluator, server, fresh, max_batch_size=config.max_batch_size, waiting=context.waiting
         )
-        return PolicyParts(parameters=parameters, fresh=fresh, pipeline=pipeline, resources=resources.pop_all())
+        return PolicyParts(
+            parameters=parameters,
+            fresh=fresh,
+            evaluator=evaluator,
+            inference=inference,
+            resources=resources.pop_all(),
+        )
 
 
 def _policy(description: Mapping[str, object], config: PolicyWorkerConfig, env_spec: EnvSpec) -> Policy:
