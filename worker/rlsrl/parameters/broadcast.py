@@ -30,13 +30,12 @@ from rlsrl.parameters.protocols import (
 )
 from rlsrl.parameters.segment import SegmentReader, SegmentWriter
 from rlsrl.rpc.auth import token_matches
-from rlsrl.rpc.local import accept, connect, listen, recv_json, send_json
+from rlsrl.rpc.local import LAST_BACK_OFF_SECONDS, accept, connect, listen, recv_json, send_json
 
 _PROTOCOL = 1
 _GREETING_SECONDS = 5.0
 """A peer that connects and shows no token is dropped after this long."""
 _MIN_BACK_OFF_SECONDS = 0.02
-_MAX_BACK_OFF_SECONDS = 1.0
 _WAKE = b"v"
 
 
@@ -296,7 +295,7 @@ class BroadcastReader:
         if now < self._retry_at:
             return
         self._retry_at = now + self._back_off
-        self._back_off = min(self._back_off * 2, _MAX_BACK_OFF_SECONDS)
+        self._back_off = min(self._back_off * 2, LAST_BACK_OFF_SECONDS)
         self._connection = connect(self._name, timeout=_MIN_BACK_OFF_SECONDS)
         self._connection.setblocking(False)
         self._greeted = False

@@ -18,6 +18,8 @@ from typing import Any
 
 MAX_MESSAGE = 64 * 1024
 """Bytes of one handshake message; a longer one is an error of the peer."""
+LAST_BACK_OFF_SECONDS = 0.1
+"""The most that passes between two tries to reach a name. A try costs microseconds, and a run begins with one."""
 
 
 def listen(name: str, backlog: int = 128) -> socket.socket:

@@ -26,8 +26,7 @@ from rlsrl.streams.shared_memory.wire import ACK, CREDIT, MESSAGE, POST, PeerGon
 from rlsrl.streams.wake import Wake
 
 FIRST_BACKOFF_SECONDS = 0.01
-LAST_BACKOFF_SECONDS = 1.0
-"""A producer without a consumer tries again after the first, then after twice as long each time up to the last."""
+"""A producer without a consumer tries again after so long, then after twice as long each time."""
 
 
 class _SharedMemoryLink:
@@ -208,7 +207,7 @@ class SharedMemoryProducer:
 
     def _connect(self) -> None:
         self._retries_at = self._now() + self._backoff
-        self._backoff = min(2 * self._backoff, LAST_BACKOFF_SECONDS)
+        self._backoff = min(2 * self._backoff, local.LAST_BACK_OFF_SECONDS)
         try:
             self._socket = local.connect(self._name, timeout=FIRST_BACKOFF_SECONDS)
         except (ConnectionError, BlockingIOError, TimeoutError):
