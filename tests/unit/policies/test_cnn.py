@@ -64,6 +64,23 @@ def test_in_bfloat16_it_computes_the_same_to_bfloat16s_precision() -> None:
     assert float(functional.cosine_similarity(gradients[0], gradients[1], dim=0)) > 0.999
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("action", [discrete_action(6), continuous_action(2)], ids=["discrete", "continuous"])
+def test_acting_it_computes_the_same_to_the_bit_by_the_weights_of_the_moment(
+    precision: str, action: ActionSpec
+) -> None:
+    network = network_for(images(4, 84, 84, action=action), precision=precision)
+    pixels = {"observation": torch.arange(5 * 4 * 84 * 84).remainder(256).to(torch.uint8).reshape(5, 4, 84, 84)}
+    with torch.inference_mode():
+        before, acting = network(pixels)[0], network.acting()
+        assert torch.equal(acting(pixels), before)
+        for parameter in network.parameters():
+            parameter.mul_(1.01)
+        after = network(pixels)[0]
+        assert not torch.equal(after, before)
+        assert torch.equal(network.acting()(pixels), after)
+
+
 def test_it_computes_what_its_layers_say_of_pixels_between_0_and_1() -> None:
     network = network_for(ATARI)
     pixels = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

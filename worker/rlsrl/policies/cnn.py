@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -58,15 +60,28 @@ class NatureCnnActorCritic(nn.Module):
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Distribution parameters [N, A] and values [N]."""
-        # Convolutions on a CPU are about twice as fast with the channels last in memory.
-        image = observation[self._path].to(torch.float32, memory_format=torch.channels_last)
+        image = self._image(observation, torch.float32)
         with torch.autocast(image.device.type, torch.bfloat16, enabled=self._in_bfloat16):
-            features = self.body(image / 255.0)
+            features = self.body(image)
         features = features.float()
-        outputs = self.actor(features)
-        if self.log_std is not None:
-            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
-        return outputs, self.critic(features).squeeze(-1)
+        return self._distribution(features), self.critic(features).squeeze(-1)
+
+    def acting(self) -> Callable[[Observation], Tensor]:
+        """See ``networks.ActingNetwork``. In bfloat16 the body's weights are cast here: autocast does at each call."""
+        body, dtype = self.body, torch.float32
+        if self._in_bfloat16:
+            body, dtype = copy.deepcopy(self.body).bfloat16(), torch.bfloat16
+        return lambda observation: self._distribution(body(self._image(observation, dtype)).float())
+
+    def _image(self, observation: Observation, dtype: torch.dtype) -> Tensor:
+        # Convolutions on a CPU are about twice as fast with the channels last in memory.
+        return observation[self._path].to(dtype, memory_format=torch.channels_last) / 255.0
+
+    def _distribution(self, features: Tensor) -> Tensor:
+        outputs: Tensor = self.actor(features)
+        if self.log_std is None:
+            return outputs
+        return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
 
 
 def _image(env_spec: EnvSpec) -> tuple[str, int, int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
@@ -50,6 +50,14 @@ class ValueNetwork(Protocol):
 
     def value(self, observation: Observation) -> Tensor:
         """The values of ``forward``, [N]."""
+
+
+@runtime_checkable
+class ActingNetwork(Protocol):
+    """A network that acts for less than a whole forward pass, once it has prepared its weights. Optional."""
+
+    def acting(self) -> Callable[[Observation], Tensor]:
+        """What gives ``forward``'s distribution parameters, [N, A], to the bit, by the weights that there are now."""
 
 
 class Tanh(nn.Tanh):

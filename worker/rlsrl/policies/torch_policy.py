@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from rlsrl.data.inference import RolloutRequest, RolloutResult, answers, together
 from rlsrl.data.slots import Slot
@@ -18,7 +18,7 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.asking import AskingActor
 from rlsrl.policies.base import Policy
 from rlsrl.policies.functional import PureNetwork
-from rlsrl.policies.networks import ExportableActor
+from rlsrl.policies.networks import ActingNetwork, ExportableActor, Observation
 from rlsrl.policies.normalization import Standardization, standardizations, standardized
 from rlsrl.policies.program import ActorProgram, LayoutMismatch
 
@@ -35,6 +35,8 @@ class TorchPolicy(Policy):
         """How the parameters stand in the flat vector."""
         self._network = network
         self._vector = self.layout.flatten(network)
+        self._distribution: Callable[[Observation], Tensor] | None = None
+        """Gives the distribution's parameters by what is loaded."""
         self._statistics: Arrays = {}
         self._standardizations: Mapping[str, Standardization] = {}
         self._version: Version | None = None
@@ -59,13 +61,14 @@ class TorchPolicy(Policy):
                 f"{self.layout.digest} ({self.layout.num_parameters})"
             )
         np.copyto(self._vector.numpy(), parameters.vector)
+        self._distribution = _acting(self._network)
         self._statistics = parameters.statistics
         self._standardizations = standardizations(parameters.statistics, self.env_spec.observation)
         self._version = parameters.version
 
     def rollout(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
         """Answer each request, in order, from one forward pass over all their lanes."""
-        if self._version is None:
+        if self._version is None or self._distribution is None:
             raise RuntimeError("load() comes before rollout()")
         with torch.inference_mode():
             observation = standardized(together(requests), self._standardizations)
@@ -73,7 +76,7 @@ class TorchPolicy(Policy):
             tensors = {
                 path: torch.from_numpy(np.require(array, requirements="W")) for path, array in observation.items()
             }
-            distribution: NDArray[np.float32] = self._network(tensors)[0].numpy()
+            distribution: NDArray[np.float32] = self._distribution(tensors).numpy()
         return answers(requests, distribution, self._version)
 
     def initial_state(self, num_envs: int) -> Arrays:
@@ -85,6 +88,11 @@ class TorchPolicy(Policy):
         """The actor as a program, if the network says how (``networks.ExportableActor``)."""
         network = self._network
         return network.actor_program(self.layout) if isinstance(network, ExportableActor) else None
+
+
+def _acting(network: nn.Module) -> Callable[[Observation], Tensor]:
+    """How its distribution is had."""
+    return network.acting() if isinstance(network, ActingNetwork) else lambda observation: network(observation)[0]
 
 
 class TorchActor:
