@@ -116,7 +116,10 @@ class ApiReader:
     def _discover(self) -> Iterator[tuple[str, Resource]]:
         groups = (self._ask("/apis") or {}).get("groups", [])
         for path in ("/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)):
-            found = self._ask(path) or {}
+            try:
+                found = self._ask(path) or {}
+            except ApiFailed:
+                continue  # whoever serves that group is not there: what the others serve is known nevertheless
             for each in found.get("resources", []):
                 if each["namespaced"] and "/" not in each["name"]:
                     resource = Resource(found["groupVersion"], each["kind"], each["name"])
