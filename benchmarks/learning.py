@@ -8,9 +8,9 @@ whose trainer is slowed down, with the lag of the weights as good as unbounded, 
 nothing. HalfCheetah: the ratio of the median returns after a million steps. Pong: the mean return after as many.
 
 Each run is kept in ``docs/benchmarks/learning-NAME.json`` once it is over, and not made again: whoever was interrupted
-goes on. Nothing here is a matter of time, so that other work on the machine does no harm.
+goes on. No figure is a matter of time, so that other work on the machine does no harm.
 
-Ends with 0 if rlsrl learns no worse, and 1 if not, or if that is not decided.
+Ends with 0 if rlsrl learns alike, and 1 if not, or if that is not decided.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any
 import machine
 from contestants import PEERS, RUN, Contestant, ContestantFailed, Progress, Rlsrl
 from figures import RLSRL, SINGLE_FILE
-from learning_verdicts import COVERAGE, Verdict, mean_is_no_worse, ratio_of_medians
+from learning_verdicts import COVERAGE, Verdict, mean_verdict, ratio_of_medians
 from results import FOLDER, REPOSITORY, kept, say
 from turns import whole_run
 from workloads import WORKLOADS, Workload
@@ -95,8 +95,13 @@ class Comparison:
             raise ContestantFailed("a run of that length has to end an episode")
         return return_mean
 
+    @property
+    def worse(self) -> Verdict:
+        """What is found of somebody who learns worse: more steps to a goal, or a lower return."""
+        return "lower" if self.workload.goal is None else "higher"
+
     def judge(self, mine: Series, theirs: Series) -> Judgement:
-        """Whether the first learns no worse."""
+        """How the first learns beside the second."""
         first, second = [*mine.values()], [*theirs.values()]
         seeds = f"{len(first)} and {len(second)} seeds"
         if self.mean_above is not None:
@@ -104,7 +109,7 @@ class Comparison:
                 f"means {statistics.mean(first):.2f} and {statistics.mean(second):.2f} of {seeds}; the first has to be "
                 f"above {self.mean_above:g}, and above the second less its deviation of {statistics.stdev(second):.2f}"
             )
-            return Judgement(verdict=mean_is_no_worse(first, second, above=self.mean_above), why=why)
+            return Judgement(verdict=mean_verdict(first, second, above=self.mean_above), why=why)
         interval = ratio_of_medians(first, second)
         why = (
             f"medians {statistics.median(first):,.1f} and {statistics.median(second):,.1f} of {seeds}, ratio "
@@ -118,7 +123,7 @@ COMPARISONS = {
         workload=replace(WORKLOADS["W1"], goal=475.0, total_steps=1_000_000),
         seeds=20,
         most_seeds=100,
-        run_seconds=300.0,
+        run_seconds=1200.0,
         has_control=True,
     ),
     "halfcheetah": Comparison(
@@ -149,8 +154,10 @@ class Program:
 
     @property
     def digest(self) -> str:
-        """Of all that its runs depend on but the seed: of two that differ, neither says anything of the other."""
-        told = [self.name, asdict(self.workload), SETTINGS.get(self.name), dict(self.contestant.versions)]
+        """Of all that its runs are told but the seed: of two that differ, neither says anything of the other. The code
+        is no part of it: each run says of which commit it is."""
+        how = [SETTINGS.get(self.name), SLOWED, SLICE_SECONDS, getattr(self.contestant, "extra", None)]
+        told = [self.name, asdict(self.workload), how, dict(self.contestant.versions)]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -173,6 +180,7 @@ class Runs:
         """One more; any thread may."""
         with self._lock:
             programs = self._kept["programs"]
+            self._kept = {"programs": programs}  # what was judged before was of fewer runs, or of others
             if programs.get(program.name, {}).get("digest") != program.digest:
                 programs[program.name] = {"digest": program.digest, "runs": {}}
             programs[program.name]["runs"][str(seed)] = run
@@ -214,12 +222,18 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
         ContestantFailed: one did not train as it should.
     """
 
+    is_over = threading.Event()
+
     def make(seed: int) -> None:
-        setting = SETTINGS.get(program.name, ())
         told = whole_run(
-            program.contestant, program.workload, setting, seed=seed, seconds=comparison.run_seconds,
+            program.contestant,
+            program.workload,
+            SETTINGS.get(program.name, ()),
+            seed=seed,
+            seconds=comparison.run_seconds,
             hindered=program.hindered,
-        )  # fmt: skip
+            wanted=lambda: not is_over.is_set(),
+        )
         figure = comparison.figure(told)
         curve = [(steps, mean) for (_, steps), mean in zip(told.points, told.return_means, strict=True)]
         commit = machine.described(REPOSITORY)["commit"]
@@ -228,14 +242,17 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
 
     kept = runs.series(program)
     with ThreadPoolExecutor(max_workers=program.at_once) as pool:
-        for _ in pool.map(make, [seed for seed in seeds if seed not in kept]):
-            pass
+        try:
+            for _ in pool.map(make, [seed for seed in seeds if seed not in kept]):
+                pass
+        finally:
+            is_over.set()  # whoever is interrupted does not wait for runs that take hours
     every = runs.series(program)
     return {seed: every[seed] for seed in seeds}
 
 
 def compare(name: str, *, folder: Path = FOLDER, comparisons: Mapping[str, Comparison] = COMPARISONS) -> bool:
-    """Make runs until it is decided, or enough were tried; whether rlsrl learns no worse, and the control does."""
+    """Make runs until it is decided, or enough were tried; whether rlsrl learns alike, and the control worse."""
     comparison = comparisons[name]
     runs = Runs(folder / f"{KEPT_AS}{name}.json")
     rlsrl, single = programs_of(comparison)
@@ -258,13 +275,13 @@ def compare(name: str, *, folder: Path = FOLDER, comparisons: Mapping[str, Compa
     }
     if not comparison.has_control:
         runs.judge(told)
-        return found.verdict == "no worse"
+        return found.verdict == "alike"
     say(f"{HINDERED}: a trainer that takes {SLOWED} times as long, a lag of up to {LARGEST_LAG} steps")
     few = range(1, comparison.seeds + 1)
     control = comparison.judge(make_runs(comparison, control_of(comparison), few, runs), theirs)
-    say(f"{control}: {'as it has to be' if control.verdict == 'worse' else 'SO THE CHECK SHOWS NOTHING'}")
+    say(f"{control}: {'as it has to be' if control.verdict == comparison.worse else 'SO THE CHECK SHOWS NOTHING'}")
     runs.judge({**told, "control": asdict(control)})
-    return (found.verdict, control.verdict) == ("no worse", "worse")
+    return (found.verdict, control.verdict) == ("alike", comparison.worse)
 
 
 @contextlib.contextmanager
@@ -315,8 +332,10 @@ def main() -> int:
     """Compare, keep, say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("comparison", choices=COMPARISONS)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what it started, too
     try:
-        return 0 if compare(parser.parse_args().comparison) else 1
+        return 0 if compare(arguments.comparison) else 1
     except ContestantFailed as error:
         print(f"learning: {error}", file=sys.stderr)
         return 2

@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-NO_WORSE = (0.8, 1.25)
+ALIKE = (0.8, 1.25)
 """Within which the interval of the ratio has to lie."""
 COVERAGE = 0.9
 RESAMPLES = 10_000
 RESAMPLING_SEED = 0
 
-Verdict = Literal["no worse", "worse", "not decided"]
+Verdict = Literal["alike", "higher", "lower", "not decided"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,12 @@ class Interval:
     @property
     def verdict(self) -> Verdict:
         """Not decided where the interval lies across a bound: more seeds make it narrower."""
-        low, high = NO_WORSE
+        low, high = ALIKE
         if low <= self.low and self.high <= high:
-            return "no worse"
-        return "worse" if self.high < low or self.low > high else "not decided"
+            return "alike"
+        if self.high < low:
+            return "lower"
+        return "higher" if self.low > high else "not decided"
 
 
 def ratio_of_medians(mine: Sequence[float], theirs: Sequence[float]) -> Interval:
@@ -49,7 +51,7 @@ def ratio_of_medians(mine: Sequence[float], theirs: Sequence[float]) -> Interval
     return Interval(ratio=statistics.median(mine) / statistics.median(theirs), low=float(low), high=float(high))
 
 
-def mean_is_no_worse(mine: Sequence[float], theirs: Sequence[float], *, above: float) -> Verdict:
-    """Of too few seeds for an interval: whether the mean is above a bound, and at most one deviation below theirs."""
+def mean_verdict(mine: Sequence[float], theirs: Sequence[float], *, above: float) -> Verdict:
+    """Of too few seeds for an interval: alike if the mean is above a bound, and at most one deviation below theirs."""
     lowest = max(above, statistics.mean(theirs) - statistics.stdev(theirs))
-    return "no worse" if statistics.mean(mine) >= lowest else "worse"
+    return "alike" if statistics.mean(mine) >= lowest else "lower"

@@ -137,17 +137,22 @@ def whole_run(
     seed: int,
     seconds: float,
     hindered: Callable[[Path], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
+    wanted: Callable[[], bool] = lambda: True,
 ) -> Progress:
     """What it told until it ended by itself, at the workload's goal or its last step. Nobody looks at the time.
 
-    ``hindered`` gets its folder, and may be in its way while it lasts.
+    ``hindered`` gets its folder, and may be in its way while it lasts; ``wanted`` is asked meanwhile.
 
     Raises:
-        ContestantFailed: it goes on after so many seconds, failed, or left what may not count.
+        ContestantFailed: it goes on after so many seconds, failed, left what may not count, or is not wanted any more.
     """
+    if not wanted():
+        raise ContestantFailed(f"{contestant.name} is not wanted any more")
     with started(contestant, workload, setting, seed=seed) as running, hindered(running.folder):
-        if not running.until(lambda: running.process.poll() is not None, "it ended", seconds=seconds):
-            raise ContestantFailed(f"{contestant.name} goes on after {seconds:.0f} s:\n{last_words(running.folder)}")
+        in_time = running.until(lambda: running.process.poll() is not None or not wanted(), "it ended", seconds=seconds)
+        if not in_time or not wanted():
+            why = "is not wanted any more" if in_time else f"goes on after {seconds:.0f} s"
+            raise ContestantFailed(f"{contestant.name} {why}:\n{last_words(running.folder)}")
         return contestant.progress(running.folder)
 
 

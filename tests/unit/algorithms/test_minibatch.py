@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -177,6 +177,58 @@ def test_compiled_it_skips_what_is_not_finite() -> None:
     assert learner.step(broken).skipped == 2 * NUM_STEPS * NUM_LANES // 16
     assert np.array_equal(learner.parameters(Version(1, 0)).vector, before)
     assert learner.step(slots_of("discrete", 1)).skipped == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_compiled_step_is_taken_for_batches_of_its_form_and_no_other(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def stand_in(step: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        return lambda *inputs: calls.append(step) or step(*inputs)
+
+    monkeypatch.setattr(torch, "compile", stand_in)
+    learner = learner_of(kind)
+    learner.compile(zeros_of(kind))
+    learner.use_compiled()
+    for seed in range(2):
+        calls.clear()
+        learner.step(slots_of(kind, seed))
+        assert len(calls) == 2 * NUM_STEPS * NUM_LANES // 16
+    calls.clear()
+    learner.step(random_slot(KINDS[kind][1], num_steps=NUM_STEPS, num_lanes=8, rng=np.random.default_rng(0)).arrays)
+    assert calls == []
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_coefficients_that_change_reach_the_compiled_step() -> None:
+    """From none at all, too: what is compiled has none of Python's branches left, and nobody asks for them again."""
+    learners = [learner_of("discrete"), learner_of("discrete")]
+    for learner in learners:
+        learner.adopt(1e-3, {"clip_range": 0.2, "entropy_coefficient": 0.0})
+    learners[0].compile(zeros_of("discrete"))
+    learners[0].use_compiled()
+    for coefficient in (0.0, 0.5, 0.0):
+        for learner in learners:
+            learner.adopt(1e-3, {"clip_range": 0.2, "entropy_coefficient": coefficient})
+        compiled, eager = (learner.step(slots_of("discrete", 0)) for learner in learners)
+        assert compiled.metrics == pytest.approx(eager.metrics, rel=1e-3, abs=1e-5)
+        for path, array in everything(learners[1]).items():
+            np.testing.assert_allclose(everything(learners[0])[path], array, rtol=1e-4, atol=2e-6, err_msg=path)
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_each_learner_has_a_compiled_step_of_its_own() -> None:
+    pairs = [(learner_of(kind), learner_of(kind)) for kind in ("discrete", "with a state")]
+    for compiled, _ in pairs:
+        compiled.compile(zeros_of("discrete"))
+        compiled.use_compiled()
+    for compiled, eager in pairs:
+        assert compiled.step(slots_of("discrete", 0)).metrics == pytest.approx(
+            eager.step(slots_of("discrete", 0)).metrics, rel=1e-3, abs=1e-5
+        )
+        assert everything(compiled).keys() == everything(eager).keys()
 
 
 @pytest.mark.usefixtures("tracing_only")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import learning
 import pytest
-from contestants import OUTPUT, RUN, ContestantFailed, Peer
+from contestants import OUTPUT, RUN, ContestantFailed, Peer, Rlsrl
 from figures import RLSRL, SINGLE_FILE
 from learning import COMPARISONS, HINDERED, Comparison, Program, Runs, compare, slow_trainer
 from workloads import WORKLOADS
@@ -72,20 +73,34 @@ def judged(comparison: Comparison, folder: Path) -> tuple[bool, dict[str, Any]]:
 def test_who_takes_as_many_steps_learns_no_worse(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
     good, kept = judged(stage(rlsrl=10_000, single=10_100, hindered=50_000), tmp_path)
     assert good
-    assert (kept["verdict"], kept["control"]["verdict"]) == ("no worse", "worse")
+    assert (kept["verdict"], kept["control"]["verdict"]) == ("alike", "higher")
     assert sorted(made()) == sorted(f"{name} {seed}" for name in (RLSRL, SINGLE_FILE, HINDERED) for seed in (1, 2, 3))
 
 
 def test_who_takes_twice_as_many_learns_worse(tmp_path: Path, stage: Stage) -> None:
     good, kept = judged(stage(rlsrl=20_000, single=10_000, hindered=50_000), tmp_path)
     assert not good
-    assert kept["verdict"] == "worse"
+    assert kept["verdict"] == "higher"
+
+
+def test_a_control_that_learns_better_makes_the_check_worthless(tmp_path: Path, stage: Stage) -> None:
+    good, kept = judged(stage(rlsrl=10_000, single=10_000, hindered=5_000), tmp_path)
+    assert not good
+    assert (kept["verdict"], kept["control"]["verdict"]) == ("alike", "lower")
+
+
+def test_with_a_goal_more_is_worse_and_without_one_less() -> None:
+    assert {name: each.worse for name, each in COMPARISONS.items()} == {
+        "cartpole": "higher",
+        "halfcheetah": "lower",
+        "pong": "lower",
+    }
 
 
 def test_a_control_that_passes_makes_the_check_worthless(tmp_path: Path, stage: Stage) -> None:
     good, kept = judged(stage(rlsrl=10_000, single=10_000, hindered=10_000), tmp_path)
     assert not good
-    assert (kept["verdict"], kept["control"]["verdict"]) == ("no worse", "no worse")
+    assert (kept["verdict"], kept["control"]["verdict"]) == ("alike", "alike")
 
 
 def test_seeds_are_added_until_it_is_decided(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
@@ -106,6 +121,48 @@ def test_a_run_that_is_kept_is_not_made_again(tmp_path: Path, stage: Stage, made
     assert made() == first
     judged(stage(rlsrl=10_000, single=10_000, hindered=50_000, seeds=4, most_seeds=4), tmp_path)
     assert sorted(made()[len(first) :]) == sorted(f"{name} 4" for name in (RLSRL, SINGLE_FILE, HINDERED))
+
+
+def test_a_verdict_is_forgotten_with_the_next_run(tmp_path: Path) -> None:
+    program = Program(name=RLSRL, contestant=Rlsrl(), workload=WORKLOADS["W1"], at_once=1)
+    path = tmp_path / "runs.json"
+    Runs(path).add(program, 1, {"figure": 3.0})
+    Runs(path).judge({"verdict": "alike"})
+    Runs(path).add(program, 2, {"figure": 4.0})
+    kept = json.loads(path.read_text())
+    assert kept.keys() == {"programs"}
+    assert Runs(path).series(program) == {1: 3.0, 2: 4.0}
+
+
+def test_an_interrupted_run_is_ended_and_not_waited_for(tmp_path: Path) -> None:
+    (script := tmp_path / "endless.py").write_text("import time\ntime.sleep(600)")
+    (tmp_path / "main.py").write_text(
+        f"""
+import sys, threading, signal, os
+from dataclasses import replace
+from pathlib import Path
+from contestants import Peer
+from learning import COMPARISONS, Program, Runs, make_runs
+Peer.versions = {{}}
+contestant = Peer(name="x", program={str(script)!r}, ways=((),), python=lambda name: Path(sys.executable))
+comparison = COMPARISONS["cartpole"]
+program = Program(name="x", contestant=contestant, workload=comparison.workload, at_once=2)
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+make_runs(comparison, program, range(1, 9), Runs(Path({str(tmp_path / "runs.json")!r})))
+"""
+    )
+    path = os.pathsep.join([str(Path(learning.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "main.py")],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "KeyboardInterrupt" in done.stderr
+    listed = subprocess.run(["pgrep", "-f", str(script)], capture_output=True, text=True, check=False)
+    assert not listed.stdout, "nobody is left"
 
 
 def test_runs_with_other_settings_are_no_runs_of_this(tmp_path: Path) -> None:

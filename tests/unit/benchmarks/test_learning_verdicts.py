@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from learning_verdicts import NO_WORSE, Interval, mean_is_no_worse, ratio_of_medians
+from learning_verdicts import ALIKE, Interval, mean_verdict, ratio_of_medians
 
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
-        (*NO_WORSE, "no worse"),
-        (0.95, 1.05, "no worse"),
+        (*ALIKE, "alike"),
+        (0.95, 1.05, "alike"),
         (0.79, 1.05, "not decided"),
         (0.95, 1.26, "not decided"),
         (0.5, 2.0, "not decided"),
-        (0.5, 0.79, "worse"),
-        (1.26, 1.5, "worse"),
+        (0.5, 0.79, "lower"),
+        (1.26, 1.5, "higher"),
     ],
 )
 def test_the_whole_interval_has_to_lie_within_the_bounds(low: float, high: float, expected: str) -> None:
@@ -49,16 +49,16 @@ def test_more_seeds_make_it_narrower_and_the_same_ones_the_same() -> None:
 @pytest.mark.parametrize(
     ("mine", "expected"),
     [
-        ([-17.0, -17.5, -17.9], "no worse"),
-        ([-18.5, -18.5, -18.5], "worse"),  # not above the bound
-        ([-17.9, -17.9, -17.9], "no worse"),
+        ([-17.0, -17.5, -17.9], "alike"),
+        ([-18.5, -18.5, -18.5], "lower"),  # not above the bound
+        ([-17.9, -17.9, -17.9], "alike"),
     ],
 )
 def test_a_mean_has_to_be_above_a_bound(mine: list[float], expected: str) -> None:
-    assert mean_is_no_worse(mine, [-18.0, -17.0, -19.0], above=-18.0) == expected
+    assert mean_verdict(mine, [-18.0, -17.0, -19.0], above=-18.0) == expected
 
 
 def test_a_mean_may_be_one_deviation_below_the_other() -> None:
     theirs = [0.0, 10.0, 20.0]  # mean 10, deviation 10
-    assert mean_is_no_worse([0.0, 0.0, 0.0], theirs, above=-18.0) == "no worse"
-    assert mean_is_no_worse([-1.0, 0.0, 0.0], theirs, above=-18.0) == "worse"
+    assert mean_verdict([0.0, 0.0, 0.0], theirs, above=-18.0) == "alike"
+    assert mean_verdict([-1.0, 0.0, 0.0], theirs, above=-18.0) == "lower"

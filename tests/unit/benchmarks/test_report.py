@@ -147,12 +147,12 @@ def test_page_and_readme_are_what_the_kept_results_come_to() -> None:
 
 def test_learning_and_memory_are_told_and_what_is_missing_as_well() -> None:
     learned = {
-        "cartpole": {"why": "ratio 1.0", "verdict": "no worse", "control": {"why": "ratio 3", "verdict": "worse"}},
+        "cartpole": {"why": "ratio 1.0", "verdict": "alike", "control": {"why": "ratio 3", "verdict": "higher"}},
         "pong": {"programs": {}},
     }
     told = learning_table(learned)
-    assert "| ratio 1.0 | no worse |" in told
-    assert "| ratio 3 | worse |" in told
+    assert "| ratio 1.0 | alike |" in told
+    assert "| ratio 3 | higher |" in told
     assert told.count(NOT_MEASURED) == 2
     growths = {"trainer": {"megabytes": 500.2, "per_hour": 0.126, "error": 0.5, "grows": False}}
     watched = {"W1": {"minutes": 60, "env_steps": 1234567.0, "growths": growths}}

@@ -72,13 +72,13 @@ def test_acting_it_computes_the_same_to_the_bit_by_the_weights_of_the_moment(
     network = network_for(images(4, 84, 84, action=action), precision=precision)
     pixels = {"observation": torch.arange(5 * 4 * 84 * 84).remainder(256).to(torch.uint8).reshape(5, 4, 84, 84)}
     with torch.inference_mode():
-        before, acting = network(pixels)[0], network.acting()
+        before, acting = network(pixels)[0], network.prepared_actor()
         assert torch.equal(acting(pixels), before)
         for parameter in network.parameters():
             parameter.mul_(1.01)
         after = network(pixels)[0]
         assert not torch.equal(after, before)
-        assert torch.equal(network.acting()(pixels), after)
+        assert torch.equal(network.prepared_actor()(pixels), after)
 
 
 def test_it_computes_what_its_layers_say_of_pixels_between_0_and_1() -> None:

@@ -3,14 +3,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.specs import ArraySpec, EnvSpec
+from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
 from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.networks import MlpActorCritic, Tanh
+from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec
 
@@ -79,6 +83,28 @@ def test_the_value_alone_is_that_of_the_whole(env_spec: EnvSpec) -> None:
 def test_a_network_without_a_way_to_the_value_alone_is_evaluated_whole() -> None:
     network = Returns((torch.zeros(3, 2), torch.arange(3.0)))
     assert torch.equal(PureNetwork(network).value(vectors(network), {}), torch.arange(3.0))
+
+
+class Heads(nn.Module):
+    """Its layers have names that somebody else might call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acting, self.value = nn.Linear(4, 3), nn.Linear(4, 1)
+
+    def forward(self, observation: dict[str, torch.Tensor]) -> Any:
+        features = observation["observation"]
+        return self.acting(features), self.value(features).squeeze(-1)
+
+
+def test_a_networks_layers_may_be_called_as_they_like() -> None:
+    network, observation = Heads(), {"observation": torch.randn(5, 4)}
+    expected = network(observation)[1]
+    assert torch.equal(PureNetwork(network).value(vectors(network), observation), expected)
+    policy = TorchPolicy(network, ENV_SPEC)
+    policy.load(policy.parameters(Version(1, 1)))
+    (answer,) = policy.rollout([RolloutRequest(observation={"observation": observation["observation"].numpy()})])
+    np.testing.assert_array_equal(answer.distribution, network(observation)[0].detach().numpy())
 
 
 def test_mlp_reads_all_observations_in_the_order_of_the_spec() -> None:

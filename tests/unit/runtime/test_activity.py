@@ -63,6 +63,19 @@ def test_work_that_began_before_the_window_is_no_more_than_all_of_it(activity: A
     assert activity.shares() == {working_on("environment"): 1.0}
 
 
+def test_waiting_is_told_exactly_however_late_work_is(activity: Activity, clock: ManualClock) -> None:
+    """Slots of half a minute, in which half of the time goes into waiting."""
+    for slot in range(5):
+        for second in range(30):
+            activity.turn_to("working" if second % 2 else "credit")
+            clock.advance(1.0)
+            shares = activity.shares()
+            if slot or second > WINDOW_SECONDS:
+                assert shares["credit"] == pytest.approx(0.5, abs=0.05)
+                assert sum(shares.values()) == pytest.approx(1.0)
+        activity.spent({"environment": 10.0, "inference": 5.0})
+
+
 @pytest.mark.parametrize(
     ("what", "stage"), [("working", ""), (working_on("copy"), "copy"), ("inference", None), ("", None)]
 )

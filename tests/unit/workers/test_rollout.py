@@ -207,8 +207,8 @@ def test_it_tells_how_long_environments_and_choosing_took(kind: Any, at_once: in
     with ExitStack() as resources:
         rollout, envs = kind(lambda: Slow(cartpole()), resources)
         rollout.load(weights_for(program_for(envs.spec), 1, whole=True))
-        rollout.begin(slot_for(envs.spec))
         began = time.monotonic()
+        rollout.begin(slot_for(envs.spec))
         until(lambda: rollout.advance(touch=lambda: None, still_wanted=lambda: True) is not None, "a slot")
         spent, took = rollout.take_spent(), time.monotonic() - began
         least = 0.5 * NUM_STEPS * NUM_ENVS / at_once * Slow.SECONDS  # the step after an end only resets

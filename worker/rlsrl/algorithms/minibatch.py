@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -87,7 +88,7 @@ class LocalSteps:
         """See ``Steps``."""
         step = _step_of(PureGradients(self._algorithm), self._descend)
         with _compiling():
-            compiled = torch.compile(step, fullgraph=True, dynamic=False, options=_OPTIONS)
+            compiled = torch.compile(_with_own_code(step), fullgraph=True, dynamic=False, options=dict(_OPTIONS))
             compiled(example)
         form = _form(example)
         return lambda: lambda inputs: (compiled if _form(inputs) == form else step)(inputs)
@@ -154,9 +155,16 @@ _OPTIONS: dict[str, Any] = {
     # Kernels are called from C++: of a small network's step that is a tenth.
     "cpp_wrapper": True,
     # Before each call torch asks a hundred things of the inputs and of what is around them. What may change is their
-    # form alone, which is looked at here.
+    # form alone, which is looked at here: an algorithm's loss is pure.
     "guard_filter_fn": lambda guards: [False] * len(guards),
 }
+"""Of torch.compile, which takes out of them what it has read."""
+
+
+def _with_own_code(step: Step) -> Step:
+    """The same function, of which torch has compiled nothing yet: it keeps that by the code, and nothing asks whose."""
+    assert isinstance(step, FunctionType), "made by _step_of"  # noqa: S101 - an invariant of our own
+    return FunctionType(step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__, step.__closure__)
 
 
 def _form(inputs: Inputs) -> list[Any]:

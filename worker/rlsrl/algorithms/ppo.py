@@ -149,9 +149,8 @@ class Ppo(Algorithm):
         policy_loss = -torch.dot(clipped_surrogate(ratio, minibatch["advantage"], clip_range), weight)
         value_loss = 0.5 * torch.dot(self._value_errors(value, minibatch), weight)
         entropy = torch.dot(entropies, weight)
-        loss = policy_loss + self._value_coefficient * value_loss
-        if self._entropy_coefficient != 0.0:
-            loss = loss - minibatch["entropy_coefficient"] * entropy
+        # With a coefficient of 0 too: it may change while a compiled step goes on.
+        loss = policy_loss + self._value_coefficient * value_loss - minibatch["entropy_coefficient"] * entropy
         with torch.no_grad():
             outside = (ratio - 1.0).abs() > clip_range
             metrics = {

@@ -66,7 +66,7 @@ class NatureCnnActorCritic(nn.Module):
         features = features.float()
         return self._distribution(features), self.critic(features).squeeze(-1)
 
-    def acting(self) -> Callable[[Observation], Tensor]:
+    def prepared_actor(self) -> Callable[[Observation], Tensor]:
         """See ``networks.ActingNetwork``. In bfloat16 the body's weights are cast here: autocast does at each call."""
         body, dtype = self.body, torch.float32
         if self._in_bfloat16:

@@ -40,7 +40,7 @@ class PureNetwork:
     def value(self, vector: Tensor, observation: Observation) -> Tensor:
         """The value alone, for less where the network has a way (``networks.ValueNetwork``)."""
         if isinstance(self._network, ValueNetwork):
-            return self._evaluate(self._network.value, vector, observation)
+            return self._evaluate(self._network.values_alone, vector, observation)
         return self(vector, observation)[1]
 
     def _evaluate(self, function: Callable[[Observation], T], vector: Tensor, observation: Observation) -> T:

@@ -48,7 +48,7 @@ class ExportableActor(Protocol):
 class ValueNetwork(Protocol):
     """A network whose values alone take less than a whole forward pass. Optional."""
 
-    def value(self, observation: Observation) -> Tensor:
+    def values_alone(self, observation: Observation) -> Tensor:
         """The values of ``forward``, [N]."""
 
 
@@ -56,7 +56,7 @@ class ValueNetwork(Protocol):
 class ActingNetwork(Protocol):
     """A network that acts for less than a whole forward pass, once it has prepared its weights. Optional."""
 
-    def acting(self) -> Callable[[Observation], Tensor]:
+    def prepared_actor(self) -> Callable[[Observation], Tensor]:
         """What gives ``forward``'s distribution parameters, [N, A], to the bit, by the weights that there are now."""
 
 
@@ -110,7 +110,7 @@ class MlpActorCritic(nn.Module):
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
         return outputs, self.critic(features).squeeze(-1)
 
-    def value(self, observation: Observation) -> Tensor:
+    def values_alone(self, observation: Observation) -> Tensor:
         """The values alone, [N]: the actor's tower is left out."""
         values: Tensor = self.critic(flatten_observation(observation, self._specs))
         return values.squeeze(-1)

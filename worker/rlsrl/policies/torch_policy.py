@@ -92,7 +92,9 @@ class TorchPolicy(Policy):
 
 def _acting(network: nn.Module) -> Callable[[Observation], Tensor]:
     """How its distribution is had."""
-    return network.acting() if isinstance(network, ActingNetwork) else lambda observation: network(observation)[0]
+    return (
+        network.prepared_actor() if isinstance(network, ActingNetwork) else lambda observation: network(observation)[0]
+    )
 
 
 class TorchActor:

@@ -57,11 +57,20 @@ class Activity:
         while len(self._looks) > 1 and self._looks[1][0] <= now - WINDOW_SECONDS:
             self._looks.popleft()
         before = self._looks[0][1]
-        # Work is told when it is done: more of it may fall to this window than the window has of work.
-        spent = {what: max(0.0, seconds - before.get(what, 0.0)) for what, seconds in self._seconds.items()}
+        spent = {what: seconds - before.get(what, 0.0) for what, seconds in self._seconds.items()}
+        self._fit_stages(spent)
         self._looks.append((now, dict(self._seconds)))
         total = sum(spent.values())
         return {what: seconds / total for what, seconds in spent.items() if seconds > 0} if total > 0 else {}
+
+    @staticmethod
+    def _fit_stages(spent: dict[str, float]) -> None:
+        """Work is told when it is done: stages may have more of a window than it has of work. Then they share that."""
+        stages = [what for what in spent if stage_of(what)]
+        work = sum(spent[what] for what in (*stages, WORKING) if what in spent)
+        told = sum(spent[what] for what in stages)
+        if told > work:
+            spent.update({what: spent[what] * max(0.0, work) / told for what in stages}, **{WORKING: 0.0})
 
     def _settle(self) -> float:
         now = self._now()

@@ -68,7 +68,7 @@ class InferenceServer(Protocol):
         """From now on ``take`` is called whenever requests have come: after them all, in whatever thread receives.
 
         It takes and answers batches there, with a timeout of 0, and is never called twice at a time; while it runs
-        nothing is received, so it has to be quick. What it raises is lost. None: nothing is called any more.
+        nothing is received, so it has to be quick, and it raises nothing. None: nothing is called any more.
         """
 
     def prod(self) -> None:

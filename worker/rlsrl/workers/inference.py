@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlsrl.data.inference import RolloutResult
-from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.base import Policy
 from rlsrl.runtime.mapping_thread import MappingThread, StageFailed
@@ -77,12 +76,6 @@ class Evaluator:
         self._now = now
         self._lock = threading.Lock()
         self._tally = InferenceTally()
-        self._version: Version | None = None
-
-    @property
-    def version(self) -> Version | None:
-        """The weights that were evaluated last."""
-        return self._version
 
     def take_tally(self) -> InferenceTally:
         """What was done since the last call."""
@@ -90,19 +83,19 @@ class Evaluator:
             tally, self._tally = self._tally, InferenceTally()
             return tally
 
-    def evaluate(self, batch: InferenceBatch) -> Answered:
+    def evaluate(self, batch: InferenceBatch, *, taken_at: float) -> Answered:
         """Results by the newest weights; waits for some that are as new as any of the requests asks for.
+
+        The batch was taken at ``taken_at``; from then on it counts as waiting for weights.
 
         Raises:
             PipeClosed: none will come.
             Exception: what the policy raised, once the clients were told.
         """
-        taken = self._now()
         newer = self._fresh.take(batch.min_version)
         try:
             if newer is not None:
                 self._policy.load(newer)
-                self._version = newer.version
             loaded = self._now()
             results = self._policy.rollout(batch.requests)
         except Exception as error:
@@ -111,7 +104,7 @@ class Evaluator:
         finished = self._now()
         seconds = {
             "queueing": batch.queueing_seconds,
-            "parameters": loaded - taken,
+            "parameters": loaded - taken_at,
             "compute": finished - loaded,
         }
         return Answered(batch=batch, results=results, seconds=seconds, finished_at=finished)
@@ -141,7 +134,7 @@ class Inference(Protocol):
         """These are the newest weights."""
 
     def check(self) -> None:
-        """Return if nothing failed.
+        """Return if nothing failed; to be called every now and then.
 
         Raises:
             StageFailed: the policy did, or sending; its error is the cause.
@@ -170,22 +163,29 @@ class PromptInference:
         *,
         max_batch_size: int,
         waiting: Callable[[str], AbstractContextManager[None]],
+        now: Callable[[], float],
     ) -> None:
-        """``max_batch_size``: lanes that are evaluated together at most; ``waiting`` is told what is waited for."""
+        """``max_batch_size``: lanes that are evaluated together at most; ``waiting`` is told what is waited for, and
+        ``now`` gives monotonic seconds.
+        """
         self._evaluator = evaluator
         self._server = server
         self._fresh = fresh
         self._max_batch_size = max_batch_size
         self._waiting = waiting
-        self._aside: InferenceBatch | None = None
+        self._now = now
+        self._aside: tuple[InferenceBatch, float] | None = None
+        """A batch that weights are missing for, and when it was taken."""
         self._failure: Exception | None = None
         self._at_work = threading.Lock()
+        """Held by who answers, or closes."""
         self._idle = ExitStack()
+        """Closed, it counts no longer as waiting for requests."""
 
     def start(self) -> None:
         """See ``Inference``."""
-        self._idle.enter_context(self._waiting("requests"))
         self._server.call_on_arrival(self._take)
+        self._server.prod()  # what came before is answered, too
 
     def put(self, parameters: Parameters) -> None:
         """See ``Inference``."""
@@ -196,6 +196,7 @@ class PromptInference:
         """See ``Inference``."""
         if self._failure is not None:
             raise StageFailed(f"inference failed: {self._failure!r}") from self._failure
+        self._server.prod()  # the time without requests is counted now, not when one comes
 
     def close(self, timeout: float) -> None:
         """See ``Inference``."""
@@ -203,6 +204,7 @@ class PromptInference:
         self._fresh.close()
         if not self._at_work.acquire(timeout=timeout):
             raise TimeoutError(f"a policy is still being evaluated {timeout} s after the wait began")
+        self._idle.close()
         self._at_work.release()
 
     def _take(self) -> None:
@@ -211,21 +213,31 @@ class PromptInference:
             return  # it is being closed
         try:
             self._idle.close()
-            while (batch := self._next()) is not None:
-                self._evaluator.send(self._evaluator.evaluate(batch))
+            while (taken := self._next()) is not None:
+                batch, taken_at = taken
+                self._evaluator.send(self._evaluator.evaluate(batch, taken_at=taken_at))
         except PipeClosed:
             pass
         except Exception as error:  # noqa: BLE001 - raised by check(), in the thread that can act on it
             self._failure = error
             self._server.call_on_arrival(None)
         finally:
-            self._idle.enter_context(self._waiting("requests"))
+            if self._aside is None:  # else the main thread counts what is waited for
+                self._idle.enter_context(self._waiting("requests"))
             self._at_work.release()
 
-    def _next(self) -> InferenceBatch | None:
-        batch = self._aside or self._server.next_batch(self._max_batch_size, timeout=0)
-        self._aside = None if batch is None or self._fresh.has(batch.min_version) else batch
-        return batch if self._aside is None else None
+    def _next(self) -> tuple[InferenceBatch, float] | None:
+        """What can be answered now, and when it was taken."""
+        taken, self._aside = self._aside, None
+        if taken is None:
+            batch = self._server.next_batch(self._max_batch_size, timeout=0)
+            if batch is None:
+                return None
+            taken = batch, self._now()
+        if self._fresh.has(taken[0].min_version):
+            return taken
+        self._aside = taken
+        return None
 
 
 class InferencePipeline:
@@ -239,9 +251,11 @@ class InferencePipeline:
         *,
         max_batch_size: int,
         waiting: Callable[[str], AbstractContextManager[None]],
+        now: Callable[[], float],
     ) -> None:
-        """``max_batch_size``: lanes that are evaluated together at most; ``waiting`` is told what is waited for."""
+        """See ``PromptInference``."""
         self._evaluator = evaluator
+        self._now = now
         self._fresh = fresh
         self._batches = _Batches(server, max_batch_size, waiting)
         answered: Pipe[Answered] = Pipe(MAX_ANSWERED)
@@ -273,7 +287,7 @@ class InferencePipeline:
 
     def _evaluate(self, batch: InferenceBatch) -> Answered | None:
         try:
-            return self._evaluator.evaluate(batch)
+            return self._evaluator.evaluate(batch, taken_at=self._now())
         except PipeClosed:
             return None
 

@@ -145,8 +145,8 @@ class GrpcInferenceServer:
 
     def _call(self) -> None:
         self._is_due = False
-        if self._take is not None:
-            self._take()
+        if (take := self._take) is not None:
+            take()
 
     def _refusal(self, kind: str, text: str, name: str = "") -> bytes:
         _log.warning("client_refused", kind=kind, client=name, reason=text)

@@ -66,7 +66,12 @@ def build_policy_worker(
         evaluator = Evaluator(policy, fresh, metrics=context.metrics, now=context.clock.monotonic)
         make = PromptInference if isinstance(policy, ProgramPolicy) else InferencePipeline
         inference: Inference = make(
-            evaluator, server, fresh, max_batch_size=config.max_batch_size, waiting=context.waiting
+            evaluator,
+            server,
+            fresh,
+            max_batch_size=config.max_batch_size,
+            waiting=context.waiting,
+            now=context.clock.monotonic,
         )
         return PolicyParts(
             parameters=parameters,
