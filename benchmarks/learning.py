@@ -171,10 +171,10 @@ class Runs:
 
     def series(self, program: Program) -> dict[int, float]:
         """What each seed of a program came to, as it is now."""
-        kept = self._kept["programs"].get(program.name, {})
-        if kept.get("digest") != program.digest:
+        found = self._kept["programs"].get(program.name, {})
+        if found.get("digest") != program.digest:
             return {}
-        return {int(seed): run["figure"] for seed, run in kept["runs"].items()}
+        return {int(seed): run["figure"] for seed, run in found["runs"].items()}
 
     def add(self, program: Program, seed: int, run: Mapping[str, Any]) -> None:
         """One more; any thread may."""
@@ -221,7 +221,6 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
     Raises:
         ContestantFailed: one did not train as it should.
     """
-
     is_over = threading.Event()
 
     def make(seed: int) -> None:
@@ -240,10 +239,10 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
         runs.add(program, seed, {"figure": figure, "commit": commit, "curve": _thinned(curve)})
         say(f"{program.name:16} seed {seed:3}: {figure:,.1f}")
 
-    kept = runs.series(program)
+    made = runs.series(program)
     with ThreadPoolExecutor(max_workers=program.at_once) as pool:
         try:
-            for _ in pool.map(make, [seed for seed in seeds if seed not in kept]):
+            for _ in pool.map(make, [seed for seed in seeds if seed not in made]):
                 pass
         finally:
             is_over.set()  # whoever is interrupted does not wait for runs that take hours

@@ -91,7 +91,6 @@ class Bench:
             self.fresh,
             max_batch_size=max_batch_size,
             waiting=self.waiting,
-            now=time.monotonic,
         )
         if starts:
             self.inference.start()

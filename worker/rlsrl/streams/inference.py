@@ -115,6 +115,8 @@ class InferenceBatch:
         """Lanes of all requests together."""
         self.min_version: Version = max(request.min_version for request in self.requests)
         """The oldest weights that may answer all of them."""
+        self.taken_at = taken_at
+        """On the server's monotonic clock."""
         self.queueing_seconds = taken_at - sum(each.arrived_at for each in pending) / len(pending)
         """How long its requests had waited when it was taken, on average."""
         self._pending = tuple(pending)

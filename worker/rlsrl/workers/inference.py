@@ -83,10 +83,10 @@ class Evaluator:
             tally, self._tally = self._tally, InferenceTally()
             return tally
 
-    def evaluate(self, batch: InferenceBatch, *, taken_at: float) -> Answered:
+    def evaluate(self, batch: InferenceBatch) -> Answered:
         """Results by the newest weights; waits for some that are as new as any of the requests asks for.
 
-        The batch was taken at ``taken_at``; from then on it counts as waiting for weights.
+        From when the batch was taken it counts as waiting for weights.
 
         Raises:
             PipeClosed: none will come.
@@ -104,7 +104,7 @@ class Evaluator:
         finished = self._now()
         seconds = {
             "queueing": batch.queueing_seconds,
-            "parameters": loaded - taken_at,
+            "parameters": loaded - batch.taken_at,
             "compute": finished - loaded,
         }
         return Answered(batch=batch, results=results, seconds=seconds, finished_at=finished)
@@ -163,19 +163,15 @@ class PromptInference:
         *,
         max_batch_size: int,
         waiting: Callable[[str], AbstractContextManager[None]],
-        now: Callable[[], float],
     ) -> None:
-        """``max_batch_size``: lanes that are evaluated together at most; ``waiting`` is told what is waited for, and
-        ``now`` gives monotonic seconds.
-        """
+        """``max_batch_size``: lanes that are evaluated together at most; ``waiting`` is told what is waited for."""
         self._evaluator = evaluator
         self._server = server
         self._fresh = fresh
         self._max_batch_size = max_batch_size
         self._waiting = waiting
-        self._now = now
-        self._aside: tuple[InferenceBatch, float] | None = None
-        """A batch that weights are missing for, and when it was taken."""
+        self._aside: InferenceBatch | None = None
+        """A batch that weights are missing for."""
         self._failure: Exception | None = None
         self._at_work = threading.Lock()
         """Held by who answers, or closes."""
@@ -213,9 +209,8 @@ class PromptInference:
             return  # it is being closed
         try:
             self._idle.close()
-            while (taken := self._next()) is not None:
-                batch, taken_at = taken
-                self._evaluator.send(self._evaluator.evaluate(batch, taken_at=taken_at))
+            while (batch := self._next()) is not None:
+                self._evaluator.send(self._evaluator.evaluate(batch))
         except PipeClosed:
             pass
         except Exception as error:  # noqa: BLE001 - raised by check(), in the thread that can act on it
@@ -226,17 +221,12 @@ class PromptInference:
                 self._idle.enter_context(self._waiting("requests"))
             self._at_work.release()
 
-    def _next(self) -> tuple[InferenceBatch, float] | None:
-        """What can be answered now, and when it was taken."""
-        taken, self._aside = self._aside, None
-        if taken is None:
-            batch = self._server.next_batch(self._max_batch_size, timeout=0)
-            if batch is None:
-                return None
-            taken = batch, self._now()
-        if self._fresh.has(taken[0].min_version):
-            return taken
-        self._aside = taken
+    def _next(self) -> InferenceBatch | None:
+        """What can be answered now."""
+        batch, self._aside = self._aside or self._server.next_batch(self._max_batch_size, timeout=0), None
+        if batch is None or self._fresh.has(batch.min_version):
+            return batch
+        self._aside = batch
         return None
 
 
@@ -251,11 +241,9 @@ class InferencePipeline:
         *,
         max_batch_size: int,
         waiting: Callable[[str], AbstractContextManager[None]],
-        now: Callable[[], float],
     ) -> None:
         """See ``PromptInference``."""
         self._evaluator = evaluator
-        self._now = now
         self._fresh = fresh
         self._batches = _Batches(server, max_batch_size, waiting)
         answered: Pipe[Answered] = Pipe(MAX_ANSWERED)
@@ -287,7 +275,7 @@ class InferencePipeline:
 
     def _evaluate(self, batch: InferenceBatch) -> Answered | None:
         try:
-            return self._evaluator.evaluate(batch, taken_at=self._now())
+            return self._evaluator.evaluate(batch)
         except PipeClosed:
             return None
 

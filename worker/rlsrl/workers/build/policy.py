@@ -71,7 +71,6 @@ def build_policy_worker(
             fresh,
             max_batch_size=config.max_batch_size,
             waiting=context.waiting,
-            now=context.clock.monotonic,
         )
         return PolicyParts(
             parameters=parameters,
