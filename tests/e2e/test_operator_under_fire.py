@@ -41,6 +41,8 @@ IDLE_SECONDS = 0.4
 QUIET_SECONDS = 3.0
 CALM_SECONDS = 20.0
 """Of an operator whose news are lost: by itself it would take minutes to look whether there were any."""
+NOT_READY = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
+"""What the node controller says of pods on a node that it does not hear of."""
 SAME = "the same objects"
 SHOWN = 20_000
 """Of a difference, in characters: where an object is missing all of it differs."""
@@ -459,6 +461,20 @@ def test_two_by_mistake_come_to_the_same_and_rest(make_place: MakePlace, told_in
             one.count()
             two.count()
         rest(one, two)
+
+
+@pytest.mark.full
+def test_when_a_node_was_only_thought_lost_all_is_as_before(make_place: MakePlace) -> None:
+    place = make_place()
+    with place.operator() as operator:
+        place.create(LARGE)
+        place.await_end(operator, READY)
+        expected = place.told()
+        for pod in place.api.items(place.path("Pod")):  # as the node controller does
+            told = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": {"conditions": [NOT_READY]}}
+            assert place.api.merge(place.path("Pod", f"{pod['metadata']['name']}/status"), told) is not None
+        place.await_told(operator, expected)
+        place.await_end(operator, READY)
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ out: images, volumes, probes, restarts, and the time that all of them take.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import TracebackType
@@ -19,7 +20,8 @@ from rlsrl.testing.waiting import DEADLINE_SECONDS
 SELECTOR = "rlsrl.dev/stand-in"
 """Label of nodes by which pods ask for one."""
 _LOOK_SECONDS = 0.05
-_HEARTBEAT_LOOKS = 100
+_BEAT_SECONDS = 5.0
+"""Between two of them; the controllers think a node lost that was silent ten times as long."""
 
 
 class StandInNode:
@@ -30,6 +32,7 @@ class StandInNode:
         self._api, self._name = Api(address), name
         self._stop = threading.Event()
         self._failure: Exception | None = None
+        self._next_beat = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
@@ -56,17 +59,16 @@ class StandInNode:
             raise AssertionError("the node's thread failed") from self._failure
 
     def _run(self) -> None:
-        looks, pause = 0, threading.Event()
+        pause = threading.Event()
         try:
             while True:
-                if looks % _HEARTBEAT_LOOKS == 0:
-                    self._beat()
-                looks += 1
+                self._beat_in_time()
                 pods = [each for each in self._api.items("/api/v1/pods?resourceVersion=0") if self._is_mine(each)]
                 if self._stop.is_set() and not pods:
                     return
                 for pod in pods:
                     self._look(pod)
+                    self._beat_in_time()  # a look at hundreds of pods takes its time
                 pause.wait(_LOOK_SECONDS)
         except Exception as error:  # noqa: BLE001 - told at the exit
             self._failure = error
@@ -82,12 +84,15 @@ class StandInNode:
         elif not pod["spec"].get("nodeName"):
             binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": metadata["name"]}}
             self._api.send("POST", f"{path}/binding", {**binding, "target": {"kind": "Node", "name": self._name}})
-        elif pod["status"].get("phase") == "Pending":
+        elif pod["status"].get("phase") == "Pending" or _is_wronged(pod):
             running = _status(metadata["creationTimestamp"], {"running": {"startedAt": metadata["creationTimestamp"]}})
             self._api.merge(f"{path}/status", {"metadata": {"uid": metadata["uid"]}, "status": running})
 
-    def _beat(self) -> None:
+    def _beat_in_time(self) -> None:
         """As kubelets do: a lease is renewed, and the node's condition says what it says."""
+        if time.monotonic() < self._next_beat:
+            return
+        self._next_beat = time.monotonic() + _BEAT_SECONDS
         now = datetime.now(UTC)
         self._api.merge(f"/api/v1/nodes/{self._name}/status", {"status": _node_status(now)})
         lease = {
@@ -118,6 +123,12 @@ def _node(name: str) -> Object:
     taint = {"key": SELECTOR, "value": name, "effect": "NoSchedule"}
     metadata = {"name": name, "labels": {SELECTOR: name}}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
+
+
+def _is_wronged(pod: Object) -> bool:
+    """Whether the controllers took its node for lost, and said so of a pod that runs: only the node takes that back."""
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ()))
+    return not ready and all(each["ready"] for each in pod["status"].get("containerStatuses", ()))
 
 
 def _node_status(now: datetime) -> Object:
