@@ -167,10 +167,18 @@ class Place:
 
     def await_end(self, operator: OperatorProcess, end: Callable[[Place], bool]) -> None:
         """Wait until it is so, and the operator has no more to do; or the operator has been killed."""
+        since: float | None = None
 
         def settled() -> bool:
+            nonlocal since
             operator.check()
-            return operator.killed_at is not None or (operator.is_idle(IDLE_SECONDS) and end(self))
+            if not end(self):
+                since = None
+            elif since is None:
+                since = time.monotonic()
+            # Of what has just come to its end the operator may be about to hear, and then it has something to do.
+            rested = since is not None and time.monotonic() - since > IDLE_SECONDS and operator.is_idle(IDLE_SECONDS)
+            return operator.killed_at is not None or rested
 
         try:
             until(settled, "it is done")
