@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import json
@@ -41,6 +42,8 @@ _CHANCE = ("uid", "resourceVersion", "creationTimestamp", "generateName")
 _OTHERS_LABELS = ("pod-template-hash", "controller-revision-hash", "statefulset.kubernetes.io/pod-name")
 _ITS_MAKERS = ("signature", "operator", "settings.json")
 """What a record says of the operator that made it."""
+_COUNTED = ("rlsrl.dev/attempt", "deployment.kubernetes.io/revision")
+"""Annotations that say how often something came about."""
 _COUNTS = ("replicas", "readyReplicas")
 
 
@@ -66,10 +69,35 @@ def told_by(objects: Iterable[Object], *, settings: bool = True) -> Told:
             template = each["spec"]["template"]
             text = text.replace(template["metadata"]["annotations"][_TEMPLATE_ANNOTATION], _digest(template["spec"]))
     said: dict[str, Any] = {}
-    for each in sorted(json.loads(text), key=lambda each: json.dumps(each, sort_keys=True)):
+    for each in sorted(json.loads(text), key=_in_order):
         name = f"{each['kind']} {each['metadata'].get('name') or each['metadata']['labels'][ROLE_LABEL]}"
         said[name if name not in said else f"{name} {len(said)}"] = _opened(each, settings=settings)
     return said
+
+
+def of_the_spec(objects: Iterable[Object]) -> Told:
+    """What the spec alone decides, by number: not how often it was edited, nor when pods and configs were made."""
+    undated = map(_undated, told_by(objects, settings=False).values())
+    return {str(number): each for number, each in enumerate(sorted(undated, key=_in_order))}
+
+
+def _undated(found: Object) -> Object:
+    made = copy.deepcopy(found)
+    metadata = made["metadata"]
+    for counted in ("generation", "managedFields"):
+        metadata.pop(counted, None)
+    template = made.get("spec", {}).get("template", {}).get("metadata", {})
+    for part in (metadata, template):
+        kept = {name: text for name, text in part.pop("annotations", {}).items() if name not in _COUNTED}
+        part.update({"annotations": kept} if kept else {})
+    if made["kind"] == "RLExperiment":
+        status = made["status"]
+        conditions = [(each["type"], each["status"], each["reason"]) for each in status["conditions"]]
+        made["status"] = {"phase": status["phase"], "actors": status["actors"], "conditions": conditions}
+    if "-record-" in metadata.get("name", ""):
+        metadata["name"] = "record"
+        made["data"] = {"experiment.json": made["data"]["experiment.json"]}
+    return made
 
 
 def difference(expected: Told, found: Told) -> str:
@@ -79,6 +107,10 @@ def difference(expected: Told, found: Told) -> str:
         was, now = _lines(expected.get(name)), _lines(found.get(name))
         lines += difflib.unified_diff(was, now, f"{name}, expected", f"{name}, found", n=2, lineterm="")
     return "\n".join(lines)
+
+
+def _in_order(each: Object) -> str:
+    return json.dumps(each, sort_keys=True)
 
 
 def _lines(said: Any) -> list[str]:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ RESULT_VARIABLE = "RLSRL_RESULT_FILE"
 """Environment variable with the path of the file that says that the run is done, and what it came to: a container's
 termination message."""
 DONE = "done"
+MakeWorker = Callable[[WorkerContext], Worker[Any]]
 CONFIGS: dict[str, type[RoleConfig]] = {
     "coordinator": CoordinatorConfig,
     TRAINER: TrainerConfig,
@@ -155,6 +157,8 @@ class _Process:
             endpoints = {"metrics": "{}:{}".format(*server.address)}
             if self._config.serves_at is not None:
                 endpoints[STREAMS] = own_address(self._config.serves_at)
+            # Imported while the coordinator, too, is starting: with torch that takes a second.
+            make_worker = _import_worker(self._arguments.role, self._config)
             membership = self._membership = Membership.join(
                 self._config.coordinator_address,
                 token,
@@ -171,7 +175,7 @@ class _Process:
             reason = "failed"
             try:
                 self._config = self._told(membership)
-                self._work(self._context(membership, metrics, tls))
+                self._work(self._context(membership, metrics, tls), make_worker)
                 reason = "exit"
             finally:
                 membership.leave(reason, done=self._worker is not None and self._worker.done)
@@ -196,8 +200,8 @@ class _Process:
             ledger_folder=Path(self._config.ledger_folder),
         )
 
-    def _work(self, context: WorkerContext) -> None:
-        worker = _make_worker(context, self._config)
+    def _work(self, context: WorkerContext, make_worker: MakeWorker) -> None:
+        worker = make_worker(context)
         signal.signal(signal.SIGTERM, lambda *_: worker.exit())
         worker.start()
         with self._lock:
@@ -252,31 +256,31 @@ class _Process:
             self._membership.report(state=states.get(command.kind, WorkerState.EXITING))
 
 
-def _make_worker(context: WorkerContext, config: RoleConfig) -> Worker[Any]:
+def _import_worker(role: str, config: RoleConfig) -> MakeWorker:
     """The role's worker; what a role imports, only its own process imports."""
-    if context.role == TRAINER:
+    if role == TRAINER:
         from rlsrl.workers.trainer import TrainerWorker
 
-        return TrainerWorker(context)
-    if context.role == EVALUATOR:
+        return TrainerWorker
+    if role == EVALUATOR:
         from rlsrl.workers.evaluator import EvaluatorWorker
 
-        return EvaluatorWorker(context)
-    if context.role == POLICY:
+        return EvaluatorWorker
+    if role == POLICY:
         from rlsrl.workers.policy import PolicyWorker
 
-        return PolicyWorker(context)
-    if context.role == BUFFER:
+        return PolicyWorker
+    if role == BUFFER:
         from rlsrl.workers.buffer import BufferWorker
 
-        return BufferWorker(context)
+        return BufferWorker
     if isinstance(config, ActorConfig) and config.inference_endpoints:
         from rlsrl.workers.ring import RingWorker
 
-        return RingWorker(context)
+        return RingWorker
     from rlsrl.workers.actor import ActorWorker
 
-    return ActorWorker(context)
+    return ActorWorker
 
 
 def _log(config: RoleConfig, role: str, index: int) -> None:

@@ -1,0 +1,135 @@
+"""A run that is edited at random while it trains: each edit is brought about, and what is there in the end is what the
+last spec says, as if there had been no other.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlsrl.api.edits import edits, refused
+from rlsrl.api.load import SpecError, load_text
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.faults import (
+    NAME,
+    ROLES,
+    gated_experiment,
+    goes_on,
+    is_ready,
+    reach_the_goal,
+    role_of,
+)
+from rlsrl.testing.kubectl import Experiment, Namespace, namespace
+from rlsrl.testing.recovery import Recovered
+from rlsrl.testing.sameness import Told, difference, of_the_spec
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(1500)]
+
+SEED = 1
+NUM_TRANSITIONS = 10
+FIELDS_AT_ONCE = 3
+KINDS = (
+    *("configmaps", "persistentvolumeclaims", "pods", "secrets", "services", "deployments", "statefulsets"),
+    *("networkpolicies", "rlexperiments"),
+)
+NOT_OURS = ("kube-root-ca.crt",)
+DRAWS: dict[str, Callable[[random.Random], Any]] = {
+    "actors": lambda rng: {
+        "replicas": rng.randint(1, 3),
+        "environments": 8,
+        "rolloutLength": rng.choice([32, 64]),
+    },
+    "policyWorkers": lambda rng: rng.choice([None, {"replicas": 1}, {"replicas": 2}]),
+    "bufferWorkers": lambda rng: rng.choice([None, {"replicas": 1}, {"replicas": 2}]),
+    "evaluators": lambda rng: rng.choice([None, {"replicas": 1, "environments": 2}]),
+    "trainers": lambda rng: {"replicas": rng.randint(1, 2)},
+    "algorithm": lambda rng: {
+        "ppo": {"epochs": rng.randint(1, 3), "minibatchSize": 256, "learningRate": rng.choice([1e-4, 3e-4])}
+    },
+    "pacing": lambda rng: {"maxPolicyLag": rng.randint(1, 3)},
+    "parameters": lambda rng: {"everySeconds": rng.randint(1, 3)},
+    "restarts": lambda rng: {"budget": rng.randint(1, 20), "decaySeconds": 600},
+    "suspend": lambda rng: rng.random() < 0.5,
+}
+"""What fields of the spec may become; None: they are not there."""
+
+
+def legal_transition(rng: random.Random, before: Object) -> tuple[str, Object]:
+    """The fields that become others, and the document with them; of two after one another one is suspended at most."""
+    for _ in range(1000):
+        after = copy.deepcopy(before)
+        for name in rng.sample([*DRAWS], rng.randint(1, FIELDS_AT_ONCE)):
+            drawn = DRAWS[name](rng)
+            after["spec"].pop(name, None)
+            after["spec"].update({} if drawn is None else {name: drawn})
+        try:
+            was, would_be = (load_text(json.dumps(each)) for each in (before, after))
+        except SpecError:
+            continue
+        rests = was.spec.suspend and would_be.spec.suspend
+        done = [each.path.removeprefix("spec.") for each in edits(was, would_be)]
+        if done and not refused(was, would_be) and not rests:
+            return ", ".join(done), after
+    raise AssertionError(f"no edit of this is found: {before}")
+
+
+def is_so(experiment: Experiment, spec: Object) -> bool:
+    """Whether the edit is brought about: who is there, and that they work."""
+    found, pods = experiment.object, experiment.pods()
+    status = found.get("status", {})
+    if status.get("observedGeneration") != found["metadata"]["generation"]:
+        return False
+    if spec.get("suspend"):
+        return status["phase"] == "Suspended" and not pods
+    wanted = Counter({role: spec.get(field, {}).get("replicas", 0) if field else 1 for role, field in ROLES.items()})
+    ready = status["phase"] == "Running" and experiment.condition("Ready").get("status") == "True"
+    return ready and Counter(map(role_of, pods)) == +wanted and all(map(is_ready, pods))
+
+
+def bring_about(experiment: Experiment, document: Object) -> float:
+    """Apply it and wait until it is so, and training goes on; returns the seconds."""
+    began = time.monotonic()
+    experiment.where.apply(document)
+    try:
+        until(lambda: is_so(experiment, document["spec"]), "it is brought about")
+        if not document["spec"].get("suspend"):
+            goes_on(experiment)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}: {json.dumps(document['spec'])}\n{experiment.story()}") from None
+    return time.monotonic() - began
+
+
+def told(where: Namespace) -> Told:
+    """What its objects say that the spec decides."""
+    objects = [each for kind in KINDS for each in where.list(kind) if each["metadata"]["name"] not in NOT_OURS]
+    return of_the_spec(objects)
+
+
+def test_however_a_run_was_edited_it_trains_on_and_is_what_its_spec_says(
+    where: Namespace, recovered: Recovered
+) -> None:
+    rng = random.Random(SEED)
+    document, experiment = gated_experiment(), Experiment(where, NAME)
+    bring_about(experiment, document)
+    for number in range(1, NUM_TRANSITIONS + 1):
+        fields, document = legal_transition(rng, document)
+        if number == NUM_TRANSITIONS:
+            document["spec"]["suspend"] = False
+        seconds = bring_about(experiment, document)
+        recovered(f"edit {number} of seed {SEED}: {fields}", seconds, "what the spec says")
+    assert (experiment.status["restarts"], experiment.status["recentFailures"]) == (0, 0), experiment.story()
+    found = told(where)
+    reach_the_goal(experiment)
+    print(f"the ledger: {experiment.ledger()}")  # noqa: T201
+    with namespace(f"{where.name}-anew", wait=False) as elsewhere:
+        bring_about(Experiment(elsewhere, NAME), document)
+        expected = told(elsewhere)
+        assert expected == found, difference(expected, found)
