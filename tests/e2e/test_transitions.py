@@ -102,6 +102,7 @@ def bring_about(experiment: Experiment, document: Object) -> float:
         until(lambda: is_so(experiment, document["spec"]), "it is brought about")
         if not document["spec"].get("suspend"):
             goes_on(experiment)
+            until(lambda: experiment.condition("Durable").get("status") == "True", "what it has learnt is stored")
     except TimeoutError as error:
         raise AssertionError(f"{error}: {json.dumps(document['spec'])}\n{experiment.story()}") from None
     return time.monotonic() - began
@@ -128,7 +129,9 @@ def test_however_a_run_was_edited_it_trains_on_and_is_what_its_spec_says(
     assert (experiment.status["restarts"], experiment.status["recentFailures"]) == (0, 0), experiment.story()
     found = told(where)
     reach_the_goal(experiment)
-    print(f"the ledger: {experiment.ledger()}")  # noqa: T201
+    ledger = experiment.ledger()
+    print(f"the ledger: {ledger}")  # noqa: T201
+    assert not any(ledger["lost"].values()), ledger
     with namespace(f"{where.name}-anew", wait=False) as elsewhere:
         bring_about(Experiment(elsewhere, NAME), document)
         expected = told(elsewhere)
