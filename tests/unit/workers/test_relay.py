@@ -99,13 +99,13 @@ class Chain:
         self.downstream.close()
         self.upstream.close()
 
-    def actor(self, index: int = 0) -> SampleProducer:
+    def actor(self, index: int = 0, *, num_lanes: int = NUM_LANES) -> SampleProducer:
         """An actor of the buffer worker."""
         producer = open_producer(
             {0: f"{self._name}-buffer"},
             token=TOKEN,
             tls=None,
-            layout=LAYOUT,
+            layout=LAYOUT.with_lanes(num_lanes),
             producer_id=ProducerId(index, 0),
             ledger=ActorLedger(self._page("actor", index)),
             directory=NOWHERE_ELSE,
@@ -133,9 +133,9 @@ class Chain:
             assert time.monotonic() < deadline, "it never happened"
             self.serve()
 
-    def acquire(self, actor: SampleProducer) -> Slot:
-        """A slot: serve until the credit is there."""
-        deadline = time.monotonic() + DEADLINE
+    def acquire(self, actor: SampleProducer, *, seconds: float = DEADLINE) -> Slot:
+        """A slot: serve until the credit is there, and for so long at most."""
+        deadline = time.monotonic() + seconds
         while (slot := self.try_acquire(actor)) is None:
             assert time.monotonic() < deadline, "no credit came"
         return slot
@@ -292,6 +292,29 @@ def test_a_rollout_from_before_is_dropped_if_it_breaks_the_lag_and_asked_for_ane
     actor.post(rollout(slot, 2, LATER))
     assert [reward_of(slot) for slot in chain.take(1)] == [2]
     assert chain.balance().dropped["old_attempt"] == TRANSITIONS
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2 * NUM_LANES])
+def test_what_an_actor_of_another_size_brings_is_dropped_and_all_its_lanes_asked_for_anew(
+    chain: Chain, num_lanes: int
+) -> None:
+    """From a life before, or by a credit of this one: until its successor is there."""
+    former, actor = chain.actor(0, num_lanes=num_lanes), chain.actor(1)
+    transitions = TRANSITIONS // NUM_LANES * num_lanes
+    chain.trainer.grant(2 * NUM_LANES, V1)
+    in_hand = chain.acquire(former)
+    chain.kill_buffer()
+    chain.start_buffer()
+    chain.until(lambda: chain.relay.num_orders == 2)
+    former.post(rollout(in_hand, 1, V1))
+    chain.until(lambda: chain.page.record.counters["dropped.old_attempt"] == transitions)
+    former.post(rollout(chain.acquire(former, seconds=10.0), 2, V1))
+    chain.until(lambda: chain.page.record.counters["dropped.old_attempt"] == 2 * transitions)
+    former.close()
+    for value in (3, 4):
+        actor.post(rollout(chain.acquire(actor), value, V1))
+    assert [reward_of(slot) for slot in chain.take(2)] == [3, 4]
+    assert chain.try_acquire(actor) is None, "nothing is granted twice"
 
 
 def test_a_clean_end_counts_what_is_left(chain: Chain) -> None:

@@ -170,7 +170,13 @@ class Relay:
     # The owner's thread.
 
     def _order_for(self, slot: Slot) -> Slot | StaleReason | None:
-        """See ``Orders.take_for``; None while there is none at all."""
+        """See ``Orders.take_for``; None while there is none at all.
+
+        A slot with more or fewer lanes fills none: an actor sends it that was made for another number of environments
+        and is there until its successor is.
+        """
+        if slot.num_lanes != self._num_lanes:
+            return "old_attempt"
         with self._lock:
             return self._orders.take_for(slot.oldest_version) if len(self._orders) else None
 
@@ -184,13 +190,14 @@ class Relay:
         self._wake.set()
 
     def _drop(self, slot: Slot, reason: StaleReason) -> None:
-        """Its lanes were taken off what was granted, and are granted again."""
+        """Its lanes, all of them, were taken off what was granted, and are granted again."""
+        num_lanes = slot.num_lanes
         self._ledger.dropped(reason, slot.num_transitions)
-        _log.info("slot_dropped", reason=reason, version=str(slot.oldest_version))
+        _log.info("slot_dropped", reason=reason, version=str(slot.oldest_version), num_lanes=num_lanes)
         self._upstream.release(slot)
         with self._lock:
             newest = self._orders.newest_version
-        self._upstream.grant(self._num_lanes, newest)
+        self._upstream.grant(num_lanes, newest)
 
     # The other thread.
 
