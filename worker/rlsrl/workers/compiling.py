@@ -33,7 +33,7 @@ from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.runtime.process import leave
 from rlsrl.workers.build.common import torch_policy
-from rlsrl.workers.build.learner import build_learner, stand_in_batch
+from rlsrl.workers.build.learner import build_learner, rank_device, stand_in_batch
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang
 
@@ -281,7 +281,7 @@ def main() -> int:
     try:
         config = TrainerConfig.from_json(request["config"])
         env_spec = EnvSpec.from_json(request["env_spec"])
-        policy = torch_policy(config.network, env_spec, seed=config.seed)
+        policy = torch_policy(config.network, env_spec, seed=config.seed, device=rank_device(config))
         learner = build_learner(config, env_spec, policy, policy.parameters(Version(0, 0)), one_rank)
         learner.compile(stand_in_batch(config, env_spec))
     except Exception as error:  # noqa: BLE001 - said to the trainer, which goes on without

@@ -78,12 +78,14 @@ class ProcessGroupGang:
             RuntimeError: some did not come within ``timeout_seconds``.
         """
         timeout = timedelta(seconds=timeout_seconds)
+        # What ranks tell each other is in the processes' memory; gradients are where the network is.
+        backend = "cpu:gloo,cuda:nccl" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo"
         if (path := os.environ.get(STORE_VARIABLE)) is None:
-            dist.init_process_group("gloo", timeout=timeout)
+            dist.init_process_group(backend, timeout=timeout)
         else:
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             store = dist.FileStore(path, size)  # type: ignore[attr-defined] # documented, but not exported
-            dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=size)
+            dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 

@@ -16,6 +16,8 @@ from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.context import WorkerContext
 
 if TYPE_CHECKING:
+    import torch
+
     from rlsrl.policies.torch_policy import TorchPolicy
 
 PROGRAM_KEY = "program"
@@ -81,8 +83,8 @@ def await_description(
     return None
 
 
-def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int) -> TorchPolicy:
-    """The experiment's policy with the weights its seed gives. Imports torch.
+def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int, device: torch.device | None = None) -> TorchPolicy:
+    """The experiment's policy with the weights its seed gives, on that device; by default on the CPU. Imports torch.
 
     Raises:
         ConfigurationError: the user's own network cannot be made, or is not what a policy needs.
@@ -105,4 +107,4 @@ def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int) -> TorchPoli
         factory = MlpActorCritic
         kwargs = {"hidden_sizes": network.mlp.hidden_sizes, "activation": network.mlp.activation}
     made = build_network(factory, env_spec, kwargs, seed=derived_seed(seed, "network"))
-    return TorchPolicy(made, env_spec)
+    return TorchPolicy(made if device is None else made.to(device), env_spec)

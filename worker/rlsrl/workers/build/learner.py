@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
+import torch
+
 from rlsrl.algorithms.base import Reduce
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import Normalizer, normalizable
@@ -12,6 +17,7 @@ from rlsrl.api.spec import Schedule
 from rlsrl.data.slots import SlotLayout, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.device import device_for
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.workers.build.common import derived_seed
@@ -20,7 +26,7 @@ from rlsrl.workers.build.common import derived_seed
 def build_learner(
     config: TrainerConfig, env_spec: EnvSpec, policy: TorchPolicy, initial: Parameters, reduce: Reduce
 ) -> Learner:
-    """A rank's learner, with the parameters ``initial``; ``reduce`` sums over the ranks.
+    """A rank's learner, with the parameters ``initial``, on the policy's device; ``reduce`` sums over the ranks.
 
     Raises:
         ConfigurationError: observations cannot be normalised as asked for.
@@ -48,7 +54,18 @@ def build_learner(
         normalizer=_normalizer(config, env_spec),
         reduce=reduce,
         parallel=config.num_trainers > 1,
+        device=policy.device,
     )
+
+
+def rank_device(config: TrainerConfig, environ: Mapping[str, str] = os.environ) -> torch.device:
+    """Where this process trains, or compiles for who does: torchrun tells which of the machine's ranks it is.
+
+    Raises:
+        ConfigurationError: there are fewer GPUs than have to be.
+    """
+    place, places = int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    return device_for(config.device, field="trainers.device", place=place, places=places)
 
 
 def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:

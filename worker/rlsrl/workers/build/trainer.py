@@ -22,7 +22,14 @@ from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.connect import consumer_for
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import PROGRAM_KEY, environment_source, torch_policy
-from rlsrl.workers.build.learner import batch_layout, build_learner, coefficients_of, learning_rate_of, stand_in_batch
+from rlsrl.workers.build.learner import (
+    batch_layout,
+    build_learner,
+    coefficients_of,
+    learning_rate_of,
+    rank_device,
+    stand_in_batch,
+)
 from rlsrl.workers.build.parameters import open_parameter_publisher
 from rlsrl.workers.checkpoints import CheckpointWriter
 from rlsrl.workers.compiling import StepCompiler, request_for
@@ -63,7 +70,8 @@ def build_trainer(
         ExportMismatch: the exported actor does not compute what the network does.
     """
     env_spec = environment_spec(environment_source(config.environment))
-    policy = torch_policy(config.network, env_spec, seed=config.seed)
+    policy = torch_policy(config.network, env_spec, seed=config.seed, device=rank_device(config))
+    context.log.info("training_on", device=str(policy.device))
     gang: Gang = ProcessGroupGang(timeout_seconds=GANG_SECONDS) if config.num_trainers > 1 else SoloGang()
     # Settings that were edited a moment ago may have reached some ranks only.
     config = with_settings(config, gang.agree({"settings": settings_of(config)})[0]["settings"])
