@@ -12,6 +12,8 @@ from rlsrl.runtime.errors import ConfigurationError
 
 def see(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the machine had so many."""
+    for name in ("deterministic", "allow_tf32"):  # put back afterwards
+        monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 
@@ -33,6 +35,12 @@ def test_each_process_has_a_gpu_of_its_own_or_none_has(
     see(gpus, monkeypatch)
     found = [device_for(wanted, field="f", place=place, places=places) for place in range(places)]  # type: ignore[arg-type]
     assert [str(each) for each in found] == expected
+
+
+def test_a_small_network_is_on_a_gpu_only_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    see(1, monkeypatch)
+    assert device_for("auto", field="f", is_small=True) == CPU
+    assert device_for("cuda", field="f", is_small=True) == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(("gpus", "places"), [(0, 1), (1, 2)])

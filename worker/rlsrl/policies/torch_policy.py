@@ -17,7 +17,7 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.asking import AskingActor
 from rlsrl.policies.base import Policy
-from rlsrl.policies.device import assign, to_device, to_host
+from rlsrl.policies.device import all_to_device, assign, to_host
 from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.networks import ActingNetwork, ExportableActor, Observation
 from rlsrl.policies.normalization import Standardization, standardizations, standardized
@@ -77,10 +77,7 @@ class TorchPolicy(Policy):
             raise RuntimeError("load() comes before rollout()")
         with torch.inference_mode():
             observation = standardized(together(requests), self._standardizations)
-            # torch knows no memory that is read-only.
-            tensors = {
-                path: to_device(np.require(array, requirements="W"), self.device) for path, array in observation.items()
-            }
+            tensors = all_to_device(observation, self.device)
             distribution: NDArray[np.float32] = to_host(self._distribution(tensors))
         return answers(requests, distribution, self._version)
 

@@ -91,6 +91,7 @@ def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int, device: torc
     """
     from rlsrl.policies.build import build_network
     from rlsrl.policies.cnn import NatureCnnActorCritic
+    from rlsrl.policies.device import CPU
     from rlsrl.policies.networks import MlpActorCritic
     from rlsrl.policies.torch_policy import TorchPolicy
     from rlsrl.runtime.references import load_callable
@@ -106,5 +107,6 @@ def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int, device: torc
         assert network.mlp is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
         factory = MlpActorCritic
         kwargs = {"hidden_sizes": network.mlp.hidden_sizes, "activation": network.mlp.activation}
-    made = build_network(factory, env_spec, kwargs, seed=derived_seed(seed, "network"))
-    return TorchPolicy(made if device is None else made.to(device), env_spec)
+    place = CPU if device is None else device
+    made = build_network(factory, env_spec, kwargs, seed=derived_seed(seed, "network"), device=place)
+    return TorchPolicy(made, env_spec)
