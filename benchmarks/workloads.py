@@ -42,6 +42,8 @@ class Workload:
     """Where everybody's network is; rlsrl's also for acting, if it has policy workers."""
     actors: int = 1
     policy_workers: int = 0
+    ring_size: int = 1
+    """Groups of each actor's environments: it steps one while the policy worker answers for another."""
     compile: Literal["off", "upfront", "background"] = "upfront"
     """When rlsrl's training step is compiled: before a window begins, unless the start itself is measured."""
     max_policy_lag: int = 1
@@ -82,8 +84,7 @@ class Workload:
                     "replicas": self.actors,
                     "environments": self.num_envs,
                     "rolloutLength": self.num_steps,
-                    # While the policy worker answers for one half, the actor steps the other.
-                    "ringSize": 2 if self.policy_workers else 1,
+                    "ringSize": self.ring_size,
                     "vectorization": self.vectorization,
                 },
                 **policy_workers,
@@ -172,6 +173,7 @@ _G2: dict[str, Any] = {
     "epochs": 4,
     "actors": _CORES,
     "policy_workers": 1,
+    "ring_size": 2,
     "device": "cuda",
 }
 _W4: dict[str, Any] = {
@@ -205,8 +207,8 @@ _ALL = (
     Workload(name="W4-16", title="CartPole, 5 ms more a step, 16 x 32, minibatch 256, 4 epochs", num_envs=16, **_W4),
     Workload(name="W4-64", title="CartPole, 5 ms more a step, 64 x 32, minibatch 256, 4 epochs", num_envs=64, **_W4),
     Workload(name="R1", title="W1 with a policy worker over gRPC", policy_workers=1, **_W1),
-    Workload(name="RB1", title="B1 with a policy worker over gRPC", policy_workers=1, **_B1),
-    Workload(name="R2", title="W2 with a policy worker over gRPC", policy_workers=1, **_W2),
+    Workload(name="RB1", title="B1 with a policy worker over gRPC", policy_workers=1, ring_size=2, **_B1),
+    Workload(name="R2", title="W2 with a policy worker over gRPC", policy_workers=1, ring_size=2, **_W2),
     Workload(name="G2", title="Pong on a GPU, 8 x 128 and minibatch 256 for each core, 4 epochs", **_G2),
     Workload(
         name="L",
