@@ -10,6 +10,7 @@ import sys
 
 import throughput
 import time_to_goal
+import torch
 from contestants import PEERS, ContestantFailed, Rlsrl
 from figures import SHOWN
 from peer_environments import PeerUnavailable
@@ -23,6 +24,9 @@ def main() -> int:
     parser.add_argument("workload", choices=WORKLOADS)
     workload = WORKLOADS[parser.parse_args().workload]
     say(f"{workload.name}: {workload.title}")
+    if workload.device == "cuda" and not torch.cuda.is_available():
+        print(f"bench: {workload.name} is skipped, and stays 'not shown': torch sees no GPU here", file=sys.stderr)
+        return 2
     measure = throughput.measure if workload.goal is None else time_to_goal.measure
     try:
         result = measure(workload, [Rlsrl(), *PEERS])

@@ -49,6 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="CSV with one line an iteration")
     parser.add_argument("--vector", choices=["sync", "async", "native"], default="sync", help="how environments step")
     parser.add_argument("--threads", type=int, default=1, help="torch's")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the network is")
     parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--num-steps", type=int, default=256, help="of each environment in an iteration")
@@ -165,19 +166,20 @@ class Trainer:
         Distribution.set_default_validate_args(False)
         self.rng = np.random.default_rng(args.seed)
         self.envs = make_envs(args)
-        self.agent = PixelAgent(self.envs) if args.network == "cnn" else Agent(self.envs)
+        self.device = torch.device(args.device)
+        self.agent = (PixelAgent(self.envs) if args.network == "cnn" else Agent(self.envs)).to(self.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=args.learning_rate, eps=1e-5)
         self.is_image = args.network == "cnn"
         self.observation = self.as_tensor(self.envs.reset(seed=args.seed)[0])
-        self.resetting = torch.zeros(args.num_envs, dtype=torch.bool)
+        self.resetting = torch.zeros(args.num_envs, dtype=torch.bool, device=self.device)
         self.env_steps = 0
         self.num_episodes = 0
         self.returns: deque[float] = deque(maxlen=RETURN_WINDOW)
 
     def as_tensor(self, observation: Any) -> Tensor:
         if self.is_image:
-            return torch.from_numpy(np.array(observation))
-        return torch.as_tensor(np.asarray(observation), dtype=torch.float32).flatten(1)
+            return torch.from_numpy(np.array(observation)).to(self.device)
+        return torch.as_tensor(np.asarray(observation), dtype=torch.float32, device=self.device).flatten(1)
 
     def iterate(self) -> None:
         if self.args.anneal:
@@ -192,16 +194,16 @@ class Trainer:
         for _ in range(self.args.num_steps):
             distribution, value = self.agent(self.observation)
             action = distribution.sample()
-            following, reward, terminated, truncated, info = self.envs.step(action.numpy())
+            following, reward, terminated, truncated, info = self.envs.step(action.cpu().numpy())
             steps.append(
                 {
                     "observation": self.observation,
                     "action": action,
                     "log_prob": distribution.log_prob(action),
                     "value": value,
-                    "reward": torch.as_tensor(np.asarray(reward), dtype=torch.float32),
-                    "terminated": torch.as_tensor(terminated),
-                    "ended": torch.as_tensor(terminated | truncated),
+                    "reward": torch.as_tensor(np.asarray(reward), dtype=torch.float32, device=self.device),
+                    "terminated": torch.as_tensor(terminated, device=self.device),
+                    "ended": torch.as_tensor(terminated | truncated, device=self.device),
                     "valid": ~self.resetting,
                 }
             )
@@ -217,7 +219,7 @@ class Trainer:
         args = self.args
         following_value = torch.cat([rows["value"][1:], self.agent(self.observation)[1][None]])
         delta = rows["reward"] + args.discount * following_value * ~rows["terminated"] - rows["value"]
-        advantage, accumulated = torch.zeros_like(delta), torch.zeros(args.num_envs)
+        advantage, accumulated = torch.zeros_like(delta), torch.zeros(args.num_envs, device=self.device)
         for t in reversed(range(args.num_steps)):
             goes_on = rows["valid"][t] & ~rows["ended"][t]
             accumulated = delta[t] + args.discount * args.gae_lambda * goes_on * accumulated
@@ -238,7 +240,7 @@ class Trainer:
     def update(self, rows: dict[str, Tensor]) -> None:
         num_rows = len(rows["action"])
         for _ in range(self.args.epochs):
-            order = torch.from_numpy(self.rng.permutation(num_rows))
+            order = torch.from_numpy(self.rng.permutation(num_rows)).to(self.device)
             for chosen in torch.split(order, self.args.minibatch_size):
                 if len(chosen) > 1:
                     self.minibatch_step({name: array[chosen] for name, array in rows.items()})

@@ -173,7 +173,8 @@ def _markdown(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _row(workload: Workload, result: Result | None) -> tuple[str, ...]:
-    verdict = NOT_MEASURED if result is None else str(result["verdict"])
+    missing = NOT_MEASURED if workload.device == "cpu" else f"{NOT_MEASURED}, it takes a GPU"
+    verdict = missing if result is None else str(result["verdict"])
     if result is None or verdict != SHOWN:
         return (workload.name, workload.title, verdict, "", "", "")
     figures, peer, ratio = result["figures"], result["fastest_peer"], result["ratio"]

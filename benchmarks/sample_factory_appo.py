@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--report", action="store_true", help="print a line of JSON a training step")
     parser.add_argument("--workers", type=int, default=1, help="processes that step environments")
     parser.add_argument("--serial", action="store_true", help="everything in one process, in turn")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the network is")
     parser.add_argument("--network", choices=["mlp"], default="mlp")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--num-steps", type=int, default=128, help="of each environment in an iteration")
@@ -60,7 +61,7 @@ def words_of(args: argparse.Namespace) -> list[str]:
         "algo": "APPO",
         "env": args.env_id,
         "experiment": "bench",
-        "device": "cpu",
+        "device": {"cpu": "cpu", "cuda": "gpu"}[args.device],
         "seed": args.seed,
         "serial_mode": args.serial,
         "async_rl": not args.serial,

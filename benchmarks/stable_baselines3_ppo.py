@@ -74,6 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--vector", choices=["dummy", "subproc"], default="dummy", help="how environments step")
     parser.add_argument("--threads", type=int, default=1, help="torch's")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the network is")
     parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--num-steps", type=int, default=256, help="of each environment in an iteration")
@@ -114,7 +115,7 @@ def main() -> None:
         vf_coef=0.25,
         max_grad_norm=0.5,
         seed=args.seed,
-        device="cpu",
+        device=args.device,
     )
     curve = Curve(goal=args.goal, report=args.report)
     model.learn(args.total_steps, callback=curve)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,8 +38,12 @@ class Workload:
     """How much longer than its computation each environment's step takes."""
     vectorization: Literal["loop", "native", "threads"] = "loop"
     """How rlsrl's actors step their environments; ``native`` is for every contestant that can."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where everybody's network is; rlsrl's also for acting, if it has policy workers."""
     actors: int = 1
     policy_workers: int = 0
+    ring_size: int = 1
+    """Groups of each actor's environments: it steps one while the policy worker answers for another."""
     compile: Literal["off", "upfront", "background"] = "upfront"
     """When rlsrl's training step is compiled: before a window begins, unless the start itself is measured."""
     max_policy_lag: int = 1
@@ -63,7 +68,8 @@ class Workload:
         network: dict[str, Any] = {"mlp": {"hiddenSizes": [64, 64], "activation": "tanh"}}
         if self.network == "cnn":
             network = {"cnn": {"precision": "bfloat16"}}
-        policy_workers = {"policyWorkers": {"replicas": self.policy_workers}} if self.policy_workers else {}
+        asked = {"policyWorkers": {"replicas": self.policy_workers, "device": self.device}}
+        policy_workers = asked if self.policy_workers else {}
         goal = {} if self.goal is None else {"returnMean": self.goal}
         return {
             "apiVersion": "rlsrl.dev/v1alpha1",
@@ -78,12 +84,11 @@ class Workload:
                     "replicas": self.actors,
                     "environments": self.num_envs,
                     "rolloutLength": self.num_steps,
-                    # While the policy worker answers for one half, the actor steps the other.
-                    "ringSize": 2 if self.policy_workers else 1,
+                    "ringSize": self.ring_size,
                     "vectorization": self.vectorization,
                 },
                 **policy_workers,
-                "trainers": {"compile": self.compile},
+                "trainers": {"compile": self.compile, "device": self.device},
                 "pacing": {"maxPolicyLag": self.max_policy_lag},
                 "stop": {"envSteps": self.total_steps, **goal},
             },
@@ -105,6 +110,7 @@ class Workload:
             "entropy-coefficient": self.entropy_coefficient,
             "clip-range": self.clip_range,
             "network": self.network,
+            "device": self.device,
             "total-steps": self.total_steps,
             **({} if self.goal is None else {"goal": self.goal}),
         }
@@ -158,6 +164,18 @@ _W1: dict[str, Any] = {**_CARTPOLE, "num_envs": 8, "num_steps": 128, "minibatch_
 _B1: dict[str, Any] = {**_CARTPOLE, "num_envs": 64, "num_steps": 64, "minibatch_size": 1024, "epochs": 1}
 _W2: dict[str, Any] = {**_PONG, "num_envs": 8, "num_steps": 128, "minibatch_size": 256, "epochs": 4, "actors": 2}
 _B2: dict[str, Any] = {**_PONG, "num_envs": 16, "num_steps": 64, "minibatch_size": 512, "epochs": 1, "actors": 2}
+_CORES = len(os.sched_getaffinity(0))
+_G2: dict[str, Any] = {
+    **_PONG,
+    "num_envs": 8 * _CORES,
+    "num_steps": 128,
+    "minibatch_size": 256 * _CORES,
+    "epochs": 4,
+    "actors": _CORES,
+    "policy_workers": 1,
+    "ring_size": 2,
+    "device": "cuda",
+}
 _W4: dict[str, Any] = {
     **_CARTPOLE,
     "num_steps": 32,
@@ -189,8 +207,9 @@ _ALL = (
     Workload(name="W4-16", title="CartPole, 5 ms more a step, 16 x 32, minibatch 256, 4 epochs", num_envs=16, **_W4),
     Workload(name="W4-64", title="CartPole, 5 ms more a step, 64 x 32, minibatch 256, 4 epochs", num_envs=64, **_W4),
     Workload(name="R1", title="W1 with a policy worker over gRPC", policy_workers=1, **_W1),
-    Workload(name="RB1", title="B1 with a policy worker over gRPC", policy_workers=1, **_B1),
-    Workload(name="R2", title="W2 with a policy worker over gRPC", policy_workers=1, **_W2),
+    Workload(name="RB1", title="B1 with a policy worker over gRPC", policy_workers=1, ring_size=2, **_B1),
+    Workload(name="R2", title="W2 with a policy worker over gRPC", policy_workers=1, ring_size=2, **_W2),
+    Workload(name="G2", title="Pong on a GPU, 8 x 128 and minibatch 256 for each core, 4 epochs", **_G2),
     Workload(
         name="L",
         title="W1 from the start of the process to 475",

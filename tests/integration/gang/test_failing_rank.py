@@ -1,4 +1,6 @@
-"""A rank that fails says why where its launcher does, and leaves nothing."""
+"""Ranks are forks of their launcher: one that fails says why where the launcher does, and leaves nothing; and what the
+launcher did before does not keep them from a GPU.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,37 @@ PROGRAM = """
 import sys
 import rlsrl.workers.__main__ as workers
 from rlsrl.workers import gang_launcher
-def fail():
-    raise ArithmeticError("the training thread failed")
-workers.main = fail
+def rank():
+    {}
+workers.main = rank
 sys.argv = ["gang_launcher", "--ranks", "1"]
 sys.exit(gang_launcher.main())
 """
+FAILS = 'raise ArithmeticError("the training thread failed")'
+ASKS = "import torch; print('forked after CUDA was asked:', torch.cuda._is_in_bad_fork()); return 0"
 
 
-def test_a_rank_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+def launch(what: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A gang of one rank that does only that."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(what)],
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(folder)},
         check=False,
     )
+
+
+def test_a_rank_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    done = launch(FAILS, tmp_path)
     assert done.returncode == 1, done.stderr
     assert "ArithmeticError: the training thread failed" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_may_use_a_gpu(tmp_path: Path) -> None:
+    """torch refuses to in a fork of a process that has asked CUDA anything."""
+    done = launch(ASKS, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "forked after CUDA was asked: False" in done.stdout

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import bench
 import pytest
 import reference_ppo
+import torch
 import yaml
+from report import table
 from workloads import WORKLOADS, Workload
 
 from rlsrl.api.load import load_text
@@ -19,7 +22,7 @@ def told(workload: Workload) -> RLExperiment:
 
 
 def test_all_workloads_are_there_in_order() -> None:
-    assert list(WORKLOADS) == ["W1", "B1", "B1N", "W2", "B2", "W3", "W4-16", "W4-64", "R1", "RB1", "R2", "L"]
+    assert list(WORKLOADS) == ["W1", "B1", "B1N", "W2", "B2", "W3", "W4-16", "W4-64", "R1", "RB1", "R2", "G2", "L"]
     assert all(name == workload.name for name, workload in WORKLOADS.items())
 
 
@@ -68,6 +71,8 @@ def test_peers_are_told_what_rlsrl_is_told(name: str, monkeypatch: pytest.Monkey
     assert peer.report
     if workload.goal is not None:
         assert peer.goal == spec.stop.return_mean == 475.0
+    assert peer.device == spec.trainers.device
+    assert spec.policy_workers is None or spec.policy_workers.device == peer.device
     assert peer.network == ("mlp" if spec.policy.network.cnn is None else "cnn")
 
 
@@ -81,6 +86,17 @@ def test_the_policy_worker_is_what_the_remote_ones_add() -> None:
             without.environment,
             without.policy,
         )
+
+
+def test_without_a_gpu_what_takes_one_is_skipped_and_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["bench.py", "G2"])
+    assert bench.main() == 2
+    assert "G2 is skipped" in capsys.readouterr().err
+    (row,) = [line for line in table({}).splitlines() if line.startswith("| G2 |")]
+    assert "not shown: not measured, it takes a GPU" in row
 
 
 def test_slow_environments_have_a_limit_and_others_none() -> None:

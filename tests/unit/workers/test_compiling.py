@@ -98,7 +98,7 @@ class TwoRanks(SoloGang):
 
 
 class Rank:
-    def __init__(self, folder: Path, mode: Any, **environ: str) -> None:
+    def __init__(self, folder: Path, mode: Any, *, on_gpu: bool = False, **environ: str) -> None:
         self.clock, self.learner = ManualClock(), FakeLearner()
         self.context = make_context("trainer", folder, clock=self.clock)
         self.compiler = StepCompiler(
@@ -107,6 +107,7 @@ class Rank:
             stand_in=lambda: {"a": "batch"},  # type: ignore[dict-item]
             request=REQUEST,
             context=self.context,
+            on_gpu=on_gpu,
             environ={"PATH": os.environ["PATH"], "HOME": str(folder), **environ},
         )
 
@@ -125,7 +126,7 @@ def make_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     for name in (compiling.CACHE_VARIABLE, "TORCHINDUCTOR_COMPILE_THREADS"):
         monkeypatch.setenv(name, "put back afterwards")
     structlog.reset_defaults()
-    return lambda mode="background", **environ: Rank(tmp_path, mode, **environ)
+    return lambda mode="background", **options: Rank(tmp_path, mode, **options)
 
 
 def begun(rank: Rank) -> FakeChild:
@@ -173,6 +174,15 @@ def test_upfront_no_step_is_made_before(make_rank: Callable[..., Rank]) -> None:
     child.ended = True
     rank.follow()
     assert (rank.compiler.holds_training, rank.learner.uses_compiled) == (False, True)
+
+
+@pytest.mark.parametrize(("on_gpu", "children"), [(False, 0), (True, 1)])
+def test_what_another_rank_compiled_is_of_no_use_on_another_gpu(
+    make_rank: Callable[..., Rank], on_gpu: bool, children: int
+) -> None:
+    rank = make_rank("upfront", on_gpu=on_gpu, LOCAL_RANK="1")
+    stage = rank.compiler.stage()
+    assert (stage, len(FakeChild.made)) == ("waiting" if on_gpu else "ready", children)
 
 
 def test_off_there_is_nothing(make_rank: Callable[..., Rank]) -> None:

@@ -30,7 +30,7 @@ class AdamState:
         return cls(
             first_moment=torch.zeros_like(params),
             second_moment=torch.zeros_like(params),
-            num_steps=torch.zeros((), dtype=torch.int64),
+            num_steps=torch.zeros((), dtype=torch.int64, device=params.device),
         )
 
 

@@ -65,10 +65,11 @@ class PureGradients:
 class FlatLoss(nn.Module):
     """An algorithm's loss as a module with one parameter: the flat vector, and a one for the loss to ride on."""
 
-    def __init__(self, algorithm: Algorithm, num_parameters: int) -> None:
+    def __init__(self, algorithm: Algorithm, params: Tensor) -> None:
+        """For parameters of that form, [num_parameters], and where they are."""
         super().__init__()
         self._algorithm = algorithm
-        self.flat = nn.Parameter(torch.ones(num_parameters + 1))
+        self.flat = nn.Parameter(torch.ones(params.numel() + 1, device=params.device))
 
     def forward(self, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors]:
         """(loss, metrics). The gradient by the parameter's last element is the loss itself."""

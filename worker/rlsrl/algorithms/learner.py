@@ -20,6 +20,7 @@ from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.device import CPU, all_to_device, to_device, to_host
 from rlsrl.policies.program import LayoutMismatch
 
 LEARNING_RATE = "learning_rate"
@@ -62,6 +63,7 @@ class Learner:
         normalizer: Normalizer | None = None,
         reduce: Reduce = one_rank,
         parallel: bool = False,
+        device: torch.device = CPU,
     ) -> None:
         """Begin with ``initial``; ``seed`` is that of the minibatches' order.
 
@@ -70,20 +72,20 @@ class Learner:
         ``reduce`` sums over the ranks of a gang; ``parallel``: they are those of torch's default process group.
         Without either there is one rank.
 
+        ``device`` is where it trains; the algorithm's network is there.
+
         Sets torch's intra-op threads to one, for the process: a second one beside anything else costs more than it
         brings at these sizes.
         """
         torch.set_num_threads(1)
         self._algorithm = algorithm
         self._layout = initial.layout
-        self._params = torch.from_numpy(initial.vector.copy())
+        self._params = to_device(initial.vector.copy(), device)
         self._learning_rate = learning_rate
         self._normalizer = normalizer if normalizer is not None else Normalizer()
         self._reduce = reduce
         bounds = {"adam_epsilon": adam_epsilon, "max_gradient_norm": max_gradient_norm}
-        self._steps = (
-            ParallelSteps(algorithm, self._params.numel(), **bounds) if parallel else LocalSteps(algorithm, **bounds)
-        )
+        self._steps = ParallelSteps(algorithm, self._params, **bounds) if parallel else LocalSteps(algorithm, **bounds)
         self._minibatch_step: Step | None = None
         """None until it is needed: on several ranks, they make it together."""
         self._compiled: Callable[[], Step] | None = None
@@ -118,7 +120,7 @@ class Learner:
         self._step += 1
         self._env_steps += int(self._reduce(np.array([batch.num_transitions], np.float64))[0])
         metrics, norms, finite = zip(*outcomes, strict=True)
-        taken = torch.stack(finite).numpy()
+        taken = to_host(torch.stack(finite))
         return StepResult(
             step=self._step,
             optimizer_steps=self.optimizer_steps,
@@ -156,8 +158,10 @@ class Learner:
 
     def _inputs(self, batch: Batch, schedule: Tensors, settings: Mapping[str, float]) -> Iterator[Inputs]:
         """Those of each minibatch, in order; each is of the state that the step before left."""
-        tensors = {name: torch.tensor(value, dtype=torch.float32) for name, value in settings.items()}
+        device = self._params.device
+        tensors = {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in settings.items()}
         learning_rate = tensors.pop(LEARNING_RATE)
+        schedule = {name: tensor.to(device) for name, tensor in schedule.items()}
         for entry in zip(*(tensor.unbind() for tensor in schedule.values()), strict=True):
             yield Inputs(
                 params=self._params,
@@ -173,9 +177,9 @@ class Learner:
         if not taken.any():
             return {}
         names = list(metrics[0])
-        shares = np.array([torch.stack([each[name] for each in metrics]).numpy()[taken].mean() for name in names])
+        shares = np.array([to_host(torch.stack([each[name] for each in metrics]))[taken].mean() for name in names])
         whole = dict(zip(names, self._reduce(shares.astype(np.float64)).tolist(), strict=True))
-        return {**whole, "gradient_norm": float(torch.stack(list(norms)).numpy()[taken].mean())}
+        return {**whole, "gradient_norm": float(to_host(torch.stack(list(norms)))[taken].mean())}
 
     def adopt(self, learning_rate: Scheduled, coefficients: Mapping[str, Scheduled]) -> None:
         """Go on with another learning rate and other coefficients of the loss from the next step on."""
@@ -184,7 +188,7 @@ class Learner:
 
     def parameters(self, version: Version) -> Parameters:
         """A copy of the parameters as they are, under that name, with the statistics to act with them by."""
-        vector = self._params.numpy().copy()
+        vector = to_host(self._params).copy()
         vector.flags.writeable = False
         statistics = self._normalizer.statistics
         return Parameters(version=version, vector=vector, layout=self._layout, statistics=statistics)
@@ -193,7 +197,7 @@ class Learner:
         """What resuming needs beside the parameters: (arrays by path, JSON values); copies."""
         tensors = {f"optimizer/{name}": tensor for name, tensor in vars(self._adam).items()}
         tensors |= {f"state/{name}": tensor for name, tensor in self._state.items()}
-        arrays = {path: tensor.numpy().copy() for path, tensor in tensors.items()}
+        arrays = {path: to_host(tensor).copy() for path, tensor in tensors.items()}
         arrays |= {f"normalizer/{path}": array for path, array in self._normalizer.state_dict().items()}
         counts = {"step": self._step, "env_steps": self._env_steps}
         return arrays, counts | {"layout": self._layout, "schedule_rng": self._rng.bit_generator.state}
@@ -213,8 +217,9 @@ class Learner:
         step, env_steps, generator = int(values["step"]), int(values["env_steps"]), np.random.PCG64()
         generator.state = values["schedule_rng"]
         copies = {path: array.astype(own[path].dtype) for path, array in arrays.items()}
-        self._adam = AdamState(**_tensors_below("optimizer/", copies))
-        self._state = _tensors_below("state/", copies)
+        device = self._params.device
+        self._adam = AdamState(**all_to_device(_below("optimizer/", copies), device))
+        self._state = all_to_device(_below("state/", copies), device)
         self._normalizer.load_state_dict(_below("normalizer/", copies))
         self._rng = np.random.Generator(generator)
         self._step, self._env_steps = step, env_steps
@@ -226,7 +231,3 @@ def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
 
 def _below(prefix: str, arrays: Arrays) -> dict[str, NDArray[Any]]:
     return {path.removeprefix(prefix): array for path, array in arrays.items() if path.startswith(prefix)}
-
-
-def _tensors_below(prefix: str, arrays: Arrays) -> dict[str, Tensor]:
-    return {path: torch.from_numpy(array) for path, array in _below(prefix, arrays).items()}

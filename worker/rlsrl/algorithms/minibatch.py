@@ -88,7 +88,8 @@ class LocalSteps:
         """See ``Steps``."""
         step = _step_of(PureGradients(self._algorithm), self._descend)
         with _compiling():
-            compiled = torch.compile(_with_own_code(step), fullgraph=True, dynamic=False, options=dict(_OPTIONS))
+            options = _options(example.params.device)
+            compiled = torch.compile(_with_own_code(step), fullgraph=True, dynamic=False, options=options)
             compiled(example)
         form = _form(example)
         return lambda: lambda inputs: (compiled if _form(inputs) == form else step)(inputs)
@@ -97,20 +98,19 @@ class LocalSteps:
 class ParallelSteps:
     """Steps of all ranks of torch's default process group, each with its part of the minibatch."""
 
-    def __init__(
-        self, algorithm: Algorithm, num_parameters: int, *, adam_epsilon: float, max_gradient_norm: float
-    ) -> None:
+    def __init__(self, algorithm: Algorithm, params: Tensor, *, adam_epsilon: float, max_gradient_norm: float) -> None:
+        """Of parameters like these, and where they are."""
         self._algorithm = algorithm
-        self._num_parameters = num_parameters
+        self._params = params
         self._descend = _Descent(algorithm, adam_epsilon=adam_epsilon, max_gradient_norm=max_gradient_norm)
 
     def eager(self) -> Step:
         """See ``Steps``."""
-        return _step_of(ParallelGradients(FlatLoss(self._algorithm, self._num_parameters)), self._descend)
+        return _step_of(ParallelGradients(FlatLoss(self._algorithm, self._params)), self._descend)
 
     def compile(self, example: Inputs) -> Callable[[], Step]:
         """See ``Steps``."""
-        loss = FlatLoss(self._algorithm, self._num_parameters)
+        loss = FlatLoss(self._algorithm, self._params)
         loss.compile(fullgraph=True, dynamic=False)
         with _compiling():
             descend: _Descend = torch.compile(self._descend.__call__, fullgraph=True, dynamic=False)
@@ -151,14 +151,15 @@ class _Descent:
         return Outcome(metrics=metrics, norm=norm, finite=finite, state=state)
 
 
-_OPTIONS: dict[str, Any] = {
-    # Kernels are called from C++: of a small network's step that is a tenth.
-    "cpp_wrapper": True,
-    # Before each call torch asks a hundred things of the inputs and of what is around them. What may change is their
-    # form alone, which is looked at here: an algorithm's loss is pure.
-    "guard_filter_fn": lambda guards: [False] * len(guards),
-}
-"""Of torch.compile, which takes out of them what it has read."""
+def _options(device: torch.device) -> dict[str, Any]:
+    """Of torch.compile."""
+    return {
+        # Kernels are called from C++: of a small network's step that is a tenth. A GPU's would take CUDA's headers.
+        "cpp_wrapper": device.type == "cpu",
+        # Before each call torch asks a hundred things of the inputs and of what is around them. What may change is
+        # their form alone, which is looked at here: an algorithm's loss is pure.
+        "guard_filter_fn": lambda guards: [False] * len(guards),
+    }
 
 
 def _with_own_code(step: Step) -> Step:

@@ -15,6 +15,7 @@ from rlsrl.algorithms.base import INDEX, Algorithm, Aux, Batch, Reduce, Tensors
 from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
+from rlsrl.policies.device import to_device, to_host
 from rlsrl.policies.distributions import log_prob_and_entropy_for
 from rlsrl.policies.torch_policy import TorchPolicy
 
@@ -71,7 +72,8 @@ class Ppo(Algorithm):
                 f"a batch of {mask.shape[0]} steps x {mask.shape[1]} lanes = {mask.size} rows cannot be cut into "
                 f"minibatches of {self._minibatch_size}"
             )
-        value = self._values(params, slots)
+        frames = {path: to_device(_rows(slots[path]), params.device) for path in self._observation}
+        value = self._values(params, frames).reshape(mask.shape[0] + 1, -1)
         advantage, returns = generalized_advantages(
             reward=np.clip(slots["reward"], -self._reward_clip, self._reward_clip),
             value=value,
@@ -81,28 +83,28 @@ class Ppo(Algorithm):
             discount=self._discount,
             gae_lambda=self._gae_lambda,
         )
-        arrays = {path: slots[path][:-1] for path in self._observation} | {
+        arrays = {
             "action": slots["action"],
             "behavior_log_prob": slots["behavior_log_prob"],
             "return": returns,
             "value": value[:-1],
         }
+        rows = {path: to_device(_rows(array), params.device) for path, array in arrays.items()}
         sums = reduce(explained_variance_sums(value[:-1][mask], returns[mask]))
         return Batch(
-            rows={path: torch.from_numpy(_rows(array)) for path, array in arrays.items()},
+            rows={path: tensor[: mask.size] for path, tensor in frames.items()} | rows,
             aside={"mask": mask.reshape(-1), "advantage": advantage.reshape(-1)},
             num_transitions=int(np.count_nonzero(mask)),
             metrics={"explained_variance": explained_variance(sums)},
         )
 
-    def _values(self, params: Tensor, slots: Arrays) -> NDArray[np.float32]:
-        """[T+1, B]; in parts where observations are large, since networks make several times as much of them."""
-        frames = {path: torch.from_numpy(_rows(slots[path])) for path in self._observation}
+    def _values(self, params: Tensor, frames: Tensors) -> NDArray[np.float32]:
+        """[(T+1) * B]; in parts where observations are large, since networks make several times as much of them."""
         num_rows = max(1, VALUE_INPUTS // sum(tensor[0].numel() for tensor in frames.values()))
         parts = zip(*(torch.split(tensor, num_rows) for tensor in frames.values()), strict=True)
         with torch.inference_mode():
             values = [self._network.value(params, dict(zip(frames, part, strict=True))) for part in parts]
-        return torch.cat(values).numpy().reshape(slots["mask"].shape[0] + 1, -1)
+        return to_host(torch.cat(values))
 
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
         """Each epoch a new permutation of all rows, cut into minibatches.

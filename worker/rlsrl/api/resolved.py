@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field
 
 from rlsrl.api.model import INTEGRAL, LIVE, Model
-from rlsrl.api.spec import CompileMode, Environment, Network, ParameterVersions, Ppo, Stop, Wandb
+from rlsrl.api.spec import CompileMode, Device, Environment, Network, ParameterVersions, Ppo, Stop, Wandb
 from rlsrl.api.spread import spread_environments
 
 Role = Literal["coordinator", "trainer", "actor"]
@@ -151,6 +151,8 @@ class TrainerConfig(RoleConfig):
     """Training steps that acting weights may be behind."""
     compile: CompileMode
     """When the training step is compiled."""
+    device: Device
+    """Where each rank's network is."""
     num_producers: Annotated[PositiveInteger, LIVE]
     """Actors that are waited for before the first samples are taken, or buffer workers where they stand between."""
     slots_per_producer: PositiveInteger
@@ -303,6 +305,8 @@ class PolicyWorkerConfig(RoleConfig):
     """Lanes that are evaluated together at most."""
     parameter_pull_seconds: PositiveSeconds
     """Seconds after which newer weights are looked for."""
+    device: Device
+    """Where the network is evaluated, unless that needs no torch."""
     parameters_endpoint: str | None = None
     """Shared-memory name that weights come from; None: they come from the coordinator."""
     policy_name: str

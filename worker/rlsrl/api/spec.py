@@ -340,6 +340,10 @@ class Actors(Model):
         return tuple(count // self.ring_size for count in self.spread.counts)
 
 
+Device = Literal["auto", "cpu", "cuda"]
+"""Where a network is."""
+
+
 class PolicyWorkers(Model):
     """The workers that evaluate the policy for the actors, many requests at a time: for large networks. Actors then
     need no weights; rollouts are acted with weights as new as without policy workers."""
@@ -350,6 +354,10 @@ class PolicyWorkers(Model):
     """Environments that are evaluated together at most. A batch is made of all requests that wait when it begins."""
     parameter_pull_seconds: PositiveSeconds = 0.5
     """Seconds after which newer weights are looked for, unless a request asks for newer ones before."""
+    device: Device = "auto"
+    """Where networks are evaluated that need PyTorch; ``mlp`` does not, and is evaluated on the CPU. ``auto``: on the
+    first GPU where PyTorch sees one, else on the CPU. ``cuda``: on the first GPU; without one the worker does not
+    start. ``cpu``: on the CPU. On a cluster a pod sees the GPUs that its ``podTemplate`` asks for."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
     """On a cluster: what the pods get beside what they need: see ``actors.podTemplate``."""
 
@@ -384,6 +392,11 @@ class Trainers(Model):
     that is the same as ``off``, since a compiled step differs in its last bits and nobody knows at which step it comes.
     ``upfront``: training begins with it. ``off``: never; in YAML with quotes, ``"off"``. Without a C++ compiler, as in
     the images, training goes on without; the trainer's log says so."""
+    device: Device = "auto"
+    """Where the trainers learn. ``auto``: each rank on a GPU of its own where PyTorch sees as many as the machine has
+    ranks, else all of them on the CPU, where small networks (``mlp``) stay in any case. ``cuda``: each rank on a GPU of
+    its own; with fewer GPUs they do not start. ``cpu``: on the CPU. On a cluster each pod sees the GPUs of
+    ``gpusPerPod``."""
     gpus_per_pod: Annotated[int, Field(ge=0, le=16), INTEGRAL] = 0
     """On a cluster: GPUs of each trainer pod, and with them its ranks: one for each GPU. Divides the replicas. Without
     GPUs each pod has one rank."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsrl.data.specs import EnvSpec
+from rlsrl.policies.device import CPU
 from rlsrl.policies.masked import MaskedActorCritic
 from rlsrl.runtime.errors import ConfigurationError
 
@@ -16,12 +17,19 @@ PROBE_LANES = 3
 """Lanes of the observation a new network is tried on."""
 
 
-def build_network(factory: Callable[..., Any], env_spec: EnvSpec, kwargs: Mapping[str, Any], *, seed: int) -> nn.Module:
+def build_network(
+    factory: Callable[..., Any],
+    env_spec: EnvSpec,
+    kwargs: Mapping[str, Any],
+    *,
+    seed: int,
+    device: torch.device = CPU,
+) -> nn.Module:
     """``factory(env_spec, **kwargs)``, for example ``networks.MlpActorCritic``, made with torch's generator seeded.
 
-    It is tried once on an observation of zeros. Equal seeds give equal weights; the process's own generator is left
-    as it was. Where the environment has an action mask, the factory and its network know nothing of it: the mask is
-    applied to the network's logits.
+    It is made on the CPU, moved to the device and tried there once, on an observation of zeros. Equal seeds give equal
+    weights; the process's own generator is left as it was. Where the environment has an action mask, the factory and
+    its network know nothing of it: the mask is applied to the network's logits.
 
     Raises:
         ConfigurationError: the factory raised or did not return an ``nn.Module``, or the network's outputs are not
@@ -41,13 +49,14 @@ def build_network(factory: Callable[..., Any], env_spec: EnvSpec, kwargs: Mappin
             ) from error
         if not isinstance(network, nn.Module):
             raise ConfigurationError(f"network factory {name} returned a {type(network).__name__}, not an nn.Module")
-        _try_out(network, unmasked, name)
+        network.to(device)
+        _try_out(network, unmasked, name, device)
     return network if mask is None else MaskedActorCritic(network, mask)
 
 
-def _try_out(network: nn.Module, env_spec: EnvSpec, name: str) -> None:
+def _try_out(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device) -> None:
     observation = {
-        path: torch.zeros((PROBE_LANES, *spec.shape), dtype=getattr(torch, spec.dtype))
+        path: torch.zeros((PROBE_LANES, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
         for path, spec in env_spec.observation.items()
     }
     try:
@@ -56,7 +65,8 @@ def _try_out(network: nn.Module, env_spec: EnvSpec, name: str) -> None:
     except Exception as error:
         shapes = {path: tuple(tensor.shape) for path, tensor in observation.items()}
         raise ConfigurationError(
-            f"the network of {name} raised {type(error).__name__} for observations of shape {shapes}: {error}"
+            f"the network of {name} raised {type(error).__name__} for observations of shape {shapes} ({device}): "
+            f"{error}"
         ) from error
     if not (isinstance(outputs, tuple) and len(outputs) == 2 and all(isinstance(part, Tensor) for part in outputs)):
         raise ConfigurationError(

@@ -33,6 +33,9 @@ class ActorCritic(Protocol):
         Of discrete actions: the logits of the A choices. Of continuous ones, vectors of A / 2: the means, then the
         logarithms of the standard deviations. Observations come in the environment's own dtype, or as float32 where
         they are normalised. Pure: nothing is kept from call to call, nothing drawn.
+
+        It may be on a GPU: constants are buffers (``register_buffer(..., persistent=False)``), which go with it, and
+        what is made here is made on the observations' device.
         """
 
 

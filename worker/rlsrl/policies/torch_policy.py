@@ -17,6 +17,7 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.asking import AskingActor
 from rlsrl.policies.base import Policy
+from rlsrl.policies.device import all_to_device, assign, to_host
 from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.networks import ActingNetwork, ExportableActor, Observation
 from rlsrl.policies.normalization import Standardization, standardizations, standardized
@@ -24,7 +25,9 @@ from rlsrl.policies.program import ActorProgram, LayoutMismatch
 
 
 class TorchPolicy(Policy):
-    """A network with one set of weights loaded. Takes the network over: its parameters become views of one vector."""
+    """A network with one set of weights loaded. Takes the network over: its parameters become views of one vector,
+    where the network was made or moved to.
+    """
 
     def __init__(self, network: nn.Module, env_spec: EnvSpec) -> None:
         self.env_spec = env_spec
@@ -35,6 +38,8 @@ class TorchPolicy(Policy):
         """How the parameters stand in the flat vector."""
         self._network = network
         self._vector = self.layout.flatten(network)
+        self.device = self._vector.device
+        """Where it is evaluated."""
         self._distribution: Callable[[Observation], Tensor] | None = None
         """Gives the distribution's parameters by what is loaded."""
         self._statistics: Arrays = {}
@@ -45,7 +50,7 @@ class TorchPolicy(Policy):
 
     def parameters(self, version: Version) -> Parameters:
         """What is loaded, under that name, copied; at first the weights the network was made with, no statistics."""
-        vector = self._vector.numpy().copy()
+        vector = to_host(self._vector).copy()
         vector.flags.writeable = False
         return Parameters(version=version, vector=vector, layout=self.layout.digest, statistics=self._statistics)
 
@@ -60,7 +65,7 @@ class TorchPolicy(Policy):
                 f"weights of layout {parameters.layout} ({parameters.vector.size} values) do not fit the network's "
                 f"{self.layout.digest} ({self.layout.num_parameters})"
             )
-        np.copyto(self._vector.numpy(), parameters.vector)
+        assign(self._vector, parameters.vector)
         self._distribution = _acting(self._network)
         self._statistics = parameters.statistics
         self._standardizations = standardizations(parameters.statistics, self.env_spec.observation)
@@ -72,11 +77,8 @@ class TorchPolicy(Policy):
             raise RuntimeError("load() comes before rollout()")
         with torch.inference_mode():
             observation = standardized(together(requests), self._standardizations)
-            # torch knows no memory that is read-only.
-            tensors = {
-                path: torch.from_numpy(np.require(array, requirements="W")) for path, array in observation.items()
-            }
-            distribution: NDArray[np.float32] = self._distribution(tensors).numpy()
+            tensors = all_to_device(observation, self.device)
+            distribution: NDArray[np.float32] = to_host(self._distribution(tensors))
         return answers(requests, distribution, self._version)
 
     def initial_state(self, num_envs: int) -> Arrays:

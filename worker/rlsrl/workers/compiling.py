@@ -33,7 +33,7 @@ from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.runtime.process import leave
 from rlsrl.workers.build.common import torch_policy
-from rlsrl.workers.build.learner import build_learner, stand_in_batch
+from rlsrl.workers.build.learner import build_learner, rank_device, stand_in_batch
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang
 
@@ -55,7 +55,8 @@ Stage = Literal["eager", "waiting", "ready", "compiled"]
 class StepCompiler:
     """One rank's part in changing over to the compiled step. The training thread uses it, between two steps.
 
-    The ranks of one machine share the cache: the first of them has the child, and the others are ready at once.
+    The ranks of one machine share the cache: the first of them has the child, and the others are ready at once. On
+    GPUs each has a child of its own: what torch keeps, it keeps for one GPU.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class StepCompiler:
         stand_in: Callable[[], Arrays],
         request: str,
         context: WorkerContext,
+        on_gpu: bool = False,
         environ: Mapping[str, str] = os.environ,
         begin_seconds: float = BEGIN_SECONDS,
     ) -> None:
@@ -82,7 +84,7 @@ class StepCompiler:
         self._begin_seconds = 0.0 if self._upfront else begin_seconds
         self._begins_at: float | None = None
         self._child: _Child | None = None
-        leads = environ.get("LOCAL_RANK", "0") == "0"
+        leads = on_gpu or environ.get("LOCAL_RANK", "0") == "0"
         self._stage: Stage = "eager" if mode == "off" else "waiting" if leads else "ready"
         context.metrics.compiled.set(0)
 
@@ -282,7 +284,8 @@ def main() -> int:
         config = TrainerConfig.from_json(request["config"])
         env_spec = EnvSpec.from_json(request["env_spec"])
         policy = torch_policy(config.network, env_spec, seed=config.seed)
-        learner = build_learner(config, env_spec, policy, policy.parameters(Version(0, 0)), one_rank)
+        device = rank_device(config, policy)
+        learner = build_learner(config, env_spec, policy, policy.parameters(Version(0, 0)), one_rank, device)
         learner.compile(stand_in_batch(config, env_spec))
     except Exception as error:  # noqa: BLE001 - said to the trainer, which goes on without
         sys.stderr.write(f"{described(error)}\n")

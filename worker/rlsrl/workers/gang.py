@@ -3,6 +3,7 @@
 Ranks of a gang run the same code on different lanes. Whatever could make one of them act otherwise (a wish to stop, a
 batch that has not come, a checkpoint that is due) is put before all of them and decided by the same rule from the same
 values. A rank that dies breaks the connection, so every collective call of the others fails: the gang falls as one.
+On GPUs the sum of gradients is NCCL's, which notices nothing: there the launcher ends the others, or the time-out.
 """
 
 from __future__ import annotations
@@ -71,19 +72,20 @@ class SoloGang:
 class ProcessGroupGang:
     """The ranks of torch's default process group: met by a file of their launcher's, or as torchrun's variables say."""
 
-    def __init__(self, *, timeout_seconds: float) -> None:
-        """Meet the others; waits for all of them.
+    def __init__(self, *, timeout_seconds: float, on_gpus: bool = False) -> None:
+        """Meet the others; waits for all of them. ``on_gpus``: gradients are summed there.
 
         Raises:
             RuntimeError: some did not come within ``timeout_seconds``.
         """
         timeout = timedelta(seconds=timeout_seconds)
+        backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
         if (path := os.environ.get(STORE_VARIABLE)) is None:
-            dist.init_process_group("gloo", timeout=timeout)
+            dist.init_process_group(backend, timeout=timeout)
         else:
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             store = dist.FileStore(path, size)  # type: ignore[attr-defined] # documented, but not exported
-            dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=size)
+            dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 

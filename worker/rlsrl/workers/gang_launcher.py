@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
@@ -78,7 +79,7 @@ def _by_files() -> list[str]:
     agents, ranks = (f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}" for name in ("agents", "ranks"))
     os.environ[STORE_VARIABLE] = ranks
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     return ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={agents}", "--local-addr=127.0.0.1"]
 
 
@@ -106,7 +107,8 @@ def _launch(options: list[str], rest: list[str]) -> int:
     launcher.LocalElasticAgent = agent  # type: ignore[attr-defined, assignment]
     arguments = torchrun.parse_args([*options, "-m", "rlsrl.workers", *rest])  # type: ignore[no-untyped-call]
     # torchrun's own ``run`` starts commands; its launcher takes functions, too.
-    config, _, _ = torchrun.config_from_args(arguments)
+    with _asking_for_no_gpu():
+        config, _, _ = torchrun.config_from_args(arguments)
     logging.getLogger(_ENDS).addFilter(_without_traceback)
     try:
         launcher.elastic_launch(config, _rank)(*rest)
@@ -116,6 +118,21 @@ def _launch(options: list[str], rest: list[str]) -> int:
         codes = {failure.exitcode for failure in error.failures.values()}
         return CONFIGURATION_ERROR if CONFIGURATION_ERROR in codes else 1
     return 0
+
+
+@contextlib.contextmanager
+def _asking_for_no_gpu() -> Iterator[None]:
+    """torchrun asks whether there are GPUs, so as to bind ranks to the processors beside theirs. Whoever has asked CUDA
+    has it in a state in which no fork can use it.
+    """
+    import torch
+
+    asked = torch.cuda.is_available
+    torch.cuda.is_available = lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = asked
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

@@ -16,6 +16,8 @@ from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.context import WorkerContext
 
 if TYPE_CHECKING:
+    import torch
+
     from rlsrl.policies.torch_policy import TorchPolicy
 
 PROGRAM_KEY = "program"
@@ -81,14 +83,15 @@ def await_description(
     return None
 
 
-def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int) -> TorchPolicy:
-    """The experiment's policy with the weights its seed gives. Imports torch.
+def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int, device: torch.device | None = None) -> TorchPolicy:
+    """The experiment's policy with the weights its seed gives, on that device; by default on the CPU. Imports torch.
 
     Raises:
         ConfigurationError: the user's own network cannot be made, or is not what a policy needs.
     """
     from rlsrl.policies.build import build_network
     from rlsrl.policies.cnn import NatureCnnActorCritic
+    from rlsrl.policies.device import CPU
     from rlsrl.policies.networks import MlpActorCritic
     from rlsrl.policies.torch_policy import TorchPolicy
     from rlsrl.runtime.references import load_callable
@@ -104,5 +107,6 @@ def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int) -> TorchPoli
         assert network.mlp is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
         factory = MlpActorCritic
         kwargs = {"hidden_sizes": network.mlp.hidden_sizes, "activation": network.mlp.activation}
-    made = build_network(factory, env_spec, kwargs, seed=derived_seed(seed, "network"))
+    place = CPU if device is None else device
+    made = build_network(factory, env_spec, kwargs, seed=derived_seed(seed, "network"), device=place)
     return TorchPolicy(made, env_spec)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
+import torch
+
 from rlsrl.algorithms.base import Reduce
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import Normalizer, normalizable
@@ -12,20 +17,30 @@ from rlsrl.api.spec import Schedule
 from rlsrl.data.slots import SlotLayout, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.device import device_for
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.workers.build.common import derived_seed
+from rlsrl.workers.build.common import derived_seed, torch_policy
 
 
 def build_learner(
-    config: TrainerConfig, env_spec: EnvSpec, policy: TorchPolicy, initial: Parameters, reduce: Reduce
+    config: TrainerConfig,
+    env_spec: EnvSpec,
+    policy: TorchPolicy,
+    initial: Parameters,
+    reduce: Reduce,
+    device: torch.device,
 ) -> Learner:
-    """A rank's learner, with the parameters ``initial``; ``reduce`` sums over the ranks.
+    """A rank's learner on its device, with the parameters ``initial``; ``reduce`` sums over the ranks.
+
+    ``policy`` is on the CPU. Where that is not the device, the learner has a network of its own.
 
     Raises:
         ConfigurationError: observations cannot be normalised as asked for.
     """
     ppo = config.algorithm
+    if device.type != "cpu":
+        policy = torch_policy(config.network, env_spec, seed=config.seed, device=device)
     algorithm = Ppo(
         policy,
         discount=ppo.discount,
@@ -48,7 +63,21 @@ def build_learner(
         normalizer=_normalizer(config, env_spec),
         reduce=reduce,
         parallel=config.num_trainers > 1,
+        device=device,
     )
+
+
+def rank_device(config: TrainerConfig, policy: TorchPolicy, environ: Mapping[str, str] = os.environ) -> torch.device:
+    """Where this process trains, or compiles for who does: torchrun tells which of the machine's ranks it is.
+
+    What can be exported is small.
+
+    Raises:
+        ConfigurationError: there are fewer GPUs than have to be.
+    """
+    place, places = int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    is_small = policy.export() is not None
+    return device_for(config.device, field="trainers.device", is_small=is_small, place=place, places=places)
 
 
 def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:

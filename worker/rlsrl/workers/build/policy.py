@@ -62,7 +62,7 @@ def build_policy_worker(
         )
         resources.callback(server.close)
         fresh = FreshParameters()
-        policy = _policy(description, config, env_spec)
+        policy = _policy(description, config, env_spec, context)
         evaluator = Evaluator(policy, fresh, metrics=context.metrics, now=context.clock.monotonic)
         make = PromptInference if isinstance(policy, ProgramPolicy) else InferencePipeline
         inference: Inference = make(
@@ -81,12 +81,18 @@ def build_policy_worker(
         )
 
 
-def _policy(description: Mapping[str, object], config: PolicyWorkerConfig, env_spec: EnvSpec) -> Policy:
+def _policy(
+    description: Mapping[str, object], config: PolicyWorkerConfig, env_spec: EnvSpec, context: WorkerContext
+) -> Policy:
     """The torch-free program where the policy exports one, else torch in this process."""
     program = description[PROGRAM_KEY]
     if isinstance(program, dict):
         return ProgramPolicy(ActorProgram.from_json(program))
     import torch
 
+    from rlsrl.policies.device import device_for
+
     torch.set_num_threads(1)
-    return torch_policy(config.network, env_spec, seed=config.seed)
+    device = device_for(config.device, field="policyWorkers.device")
+    context.log.info("evaluating_on", device=str(device))
+    return torch_policy(config.network, env_spec, seed=config.seed, device=device)

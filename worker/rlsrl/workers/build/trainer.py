@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from rlsrl.api.live import settings_of, with_settings
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.buffers.fifo import FifoBuffer
@@ -17,12 +19,20 @@ from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.addresses import own_address
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.connect import consumer_for
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import PROGRAM_KEY, environment_source, torch_policy
-from rlsrl.workers.build.learner import batch_layout, build_learner, coefficients_of, learning_rate_of, stand_in_batch
+from rlsrl.workers.build.learner import (
+    batch_layout,
+    build_learner,
+    coefficients_of,
+    learning_rate_of,
+    rank_device,
+    stand_in_batch,
+)
 from rlsrl.workers.build.parameters import open_parameter_publisher
 from rlsrl.workers.checkpoints import CheckpointWriter
 from rlsrl.workers.compiling import StepCompiler, request_for
@@ -64,12 +74,14 @@ def build_trainer(
     """
     env_spec = environment_spec(environment_source(config.environment))
     policy = torch_policy(config.network, env_spec, seed=config.seed)
-    gang: Gang = ProcessGroupGang(timeout_seconds=GANG_SECONDS) if config.num_trainers > 1 else SoloGang()
+    device = rank_device(config, policy)
+    gang = gang_of(config, device)
+    context.log.info("training_on", device=str(device))
     # Settings that were edited a moment ago may have reached some ranks only.
     config = with_settings(config, gang.agree({"settings": settings_of(config)})[0]["settings"])
     state = _agreed_state(config, db, gang)
     initial = _initial_parameters(config, context, db, policy, state)
-    learner = build_learner(config, env_spec, policy, initial, gang.reduce)
+    learner = build_learner(config, env_spec, policy, initial, gang.reduce, device)
     if state is not None:
         learner.load_state_dict(state.arrays, state.values["learner"])
     program = policy.export()
@@ -118,6 +130,7 @@ def build_trainer(
                 stand_in=lambda: stand_in_batch(config, env_spec),
                 request=request_for(config, env_spec),
                 context=context,
+                on_gpu=device.type == "cuda",
             ),
             buffer=buffer,
             limiter=_resumed_limiter(config, state),
@@ -150,6 +163,24 @@ def build_trainer(
             checkpoints=checkpoints,
             resources=resources.pop_all(),
         )
+
+
+def gang_of(config: TrainerConfig, device: torch.device) -> Gang:
+    """All ranks, which train on devices of one kind.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    if config.num_trainers == 1:
+        return SoloGang()
+    gang = ProcessGroupGang(timeout_seconds=GANG_SECONDS, on_gpus=device.type == "cuda")
+    kinds = [said["device"] for said in gang.agree({"device": device.type})]
+    if len(set(kinds)) > 1:
+        raise ConfigurationError(
+            f"trainers.device is {config.device}, and of the ranks' machines some have GPUs for their ranks and some "
+            f"have not ({', '.join(kinds)}); allowed: cpu, or cuda with a GPU for each rank"
+        )
+    return gang
 
 
 def _show_durable(version: Version, context: WorkerContext) -> None:

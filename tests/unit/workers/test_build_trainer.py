@@ -1,0 +1,33 @@
+"""What ranks have to agree on before they train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.workers.build import trainer
+
+
+class Met:
+    """A gang whose other rank is on the CPU."""
+
+    def __init__(self, *, timeout_seconds: float, on_gpus: bool) -> None:
+        self.asked = (timeout_seconds, on_gpus)
+
+    def agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [dict(mine), {"device": "cpu"}]
+
+
+def test_ranks_train_on_devices_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "ProcessGroupGang", Met)
+    config: Any = SimpleNamespace(num_trainers=2, device="auto")
+    gang = trainer.gang_of(config, torch.device("cpu"))
+    assert isinstance(gang, Met)
+    assert gang.asked == (trainer.GANG_SECONDS, False)
+    with pytest.raises(ConfigurationError, match=r"trainers\.device is auto.*\(cuda, cpu\); allowed: cpu, or cuda"):
+        trainer.gang_of(config, torch.device("cuda", 0))
