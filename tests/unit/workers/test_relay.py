@@ -299,7 +299,7 @@ def test_what_an_actor_of_another_size_brings_is_dropped_and_all_its_lanes_asked
     chain: Chain, num_lanes: int
 ) -> None:
     """From a life before, or by a credit of this one: until its successor is there."""
-    former, actor = chain.actor(0, num_lanes=num_lanes), chain.actor(1)
+    former = chain.actor(0, num_lanes=num_lanes)
     transitions = TRANSITIONS // NUM_LANES * num_lanes
     chain.trainer.grant(2 * NUM_LANES, V1)
     in_hand = chain.acquire(former)
@@ -311,6 +311,7 @@ def test_what_an_actor_of_another_size_brings_is_dropped_and_all_its_lanes_asked
     former.post(rollout(chain.acquire(former, seconds=10.0), 2, V1))
     chain.until(lambda: chain.page.record.counters["dropped.old_attempt"] == 2 * transitions)
     former.close()
+    actor = chain.actor(1)
     for value in (3, 4):
         actor.post(rollout(chain.acquire(actor), value, V1))
     assert [reward_of(slot) for slot in chain.take(2)] == [3, 4]
