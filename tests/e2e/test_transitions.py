@@ -8,7 +8,6 @@ import copy
 import json
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,12 +18,11 @@ from rlsrl.api.load import SpecError, load_text
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import (
     NAME,
-    ROLES,
+    all_ready,
     gated_experiment,
     goes_on,
     is_ready,
     reach_the_goal,
-    role_of,
 )
 from rlsrl.testing.kubectl import Experiment, Namespace, namespace
 from rlsrl.testing.recovery import Recovered
@@ -89,9 +87,8 @@ def is_so(experiment: Experiment, spec: Object) -> bool:
         return False
     if spec.get("suspend"):
         return status["phase"] == "Suspended" and not pods
-    wanted = Counter({role: spec.get(field, {}).get("replicas", 0) if field else 1 for role, field in ROLES.items()})
     ready = status["phase"] == "Running" and experiment.condition("Ready").get("status") == "True"
-    return ready and Counter(map(role_of, pods)) == +wanted and all(map(is_ready, pods))
+    return ready and all_ready(experiment) and all(map(is_ready, pods))
 
 
 def bring_about(experiment: Experiment, document: Object) -> float:

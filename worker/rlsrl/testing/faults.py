@@ -68,7 +68,7 @@ def is_ready(pod: Object) -> bool:
 def wanted(experiment: Experiment) -> Counter[str]:
     """How many pods of each role it asks for."""
     spec = experiment.object["spec"]
-    return Counter({role: spec[field]["replicas"] if field else 1 for role, field in ROLES.items()})
+    return Counter({role: spec.get(field, {}).get("replicas", 0) if field else 1 for role, field in ROLES.items()})
 
 
 def all_ready(experiment: Experiment) -> bool:
