@@ -161,7 +161,7 @@ _PONG: dict[str, Any] = {
     "trial_seconds": 8.0,
 }
 _W1: dict[str, Any] = {**_CARTPOLE, "num_envs": 8, "num_steps": 128, "minibatch_size": 256, "epochs": 4}
-_B1: dict[str, Any] = {**_CARTPOLE, "num_envs": 64, "num_steps": 64, "minibatch_size": 1024, "epochs": 1}
+_B1: dict[str, Any] = {**_CARTPOLE, "num_envs": 64, "num_steps": 64, "minibatch_size": 1024, "epochs": 1, "actors": 2}
 _W2: dict[str, Any] = {**_PONG, "num_envs": 8, "num_steps": 128, "minibatch_size": 256, "epochs": 4, "actors": 2}
 _B2: dict[str, Any] = {**_PONG, "num_envs": 16, "num_steps": 64, "minibatch_size": 512, "epochs": 1, "actors": 2}
 _CORES = len(os.sched_getaffinity(0))
