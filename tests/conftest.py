@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rlsrl.api.placement import PROCESS_ENVIRONMENT
 from rlsrl.testing.s3_server import S3Server
+
+# What is tested in these processes is gRPC as workers have it; it looks when it is first used.
+os.environ["GRPC_EXPERIMENTS"] = PROCESS_ENVIRONMENT["GRPC_EXPERIMENTS"]
 
 REPOSITORY = Path(__file__).parents[1]
 

@@ -61,6 +61,51 @@ def test_the_environment_of_a_worker() -> None:
     assert environment["RLSRL_PARENT_PID"] == str(os.getpid())
 
 
+# How often threads of gRPC's own slept while MESSAGES went there and back.
+SLEEPS_OF_GRPC = r"""
+import os, re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import grpc
+def slept():
+    total = 0
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            status = Path("/proc/self/task", thread, "status").read_text()
+        except OSError:  # it has just ended
+            continue
+        if re.match(r"Name:\tevent_engine\n", status):
+            total += int(re.search(r"^voluntary_ctxt_switches:\t(\d+)", status, re.M)[1])
+    return total
+handler = grpc.stream_stream_rpc_method_handler(lambda requests, context: requests)
+server = grpc.server(ThreadPoolExecutor(1), handlers=(grpc.method_handlers_generic_handler("s", {"echo": handler}),))
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    answers = channel.stream_stream("/s/echo")(iter([b""] * MESSAGES), wait_for_ready=True, timeout=30)
+    assert len(list(answers)) == MESSAGES
+    print(slept())
+server.stop(None).wait()
+"""
+
+
+@linux
+def test_messages_of_grpc_wake_no_threads_but_those_that_wait_for_them() -> None:
+    messages = 2000
+
+    def sleeps(environment: dict[str, str]) -> tuple[int, str]:
+        script = SLEEPS_OF_GRPC.replace("MESSAGES", str(messages))
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        return int(done.stdout), done.stderr
+
+    ours, complaints = sleeps(worker_environment(os.environ))
+    assert complaints == "", "this version of gRPC knows both switches"
+    assert ours < messages / 4
+    theirs, _ = sleeps({name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"})
+    assert theirs > messages / 4, "else the setting does nothing and goes"
+
+
 # What the threads that exist before and after the call may be delayed by, in nanoseconds, and the switch interval.
 PROMPT = """
 import ctypes, sys, threading

@@ -23,9 +23,11 @@ PROCESS_ENVIRONMENT: Mapping[str, str] = {
     # 32 MiB is the most that glibc accepts; above it the setting is ignored. Other C libraries ignore both.
     "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2),
     "MALLOC_TRIM_THRESHOLD_": str(512 * 1024**2),
+    # gRPC's threads wait for their own sockets: its event engine wakes three more threads for each message (0032).
+    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
     "PYTHONUNBUFFERED": "1",
 }
-"""What must be in the environment of every worker process before numpy is imported."""
+"""What must be in the environment of every worker process before numpy is imported, or grpc."""
 ROSTER = "roster.json"
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
