@@ -11,6 +11,7 @@ from rlsrl.data.inference import InferenceLayout
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import ConversationServer, Converser
 from rlsrl.rpc.tls import Tls
+from rlsrl.runtime.polling import polling_loop
 from rlsrl.streams.grpc_inference import wire
 from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages, Refusal
 from rlsrl.streams.inference import Answers, InferenceBatch, PendingRequest, RequestQueue
@@ -66,6 +67,7 @@ class GrpcInferenceServer:
             farewell=wire.note(Kind.LEAVING),
             on_stranger=on_stranger,
             heartbeat=(wire.note(Kind.ALIVE), HEARTBEAT_SECONDS),
+            new_loop=polling_loop,
         )
 
     @property
