@@ -11,7 +11,6 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import partial
 
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.inference import RolloutResult
@@ -48,7 +47,7 @@ class RingWorker(Worker[ActorConfig]):
         """The group that is first to get a credit."""
         self._answered: queue.SimpleQueue[_Group] = queue.SimpleQueue()
         self._polling = BriefPolling()
-        """Of ``_answered``."""
+        """For answers."""
         self._version = INITIAL
         self._env_steps = 0
         self._stepping = 0.0
@@ -99,23 +98,17 @@ class RingWorker(Worker[ActorConfig]):
 
     def _next_answered(self, parts: RingParts) -> _Group | None:
         """The group whose answer came first; None if none comes in time, or none was asked for."""
-        if (group := self._answered_now()) or not any(group.slot for group in self._groups):
+        if (group := self._answered_within(0)) or not any(group.slot for group in self._groups):
             return group
         with self._context.waiting("inference"):
-            group = self._polling.wait(self._answered_now, partial(self._answered_within, WAKE_SECONDS))
+            group = self._polling.wait(self._answered_within, WAKE_SECONDS)
         if group is None:
             parts.producer.touch()
         return group
 
-    def _answered_now(self) -> _Group | None:
+    def _answered_within(self, seconds: float | None) -> _Group | None:
         try:
-            return self._answered.get_nowait()
-        except queue.Empty:
-            return None
-
-    def _answered_within(self, seconds: float) -> _Group | None:
-        try:
-            return self._answered.get(timeout=seconds)
+            return self._answered.get(timeout=seconds) if seconds else self._answered.get_nowait()
         except queue.Empty:
             return None
 
