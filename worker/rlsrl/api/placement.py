@@ -27,7 +27,7 @@ PROCESS_ENVIRONMENT: Mapping[str, str] = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
     "PYTHONUNBUFFERED": "1",
 }
-"""What must be in the environment of every worker process before numpy is imported, or grpc."""
+"""What must be in the environment of every worker process before numpy is imported, or grpc used."""
 ROSTER = "roster.json"
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
