@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import socket
 import statistics
 import tempfile
@@ -21,6 +22,7 @@ from functools import partial
 
 import numpy as np
 
+from rlsrl.api.placement import PROCESS_ENVIRONMENT
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.parameters.service import LivePublisher, LiveReader, ServiceParameterDB
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    os.environ.update(PROCESS_ENVIRONMENT)  # gRPC as workers have it
     vector = np.random.default_rng(0).random(arguments.megabytes * 250_000, dtype=np.float32)
     payload = vector.tobytes()
 

@@ -10,6 +10,7 @@ run, and the best of the rounds counts: only their ratio means anything. CPU tim
 from __future__ import annotations
 
 import math
+import os
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlsrl.api.placement import PROCESS_ENVIRONMENT
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
@@ -185,6 +187,7 @@ def compare(layout_name: str, rounds: int) -> None:
 
 
 def main(rounds: str = "5") -> None:
+    os.environ.update(PROCESS_ENVIRONMENT)  # gRPC as workers have it
     for layout_name in LAYOUTS:
         compare(layout_name, int(rounds))
 

@@ -210,7 +210,13 @@ _ALL = (
         actors=2,
     ),
     Workload(name="W4-16", title="CartPole, 5 ms more a step, 16 x 32, minibatch 256, 4 epochs", num_envs=16, **_W4),
-    Workload(name="W4-64", title="CartPole, 5 ms more a step, 64 x 32, minibatch 256, 4 epochs", num_envs=64, **_W4),
+    Workload(
+        name="W4-64",
+        title="CartPole, 5 ms more a step, 64 x 32, minibatch 256, 4 epochs",
+        num_envs=64,
+        actors=2,  # 64 threads of one interpreter wait for its lock
+        **_W4,
+    ),
     Workload(name="R1", title="W1 with a policy worker over gRPC", policy_workers=1, **_W1),
     Workload(name="RB1", title="B1 with a policy worker over gRPC", policy_workers=1, ring_size=2, **_B1),
     Workload(name="R2", title="W2 with a policy worker over gRPC", policy_workers=1, ring_size=2, **_W2),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +20,6 @@ from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.policies.asking import AskingActor
 from rlsrl.runtime.ledger import ActorLedger, TrainerLedger
-from rlsrl.runtime.polling import BriefPolling
 from rlsrl.runtime.worker import PollResult
 from rlsrl.streams.inference import InferenceBatch, InferenceFailed
 from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
@@ -28,7 +27,7 @@ from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferen
 from rlsrl.testing.contexts import TOKEN, RecordingMembership, make_context
 from rlsrl.workers.build.ring import GroupParts, RingParts
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.ring import MAX_FAILURES, WAKE_SECONDS, RingWorker
+from rlsrl.workers.ring import MAX_FAILURES, RingWorker
 
 STEPS, LANES = 3, 2
 V1, V2 = Version(1, 1), Version(1, 2)
@@ -195,24 +194,6 @@ def test_shows_life_and_what_it_waits_for(bench: Bench) -> None:
     bench.poll()
     assert bench.membership.reported("waiting_for")[-2:] == ["inference", "working"]
     assert len(calls) == 1
-
-
-def test_answers_are_waited_for_by_polling_if_they_come_soon(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    start(bench, 1)
-    timeouts: list[float | None] = []
-
-    class AnsweredMeanwhile(BriefPolling):
-        def wait(self, find: Callable[[float | None], Any], timeout: float | None) -> Any:
-            timeouts.append(timeout)
-            assert find(0) is None
-            answer(bench.asked())
-            return super().wait(find, timeout)
-
-    monkeypatch.setattr(bench.worker, "_polling", AnsweredMeanwhile())
-    bench.poll()
-    bench.poll()
-    assert timeouts == [WAKE_SECONDS] * 2
-    assert bench.worker._groups[0].step == 2
 
 
 def test_ends_between_two_steps_and_gives_the_slots_back(bench: Bench) -> None:

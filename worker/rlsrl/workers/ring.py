@@ -16,7 +16,6 @@ from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.inference import RolloutResult
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL
-from rlsrl.runtime.polling import BriefPolling
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.streams.inference import InferenceFailed
 from rlsrl.streams.protocols import StreamTimeout
@@ -46,8 +45,6 @@ class RingWorker(Worker[ActorConfig]):
         self._turn = 0
         """The group that is first to get a credit."""
         self._answered: queue.SimpleQueue[_Group] = queue.SimpleQueue()
-        self._polling = BriefPolling()
-        """For answers."""
         self._version = INITIAL
         self._env_steps = 0
         self._stepping = 0.0
@@ -98,19 +95,18 @@ class RingWorker(Worker[ActorConfig]):
 
     def _next_answered(self, parts: RingParts) -> _Group | None:
         """The group whose answer came first; None if none comes in time, or none was asked for."""
-        if (group := self._answered_within(0)) or not any(group.slot for group in self._groups):
-            return group
-        with self._context.waiting("inference"):
-            group = self._polling.wait(self._answered_within, WAKE_SECONDS)
-        if group is None:
-            parts.producer.touch()
-        return group
-
-    def _answered_within(self, seconds: float | None) -> _Group | None:
         try:
-            return self._answered.get(timeout=seconds) if seconds else self._answered.get_nowait()
+            return self._answered.get_nowait()
         except queue.Empty:
+            pass
+        if not any(group.slot for group in self._groups):
             return None
+        with self._context.waiting("inference"):
+            try:
+                return self._answered.get(timeout=WAKE_SECONDS)
+            except queue.Empty:
+                parts.producer.touch()
+                return None
 
     def _advance(self, parts: RingParts, group: _Group) -> bool:
         """Take the group's next step with the answer that came; whether its slot is full."""
