@@ -145,6 +145,11 @@ def test_page_and_readme_are_what_the_kept_results_come_to() -> None:
     assert (FOLDER / PICTURE).exists() == any(each["verdict"] == SHOWN for each in results.values())
 
 
+def test_what_is_kept_is_of_the_workloads_as_they_are_now() -> None:
+    measured = {name: result["experiment"] for name, result in Measured.read().throughput.items()}
+    assert measured == {name: WORKLOADS[name].experiment()["spec"] for name in measured}, "measure it again"
+
+
 def test_learning_and_memory_are_told_and_what_is_missing_as_well() -> None:
     learned = {
         "cartpole": {"why": "ratio 1.0", "verdict": "alike", "control": {"why": "ratio 3", "verdict": "higher"}},

@@ -12,14 +12,12 @@ import grpc
 import numpy as np
 import pytest
 
-import rlsrl.streams.grpc_inference.server
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.version import Version
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.codec import Malformed, encode
 from rlsrl.rpc.conversations import MAX_UNANSWERED
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
-from rlsrl.runtime.polling import PollingSelector
 from rlsrl.streams.grpc_inference import GrpcInferenceServer, wire
 from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages
 from rlsrl.streams.protocols import HandshakeRefused
@@ -226,26 +224,3 @@ def test_requests_and_results_travel_as_they_are(num_lanes: int) -> None:
     assert (message.number, answered.version, answer_of(answered)) == (9, Version(6, 7), 3)
     with pytest.raises(Malformed, match="for a request of 99"):
         MESSAGES.read_result(message, 99)
-
-
-def test_questions_are_polled_for_by_a_server_that_answers_where_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[PollingSelector] = []
-
-    class Recording(PollingSelector):
-        def __init__(self) -> None:
-            super().__init__()
-            made.append(self)
-
-    monkeypatch.setattr(rlsrl.streams.grpc_inference.server, "PollingSelector", Recording)
-    bench = InferenceBench(UnixInferenceTransport())
-    try:
-        server = bench.server()
-        (selector,) = made
-        assert selector.get_map(), "the event loop's own"
-        assert not selector.polls, "other threads evaluate, and need the interpreter"
-        server.call_on_arrival(lambda: None)
-        assert selector.polls
-        server.call_on_arrival(None)
-        assert not selector.polls
-    finally:
-        bench.close()

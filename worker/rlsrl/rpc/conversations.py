@@ -205,7 +205,6 @@ class ConversationServer:
         farewell: bytes | None = None,
         heartbeat: tuple[bytes, float] | None = None,
         max_conversations: int | None = None,
-        new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
         on_stranger: Callable[[], None] = lambda: None,
     ) -> None:
         """Listen at the address and serve until ``close``.
@@ -219,7 +218,6 @@ class ConversationServer:
             farewell: sent to every client when this end closes, who then ends its call; without it calls are aborted.
             heartbeat: a message for each client to whom nothing else is on its way, and every how many seconds.
             max_conversations: more are turned away with RESOURCE_EXHAUSTED, at once.
-            new_loop: makes the event loop; asyncio's own unless given.
             on_stranger: called on the event loop for every call without the token.
 
         Raises:
@@ -240,11 +238,7 @@ class ConversationServer:
             server.add_generic_rpc_handlers((_handler(method, self._serve_one),))
             await self._run(server, address, tls)
 
-        def run() -> None:
-            with asyncio.Runner(loop_factory=new_loop) as runner:
-                runner.run(serve())
-
-        self._thread = threading.Thread(target=run, name=f"server-{address}", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name=f"server-{address}", daemon=True)
         self._thread.start()
         self.address, self._loop, self._stopping = self._started.result(START_SECONDS)
         """Where clients find it; with the port that was taken."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -12,7 +11,6 @@ from rlsrl.data.inference import InferenceLayout
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import ConversationServer, Converser
 from rlsrl.rpc.tls import Tls
-from rlsrl.runtime.polling import PollingSelector
 from rlsrl.streams.grpc_inference import wire
 from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages, Refusal
 from rlsrl.streams.inference import Answers, InferenceBatch, PendingRequest, RequestQueue
@@ -59,7 +57,6 @@ class GrpcInferenceServer:
         self._take: Callable[[], None] | None = None
         self._is_due = False
         """Whether ``_take`` will be called once all that has come was put into the queue."""
-        self._selector = PollingSelector()
         self._server = ConversationServer(
             address,
             token=token,
@@ -69,7 +66,6 @@ class GrpcInferenceServer:
             farewell=wire.note(Kind.LEAVING),
             on_stranger=on_stranger,
             heartbeat=(wire.note(Kind.ALIVE), HEARTBEAT_SECONDS),
-            new_loop=lambda: asyncio.SelectorEventLoop(self._selector),
         )
 
     @property
@@ -84,8 +80,6 @@ class GrpcInferenceServer:
     def call_on_arrival(self, take: Callable[[], None] | None) -> None:
         """See ``InferenceServer.call_on_arrival``; the thread is the event loop's."""
         self._take = take
-        # Where others evaluate, whoever polls takes the interpreter from them.
-        self._selector.polls = take is not None
 
     def prod(self) -> None:
         """See ``InferenceServer.prod``."""
