@@ -466,6 +466,23 @@ def test_a_command_handler_that_fails_is_told_of_by_check(calm: CoordinatorProce
     assert isinstance(raised.value.__cause__, KeyError)
 
 
+def test_a_call_by_a_connection_whose_coordinator_has_gone_is_answered_by_the_next(start: Start, join: Join) -> None:
+    coordinator = start()
+    join(coordinator)
+    for _ in range(3):
+        coordinator.restart()
+        assert coordinator.client.status(DEADLINE)["roles"] is not None
+        coordinator.restart()
+        until(lambda: coordinator.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE) == 1, "back")
+
+
+def test_a_call_by_a_closed_client_says_so(calm: CoordinatorProcess) -> None:
+    client = CoordinatorClient(calm.address, TOKEN)
+    client.close()
+    with pytest.raises(CoordinatorUnavailable, match="closed"):
+        client.status(DEADLINE)
+
+
 @pytest.mark.parametrize("token", ["", "another-token", TOKEN + "x"])
 def test_every_call_without_the_token_is_refused(calm: CoordinatorProcess, join: Join, token: str) -> None:
     before = calm.workers()

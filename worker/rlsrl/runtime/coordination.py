@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import grpc
+from google.protobuf.message import Message
 
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
+
+BREAK_SECONDS = 0.1
+"""Between two tries of a call that was cut off."""
+
+Reply = TypeVar("Reply", bound=Message)
 
 
 class WorkerState(StrEnum):
@@ -72,7 +80,11 @@ class CoordinatorUnavailable(Exception):  # noqa: N818 - named for the fact
 
 
 class CoordinatorClient:
-    """Asks the coordinator and commands workers through it. Any thread may call it; each call has its own timeout."""
+    """Asks the coordinator and commands workers through it. Any thread may call it; each call has its own timeout.
+
+    What a coordinator's end cuts off is asked of the next one, so that a command may be passed on twice. That is no
+    rare case: of a channel by which nobody calls, gRPC may see only at the next call that its server has gone.
+    """
 
     def __init__(self, address: str, token: str, tls: Tls | None = None) -> None:
         """Uses the certificates that ``tls`` has now.
@@ -90,10 +102,7 @@ class CoordinatorClient:
         Raises:
             CoordinatorUnavailable: no answer within ``timeout`` seconds, or the token is wrong.
         """
-        try:
-            reply = self._stub.Status(pb.StatusRequest(), timeout=timeout, metadata=self._metadata, wait_for_ready=True)
-        except grpc.RpcError as error:
-            raise CoordinatorUnavailable(describe(error)) from error
+        reply = self._call(self._stub.Status, pb.StatusRequest(), timeout)
         status: dict[str, Any] = json.loads(reply.json)
         return status
 
@@ -104,15 +113,29 @@ class CoordinatorClient:
             CoordinatorUnavailable: no answer within ``timeout`` seconds, or the token is wrong.
         """
         request = pb.CommandRequest(role=role, index=index, command=command.to_proto())
-        try:
-            reply = self._stub.Send(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
-        except grpc.RpcError as error:
-            raise CoordinatorUnavailable(describe(error)) from error
-        return reply.num_workers
+        return self._call(self._stub.Send, request, timeout).num_workers
 
     def close(self) -> None:
         """Close the connection; calls that wait fail."""
         self._channel.close()
+
+    def _call(self, method: Callable[..., Reply], request: Message, timeout: float) -> Reply:
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                return method(request, timeout=left, metadata=self._metadata, wait_for_ready=True)
+            except grpc.RpcError as error:
+                if not is_cut_off(error) or time.monotonic() + BREAK_SECONDS >= deadline:
+                    raise CoordinatorUnavailable(describe(error)) from error
+                time.sleep(BREAK_SECONDS)
+            except ValueError as error:  # what gRPC raises of a channel that was closed
+                raise CoordinatorUnavailable("this client was closed") from error
+
+
+def is_cut_off(error: grpc.RpcError) -> bool:
+    """Whether a call that would wait for a connection had one, and lost it."""
+    return cast("grpc.Call", error).code() is grpc.StatusCode.UNAVAILABLE
 
 
 def describe(error: grpc.RpcError) -> str:
