@@ -126,14 +126,14 @@ class CoordinatorClient:
             try:
                 return method(request, timeout=left, metadata=self._metadata, wait_for_ready=True)
             except grpc.RpcError as error:
-                if not is_cut_off(error) or time.monotonic() + BREAK_SECONDS >= deadline:
+                if not _is_cut_off(error) or time.monotonic() + BREAK_SECONDS >= deadline:
                     raise CoordinatorUnavailable(describe(error)) from error
                 time.sleep(BREAK_SECONDS)
             except ValueError as error:  # what gRPC raises of a channel that was closed
                 raise CoordinatorUnavailable("this client was closed") from error
 
 
-def is_cut_off(error: grpc.RpcError) -> bool:
+def _is_cut_off(error: grpc.RpcError) -> bool:
     """Whether a call that would wait for a connection had one, and lost it."""
     return cast("grpc.Call", error).code() is grpc.StatusCode.UNAVAILABLE
 
