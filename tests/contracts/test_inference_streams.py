@@ -5,19 +5,42 @@ from __future__ import annotations
 import pytest
 
 from rlsrl.testing.inference_bench import (
+    DEADLINE,
+    InferenceBench,
     InferenceTransport,
     InlineInferenceTransport,
     TcpInferenceTransport,
     TlsInferenceTransport,
     UnixInferenceTransport,
+    answer,
+    answer_of,
+    small_layout,
 )
-from rlsrl.testing.inference_streams import InferenceStreamConformance, InferenceStreamProcessConformance
+from rlsrl.testing.inference_streams import (
+    InferenceStreamConformance,
+    InferenceStreamProcessConformance,
+    ask,
+    take,
+)
+from rlsrl.testing.leaks import assert_leaks_nothing
 
 
 class TestInline(InferenceStreamConformance):
     @pytest.fixture
     def transport(self) -> InferenceTransport:
         return InlineInferenceTransport()
+
+    def test_servers_that_come_and_go_leak_nothing(self, bench: InferenceBench) -> None:
+        client = bench.client()
+
+        def come_and_go() -> None:
+            server = bench.transport.server(bench.address, layout=small_layout(), on_refused=print)
+            (answered,) = ask(client, 1)
+            answer(take(server))
+            assert answer_of(answered.result(DEADLINE)) == 1
+            server.close()
+
+        assert_leaks_nothing(come_and_go, times=20)
 
 
 class TestGrpcUnix(InferenceStreamConformance):

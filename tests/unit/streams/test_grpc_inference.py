@@ -86,7 +86,6 @@ def stranger(bench: InferenceBench) -> Iterator[Callable[..., Stranger]]:
 def assert_serves_others(bench: InferenceBench, server: GrpcInferenceServer) -> None:
     client = bench.client()
     future = client.submit(request(5))
-    client.flush()
     batch = server.next_batch(EVERYTHING, DEADLINE)
     assert batch is not None
     assert answer(batch) == [5]
@@ -201,7 +200,6 @@ def test_a_client_with_too_much_unanswered_is_not_read_from(
     until(lambda: server.num_waiting == MAX_UNANSWERED)
     client = bench.client()
     future = client.submit(request(1000))
-    client.flush()
     until(lambda: server.num_waiting == MAX_UNANSWERED + 1)
     for expected in ([*range(MAX_UNANSWERED), 1000], [*range(MAX_UNANSWERED, 2 * MAX_UNANSWERED)]):
         until(lambda: server.num_waiting >= MAX_UNANSWERED)

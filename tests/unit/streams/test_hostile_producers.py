@@ -22,7 +22,7 @@ from rlsrl.streams.shared_memory import consumer as consumer_module
 from rlsrl.streams.shared_memory.segment import segment_nbytes
 from rlsrl.streams.shared_memory.wire import ACK, CREDIT, MESSAGE, POST
 from rlsrl.testing.clock import ManualClock
-from rlsrl.testing.sample_streams import open_descriptors
+from rlsrl.testing.leaks import open_descriptors
 from rlsrl.testing.stream_bench import (
     NUM_LANES,
     TOKEN,

@@ -96,9 +96,7 @@ class Bench:
             self.inference.start()
 
     def ask(self, *values: int, min_version: Version = INITIAL) -> list[Future[RolloutResult]]:
-        futures = [self.client.submit(request(value, min_version=min_version)) for value in values]
-        self.client.flush()
-        return futures
+        return self.client.submit_all([request(value, min_version=min_version) for value in values])
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 import grpc
+from grpc import aio
 
 from rlsrl.rpc.settings import ChannelOptions, shared_options, validate_address
 from rlsrl.rpc.tls import Tls
@@ -33,9 +34,15 @@ def open_channel(address: str, tls: Tls | None = None) -> grpc.Channel:
         ValueError: the address has neither form.
     """
     if tls is None:
-        return grpc.insecure_channel(validate_address(address), options=_options())
-    options = [*_options(), ("grpc.ssl_target_name_override", tls.peer_name)]
-    return grpc.secure_channel(validate_address(address), tls.channel_credentials(), options=options)
+        return grpc.insecure_channel(validate_address(address), options=_options(tls))
+    return grpc.secure_channel(validate_address(address), tls.channel_credentials(), options=_options(tls))
+
+
+def open_aio_channel(address: str, tls: Tls | None = None) -> aio.Channel:
+    """As ``open_channel``, for the event loop that runs."""
+    if tls is None:
+        return aio.insecure_channel(validate_address(address), options=_options(tls))
+    return aio.secure_channel(validate_address(address), tls.channel_credentials(), options=_options(tls))
 
 
 def end_call(call: grpc.CallIterator[Any]) -> None:
@@ -50,9 +57,10 @@ def cancel_call(call: grpc.CallIterator[Any]) -> None:
     call.cancel()  # type: ignore[no-untyped-call]  # so it is in the stubs
 
 
-def _options() -> ChannelOptions:
+def _options(tls: Tls | None) -> ChannelOptions:
     return [
         *shared_options(),
+        *([] if tls is None else [("grpc.ssl_target_name_override", tls.peer_name)]),
         # Tried again after 0.1 s, then ever slower up to 1 s: an outage costs at most about a second on top.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),

@@ -1,8 +1,8 @@
 """A bidirectional gRPC call of raw messages, as both ends hold it: for streams whose messages carry arrays.
 
-A client's ``Conversation`` runs on grpc's threads, which cost a worker less CPU a message; a ``ConversationServer`` on
-grpc.aio, which carries many small streams on one thread. Neither looks into the messages. No call is ever dropped half
-read: each is ended, cancelled or aborted, and then read to its end.
+A client's ``Conversation`` runs on grpc's threads, for who has something else to do meanwhile (who has not: see
+``rlsrl.rpc.in_thread``); a ``ConversationServer`` on grpc.aio, which carries many small streams on one thread. Neither
+looks into the messages. No call is ever dropped half read: each is ended, cancelled or aborted, and read to its end.
 """
 
 from __future__ import annotations

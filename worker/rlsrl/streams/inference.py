@@ -13,9 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rlsrl.data.inference import RolloutRequest, RolloutResult
 from rlsrl.data.version import Version
@@ -26,30 +25,39 @@ class InferenceFailed(StreamError):  # noqa: N818 - named for the fact
     """The server evaluated the request and its policy raised; the text is its error's."""
 
 
+class Answer(NamedTuple):
+    """What came of a request."""
+
+    number: int
+    """As ``submit`` returned it."""
+    result: RolloutResult | InferenceFailed
+
+
 class InferenceClient(Protocol):
-    """The end that asks. One thread uses it, except ``close``, which any thread may call."""
+    """The end that asks. One thread uses it, and does all that it does: what comes meanwhile is kept until ``wait``.
 
-    def submit(self, request: RolloutRequest) -> Future[RolloutResult]:
-        """Ask, once ``flush`` is called. The request's arrays must not change before it is answered.
+    While there is no server, requests wait for one, without limit: their owner watches the time.
+    """
 
-        The future is settled from another thread, in any order, with ``InferenceFailed`` if the policy raised, with
-        ``HandshakeRefused`` if no server will have us, with ``StreamClosed`` by ``close``. While there is no server it
-        waits for one, without limit: its caller watches the time.
+    def submit(self, request: RolloutRequest) -> int:
+        """Ask, as soon as ``wait`` is called; returns the request's number. Its arrays must not change before it is
+        answered.
 
         Raises:
             StreamClosed: ``close`` was called.
             HandshakeRefused: a server was there and would not have us.
         """
 
-    def flush(self) -> None:
-        """Send what was submitted since the last call. Never waits.
+    def wait(self, timeout: float) -> Sequence[Answer]:
+        """Ask what was submitted, and return the answers that have come and were not returned before, in any order, as
+        soon as there is one; after ``timeout`` seconds maybe none.
 
         Raises:
             StreamClosed, HandshakeRefused: as ``submit``.
         """
 
     def close(self) -> None:
-        """Give up what is not answered and wake whoever waits for it. Idempotent."""
+        """Give up what is not answered. Idempotent."""
 
 
 class InferenceServer(Protocol):

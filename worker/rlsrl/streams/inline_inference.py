@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import cast
 
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.streams.inference import (
+    Answer,
     Answers,
     InferenceBatch,
     InferenceFailed,
@@ -23,7 +23,7 @@ class InlineInferenceChannel:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Reentrant: a future's callback may ask again.
+        # Reentrant: a server is prodded while it is asked.
         self._lock = threading.RLock()
         self._server: InlineInferenceServer | None = None
         self._clients: set[InlineInferenceClient] = set()
@@ -79,9 +79,6 @@ class InlineInferenceServer:
         """What waits; the channel's clients put into it."""
         self._channel = channel
         self._take: Callable[[], None] | None = None
-        self._is_taking = False
-        self._has_come = False
-        """Whether anything came since ``_take`` was called."""
         channel.served_by(self)
 
     def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
@@ -97,13 +94,8 @@ class InlineInferenceServer:
         self._channel.alone(self._arrived)
 
     def _arrived(self) -> None:
-        self._has_come = True
-        while self._has_come and self._take is not None and not self._is_taking:
-            self._has_come, self._is_taking = False, True
-            try:
-                self._take()  # whom it answers may ask again, in this very thread
-            finally:
-                self._is_taking = False
+        if self._take is not None:
+            self._take()
 
     @property
     def num_waiting(self) -> int:
@@ -128,31 +120,33 @@ class InlineInferenceClient:
     def __init__(self, channel: InlineInferenceChannel, *, layout: InferenceLayout) -> None:
         self._channel = channel
         self._layout = layout
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        # Guarded by _changed:
         self._held: list[int] = []
-        self._asked: dict[int, tuple[RolloutRequest, Future[RolloutResult]]] = {}
+        self._asked: dict[int, RolloutRequest] = {}
+        self._answers: list[Answer] = []
         self._next_number = 0
         self._failure: StreamError | None = None
         channel.join(self)
 
-    def submit(self, request: RolloutRequest) -> Future[RolloutResult]:
+    def submit(self, request: RolloutRequest) -> int:
         """See ``InferenceClient.submit``. The arrays are not copied."""
-        future: Future[RolloutResult] = Future()
-        future.set_running_or_notify_cancel()  # whoever asked cannot take it back
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._asked[self._next_number] = request, future
-            self._held.append(self._next_number)
+        with self._changed:
+            self._check()
+            number = self._next_number
+            self._asked[number] = request
+            self._held.append(number)
             self._next_number += 1
-        return future
+        return number
 
-    def flush(self) -> None:
-        """See ``InferenceClient.flush``."""
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
+    def wait(self, timeout: float) -> Sequence[Answer]:
+        """See ``InferenceClient.wait``."""
         self._channel.send(self)
+        with self._changed:
+            self._changed.wait_for(lambda: self._answers or self._failure, timeout)
+            self._check()
+            answers, self._answers = self._answers, []
+        return answers
 
     def close(self) -> None:
         """See ``InferenceClient.close``."""
@@ -161,42 +155,44 @@ class InlineInferenceClient:
 
     def ask(self, server: InlineInferenceServer | None) -> None:
         """The channel's: put what was submitted since the last call into that server's queue."""
-        with self._lock:
+        with self._changed:
             numbers, self._held = self._held, []
         self._put(server, numbers)
 
     def ask_again(self, server: InlineInferenceServer | None) -> None:
         """The channel's: put everything that is not answered into that server's queue."""
-        with self._lock:
+        with self._changed:
             numbers, self._held = list(self._asked), []
         self._put(server, numbers)
 
     def settle(self, number: int, answer: RolloutResult | Exception) -> None:
-        """A server's: hand an answer to who waits for it, once."""
-        with self._lock:
-            asked = self._asked.pop(number, None)
-        if asked is None:
-            return
+        """A server's: keep an answer for who waits for it, once."""
         if isinstance(answer, Exception):
-            asked[1].set_exception(InferenceFailed(f"{type(answer).__name__}: {answer}"))
-        else:
-            asked[1].set_result(answer)
+            answer = InferenceFailed(f"{type(answer).__name__}: {answer}")
+        with self._changed:
+            if self._asked.pop(number, None) is not None:
+                self._answers.append(Answer(number, answer))
+                self._changed.notify_all()
 
     def _put(self, server: InlineInferenceServer | None, numbers: list[int]) -> None:
-        if server is None:
+        if server is None or not numbers:
             return
         if server.layout.digest != self._layout.digest:
             server.on_refused("layout")
             self._fail(HandshakeRefused(f"({server.layout}) at the server, ({self._layout}) at the client"))
         for number in numbers:
             if (asked := self._asked.get(number)) is not None:
-                server.queue.put(self, number, asked[0])
+                server.queue.put(self, number, asked)
         server.prod()
 
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     def _fail(self, error: StreamError) -> None:
-        with self._lock:
+        with self._changed:
             if self._failure is None:
                 self._failure = error
-            asked, self._asked = self._asked, {}
-        for _, future in asked.values():
-            future.set_exception(self._failure)
+            self._asked.clear()
+            self._answers.clear()
+            self._changed.notify_all()

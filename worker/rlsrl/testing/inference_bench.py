@@ -8,23 +8,28 @@ runner, so that those start fast.
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import socket
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from concurrent.futures import Future
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import INITIAL, Version
+from rlsrl.rpc.in_thread import WaitingLoop
 from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.streams.grpc_inference import GrpcInferenceClient, GrpcInferenceServer
 from rlsrl.streams.inference import InferenceBatch, InferenceClient, InferenceServer
 from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
+from rlsrl.streams.protocols import StreamError
 
 TOKEN = "token-of-the-tests"  # noqa: S105 - guards nothing
 DEADLINE = 60.0
@@ -167,6 +172,119 @@ def until(happened: Callable[[], bool]) -> None:
         pause.wait(TICK)
 
 
+T = TypeVar("T")
+
+
+class _Driver:
+    """A thread that drives one client after another, so that all of them have its event loop, which stays for good."""
+
+    _idle: ClassVar[list[_Driver]] = []
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="driver", daemon=True).start()
+
+    @classmethod
+    def idle(cls) -> _Driver:
+        """One that has nothing to do."""
+        return cls._idle.pop() if cls._idle else cls()
+
+    def start(self, work: Callable[[], None]) -> Future[None]:
+        """Do that; whoever sees the future done may have this driver again."""
+        done: Future[None] = Future()
+
+        def drive() -> None:
+            try:
+                work()
+            except BaseException as error:
+                done.set_exception(error)
+                raise
+            # What is ready there would be kept until the next client comes, and with it all of gRPC's event loops.
+            WaitingLoop.of_this_thread().turn(TICK)
+            self._idle.append(self)
+            done.set_result(None)
+
+        self._work.put(drive)
+        return done
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+
+class DrivenClient:
+    """A client, and a thread that owns it and waits for answers all the time: so futures settle by themselves."""
+
+    def __init__(self, make: Callable[[], InferenceClient]) -> None:
+        self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._asked: dict[int, Future[RolloutResult]] = {}
+        self._is_closed = False
+        made: Future[InferenceClient] = Future()
+        self._driving = _Driver.idle().start(lambda: self._drive(make, made))
+        self._client = made.result(DEADLINE)
+
+    def submit(self, request: RolloutRequest) -> Future[RolloutResult]:
+        return self._do(lambda: self._submit(request))
+
+    def submit_all(self, requests: Sequence[RolloutRequest]) -> list[Future[RolloutResult]]:
+        """Ask all of them at once."""
+        return self._do(lambda: [self._submit(request) for request in requests])
+
+    def close(self) -> None:
+        """Whatever is not answered is given up."""
+        if not self._driving.done():
+            self._do(self._close)
+        self._driving.result(DEADLINE)
+
+    def _do(self, action: Callable[[], T]) -> T:
+        """Have it done in the client's thread; here, once that is over."""
+        done: Future[T] = Future()
+        self._mail.put(lambda: _settle(done, action))
+        if self._driving.done():
+            self._work_off_mail()
+        return done.result(DEADLINE)
+
+    def _submit(self, request: RolloutRequest) -> Future[RolloutResult]:
+        future = self._asked[self._client.submit(request)] = Future()
+        return future
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._client.close()
+
+    def _drive(self, make: Callable[[], InferenceClient], made: Future[InferenceClient]) -> None:
+        _settle(made, make)
+        client = made.result()
+        while not self._is_closed:
+            self._work_off_mail()
+            try:
+                answers = client.wait(TICK)
+            except StreamError as error:
+                for future in self._asked.values():
+                    future.set_exception(error)
+                self._asked.clear()
+                time.sleep(TICK)
+                continue
+            for number, result in answers:
+                future = self._asked.pop(number)
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+
+    def _work_off_mail(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._mail.get_nowait()()
+
+
+def _settle(future: Future[T], action: Callable[[], T]) -> None:
+    try:
+        future.set_result(action())
+    except Exception as error:  # noqa: BLE001 - raised to who waits for it
+        future.set_exception(error)
+
+
 class InferenceBench:
     """Servers and clients at one address, closed together."""
 
@@ -175,7 +293,7 @@ class InferenceBench:
         self.address = address or transport.new_address()
         self.refused: Counter[str] = Counter()
         """What the servers made here refused, by kind."""
-        self._ends: list[InferenceServer | InferenceClient] = []
+        self._ends: list[InferenceServer | InferenceClient | DrivenClient] = []
 
     def server(self, address: str | None = None, layout: InferenceLayout | None = None) -> ObservableServer:
         server = self.transport.server(
@@ -184,10 +302,19 @@ class InferenceBench:
         self._ends.append(server)
         return server
 
-    def client(self, *addresses: str, layout: InferenceLayout | None = None, **arguments: Any) -> InferenceClient:
-        client = self.transport.client(addresses or (self.address,), layout=layout or small_layout(), **arguments)
+    def client(self, *addresses: str, **arguments: Any) -> DrivenClient:
+        client = DrivenClient(lambda: self._make(*addresses, **arguments))
         self._ends.append(client)
         return client
+
+    def own_client(self, **arguments: Any) -> InferenceClient:
+        """A client of the calling thread."""
+        client = self._make(**arguments)
+        self._ends.append(client)
+        return client
+
+    def _make(self, *addresses: str, layout: InferenceLayout | None = None, **arguments: Any) -> InferenceClient:
+        return self.transport.client(addresses or (self.address,), layout=layout or small_layout(), **arguments)
 
     def close(self) -> None:
         for end in reversed(self._ends):

@@ -7,10 +7,11 @@ from concurrent.futures import Future
 
 from rlsrl.data.inference import RolloutResult
 from rlsrl.runtime.references import load_callable
-from rlsrl.streams.inference import InferenceBatch, InferenceClient
+from rlsrl.streams.inference import InferenceBatch
 from rlsrl.testing.inference_bench import (
     DEADLINE,
     EVERYTHING,
+    DrivenClient,
     InferenceBench,
     ObservableServer,
     answer,
@@ -27,18 +28,22 @@ class InferenceEnd:
 
     def __init__(self) -> None:
         self._server: ObservableServer | None = None
-        self._client: InferenceClient | None = None
+        self._client: DrivenClient | None = None
         self._taken: list[InferenceBatch] = []
         self._asked: list[Future[RolloutResult]] = []
         self._served: list[int] = []
 
     def setup(self, role: str, transport: str, addresses: list[str]) -> None:
         """Make the end that ``role`` names."""
-        bench = InferenceBench(load_callable(transport, where="transport")(), address=addresses[0])
+        self._bench = InferenceBench(load_callable(transport, where="transport")(), address=addresses[0])
         if role == "server":
-            self._server = bench.server()
+            self.serve_anew()
         else:
-            self._client = bench.client(*addresses)
+            self._client = self._bench.client(*addresses)
+
+    def serve_anew(self) -> None:
+        """Make a server."""
+        self._server = self._bench.server()
 
     @property
     def server(self) -> ObservableServer:
@@ -49,6 +54,10 @@ class InferenceEnd:
     def wait_for(self, num_waiting: int) -> None:
         """Until so many requests wait."""
         until(lambda: self.server.num_waiting == num_waiting)
+
+    def num_waiting(self) -> int:
+        """How many requests wait now."""
+        return self.server.num_waiting
 
     def take(self, max_size: int) -> list[int]:
         """Take a batch, and keep it; returns what it asks."""
@@ -83,17 +92,18 @@ class InferenceEnd:
         """Ask for these values."""
         assert self._client is not None, "set up as a client"  # noqa: S101 - the test's mistake
         self._asked += [self._client.submit(request(value)) for value in values]
-        self._client.flush()
 
     def answers(self) -> list[int]:
-        """The answers to all that was asked."""
-        return [answer_of(future.result(DEADLINE)) for future in self._asked]
+        """The answers to all that was asked since the last call."""
+        asked, self._asked = self._asked, []
+        return [answer_of(future.result(DEADLINE)) for future in asked]
 
 
 def main() -> None:
     """Play until standard input ends."""
     end = InferenceEnd()
-    names = ["setup", "wait_for", "take", "answer", "serve", "served", "close", "ask", "answers"]
+    serving = ["wait_for", "num_waiting", "take", "answer", "serve", "served", "close", "serve_anew"]
+    names = ["setup", *serving, "ask", "answers"]
     perform({name: getattr(end, name) for name in names})
 
 

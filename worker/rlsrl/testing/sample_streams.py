@@ -9,7 +9,6 @@ processes ``SampleStreamProcessConformance``, too, which plays each end in a pro
 from __future__ import annotations
 
 import gc
-import os
 import random
 import threading
 import tracemalloc
@@ -26,6 +25,7 @@ from rlsrl.data.version import INITIAL, Version
 from rlsrl.runtime.ledger import ActorLedger, TrainerLedger
 from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
 from rlsrl.testing.clock import ManualClock
+from rlsrl.testing.leaks import open_descriptors, traced_memory
 from rlsrl.testing.puppet import Puppet
 from rlsrl.testing.stream_bench import (
     DEADLINE,
@@ -874,21 +874,10 @@ def acquire(bench: StreamBench, consumer: SampleConsumer, puppet: Puppet) -> int
     return int(puppet.reply())
 
 
-def traced_memory() -> int:
-    """Bytes that are in use, without what only a collection would free."""
-    gc.collect()
-    return tracemalloc.get_traced_memory()[0]
-
-
 def held_resources() -> tuple[int, int]:
     """Descriptors and mapped segments of this process, without what only a collection would free."""
     gc.collect()
     return open_descriptors(), mapped_segments()
-
-
-def open_descriptors() -> int:
-    """Descriptors of this process."""
-    return len(os.listdir("/proc/self/fd"))
 
 
 def mapped_segments() -> int:

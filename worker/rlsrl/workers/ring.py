@@ -2,22 +2,20 @@
 
 Its environments are divided into groups, the ring. Each group fills a slot of its own under a credit of its own, and
 asks a policy worker once a step. One thread: it waits for credits when no group has a slot, else for the first answer.
-Answers are put into a queue by the inference client's thread.
 """
 
 from __future__ import annotations
 
-import queue
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.inference import RolloutResult
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL
 from rlsrl.runtime.worker import PollResult, Worker
-from rlsrl.streams.inference import InferenceFailed
+from rlsrl.streams.inference import Answer, InferenceFailed
 from rlsrl.streams.protocols import StreamTimeout
 from rlsrl.workers.build.ring import GroupParts, RingParts, build_ring
 from rlsrl.workers.context import WorkerContext
@@ -44,7 +42,10 @@ class RingWorker(Worker[ActorConfig]):
         self._groups: list[_Group] = []
         self._turn = 0
         """The group that is first to get a credit."""
-        self._answered: queue.SimpleQueue[_Group] = queue.SimpleQueue()
+        self._groups_asking: dict[int, _Group] = {}
+        """By the numbers of their requests."""
+        self._answers: deque[Answer] = deque()
+        """That came together with those of other groups."""
         self._version = INITIAL
         self._env_steps = 0
         self._stepping = 0.0
@@ -61,10 +62,14 @@ class RingWorker(Worker[ActorConfig]):
         assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
         self._context.membership.check()
         self._hand_out_credits(parts)
-        group = self._next_answered(parts)
-        if group is None or not self._advance(parts, group):
+        answer = self._next_answer(parts)
+        if answer is None:
             return NOTHING
-        return self._post(parts, group)
+        group = self._groups_asking.pop(answer.number)
+        if self._advance(parts, group, answer):
+            return self._post(parts, group)
+        self._ask(parts, group)
+        return NOTHING
 
     def _hand_out_credits(self, parts: RingParts) -> None:
         """Start idle groups on the credits that are there, in turn; waits for one only if all groups are idle."""
@@ -88,60 +93,48 @@ class RingWorker(Worker[ActorConfig]):
 
     def _ask(self, parts: RingParts, group: _Group) -> None:
         began = self._clock.monotonic()
-        group.answer = parts.client.submit(group.parts.actor.ask(group.step))
-        group.answer.add_done_callback(lambda _: self._answered.put(group))
-        parts.client.flush()
+        self._groups_asking[parts.client.submit(group.parts.actor.ask(group.step))] = group
         self._asking += self._clock.monotonic() - began
 
-    def _next_answered(self, parts: RingParts) -> _Group | None:
-        """The group whose answer came first; None if none comes in time, or none was asked for."""
-        try:
-            return self._answered.get_nowait()
-        except queue.Empty:
-            pass
-        if not any(group.slot for group in self._groups):
-            return None
-        with self._context.waiting("inference"):
-            try:
-                return self._answered.get(timeout=WAKE_SECONDS)
-            except queue.Empty:
+    def _next_answer(self, parts: RingParts) -> Answer | None:
+        """The answer that came first; None if none comes in time, or nothing was asked."""
+        if not self._answers and self._groups_asking:
+            with self._context.waiting("inference"):
+                self._answers.extend(parts.client.wait(WAKE_SECONDS))
+            if not self._answers:
                 parts.producer.touch()
-                return None
+        return self._answers.popleft() if self._answers else None
 
-    def _advance(self, parts: RingParts, group: _Group) -> bool:
+    def _advance(self, parts: RingParts, group: _Group, answer: Answer) -> bool:
         """Take the group's next step with the answer that came; whether its slot is full."""
-        answer = self._read(group)
-        if answer is not None:
-            began = self._clock.monotonic()
-            stepping = group.take_step(answer)
-            self._stepping += stepping
-            self._asking += self._clock.monotonic() - began - stepping
-            parts.producer.touch()
-        if group.step == parts.num_steps:
-            return True
-        self._ask(parts, group)
-        return False
+        result = self._read(group, answer)
+        if result is None:
+            return False
+        began = self._clock.monotonic()
+        stepping = group.take_step(result)
+        self._stepping += stepping
+        self._asking += self._clock.monotonic() - began - stepping
+        parts.producer.touch()
+        return group.step == parts.num_steps
 
-    def _read(self, group: _Group) -> RolloutResult | None:
-        """The answer; None if it has to be asked for again.
+    def _read(self, group: _Group, answer: Answer) -> RolloutResult | None:
+        """What was answered; None if it has to be asked for again.
 
         Raises:
             InferenceFailed: it was asked for too often.
         """
-        assert group.answer is not None, "it was asked for"  # noqa: S101 - an invariant of our own
-        try:
-            answer = group.answer.result(timeout=0)
-        except InferenceFailed as error:
+        result = answer.result
+        if isinstance(result, InferenceFailed):
             group.failures += 1
-            self._context.log.warning("inference_failed", failures=group.failures, error=str(error))
+            self._context.log.warning("inference_failed", failures=group.failures, error=str(result))
             if group.failures >= MAX_FAILURES:
-                raise
+                raise result
             return None
         group.failures = 0
-        if answer.version > self._version:
-            self._version = answer.version
-            self._context.report_version(answer.version)
-        return answer
+        if result.version > self._version:
+            self._version = result.version
+            self._context.report_version(result.version)
+        return result
 
     def _post(self, parts: RingParts, group: _Group) -> PollResult:
         slot = group.finish()
@@ -172,7 +165,6 @@ class _Group:
         self.slot: Slot | None = None
         self.step = 0
         """The step whose actions are being asked for."""
-        self.answer: Future[RolloutResult] | None = None
         self.failures = 0
         """How often in a row the present request failed."""
 

@@ -1,15 +1,15 @@
-"""The end that asks: a stream to one server at a time, kept by a thread that finds the next one when it dies.
+"""The end that asks: a stream to one server at a time, and to the next one when that dies. Its owner's thread does all.
 
-The owner's thread hands messages to grpc's sending thread; the connection's receiving thread settles the futures. A
-third, the keeper, sleeps until a connection begins, ends, is silent for too long, or the way home is to be tried again.
+While the owner waits for answers it turns an event loop, on which connections receive, and a task, the keeper, sleeps
+until a connection begins, ends, is silent for too long, or the way home is to be tried again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import grpc
@@ -18,14 +18,14 @@ import structlog
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.rpc.channels import Metadata, token_metadata
 from rlsrl.rpc.codec import Malformed
-from rlsrl.rpc.conversations import FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS, Conversation, is_final
+from rlsrl.rpc.conversations import END_SECONDS, FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS, is_final
+from rlsrl.rpc.in_thread import InThreadConversation, WaitingLoop
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
-from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.coordination import describe
 from rlsrl.streams.grpc_inference import wire
 from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages, Message
-from rlsrl.streams.inference import InferenceFailed
+from rlsrl.streams.inference import Answer, InferenceFailed
 from rlsrl.streams.protocols import HandshakeRefused, StreamClosed, StreamError
 
 RETURN_SECONDS = 5.0
@@ -39,11 +39,10 @@ class _Asked:
 
     message: bytes
     num_lanes: int
-    future: Future[RolloutResult]
 
 
 class GrpcInferenceClient:
-    """Asks one of several servers; implements ``InferenceClient``. Connects by itself from the constructor on.
+    """Asks one of several servers; implements ``InferenceClient``. Connects while its owner waits.
 
     The servers are tried in turn, beginning with its own: number ``home`` modulo their number. So clients with numbers
     of their own spread over the servers, and go on at another when theirs dies, until it is back.
@@ -60,7 +59,6 @@ class GrpcInferenceClient:
         return_seconds: float = RETURN_SECONDS,
         find: Callable[[str], str | None] | None = None,
         tls: Tls | None = None,
-        clock: Clock | None = None,
     ) -> None:
         """Ask those servers: ``unix-abstract:NAME`` or ``HOST:PORT`` each.
 
@@ -74,7 +72,6 @@ class GrpcInferenceClient:
             find: with it the addresses may be any names: before each connection it is asked where one is then, None
                 while it is nowhere.
             tls: certificates, where servers want them.
-            clock: the machine's unless given.
 
         Raises:
             ValueError: no addresses, or one of neither form.
@@ -91,67 +88,70 @@ class GrpcInferenceClient:
         self._messages = LaneMessages(layout)
         self._peer_timeout = peer_timeout
         self._return_seconds = return_seconds
-        self._now = (clock or SystemClock()).monotonic
-        self._changed = threading.Condition()
-        # Guarded by _changed:
+        self._loop = WaitingLoop.of_this_thread()
+        self._now = self._loop.turned
+        """The time that is spent waiting: of a server that nobody listens to nobody can say that it is silent."""
         self._asked: dict[int, _Asked] = {}
         self._held: list[int] = []
-        """Asked and not flushed."""
+        """Asked and not sent."""
+        self._answers: list[Answer] = []
+        """That nobody has yet."""
         self._next_number = 0
         self._connection: _Connection | None = None
         """To which requests go."""
         self._attempt: _Connection | None = None
         """Not welcomed yet."""
-        self._failure: StreamError | None = None
-        # The keeper's:
         self._leaving: list[_Connection] = []
+        self._failure: StreamError | None = None
         self._next_address = 0
         self._back_off = FIRST_BACK_OFF_SECONDS
         self._retry_at = -math.inf
-        self._keeper = threading.Thread(target=self._run, name="inference-keeper", daemon=True)
-        self._keeper.start()
+        self._changed = asyncio.Event()
+        self._keeper = self._loop.begin(self._run())
 
-    def submit(self, request: RolloutRequest) -> Future[RolloutResult]:
+    def submit(self, request: RolloutRequest) -> int:
         """See ``InferenceClient.submit``. The arrays are copied at once and may change afterwards.
 
         Raises:
             StreamClosed, HandshakeRefused: see there.
             Malformed, MessageTooLong: the request is not of the layout.
         """
+        self._check()
         number = self._next_number
-        message = self._messages.request(number, request)
-        asked = _Asked(message=message, num_lanes=request.num_lanes, future=Future())
-        asked.future.set_running_or_notify_cancel()  # whoever asked cannot take it back
-        with self._changed:
-            if self._failure is not None:
-                raise self._failure
-            self._next_number += 1
-            self._asked[number] = asked
-            self._held.append(number)
-        return asked.future
+        self._asked[number] = _Asked(message=self._messages.request(number, request), num_lanes=request.num_lanes)
+        self._held.append(number)
+        self._next_number += 1
+        return number
 
-    def flush(self) -> None:
-        """See ``InferenceClient.flush``."""
-        with self._changed:
-            if self._failure is not None:
-                raise self._failure
-            if self._connection is not None:
-                for number in self._held:
-                    self._connection.send(self._asked[number].message)
+    def wait(self, timeout: float) -> Sequence[Answer]:
+        """See ``InferenceClient.wait``."""
+        self._check()
+        if self._connection is not None:
+            for number in self._held:
+                self._connection.send(self._asked[number].message)
             self._held.clear()
+        self._loop.turn(0.0 if self._answers else timeout)
+        self._check()
+        answers, self._answers = self._answers, []
+        return answers
 
     def close(self) -> None:
         """See ``InferenceClient.close``."""
         self._fail(StreamClosed("this inference client was closed"))
-        self._keeper.join()
+        until = self._now() + END_SECONDS
+        while not self._keeper.done() and self._now() < until:
+            self._loop.turn(END_SECONDS)
 
     @property
     def address(self) -> str | None:
         """The server that is asked now; None while there is none."""
-        connection = self._connection
-        return connection.address if connection is not None else None
+        return self._connection.address if self._connection is not None else None
 
-    # What connections tell, each in its own thread.
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # What connections tell.
 
     def _received(self, connection: _Connection, message: Message) -> None:
         """Act on a message of a server.
@@ -175,80 +175,76 @@ class GrpcInferenceClient:
             raise Malformed(f"a {message.kind.name} came from an inference server")
 
     def _settle(self, message: Message) -> None:
-        """Hand an answer to who waits for it: once, though it may have been asked for twice and come twice."""
-        with self._changed:
-            asked = self._asked.get(message.number)
+        """Keep an answer for who waits for it: once, though it may have been asked for twice and come twice."""
+        asked = self._asked.get(message.number)
         if asked is None:
             return
-        answered = message.kind is Kind.RESULT
-        result = self._messages.read_result(message, asked.num_lanes) if answered else None
-        with self._changed:
-            if self._asked.pop(message.number, None) is None:
-                return
-        if result is not None:
-            asked.future.set_result(result)
+        answered: RolloutResult | InferenceFailed
+        if message.kind is Kind.RESULT:
+            answered = self._messages.read_result(message, asked.num_lanes)
         else:
-            asked.future.set_exception(InferenceFailed(message.text.decode(errors="replace")))
+            answered = InferenceFailed(message.text.decode(errors="replace"))
+        del self._asked[message.number]
+        self._answers.append(Answer(message.number, answered))
+        self._loop.stop()
 
     def _welcomed(self, connection: _Connection) -> None:
         """Requests go to this server from now on, and whatever is not answered yet goes there again."""
-        with self._changed:
-            if connection is not self._attempt:
-                return
-            former, self._connection, self._attempt = self._connection, connection, None
-            self._held.clear()
-            for asked in self._asked.values():
-                connection.send(asked.message)
-            if former is not None:
-                former.end()
-                self._leaving.append(former)
-            self._changed.notify_all()
+        if connection is not self._attempt:
+            return
+        former, self._connection, self._attempt = self._connection, connection, None
+        self._held.clear()
+        for asked in self._asked.values():
+            connection.send(asked.message)
+        if former is not None:
+            former.end()
+            self._leaving.append(former)
+        self._changed.set()
         _log.info("inference_server", address=connection.address)
 
-    def _ended(self, connection: _Connection, error: StreamError | None) -> None:
+    def _ended(self, error: StreamError | None) -> None:
         """A connection is over; with an error if trying again is of no use."""
-        with self._changed:
-            connection.has_ended = True
-            self._changed.notify_all()
+        self._changed.set()
         if error is not None:
             self._fail(error)
 
     def _fail(self, error: StreamError) -> None:
         """Nothing will be answered any more: at the first failure, or at the end."""
-        with self._changed:
-            if self._failure is None:
-                self._failure = error
-            asked, self._asked = self._asked, {}
-            self._held.clear()
-            self._changed.notify_all()
-        for each in asked.values():
-            each.future.set_exception(error)
+        if self._failure is None:
+            self._failure = error
+        self._asked.clear()
+        self._held.clear()
+        self._answers.clear()
+        self._changed.set()
+        self._loop.stop()
 
     # The keeper.
 
-    def _run(self) -> None:
+    async def _run(self) -> None:
         try:
-            self._keep()
-        except Exception as error:  # noqa: BLE001 - raised in the threads that wait for what this one should do
+            await self._keep()
+        except Exception as error:  # noqa: BLE001 - raised to the owner, who waits for what this one should do
             self._fail(_caused(StreamError(f"an inference client failed: {error!r}"), error))
-        with self._changed:
-            remaining = list(self._all())
+        remaining = [*self._all()]
         for connection in remaining:
             connection.cancel()
         for connection in remaining:
-            connection.join()
+            await connection.over()
+        self._loop.stop()
 
-    def _keep(self) -> None:
+    async def _keep(self) -> None:
         """Have a connection at all times, as near to home as can be; until the first failure, or ``close``."""
-        with self._changed:
-            while self._failure is None:
-                now = self._now()
-                self._bury(now)
-                self._give_up_silent(now)
-                if self._attempt is None and self._is_astray and now >= self._retry_at:
-                    self._try_next(now)
-                duty = self._next_duty
-                self._changed.wait(max(0.0, duty - now) if duty < math.inf else None)
+        while self._failure is None:
+            now = self._now()
+            self._bury(now)
+            self._give_up_silent(now)
+            if self._attempt is None and self._is_astray and now >= self._retry_at:
+                self._try_next(now)
+            self._changed.clear()
+            duty = self._next_duty
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(duty - now if duty < math.inf else None):
+                    await self._changed.wait()
 
     @property
     def _is_astray(self) -> bool:
@@ -304,6 +300,7 @@ class GrpcInferenceClient:
                 self._try_after(now, self._back_off)
             return
         self._attempt = _Connection(
+            self._loop,
             address,
             target,
             metadata=self._metadata,
@@ -320,6 +317,7 @@ class _Connection:
 
     def __init__(
         self,
+        loop: WaitingLoop,
         address: str,
         target: str,
         *,
@@ -328,12 +326,11 @@ class _Connection:
         hello: bytes,
         now: float,
         on_message: Callable[[_Connection, Message], None],
-        on_end: Callable[[_Connection, StreamError | None], None],
+        on_end: Callable[[StreamError | None], None],
     ) -> None:
         """Connect to ``target``, where ``address`` is now, and say hello.
 
-        Both callbacks come from the connection's own thread, ``on_end`` last.
-        ``on_end`` is given an error if asking this server again is of no use.
+        ``on_end`` is called last, and given an error if asking this server again is of no use.
         """
         self.address = address
         self.last_heard = now
@@ -341,7 +338,8 @@ class _Connection:
         self.has_answered = False
         self.has_ended = False
         self._on_end = on_end
-        self._conversation = Conversation(
+        self._conversation = InThreadConversation(
+            loop,
             target,
             wire.METHOD,
             metadata=metadata,
@@ -353,10 +351,10 @@ class _Connection:
         self.send = self._conversation.send
         self.end = self._conversation.end
         self.cancel = self._conversation.cancel
-        self.join = self._conversation.join
-        self._conversation.start()
+        self.over = self._conversation.over
 
     def _ended(self, error: Exception | None) -> None:
+        self.has_ended = True
         final: StreamError | None = None
         if isinstance(error, Malformed):
             _log.warning("inference_answer_malformed", address=self.address, reason=str(error))
@@ -367,7 +365,7 @@ class _Connection:
             final = error
         elif error is not None:
             final = _caused(StreamError(f"an inference client failed: {error!r}"), error)
-        self._on_end(self, final)
+        self._on_end(final)
 
 
 def _caused(error: StreamError, cause: Exception) -> StreamError:

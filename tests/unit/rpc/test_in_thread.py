@@ -1,0 +1,166 @@
+"""A conversation without a thread, with a real server."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+
+from rlsrl.rpc.channels import token_metadata
+from rlsrl.rpc.conversations import ConversationServer, Converser
+from rlsrl.rpc.in_thread import InThreadConversation, WaitingLoop
+
+METHOD, TOKEN = "/tests/Echo", "right"
+DEADLINE = 60.0
+LAST = b"last"
+"""After it the server says nothing more, and has ended."""
+
+
+@pytest.fixture
+def server() -> Iterator[ConversationServer]:
+    async def echo(converser: Converser) -> None:
+        while (message := await converser.read()) is not None:
+            converser.say(message)
+            if message == LAST:
+                return
+
+    server = ConversationServer("127.0.0.1:0", token=TOKEN, tls=None, method=METHOD, converse=echo)
+    yield server
+    server.close()
+
+
+class Client:
+    """A conversation that keeps what it hears, and how it ended."""
+
+    def __init__(self, address: str, *, token: str = TOKEN, on_message: Callable[[bytes], None] | None = None) -> None:
+        self.loop = WaitingLoop.of_this_thread()
+        self.heard: list[bytes] = []
+        self.ends: list[Exception | None] = []
+        self.conversation = InThreadConversation(
+            self.loop,
+            address,
+            METHOD,
+            metadata=token_metadata(token),
+            tls=None,
+            first=b"hello",
+            on_message=on_message or self.heard.append,
+            on_end=self.ends.append,
+        )
+
+    def turn_until(self, happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not happened():
+            assert time.monotonic() < deadline, "it never happened"
+            self.loop.turn(0.01)
+
+    def end(self) -> Exception | None:
+        """How it ended."""
+        self.turn_until(lambda: bool(self.ends))
+        (end,) = self.ends
+        return end
+
+
+def status(error: Exception | None) -> grpc.StatusCode:
+    assert isinstance(error, grpc.RpcError)
+    code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]  # what calls raise has one
+    return code
+
+
+def test_a_thread_has_one_loop() -> None:
+    assert WaitingLoop.of_this_thread() is WaitingLoop.of_this_thread()
+
+
+def test_all_that_was_said_arrives_in_order_and_is_answered_before_the_end(server: ConversationServer) -> None:
+    client = Client(server.address)
+    said = [b"%d" % number for number in range(1000)]
+    for message in said[:500]:
+        client.conversation.send(message)
+    client.turn_until(lambda: len(client.heard) > 100)
+    for message in said[500:]:
+        client.conversation.send(message)
+    client.conversation.end()
+    assert client.end() is None
+    assert client.heard == [b"hello", *said]
+
+
+def test_nothing_goes_on_while_its_owner_does_something_else(server: ConversationServer) -> None:
+    client = Client(server.address)
+    client.turn_until(lambda: len(client.heard) == 1)
+    client.conversation.send(b"one")
+    time.sleep(0.05)
+    assert client.heard == [b"hello"]
+    client.turn_until(lambda: len(client.heard) == 2)
+    client.conversation.end()
+    assert client.end() is None
+
+
+def test_turning_ends_with_the_time_or_when_it_is_told_to(server: ConversationServer) -> None:
+    loop = WaitingLoop.of_this_thread()
+    client = Client(server.address, on_message=lambda _: loop.stop())
+    began = time.monotonic()
+    loop.turn(DEADLINE)
+    assert time.monotonic() - began < DEADLINE / 2
+    began = time.monotonic()
+    loop.turn(0.05)
+    assert time.monotonic() - began >= 0.05
+    client.conversation.cancel()
+    assert client.end() is None
+
+
+def test_what_its_owner_raises_ends_it(server: ConversationServer) -> None:
+    def refuse(message: bytes) -> None:
+        raise ValueError(message)
+
+    client = Client(server.address, on_message=refuse)
+    error = client.end()
+    assert isinstance(error, ValueError)
+    assert error.args == (b"hello",)
+    client.conversation.send(b"goes nowhere")
+    client.conversation.end()
+    client.conversation.cancel()
+    client.loop.turn(0.05)
+    assert len(client.ends) == 1
+
+
+def test_a_server_that_has_said_its_last_ends_it(server: ConversationServer) -> None:
+    client = Client(server.address)
+    client.conversation.send(LAST)
+    assert client.end() is None
+    assert client.heard == [b"hello", LAST]
+
+
+def test_the_servers_no_is_told_sooner_or_later(server: ConversationServer) -> None:
+    for _ in range(100):
+        told = status(Client(server.address, token="wrong").end())
+        if told is grpc.StatusCode.UNAUTHENTICATED:
+            break
+        assert told is grpc.StatusCode.INTERNAL, "the first message was on its way"
+    else:
+        pytest.fail("it never was")
+
+
+def test_a_server_that_is_not_there_is_told_at_once() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        assert status(Client(f"127.0.0.1:{nobody.getsockname()[1]}").end()) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_it_may_be_cancelled_at_any_time(server: ConversationServer) -> None:
+    unturned = Client(server.address)
+    unturned.conversation.cancel()
+    assert unturned.end() is None
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes connections, and says nothing
+        connecting = Client(f"127.0.0.1:{mute.getsockname()[1]}")
+        connecting.loop.turn(0.05)
+        connecting.conversation.cancel()
+        assert connecting.end() is None
+    talking = Client(server.address)
+    talking.turn_until(lambda: len(talking.heard) == 1)
+    talking.conversation.send(b"on its way")
+    talking.conversation.cancel()
+    assert talking.end() is None
+    assert unturned.heard == connecting.heard == []
+    talking.turn_until(lambda: server.num_conversations == 0)
