@@ -44,11 +44,21 @@ def test_what_is_not_finite_changes_nothing(gradient: torch.Tensor, loss: torch.
     state = AdamState.zeros(params)
     for _ in range(steps_before):
         adam_step_(params, torch.tensor([0.1, -0.2, 0.3]), LOSS, state, **SETTINGS)
-    everything = [params, state.first_moment, state.second_moment, state.num_steps]
+    everything = [params, *vars(state).values()]
     before = [tensor.clone() for tensor in everything]
     _, finite = adam_step_(params, gradient, loss, state, **SETTINGS)
     assert not bool(finite)
     assert all(torch.equal(old, new) for old, new in zip(before, everything, strict=True))
+
+
+def test_what_is_stored_makes_an_equal_one() -> None:
+    params, generator = torch.ones(3), torch.Generator().manual_seed(0)
+    state = AdamState.zeros(params)
+    for _ in range(4):
+        adam_step_(params, torch.randn(3, generator=generator), LOSS, state, **SETTINGS)
+    again = AdamState.of(**{name: tensor.clone() for name, tensor in state.stored().items()})
+    assert vars(again).keys() == vars(state).keys()
+    assert all(torch.equal(mine, its) for mine, its in zip(vars(state).values(), vars(again).values(), strict=True))
 
 
 def test_a_gradient_of_zero_moves_nothing() -> None:

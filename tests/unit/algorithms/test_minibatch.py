@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlsrl.algorithms.base import Tensors
+from rlsrl.algorithms.base import INDEX, Tensors
+from rlsrl.algorithms.gradients import gathered
 from rlsrl.algorithms.learner import Learner, StepResult
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
@@ -55,9 +56,11 @@ KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Ppo]]] = {
     "masked": (MlpActorCritic, masked_env_spec(), MLP, Ppo),
     "continuous": (MlpActorCritic, continuous_env_spec(), MLP, Ppo),
     "cnn": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16}, Ppo),
+    "cnn in bfloat16": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16, "precision": "bfloat16"}, Ppo),
     "with a state": (MlpActorCritic, discrete_env_spec(), MLP, Averaging),
 }
-MANY = [name for name in KINDS if name != "masked"]
+MANY = [name for name in KINDS if name not in ("masked", "cnn in bfloat16")]
+"""Those that compile to the same within 1e-4: a compiler rounds to bfloat16 elsewhere."""
 
 
 def learner_of(kind: str, initial: Parameters | None = None) -> Learner:
@@ -152,6 +155,38 @@ def check(pairs: list[tuple[StepResult, StepResult]]) -> None:
             eager.optimizer_steps,
             eager.skipped,
         )
+
+
+@pytest.mark.parametrize("kind", ["cnn", "cnn in bfloat16"])
+def test_images_that_are_arranged_train_as_others_do_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = slots_of(kind, 0)
+    arranged, plain = learner_of(kind), learner_of(kind)
+    arranged.step(slots)
+    monkeypatch.setattr(NatureCnnActorCritic, "arranged", lambda self, observation: observation)
+    plain.step(slots)
+    before = everything(learner_of(kind))
+    for path, array in everything(arranged).items():
+        np.testing.assert_array_equal(everything(plain)[path], array, err_msg=path)
+        assert not np.array_equal(before[path], array), path
+
+
+def test_selected_rows_lie_in_memory_as_they_did() -> None:
+    plain = torch.arange(6 * 2 * 3 * 4).reshape(6, 2, 3, 4)
+    index = torch.tensor([4, 0, 4])
+    one_channel = torch.arange(6 * 12).reshape(6, 1, 3, 4)
+    rows = {
+        "usual": plain,
+        "channels last": plain.contiguous(memory_format=torch.channels_last),
+        "turned": plain.permute(0, 3, 2, 1),
+        "one channel": one_channel,
+        "one channel last": one_channel.contiguous(memory_format=torch.channels_last),
+        "numbers": torch.arange(6),
+    }
+    chosen = gathered(rows, {INDEX: index, "weight": torch.ones(3)})
+    assert chosen.keys() == {*rows, "weight"}
+    for name, tensor in rows.items():
+        assert torch.equal(chosen[name], tensor[index]), name
+        assert chosen[name].stride() == tensor[:3].clone(memory_format=torch.preserve_format).stride(), name
 
 
 @pytest.mark.usefixtures("tracing_only")

@@ -174,7 +174,7 @@ def test_rewards_are_kept_within_the_range_for_training_and_the_slot_keeps_them_
     np.testing.assert_array_equal(slots["reward"], raw)
 
 
-def test_prepare_copies_no_observation() -> None:
+def test_prepare_copies_no_observation_that_its_network_takes_as_it_is() -> None:
     policy, slots = make_policy(), make_slots()
     batch = Ppo(policy, **SETTINGS).prepare(make_params(policy), slots, one_rank)
     assert np.shares_memory(batch.rows["observation"].numpy(), slots["observation"])

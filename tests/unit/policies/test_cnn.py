@@ -81,6 +81,22 @@ def test_acting_it_computes_the_same_to_the_bit_by_the_weights_of_the_moment(
         assert torch.equal(network.prepared_actor()(pixels), after)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_images_that_are_arranged_have_their_channels_last_and_give_the_same_to_the_bit(precision: str) -> None:
+    network = network_for(ATARI, precision=precision)
+    pixels = torch.randint(0, 256, (5, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    arranged = network.arranged({"observation": pixels})
+    assert torch.equal(arranged["observation"], pixels)
+    assert arranged["observation"].is_contiguous(memory_format=torch.channels_last)
+    for given, expected in zip(network(arranged), network({"observation": pixels}), strict=True):
+        assert torch.equal(given, expected)
+
+
+def test_pixels_in_bfloat16_are_those_in_float32_rounded_once() -> None:
+    pixels = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(pixels.bfloat16().div_(255.0), (pixels.float() / 255.0).bfloat16())
+
+
 def test_it_computes_what_its_layers_say_of_pixels_between_0_and_1() -> None:
     network = network_for(ATARI)
     pixels = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -27,6 +27,7 @@ from rlsrl.policies.build import build_network
 from rlsrl.policies.distributions import categorical_log_prob_and_entropy
 from rlsrl.policies.export import ExportMismatch, check_export
 from rlsrl.policies.flat import FlatLayout
+from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.program import MASKED_LOGIT, ActorProgram, ProgramActor
 from rlsrl.policies.torch_policy import TorchActor, TorchPolicy
@@ -263,6 +264,22 @@ def test_a_network_of_the_users_own_is_masked_without_knowing_of_it() -> None:
     assert all(seen == set(env_spec.unmasked.observation) for seen in made[0].seen)
     assert made[0].given == env_spec.unmasked
     assert TorchPolicy(network, env_spec).export() is None
+
+
+class Arranging(Opaque):
+    def arranged(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        assert MASK not in observation
+        return {path: tensor + 1 for path, tensor in observation.items()}
+
+
+def test_observations_are_arranged_as_the_network_likes_them_and_the_mask_is_left() -> None:
+    observation = {path: torch.zeros(1, *spec.shape) for path, spec in masked_envs().spec.observation.items()}
+    networks = [build_network(kind, masked_envs().spec, {}, seed=0) for kind in (Arranging, Opaque)]
+    arranged, as_it_was = (PureNetwork(network).arranged(observation) for network in networks)
+    assert arranged.keys() == as_it_was.keys() == observation.keys()
+    for path, tensor in observation.items():
+        assert torch.equal(arranged[path], tensor if path == MASK else tensor + 1)
+        assert as_it_was[path] is tensor
 
 
 def test_a_mask_of_floats_is_not_normalised() -> None:

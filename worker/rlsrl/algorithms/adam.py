@@ -23,11 +23,24 @@ class AdamState:
     num_steps: Tensor
     """Steps taken, int64 []: a tensor, so that a compiled step sees it change. A compiler of torch 2.13 takes a float64
     [] for a number of Python's and loses what is written to it."""
+    corrections: Tensor
+    """The next step's 1 - beta ** (num_steps + 1), of the first moment and of the second, float32 [2]. It follows from
+    ``num_steps``; a compiled step that computed it would do so anew for every few parameters."""
+
+    @classmethod
+    def of(cls, *, first_moment: Tensor, second_moment: Tensor, num_steps: Tensor) -> Self:
+        """With the corrections that follow."""
+        moments = {"first_moment": first_moment, "second_moment": second_moment}
+        return cls(**moments, num_steps=num_steps, corrections=_corrections(num_steps))
+
+    def stored(self) -> dict[str, Tensor]:
+        """What ``of`` makes an equal one from; not copied."""
+        return {name: tensor for name, tensor in vars(self).items() if name != "corrections"}
 
     @classmethod
     def zeros(cls, params: Tensor) -> Self:
         """Before the first step."""
-        return cls(
+        return cls.of(
             first_moment=torch.zeros_like(params),
             second_moment=torch.zeros_like(params),
             num_steps=torch.zeros((), dtype=torch.int64, device=params.device),
@@ -55,16 +68,22 @@ def adam_step_(
     finite = torch.isfinite(norm + loss)
     gradient = gradient * (max_gradient_norm / (norm + 1e-6)).clamp(max=1.0)
     num_steps = state.num_steps + 1
-    exponent = num_steps.to(torch.float64)
     first_moment = torch.lerp(state.first_moment, gradient, 1.0 - BETA_FIRST)
     second_moment = torch.lerp(state.second_moment, gradient * gradient, 1.0 - BETA_SECOND)
-    denominator = (second_moment / (1.0 - BETA_SECOND**exponent)).sqrt_().add_(epsilon)
-    step = (first_moment / (1.0 - BETA_FIRST**exponent)).div_(denominator).mul_(learning_rate)
+    denominator = (second_moment / state.corrections[1]).sqrt_().add_(epsilon)
+    step = (first_moment / state.corrections[0]).div_(denominator).mul_(learning_rate)
     for old, new in (
         (params, params - step),
         (state.first_moment, first_moment),
         (state.second_moment, second_moment),
+        (state.corrections, _corrections(num_steps)),
         (state.num_steps, num_steps),
     ):
         old.copy_(torch.where(finite, new, old))
     return norm, finite
+
+
+def _corrections(num_steps: Tensor) -> Tensor:
+    """Of the step that follows so many, float32 [2]."""
+    exponent = (num_steps + 1).to(torch.float64)
+    return torch.stack([1.0 - BETA_FIRST**exponent, 1.0 - BETA_SECOND**exponent]).to(torch.float32)

@@ -27,8 +27,18 @@ class Gradients(Protocol):
 def gathered(rows: Tensors, entry: Tensors) -> Tensors:
     """A minibatch: of the batch's rows those that the schedule's entry names, and what else stands in the entry."""
     index = entry[INDEX]
-    chosen = {path: tensor.index_select(0, index) for path, tensor in rows.items()}
+    chosen = {path: _selected(tensor, index) for path, tensor in rows.items()}
     return chosen | {name: tensor for name, tensor in entry.items() if name != INDEX}
+
+
+def _selected(tensor: Tensor, index: Tensor) -> Tensor:
+    """Rows of a tensor, in its own order of memory: torch would bring them into the usual one, number by number."""
+    if tensor.is_contiguous():
+        return tensor.index_select(0, index)
+    strides = tensor.stride()
+    order = [0, *sorted(range(1, tensor.dim()), key=lambda dim: -strides[dim])]
+    inverse = [order.index(dim) for dim in range(tensor.dim())]
+    return tensor.permute(order).index_select(0, index).permute(inverse)
 
 
 class LocalGradients:

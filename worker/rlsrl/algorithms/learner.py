@@ -141,7 +141,7 @@ class Learner:
         batch = self._algorithm.prepare(self._params, seen, one_rank)
         schedule = self._algorithm.schedule(batch, np.random.default_rng(0), one_rank)
         example = next(self._inputs(batch, schedule, self._settings()))
-        adam = AdamState(**{name: tensor.clone() for name, tensor in vars(self._adam).items()})
+        adam = AdamState.of(**{name: tensor.clone() for name, tensor in self._adam.stored().items()})
         self._compiled = self._steps.compile(example._replace(params=self._params.clone(), adam=adam))
 
     def use_compiled(self) -> None:
@@ -195,7 +195,7 @@ class Learner:
 
     def state_dict(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """What resuming needs beside the parameters: (arrays by path, JSON values); copies."""
-        tensors = {f"optimizer/{name}": tensor for name, tensor in vars(self._adam).items()}
+        tensors = {f"optimizer/{name}": tensor for name, tensor in self._adam.stored().items()}
         tensors |= {f"state/{name}": tensor for name, tensor in self._state.items()}
         arrays = {path: to_host(tensor).copy() for path, tensor in tensors.items()}
         arrays |= {f"normalizer/{path}": array for path, array in self._normalizer.state_dict().items()}
@@ -218,7 +218,7 @@ class Learner:
         generator.state = values["schedule_rng"]
         copies = {path: array.astype(own[path].dtype) for path, array in arrays.items()}
         device = self._params.device
-        self._adam = AdamState(**all_to_device(_below("optimizer/", copies), device))
+        self._adam = AdamState.of(**all_to_device(_below("optimizer/", copies), device))
         self._state = all_to_device(_below("state/", copies), device)
         self._normalizer.load_state_dict(_below("normalizer/", copies))
         self._rng = np.random.Generator(generator)

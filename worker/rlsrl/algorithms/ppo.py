@@ -19,8 +19,9 @@ from rlsrl.policies.device import to_device, to_host
 from rlsrl.policies.distributions import log_prob_and_entropy_for
 from rlsrl.policies.torch_policy import TorchPolicy
 
-VALUE_INPUTS = 1 << 24
-"""Numbers of observations that values are computed of at a time: 64 MiB as float32."""
+VALUE_INPUTS = 1 << 22
+"""Numbers of observations that values are computed of at a time: 16 MiB as float32, since glibc maps what is larger
+than 32 anew for each use, and pages fault in (``PROCESS_ENVIRONMENT``)."""
 
 
 class Ppo(Algorithm):
@@ -72,7 +73,9 @@ class Ppo(Algorithm):
                 f"a batch of {mask.shape[0]} steps x {mask.shape[1]} lanes = {mask.size} rows cannot be cut into "
                 f"minibatches of {self._minibatch_size}"
             )
-        frames = {path: to_device(_rows(slots[path]), params.device) for path in self._observation}
+        frames = self._network.arranged(
+            {path: to_device(_rows(slots[path]), params.device) for path in self._observation}
+        )
         value = self._values(params, frames).reshape(mask.shape[0] + 1, -1)
         advantage, returns = generalized_advantages(
             reward=np.clip(slots["reward"], -self._reward_clip, self._reward_clip),

@@ -60,7 +60,7 @@ class NatureCnnActorCritic(nn.Module):
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Distribution parameters [N, A] and values [N]."""
-        image = self._image(observation, torch.float32)
+        image = self._image(observation, torch.bfloat16 if self._in_bfloat16 else torch.float32)
         with torch.autocast(image.device.type, torch.bfloat16, enabled=self._in_bfloat16):
             features = self.body(image)
         features = features.float()
@@ -73,9 +73,14 @@ class NatureCnnActorCritic(nn.Module):
             body, dtype = copy.deepcopy(self.body).bfloat16(), torch.bfloat16
         return lambda observation: self._distribution(body(self._image(observation, dtype)).float())
 
+    def arranged(self, observation: Observation) -> Observation:
+        """See ``networks.ArrangingNetwork``: with the channels last, a fifth of the time to read."""
+        return {**observation, self._path: observation[self._path].contiguous(memory_format=torch.channels_last)}
+
     def _image(self, observation: Observation, dtype: torch.dtype) -> Tensor:
-        # Convolutions on a CPU are about twice as fast with the channels last in memory.
-        return observation[self._path].to(dtype, memory_format=torch.channels_last) / 255.0
+        # Convolutions on a CPU are about twice as fast with the channels last in memory. In place, as a cast from uint8
+        # always copies; either type holds every uint8, and the quotient is rounded to it once.
+        return observation[self._path].to(dtype, memory_format=torch.channels_last).div_(255.0)
 
     def _distribution(self, features: Tensor) -> Tensor:
         outputs: Tensor = self.actor(features)

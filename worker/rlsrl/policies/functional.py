@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.networks import Observation, ValueNetwork
+from rlsrl.policies.networks import ArrangingNetwork, Observation, ValueNetwork
 
 T = TypeVar("T")
 
@@ -42,6 +42,10 @@ class PureNetwork:
         if isinstance(self._network, ValueNetwork):
             return self._evaluate(self._network.values_alone, vector, observation)
         return self(vector, observation)[1]
+
+    def arranged(self, observation: Observation) -> Observation:
+        """The same arrays, in the order of memory that the network reads fastest (``networks.ArrangingNetwork``)."""
+        return self._network.arranged(observation) if isinstance(self._network, ArrangingNetwork) else observation
 
     def _evaluate(self, function: Callable[[Observation], T], vector: Tensor, observation: Observation) -> T:
         """What a function of the network's gives while the parts of the vector stand for its parameters."""

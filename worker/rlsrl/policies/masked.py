@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.networks import ExportableActor, Observation
+from rlsrl.policies.networks import ArrangingNetwork, ExportableActor, Observation
 from rlsrl.policies.program import MASKED_LOGIT, ActorProgram, CategoricalHead
 
 
@@ -30,9 +30,17 @@ class MaskedActorCritic(nn.Module):
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Logits [N, A] and values [N]."""
-        features = {path: tensor for path, tensor in observation.items() if path != self._mask}
-        logits, value = self.network(features)
+        logits, value = self.network(self._features(observation))
         return torch.where(observation[self._mask] != 0, logits, MASKED_LOGIT), value
+
+    def arranged(self, observation: Observation) -> Observation:
+        """As the network likes it (``networks.ArrangingNetwork``); the mask stays as it is."""
+        if not isinstance(self.network, ArrangingNetwork):
+            return observation
+        return {**observation, **self.network.arranged(self._features(observation))}
+
+    def _features(self, observation: Observation) -> Observation:
+        return {path: tensor for path, tensor in observation.items() if path != self._mask}
 
     def actor_program(self, layout: FlatLayout) -> ActorProgram | None:
         """The network's own program with the mask at its end; None if the network has none."""

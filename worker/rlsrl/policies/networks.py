@@ -63,6 +63,15 @@ class ActingNetwork(Protocol):
         """What gives ``forward``'s distribution parameters, [N, A], to the bit, by the weights that there are now."""
 
 
+@runtime_checkable
+class ArrangingNetwork(Protocol):
+    """A network that reads observations faster in another order of their dimensions in memory. Optional."""
+
+    def arranged(self, observation: Observation) -> Observation:
+        """The same arrays, [N, *shape], rows one after the other, each in that order: what is evaluated several times
+        is brought into it once."""
+
+
 class Tanh(nn.Tanh):
     """tanh(x) = 2 s(2x) - 1 with the logistic function s, to within 2e-7.
 
