@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.placement import PROCESS_ENVIRONMENT
+from rlsrl.rpc.channels import open_channel
 from rlsrl.testing.s3_server import S3Server
 
 # What is tested in these processes is gRPC as workers have it; it looks when it is first used.
@@ -26,6 +27,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be written instead of compared with."""
     return bool(request.config.getoption("update_golden"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _grpc_stays_up() -> Iterator[None]:
+    """gRPC's core is up as long as the process, as it is in a worker by its channel to the coordinator.
+
+    Otherwise it is taken down with the last channel of one test and set up with the first of the next, hundreds of
+    times. In one of its threads a process of tests aborted once, seconds after that; why was not found.
+    """
+    with open_channel("unix-abstract:nobody"):  # it connects to nobody before it is used
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,15 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.streams.grpc_inference import wire as inference_wire
 from rlsrl.streams.grpc_samples import wire as samples_wire
-from rlsrl.streams.inference import InferenceClient
 from rlsrl.testing.certificates import PEER_NAME, Authority, MountedSecret, mounted
-from rlsrl.testing.inference_bench import InferenceBench, TlsInferenceTransport, answer_of, request, serve
+from rlsrl.testing.inference_bench import (
+    DrivenClient,
+    InferenceBench,
+    TlsInferenceTransport,
+    answer_of,
+    request,
+    serve,
+)
 from rlsrl.testing.pods import TOKEN, Pods
 from rlsrl.testing.stream_bench import NUM_LANES, StreamBench, TlsTransport, fill, value_of
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
@@ -193,9 +199,8 @@ def test_every_request_is_answered_once_while_certificates_are_replaced(rotation
         try:
             values = iter(range(1000))
 
-            def ask_some(asker: InferenceClient) -> None:
+            def ask_some(asker: DrivenClient) -> None:
                 asked = [(value, asker.submit(request(value))) for value in islice(values, 5)]
-                asker.flush()
                 for value, future in asked:
                     assert answer_of(future.result(DEADLINE_SECONDS)) == value
 
