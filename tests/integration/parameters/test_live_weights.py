@@ -40,6 +40,7 @@ from rlsrl.rpc.codec import encode
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.testing.parameter_dbs import POLICY, make_parameters
 from rlsrl.testing.puppet import Puppet
+from rlsrl.testing.waiting import until
 
 TOKEN = "the-token"
 LONG = 60.0
@@ -485,7 +486,7 @@ def test_ends_that_come_and_go_leave_nothing_behind(calm: Served, policy: str) -
     churn(200)
     for now, then in zip(resources(calm.server.pid), before, strict=True):
         assert now <= then + 4
-    assert threading.active_count() <= threads + 2
+    until(lambda: threading.active_count() <= threads + 2, "threads end")
 
 
 def resources(pid: int) -> tuple[int, int, int]:

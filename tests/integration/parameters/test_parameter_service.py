@@ -31,8 +31,10 @@ from rlsrl.rpc.codec import encode
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.rpc.v1.parameters_pb2_grpc import ParametersStub
+from rlsrl.testing.leaks import open_descriptors
 from rlsrl.testing.parameter_dbs import POLICY, got, make_parameters, make_state, push_steps, stored
 from rlsrl.testing.puppet import Puppet
+from rlsrl.testing.waiting import until
 
 TOKEN = "the-token"
 LONG = 60.0
@@ -441,13 +443,13 @@ def test_clients_that_come_and_go_leave_nothing_behind(calm: Served) -> None:
                     next(iter(call))
 
     churn(10)
-    before, threads = resources(calm.server.pid), threading.active_count()
+    before, threads, descriptors = resources(calm.server.pid), threading.active_count(), open_descriptors()
     churn(100)
     calm.db().policies()
     for now, then in zip(resources(calm.server.pid), before, strict=True):
         assert now <= then + 4
-    assert threading.active_count() <= threads + 2
-    assert len(os.listdir("/proc/self/fd")) < 200
+    until(lambda: threading.active_count() <= threads + 2, "threads end")
+    until(lambda: open_descriptors() <= descriptors + 4, "descriptors are closed")
 
 
 def resources(pid: int) -> tuple[int, int, int]:
