@@ -70,6 +70,9 @@ class Contestant(Protocol):
     def settings(self, workload: Workload) -> Sequence[Setting]:
         """Ways to use the machine, of which the fastest counts."""
 
+    def told(self, workload: Workload, *, seed: int) -> Any:
+        """What it is told of a workload, whatever its setting; can be written as JSON."""
+
     def command(self, workload: Workload, setting: Setting, folder: Path, *, seed: int) -> list[str]:
         """What to start, once it is installed; ``folder`` is for its files."""
 
@@ -123,10 +126,14 @@ class Rlsrl:
         del workload
         return [()]
 
+    def told(self, workload: Workload, *, seed: int) -> Any:
+        """Its experiment."""
+        return workload.experiment(seed=seed)
+
     def command(self, workload: Workload, setting: Setting, folder: Path, *, seed: int) -> list[str]:
         """See ``Contestant``."""
         file = folder / "experiment.yaml"
-        file.write_text(yaml.safe_dump(workload.experiment(seed=seed), sort_keys=False))
+        file.write_text(yaml.safe_dump(self.told(workload, seed=seed), sort_keys=False))
         program = Path(sys.executable).with_name("rlsrl")
         return [str(program), "run", str(file), "--run-dir", str(folder / RUN), *setting]
 
@@ -200,10 +207,14 @@ class Peer:
         """See ``Contestant``."""
         return self.native_ways if workload.vectorization == "native" and self.native_ways else self.ways
 
+    def told(self, workload: Workload, *, seed: int) -> Any:
+        """Its arguments."""
+        return [*workload.peer_arguments(seed=seed), *self.extra]
+
     def command(self, workload: Workload, setting: Setting, folder: Path, *, seed: int) -> list[str]:
         """See ``Contestant``."""
         del folder
-        words = [*workload.peer_arguments(seed=seed), *self.extra, *setting]
+        words = [*self.told(workload, seed=seed), *setting]
         return [str(self.python(self.name)), str(HERE / self.program), *words]
 
     def environment(self) -> Mapping[str, str]:

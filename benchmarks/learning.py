@@ -156,8 +156,8 @@ class Program:
     def digest(self) -> str:
         """Of all that its runs are told but the seed: of two that differ, neither says anything of the other. The code
         is no part of it: each run says of which commit it is."""
-        how = [SETTINGS.get(self.name), SLOWED, SLICE_SECONDS, getattr(self.contestant, "extra", None)]
-        told = [self.name, asdict(self.workload), how, dict(self.contestant.versions)]
+        how = [SETTINGS.get(self.name), SLOWED, SLICE_SECONDS]
+        told = [self.name, self.contestant.told(self.workload, seed=0), how, dict(self.contestant.versions)]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

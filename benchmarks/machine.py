@@ -16,6 +16,10 @@ import psutil
 TELLING_FLAGS = ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512f", "avx2")
 """Of a processor's flags, those that decide how fast networks are."""
 TELLING_PACKAGES = ("rlsrl", "torch", "numpy", "gymnasium", "ale-py", "mujoco", "grpcio")
+RESULT_FILES = ("docs", "README.md")
+"""What measuring writes itself, beside the sources: results, and tables of them."""
+WRITTEN_MEMORY = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+"""Of ``smaps_rollup``'s lines, those of memory that no file can give back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,14 @@ def megabytes_of(pid: int) -> float:
     return sum(_proportional_bytes(process) for process in tree_of(pid)) / 1e6
 
 
+def written_megabytes_of(pid: int) -> float:
+    """Memory that the process and all that it started have written, and share with nobody else or count once.
+
+    What is mapped from files is left out: how much of a library is here, and whose it is, is a matter of who else runs.
+    """
+    return sum(_written_kilobytes(process) for process in tree_of(pid)) * 1024 / 1e6
+
+
 def described(repository: Path) -> dict[str, Any]:
     """What a result was measured on, and with what."""
     return {
@@ -104,6 +116,23 @@ def _proportional_bytes(process: psutil.Process) -> int:
         return 0  # it ended this moment
 
 
+def _written_kilobytes(process: psutil.Process) -> int:
+    try:
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()  # proc(5)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # it ended this moment
+    lines = (line.split() for line in rollup.splitlines())
+    return sum(int(words[1]) for words in lines if words[0] in WRITTEN_MEMORY)
+
+
 def _commit(repository: Path) -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True).stdout.strip()
+    """Its present one; dirty if the sources have changed since. Results that were written meanwhile do not count."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=repository, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    sources = (".", *(f":(exclude){written}" for written in RESULT_FILES))
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", *sources)
+    return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changes else "")

@@ -76,12 +76,12 @@ def growth(seconds: Sequence[float], megabytes: Sequence[float]) -> Growth:
 
 
 def look_at(run_folder: Path, pid: int) -> Look:
-    """What each role's processes hold, and ``ALL`` of the run; shared memory counts once among them."""
+    """What each role's processes have written, and ``ALL`` of the run; shared memory counts once among them."""
     roles: defaultdict[str, float] = defaultdict(float)
     status = json.loads((run_folder / "status.json").read_text())
     for role, workers in status["roles"].items():
-        roles[role] += sum(machine.megabytes_of(worker["pid"]) for worker in workers)
-    return {**roles, ALL: machine.megabytes_of(pid)}
+        roles[role] += sum(machine.written_megabytes_of(worker["pid"]) for worker in workers)
+    return {**roles, ALL: machine.written_megabytes_of(pid)}
 
 
 def watch(workload: Workload, *, warm_seconds: float, seconds: float) -> dict[str, Any]:

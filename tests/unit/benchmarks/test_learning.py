@@ -178,6 +178,13 @@ def test_runs_with_other_settings_are_no_runs_of_this(tmp_path: Path) -> None:
     assert Runs(path).series(other) == {8: 4.0}
 
 
+def test_a_setting_that_a_program_is_not_told_leaves_its_runs_what_they_are() -> None:
+    more_actors = replace(WORKLOADS["W1"], actors=7)
+    for contestant, is_told in ((Peer(name=SINGLE_FILE, program="none.py", ways=((),)), False), (Rlsrl(), True)):
+        one = Program(name=contestant.name, contestant=contestant, workload=WORKLOADS["W1"], at_once=1)
+        assert (replace(one, workload=more_actors).digest != one.digest) is is_told
+
+
 def test_a_run_that_fails_is_told_and_those_before_it_are_kept(tmp_path: Path, stage: Stage) -> None:
     comparison = stage(rlsrl=10_000, single=10_000, hindered=50_000)
     script = tmp_path / f"{SINGLE_FILE}.py"

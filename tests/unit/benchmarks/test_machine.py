@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from machine import Usage, megabytes_of, processor, processor_seconds, shares, tree_of
+from machine import Usage, described, megabytes_of, processor, processor_seconds, shares, tree_of, written_megabytes_of
 
 TICKS = os.sysconf("SC_CLK_TCK")
 BURN = "import time\nwhile time.process_time() < 0.5: pass"
@@ -40,8 +43,18 @@ def test_a_process_that_is_gone_has_no_tree_and_no_memory() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert tree_of(gone.pid) == []
-    assert megabytes_of(gone.pid) == 0.0
-    assert megabytes_of(os.getpid()) > 5.0
+    assert megabytes_of(gone.pid) == written_megabytes_of(gone.pid) == 0.0
+    assert megabytes_of(os.getpid()) > written_megabytes_of(os.getpid()) > 5.0
+
+
+def test_written_memory_is_what_was_written_wherever() -> None:
+    content = b"x" * 20_000_000
+    before = written_megabytes_of(os.getpid())
+    private, shared = mmap.mmap(-1, 20_000_000, flags=mmap.MAP_PRIVATE), mmap.mmap(-1, 10_000_000)
+    assert written_megabytes_of(os.getpid()) - before < 5.0, "none of it yet"
+    private.write(content)
+    shared.write(memoryview(content)[:10_000_000])
+    assert written_megabytes_of(os.getpid()) - before == pytest.approx(30.0, abs=5.0)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +66,23 @@ def test_the_processor_is_named_with_what_makes_networks_fast(flags: str, told: 
         f"processor\t: 0\nmodel name\t: A Processor @ 2: fast\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t: other\n"
     )
     assert processor(text) == {"processor": "A Processor @ 2: fast", "flags": told}
+
+
+def test_a_commit_is_dirty_by_sources_and_not_by_results(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    for written in ("docs/benchmarks/W1.json", "README.md", "source.py"):
+        (tmp_path / written).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / written).write_text("first\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "all")
+    commit = described(tmp_path)["commit"]
+    assert re.fullmatch("[0-9a-f]{12}", commit)
+    (tmp_path / "docs/benchmarks/W1.json").write_text("measured\n")
+    (tmp_path / "README.md").write_text("a table\n")
+    assert described(tmp_path)["commit"] == commit
+    (tmp_path / "source.py").write_text("faster\n")
+    assert described(tmp_path)["commit"] == f"{commit}-dirty"
