@@ -109,14 +109,15 @@ class Members:
     def report(
         self,
         *,
-        waiting_for: str | None = None,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
     ) -> None:
         self.stats |= stats or {}
         self.versions += [] if version is None else [version]
-        if waiting_for == "version":
-            self.waits.append(waiting_for)
+
+    def turn_to(self, doing: str) -> None:
+        if doing == "version":
+            self.waits.append(doing)
             self.on_wait()
 
 

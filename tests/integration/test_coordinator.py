@@ -284,7 +284,8 @@ def test_the_status_tells_what_workers_report(start: Start, join: Join) -> None:
     coordinator = start()
     actor = join(coordinator, endpoints={"metrics": "127.0.0.1:4711"})
     trainer = join(coordinator, role="trainer", index=0, attempt=3)
-    actor.report(state=WorkerState.RUNNING, waiting_for="credit")
+    actor.report(state=WorkerState.RUNNING)
+    actor.turn_to("credit")
     trainer.report(state=WorkerState.RUNNING, stats={"train_steps": 2.0}, version=Version(3, 2))
     status = until(
         lambda: (

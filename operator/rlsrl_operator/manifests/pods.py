@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from rlsrl.api.placement import COORDINATOR_PORT, HEALTH_PORT, HTTP_PORT, PROCESS_ENVIRONMENT, STREAMS_PORT
+from rlsrl.api.placement import COORDINATOR_PORT, HEALTH_PORT, HTTP_PORT, STREAMS_PORT, process_environment
 from rlsrl.api.pods import CONTAINER, TOKEN_KEY, certified_name
 from rlsrl_operator.manifests.network import STORE_ROLES
 from rlsrl_operator.manifests.subject import (
@@ -126,7 +126,7 @@ def _command(subject: Subject, role: Role) -> list[str]:
 
 def _environment(subject: Subject, role: Role) -> list[Manifest]:
     known: list[Manifest] = [
-        *({"name": name, "value": value} for name, value in PROCESS_ENVIRONMENT.items()),
+        *({"name": name, "value": value} for name, value in process_environment(role.name).items()),
         {"name": "RLSRL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "RLSRL_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "RLSRL_TOKEN_FILE", "value": f"{TOKEN_FOLDER}/{TOKEN_KEY}"},

@@ -23,7 +23,6 @@ from rlsrl.local.controller import (
 )
 from rlsrl.local.run_folder import RunFolder
 from rlsrl.local.supervisor import FUTILE_STARTS, RestartLimits
-from rlsrl.runtime.process import worker_environment
 
 STANDIN = (sys.executable, str(Path(__file__).with_name("standin_worker.py")))
 UNTIL_TOLD = [{"until": "SIGTERM"}, {"exit": 0}]
@@ -89,7 +88,7 @@ class Stage:
             limits=RestartLimits(budget=budget, decay_seconds=600.0),
             journal=self.journal,
             display=self.display,
-            environment=worker_environment({**os.environ, "STANDIN_FOLDER": str(self.folder), "RLSRL_TOKEN": "secret"}),
+            environment={**os.environ, "STANDIN_FOLDER": str(self.folder), "RLSRL_TOKEN": "secret"},
             logs=self.folder,
             command=STANDIN,
             keep_fds=keep_fds,

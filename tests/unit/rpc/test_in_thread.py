@@ -110,6 +110,24 @@ def test_turning_ends_with_the_time_or_when_it_is_told_to(server: ConversationSe
     assert client.end() is None
 
 
+@pytest.mark.parametrize("later", [0.03, 0.3])
+def test_a_turn_that_is_stopped_leaves_the_next_its_own_time(later: float) -> None:
+    """The alarm of the first may be there still: it is due too early for the next turn, or too late."""
+    loop = WaitingLoop.of_this_thread()
+
+    async def stop() -> None:
+        loop.stop()
+
+    for _ in range(3):
+        task = loop.begin(stop())
+        loop.turn(0.1)
+        assert task.done()
+        began = time.monotonic()
+        loop.turn(later)
+        took = time.monotonic() - began
+        assert later <= took < DEADLINE / 2
+
+
 def test_what_its_owner_raises_ends_it(server: ConversationServer) -> None:
     def refuse(message: bytes) -> None:
         raise ValueError(message)

@@ -7,6 +7,7 @@ import pytest
 
 from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.runtime.activity import WORKING
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.outbox import MAX_RECORDS, MAX_RECORDS_PER_HEARTBEAT, Outbox, Stream
 from rlsrl.testing.clock import ManualClock
@@ -36,12 +37,13 @@ def sequences(message: pb.WorkerMessage) -> list[int]:
 
 
 def test_the_first_heartbeat_follows_the_welcome_at_once_with_the_newest_report(outbox: Outbox) -> None:
-    outbox.report(state=WorkerState.RUNNING, waiting_for="batch", stats={"a": 1.0})
-    outbox.report(waiting_for="", stats={"b": 2.0}, version=Version(2, 7))
+    outbox.report(state=WorkerState.RUNNING, stats={"a": 1.0})
+    outbox.turn_to("batch")
+    outbox.report(stats={"b": 2.0}, version=Version(2, 7))
     outbox.record(7, {"loss": 0.5})
     heartbeat = next(welcomed(outbox)).heartbeat
     assert heartbeat.state == pb.WORKER_STATE_RUNNING
-    assert heartbeat.waiting_for == ""
+    assert heartbeat.waiting_for == "batch"
     assert dict(heartbeat.stats) == {"a": 1.0, "b": 2.0}
     assert (heartbeat.version.attempt, heartbeat.version.step) == (2, 7)
     assert [(r.sequence, r.step, r.wall_time, dict(r.scalars)) for r in heartbeat.records] == [
@@ -57,12 +59,25 @@ def test_a_heartbeat_says_how_the_last_seconds_were_spent(outbox: Outbox, clock:
     assert activity() == {}, "what is being built is not counted"
     outbox.report(state=WorkerState.RUNNING)
     clock.advance(1.0)
-    outbox.report(waiting_for="credit")
+    outbox.turn_to("credit")
     clock.advance(3.0)
     assert activity() == {"working": 0.25, "credit": 0.75}, "a wait that lasts is counted, too"
     outbox.report(state=WorkerState.PAUSED)
+    outbox.turn_to(WORKING)
     clock.advance(100.0)
     assert activity() == {}, "nothing within the last seconds"
+
+
+def test_a_heartbeat_says_what_is_waited_for_and_nothing_of_work(outbox: Outbox) -> None:
+    def waiting_for() -> str:
+        return outbox.heartbeat(-1)[0].waiting_for
+
+    outbox.report(state=WorkerState.RUNNING)
+    assert waiting_for() == ""
+    outbox.turn_to("credit")
+    assert waiting_for() == "credit"
+    outbox.turn_to(WORKING)
+    assert waiting_for() == ""
 
 
 def test_each_heartbeat_carries_the_ledger_page_as_it_is_then(outbox: Outbox) -> None:

@@ -61,6 +61,11 @@ def test_the_environment_of_a_worker() -> None:
     assert environment["RLSRL_PARENT_PID"] == str(os.getpid())
 
 
+def test_of_an_actor_each_thread_waits_for_its_own_connection() -> None:
+    assert worker_environment({}, "actor") == worker_environment({}) | {"GRPC_POLL_STRATEGY": "poll"}
+    assert worker_environment({}, "coordinator") == worker_environment({})
+
+
 # How often threads of gRPC's own slept while MESSAGES went there and back.
 SLEEPS_OF_GRPC = r"""
 import os, re

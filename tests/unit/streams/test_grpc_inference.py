@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -81,6 +82,26 @@ def stranger(bench: InferenceBench) -> Iterator[Callable[..., Stranger]]:
     yield come
     for each in strangers:
         each.close()
+
+
+def test_no_answer_waits_for_what_is_done_afterwards(bench: InferenceBench) -> None:
+    server, client = bench.server(), bench.client()
+    answered = threading.Event()
+    heard: list[bool] = []
+
+    def answer_all() -> None:
+        while (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
+            answer(batch)
+
+    def rest() -> None:
+        heard.append(answered.wait(DEADLINE))
+
+    server.call_on_arrival(answer_all, rest)
+    answered_by_server = client.submit(request(5))
+    assert answer_of(answered_by_server.result(DEADLINE)) == 5, "though the server's thread is still at the rest"
+    answered.set()
+    until(lambda: bool(heard))
+    assert heard == [True]
 
 
 def assert_serves_others(bench: InferenceBench, server: GrpcInferenceServer) -> None:

@@ -192,7 +192,7 @@ def test_shows_life_and_what_it_waits_for(bench: Bench) -> None:
     calls: list[Any] = []
     bench.parts.producer.touch = lambda: calls.append(touched())  # type: ignore[method-assign]
     bench.poll()
-    assert bench.membership.reported("waiting_for")[-2:] == ["inference", "working"]
+    assert bench.membership.turns[-2:] == ["inference", "working"]
     assert len(calls) == 1
 
 

@@ -14,12 +14,12 @@ def test_waiting_is_counted_and_shown_meanwhile_also_when_it_fails(tmp_path: Pat
     clock, membership = ManualClock(), RecordingMembership()
     context = make_context("actor", tmp_path, membership=membership, clock=clock)
     with context.waiting("credit"):
-        assert membership.reported("waiting_for") == ["credit"]
+        assert membership.turns == ["credit"]
         clock.advance(2.0)
-    assert membership.reported("waiting_for") == ["credit", "working"]
+    assert membership.turns == ["credit", "working"]
     with pytest.raises(ValueError, match="does not go back"), context.waiting("credit"):
         clock.advance(-1.0)
-    assert membership.reported("waiting_for")[-1] == "working"
+    assert membership.turns[-1] == "working"
     assert b'rlsrl_waiting_seconds_total{reason="credit"} 2.0' in generate_latest(context.metrics.registry)
 
 

@@ -28,6 +28,12 @@ PROCESS_ENVIRONMENT: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
 }
 """What must be in the environment of every worker process before numpy is imported, or grpc used."""
+ROLE_ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
+    # Each thread that waits looks at all connections, of which an actor has few, and is woken by its own. By default
+    # one thread waits for all, and hands answers on (0035).
+    "actor": {"GRPC_POLL_STRATEGY": "poll"},
+}
+"""What those of one role have there besides."""
 ROSTER = "roster.json"
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
@@ -41,6 +47,11 @@ HTTP_PORT = 8080
 
 HEALTH_PORT = 8079
 """Where a trainer pod's launcher answers ``/healthz`` for all of the pod's ranks."""
+
+
+def process_environment(role: str | None = None) -> Mapping[str, str]:
+    """What must be in the environment of a process of that role; None: what all of them have."""
+    return {**PROCESS_ENVIRONMENT, **ROLE_ENVIRONMENT.get(role or "", {})}
 
 
 class Placement(Protocol):

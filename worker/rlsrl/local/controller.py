@@ -21,6 +21,7 @@ from rlsrl.local.processes import ChildProcess
 from rlsrl.local.signals import SignalInbox
 from rlsrl.local.supervisor import Exit, Fail, RestartLimits, Supervisor
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
+from rlsrl.runtime.process import worker_environment
 
 WORKER_COMMAND = (sys.executable, "-m", "rlsrl.workers")
 GANG_COMMAND = (sys.executable, "-m", "rlsrl.workers.gang_launcher")
@@ -172,7 +173,7 @@ class LocalController:
 
         Args:
             plans: In the order in which they are started; workers wait for their peers, so nobody waits here.
-            environment: The whole environment of every worker.
+            environment: The environment of every worker, but for what is said of all processes of its role.
             logs: An existing folder for what the processes print.
             command: Starts a worker when followed by ``--role``, ``--config`` and, for a trainer, ``--attempt``.
             keep_fds: Descriptors every worker inherits, so that a lock is held until the last one is gone.
@@ -336,7 +337,7 @@ class LocalController:
             role=plan.role,
             number=number,
             command=command,
-            environment=self._environment,
+            environment=worker_environment(self._environment, plan.role),
             log=self._logs / f"{plan.role}-{number}.out",
             keep_fds=self._keep_fds,
         )

@@ -27,7 +27,6 @@ from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE
 from rlsrl.runtime.coordination import CoordinatorClient
 from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.ledger import balance, close_books, read_pages
-from rlsrl.runtime.process import worker_environment
 from rlsrl.workers.build.run_database import RESOLVED
 
 STATUS_INTERVAL_SECONDS = 1.0
@@ -156,11 +155,11 @@ def read_ledger(pages: Path) -> dict[str, Any]:
 
 
 def child_environment(base: Mapping[str, str], *, token: str, modules: Path) -> dict[str, str]:
-    """The workers' environment: ours, the run's token, and the user's modules first on the path. Without certificates,
-    which a pod in which somebody tries a run may have."""
+    """What the workers' environment is made from: ours, the run's token, and the user's modules first on the path.
+    Without certificates, which a pod in which somebody tries a run may have."""
     path = os.pathsep.join(filter(None, (str(modules.absolute()), base.get("PYTHONPATH"))))
     base = {name: value for name, value in base.items() if name != TLS_FOLDER_VARIABLE}
-    return worker_environment({**base, TOKEN_VARIABLE: token, "PYTHONPATH": path})
+    return {**base, TOKEN_VARIABLE: token, "PYTHONPATH": path}
 
 
 def _plans(folder: RunFolder, resolved: ResolvedExperiment) -> list[RolePlan]:

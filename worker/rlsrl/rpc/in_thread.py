@@ -32,6 +32,11 @@ class WaitingLoop:
         """Seconds, up to the last turn's end."""
         self._began: float | None = None
         """The present turn, on the loop's clock."""
+        self._until = 0.0
+        """When the present turn ends, or the last one would have."""
+        self._alarm: asyncio.TimerHandle | None = None
+        """Ends a turn. It outlives those that are stopped, which most are: one more each turn would cost as much as
+        the rest of it."""
 
     @staticmethod
     def of_this_thread() -> WaitingLoop:
@@ -48,13 +53,29 @@ class WaitingLoop:
     def turn(self, seconds: float) -> None:
         """Turn for so long, or until ``stop``."""
         began = self._began = self._loop.time()
-        timer = self._loop.call_at(began + seconds, self._loop.stop)
+        self._until = began + seconds
+        if self._alarm is None or self._alarm.when() > self._until:
+            self._set_alarm()
         try:
             self._loop.run_forever()
         finally:
-            timer.cancel()
             self._began = None
             self._turned += self._loop.time() - began
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(self._until, self._ring)
+
+    def _ring(self) -> None:
+        """The alarm is due: the present turn is over, or has begun since it was set and has time left."""
+        assert self._alarm is not None, "it rings"  # noqa: S101 - an invariant of our own
+        is_over = self._alarm.when() >= self._until
+        self._alarm = None
+        if is_over:
+            self._loop.stop()
+        else:
+            self._set_alarm()
 
     def stop(self) -> None:
         """``turn`` ends once all that is ready now was dealt with; nothing happens if it does not turn."""

@@ -34,6 +34,8 @@ class Outbox:
         """Guards everything here and in the streams; notified when a stream has something new to do."""
         self._hello = hello
         self._report = pb.Heartbeat(state=pb.WORKER_STATE_CONFIGURING)
+        self._runs = False
+        self._doing = WORKING
         self._activity = Activity(now=monotonic)
         self._stats: dict[str, float] = {}
         self._ledger_page: Callable[[], bytes] = bytes
@@ -51,7 +53,6 @@ class Outbox:
         self,
         *,
         state: WorkerState | None = None,
-        waiting_for: str | None = None,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
     ) -> None:
@@ -59,14 +60,18 @@ class Outbox:
         with self.changed:
             if state is not None:
                 self._report.state = state.to_proto()
-            if waiting_for is not None:
-                self._report.waiting_for = waiting_for
-            if state is not None or waiting_for is not None:
-                runs = self._report.state == pb.WORKER_STATE_RUNNING
-                self._activity.turn_to((self._report.waiting_for or WORKING) if runs else None)
+                self._runs = state is WorkerState.RUNNING
+                self._activity.turn_to(self._doing if self._runs else None)
             if version is not None:
                 self._report.version.attempt, self._report.version.step = version
             self._stats.update(stats or {})
+
+    def turn_to(self, doing: str) -> None:
+        """From now on the worker waits for this, or its thread is ``WORKING``: noted here, told by heartbeats."""
+        with self.changed:
+            self._doing = doing
+            if self._runs:
+                self._activity.turn_to(doing)
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
         """Say what the work until now was spent on."""
@@ -132,6 +137,7 @@ class Outbox:
                 records=waiting[:MAX_RECORDS_PER_HEARTBEAT],
                 activity=self._activity.shares(),
                 ledger_page=self._ledger_page(),
+                waiting_for="" if self._doing == WORKING else self._doing,
             )
             heartbeat.MergeFrom(self._report)
             return heartbeat, len(waiting) - len(heartbeat.records)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from rlsrl.api.placement import PROCESS_ENVIRONMENT
+from rlsrl.api.placement import process_environment
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
@@ -53,9 +53,10 @@ def wake_threads_promptly() -> None:
         _prctl(_PR_SET_TIMERSLACK, 1)
 
 
-def worker_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a worker that this process starts: ``base``, overridden by what every worker process has."""
-    return {**base, **PROCESS_ENVIRONMENT, PARENT_VARIABLE: str(os.getpid())}
+def worker_environment(base: Mapping[str, str], role: str | None = None) -> dict[str, str]:
+    """The environment for a worker that this process starts: ``base``, overridden by what all of its role have; None:
+    what workers of any role have."""
+    return {**base, **process_environment(role), PARENT_VARIABLE: str(os.getpid())}
 
 
 def leave(code: int) -> NoReturn:

@@ -205,7 +205,6 @@ class Membership:
         self,
         *,
         state: WorkerState | None = None,
-        waiting_for: str | None = None,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
     ) -> None:
@@ -213,7 +212,11 @@ class Membership:
 
         What is None stays as it was. ``stats`` replaces the values under the keys it holds.
         """
-        self._outbox.report(state=state, waiting_for=waiting_for, stats=stats, version=version)
+        self._outbox.report(state=state, stats=stats, version=version)
+
+    def turn_to(self, doing: str) -> None:
+        """Say what the worker waits for from now on, or that it works again (``rlsrl.runtime.activity.WORKING``)."""
+        self._outbox.turn_to(doing)
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
         """Say on what stages so many seconds of the work until now were spent."""

@@ -72,11 +72,13 @@ class InferenceServer(Protocol):
         Waits for the first one, woken by its arrival, by ``close``, or by the timeout in seconds: then None.
         """
 
-    def call_on_arrival(self, take: Callable[[], None] | None) -> None:
+    def call_on_arrival(self, take: Callable[[], None] | None, afterwards: Callable[[], None] = lambda: None) -> None:
         """From now on ``take`` is called whenever requests have come: after them all, in whatever thread receives.
 
-        It takes and answers batches there, with a timeout of 0, and is never called twice at a time; while it runs
-        nothing is received, so it has to be quick, and it raises nothing. None: nothing is called any more.
+        It takes and answers batches there, with a timeout of 0. ``afterwards`` is called once its answers are on their
+        way, for what need not keep them: in that thread, before ``take`` is called again, not when the server closes
+        meanwhile. Only one of the two runs at a time; while one does nothing is received, so both have to be quick, and
+        raise nothing. None: nothing is called any more, but for the ``afterwards`` of a ``take`` that was.
         """
 
     def prod(self) -> None:
@@ -84,6 +86,13 @@ class InferenceServer(Protocol):
 
     def close(self) -> None:
         """Stop serving and wake whoever waits. Clients ask another server. Idempotent."""
+
+
+class OnArrival(NamedTuple):
+    """What a server calls when requests have come, as ``InferenceServer.call_on_arrival`` was given it."""
+
+    take: Callable[[], None]
+    afterwards: Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -190,7 +199,8 @@ class RequestQueue:
     ) -> InferenceBatch | None:
         """See ``InferenceServer.next_batch``."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._waiting, timeout)
+            if timeout > 0:
+                self._changed.wait_for(lambda: self._closed or self._waiting, timeout)
             taken = self._take(max_size)
             return InferenceBatch(taken, taken_at=self._now(), deliver=deliver) if taken else None
 

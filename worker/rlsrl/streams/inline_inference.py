@@ -12,6 +12,7 @@ from rlsrl.streams.inference import (
     Answers,
     InferenceBatch,
     InferenceFailed,
+    OnArrival,
     PendingRequest,
     RequestQueue,
 )
@@ -78,24 +79,26 @@ class InlineInferenceServer:
         self.queue = RequestQueue()
         """What waits; the channel's clients put into it."""
         self._channel = channel
-        self._take: Callable[[], None] | None = None
+        self._on_arrival: OnArrival | None = None
         channel.served_by(self)
 
     def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
         """See ``InferenceServer.next_batch``."""
         return self.queue.next_batch(max_size, timeout, self._deliver)
 
-    def call_on_arrival(self, take: Callable[[], None] | None) -> None:
+    def call_on_arrival(self, take: Callable[[], None] | None, afterwards: Callable[[], None] = lambda: None) -> None:
         """See ``InferenceServer.call_on_arrival``; the threads are the clients'."""
-        self._channel.alone(lambda: setattr(self, "_take", take))
+        on_arrival = None if take is None else OnArrival(take, afterwards)
+        self._channel.alone(lambda: setattr(self, "_on_arrival", on_arrival))
 
     def prod(self) -> None:
         """See ``InferenceServer.prod``; at once."""
         self._channel.alone(self._arrived)
 
     def _arrived(self) -> None:
-        if self._take is not None:
-            self._take()
+        if (on_arrival := self._on_arrival) is not None:
+            on_arrival.take()
+            on_arrival.afterwards()
 
     @property
     def num_waiting(self) -> int:

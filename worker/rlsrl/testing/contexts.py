@@ -28,6 +28,8 @@ class RecordingMembership:
 
     reports: list[dict[str, Any]] = field(default_factory=list)
     """What each call of ``report`` said, without what it left open."""
+    turns: list[str] = field(default_factory=list)
+    """What it was said to wait for, or to be working, in order."""
     work: list[dict[Stage, float]] = field(default_factory=list)
     """What each call of ``spent`` said."""
     rows: list[tuple[int, dict[str, float]]] = field(default_factory=list)
@@ -45,13 +47,16 @@ class RecordingMembership:
         self,
         *,
         state: WorkerState | None = None,
-        waiting_for: str | None = None,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
     ) -> None:
         """Keep it."""
-        said = {"state": state, "waiting_for": waiting_for, "stats": stats, "version": version}
+        said = {"state": state, "stats": stats, "version": version}
         self.reports.append({name: value for name, value in said.items() if value is not None})
+
+    def turn_to(self, doing: str) -> None:
+        """Keep it."""
+        self.turns.append(doing)
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
         """Keep it."""

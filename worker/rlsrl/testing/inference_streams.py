@@ -167,6 +167,45 @@ class InferenceStreamConformance:
             assert [answer_of(future.result(DEADLINE)) for future in futures] == [first, first + 1, first + 2] * 3
         assert most == 1, "never twice at a time"
 
+    def test_what_may_wait_is_called_after_each_call_and_never_beside_one(self, bench: InferenceBench) -> None:
+        server, clients = bench.server(), [bench.client(home=home) for home in range(3)]
+        calls: list[str] = []
+
+        def answer_all() -> None:
+            calls.append("takes")
+            while (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
+                answer(batch)
+            calls.append("took")
+
+        def rest() -> None:
+            calls.append("rests")
+            calls.append("rested")
+
+        server.call_on_arrival(answer_all, rest)
+        for value in range(20):
+            for future in [future for client in clients for future in ask(client, value)]:
+                assert answer_of(future.result(DEADLINE)) == value
+        until(lambda: calls[-1] == "rested")
+        turn = ["takes", "took", "rests", "rested"]
+        assert calls == turn * (len(calls) // len(turn))
+
+    def test_whoever_puts_an_end_to_the_calls_has_the_rest_done_once_more(self, bench: InferenceBench) -> None:
+        server, client = bench.server(), bench.client()
+        rested = threading.Semaphore(0)
+
+        def answer_and_end() -> None:
+            if (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
+                answer(batch)
+                server.call_on_arrival(None)
+
+        server.call_on_arrival(answer_and_end, rested.release)
+        (future,) = ask(client, 1)
+        assert answer_of(future.result(DEADLINE)) == 1
+        assert rested.acquire(timeout=DEADLINE)
+        ask(client, 2)
+        assert answer(take(server)) == [2]
+        assert not rested.acquire(blocking=False), "nothing is called any more"
+
     def test_whoever_was_answered_may_ask_again_at_once(self, bench: InferenceBench) -> None:
         server, client = bench.server(), bench.own_client()
 

@@ -93,7 +93,7 @@ class Pods:
         module = ["rlsrl.workers.gang_launcher", *launcher] if launcher else ["rlsrl.workers"]
         command = [sys.executable, "-m", *module, "--role", role, "--config", str(path), *arguments]
         pod = {"RLSRL_HOST": host, POD_VARIABLE: self._uids.setdefault(host, uuid.uuid4().hex)}
-        environment = worker_environment({**os.environ, **self._variables, **pod})
+        environment = worker_environment({**os.environ, **self._variables, **pod}, role)
         with (self._folder / f"{role}-{host}.log").open("ab") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         self._stack.callback(process.wait, DEADLINE_SECONDS)

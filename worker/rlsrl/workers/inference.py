@@ -24,6 +24,8 @@ from rlsrl.workers.fresh import FreshParameters
 
 WAKE_SECONDS = 0.2
 """How long the evaluating thread waits for requests before it looks whether it should end."""
+STAGES = ("queueing", "parameters", "compute", "response")
+"""What an answer's time is made of."""
 MAX_ANSWERED = 2
 """Batches that wait to be sent. More would be no faster: whoever evaluates would only be ahead of who sends."""
 
@@ -72,7 +74,10 @@ class Evaluator:
         """``now`` gives monotonic seconds."""
         self._policy = policy
         self._fresh = fresh
-        self._metrics = metrics
+        self._requests = metrics.inference_requests
+        self._batch_environments = metrics.inference_batch_environments
+        # By stage, looked up once: labels cost more than what they count.
+        self._seconds = {stage: metrics.inference_seconds.labels(stage=stage) for stage in STAGES}
         self._now = now
         self._lock = threading.Lock()
         self._tally = InferenceTally()
@@ -109,19 +114,21 @@ class Evaluator:
         }
         return Answered(batch=batch, results=results, seconds=seconds, finished_at=finished)
 
-    def send(self, answered: Answered) -> None:
-        """Answer the clients."""
-        batch = answered.batch
-        batch.respond(answered.results)
-        seconds = {**answered.seconds, "response": self._now() - answered.finished_at}
+    def send(self, answered: Answered) -> float:
+        """Answer the clients; returns the seconds since it was evaluated, for ``count``."""
+        answered.batch.respond(answered.results)
+        return self._now() - answered.finished_at
+
+    def count(self, sent: Answered, response: float) -> None:
+        """Count what was sent, in so many seconds."""
+        batch, seconds = sent.batch, {**sent.seconds, "response": response}
         done = InferenceTally(batches=1, requests=len(batch.requests), environments=batch.num_lanes, seconds=seconds)
         with self._lock:
             self._tally.add(done)
-        metrics = self._metrics
-        metrics.inference_requests.inc(len(batch.requests))
-        metrics.inference_batch_environments.observe(batch.num_lanes)
+        self._requests.inc(len(batch.requests))
+        self._batch_environments.observe(batch.num_lanes)
         for stage, spent in seconds.items():
-            metrics.inference_seconds.labels(stage=stage).observe(spent)
+            self._seconds[stage].observe(spent)
 
 
 class Inference(Protocol):
@@ -172,15 +179,18 @@ class PromptInference:
         self._waiting = waiting
         self._aside: InferenceBatch | None = None
         """A batch that weights are missing for."""
+        self._uncounted: list[tuple[Answered, float]] = []
+        """What was sent, and in how many seconds."""
         self._failure: Exception | None = None
         self._at_work = threading.Lock()
-        """Held by who answers, or closes."""
+        """Held by who answers or counts, and for good by who closes."""
+        self._is_closed = False
         self._idle = ExitStack()
         """Closed, it counts no longer as waiting for requests."""
 
     def start(self) -> None:
         """See ``Inference``."""
-        self._server.call_on_arrival(self._take)
+        self._server.call_on_arrival(self._take, self._settle)
         self._server.prod()  # what came before is answered, too
 
     def put(self, parameters: Parameters) -> None:
@@ -196,30 +206,53 @@ class PromptInference:
 
     def close(self, timeout: float) -> None:
         """See ``Inference``."""
+        if self._is_closed:
+            return
         self._server.call_on_arrival(None)
         self._fresh.close()
         if not self._at_work.acquire(timeout=timeout):
             raise TimeoutError(f"a policy is still being evaluated {timeout} s after the wait began")
+        self._is_closed = True
         self._idle.close()
-        self._at_work.release()
+        self._count()
 
     def _take(self) -> None:
         """Answer all that waits and can be answered."""
+        self._do(self._answer)
+
+    def _settle(self) -> None:
+        """Count what was answered: it is on its way, and nobody waits for this."""
+        self._do(self._rest)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """Do a part of the work, unless it is being closed."""
         if not self._at_work.acquire(blocking=False):
-            return  # it is being closed
+            return
         try:
-            self._idle.close()
-            while (batch := self._next()) is not None:
-                self._evaluator.send(self._evaluator.evaluate(batch))
+            work()
         except PipeClosed:
             pass
         except Exception as error:  # noqa: BLE001 - raised by check(), in the thread that can act on it
             self._failure = error
             self._server.call_on_arrival(None)
         finally:
-            if self._aside is None:  # else the main thread counts what is waited for
-                self._idle.enter_context(self._waiting("requests"))
             self._at_work.release()
+
+    def _answer(self) -> None:
+        self._idle.close()
+        while (batch := self._next()) is not None:
+            answered = self._evaluator.evaluate(batch)
+            self._uncounted.append((answered, self._evaluator.send(answered)))
+
+    def _rest(self) -> None:
+        self._count()
+        if self._aside is None:  # else the main thread counts what is waited for
+            self._idle.enter_context(self._waiting("requests"))
+
+    def _count(self) -> None:
+        for answered, response in self._uncounted:
+            self._evaluator.count(answered, response)
+        self._uncounted.clear()
 
     def _next(self) -> InferenceBatch | None:
         """What can be answered now."""
@@ -250,7 +283,7 @@ class InferencePipeline:
         self._rollout = MappingThread(
             "rollout", self._evaluate, upstream_queue=self._batches, downstream_queue=answered
         )
-        self._respond: MappingThread[Answered, None] = MappingThread("respond", evaluator.send, upstream_queue=answered)
+        self._respond: MappingThread[Answered, None] = MappingThread("respond", self._send, upstream_queue=answered)
 
     def start(self) -> None:
         """See ``Inference``."""
@@ -272,6 +305,9 @@ class InferencePipeline:
         self._fresh.close()
         self._rollout.join(timeout)
         self._respond.join(timeout)
+
+    def _send(self, answered: Answered) -> None:
+        self._evaluator.count(answered, self._evaluator.send(answered))
 
     def _evaluate(self, batch: InferenceBatch) -> Answered | None:
         try:

@@ -13,7 +13,7 @@ from rlsrl.rpc.conversations import ConversationServer, Converser
 from rlsrl.rpc.tls import Tls
 from rlsrl.streams.grpc_inference import wire
 from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages, Refusal
-from rlsrl.streams.inference import Answers, InferenceBatch, PendingRequest, RequestQueue
+from rlsrl.streams.inference import Answers, InferenceBatch, OnArrival, PendingRequest, RequestQueue
 
 HEARTBEAT_SECONDS = 1.0
 """How often each client hears that the event loop turns."""
@@ -54,9 +54,9 @@ class GrpcInferenceServer:
         self._messages = LaneMessages(layout)
         self._queue = RequestQueue()
         self._clients: set[Converser] = set()
-        self._take: Callable[[], None] | None = None
+        self._on_arrival: OnArrival | None = None
         self._is_due = False
-        """Whether ``_take`` will be called once all that has come was put into the queue."""
+        """Whether it will be called once all that has come was put into the queue."""
         self._server = ConversationServer(
             address,
             token=token,
@@ -77,9 +77,9 @@ class GrpcInferenceServer:
         """See ``InferenceServer.next_batch``."""
         return self._queue.next_batch(max_size, timeout, self._deliver)
 
-    def call_on_arrival(self, take: Callable[[], None] | None) -> None:
+    def call_on_arrival(self, take: Callable[[], None] | None, afterwards: Callable[[], None] = lambda: None) -> None:
         """See ``InferenceServer.call_on_arrival``; the thread is the event loop's."""
-        self._take = take
+        self._on_arrival = None if take is None else OnArrival(take, afterwards)
 
     def prod(self) -> None:
         """See ``InferenceServer.prod``."""
@@ -139,14 +139,15 @@ class GrpcInferenceServer:
             await client.room()
 
     def _arrived(self) -> None:
-        if self._take is not None and not self._is_due:
+        if self._on_arrival is not None and not self._is_due:
             self._is_due = True
             self._server.soon(self._call)
 
     def _call(self) -> None:
         self._is_due = False
-        if (take := self._take) is not None:
-            take()
+        if (on_arrival := self._on_arrival) is not None:
+            on_arrival.take()
+            self._server.soon(on_arrival.afterwards)  # behind the writers, whom the answers have just woken
 
     def _refusal(self, kind: str, text: str, name: str = "") -> bytes:
         _log.warning("client_refused", kind=kind, client=name, reason=text)
