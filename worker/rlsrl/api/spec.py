@@ -163,8 +163,9 @@ class Cnn(Model):
     hidden_size: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 512
     """Units of the dense layer."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """In which the convolutions and the dense layer compute. ``bfloat16`` is faster where the processor has it (on x86:
-    ``amx_bf16`` or ``avx512_bf16``) and slower elsewhere. Weights, logits, values and losses stay float32."""
+    """In which the convolutions and the dense layer compute. ``bfloat16`` is faster where the processor is (on x86:
+    ``amx_bf16``, or ``avx512_bf16`` of AMD's; of Intel's alone it is slower) and slower elsewhere. Weights, logits,
+    values and losses stay float32."""
 
 
 class CustomNetwork(Model):
