@@ -13,7 +13,7 @@ from rlsrl.api.placement import PROCESS_ENVIRONMENT
 from rlsrl.rpc.channels import open_channel
 from rlsrl.testing.s3_server import S3Server
 
-# What is tested in these processes is gRPC as workers have it; it looks when it is first used.
+# What is tested in these processes is gRPC as all workers have it; it looks when it is first used.
 os.environ["GRPC_EXPERIMENTS"] = PROCESS_ENVIRONMENT["GRPC_EXPERIMENTS"]
 
 REPOSITORY = Path(__file__).parents[1]

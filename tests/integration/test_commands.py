@@ -62,7 +62,7 @@ class Workers:
         search_path = os.pathsep.join([str(self.folder), *(entry for entry in sys.path if entry)])
         process = subprocess.Popen(
             [sys.executable, "-m", "rlsrl.workers", "--role", role, "--config", str(path)],
-            env=worker_environment({**os.environ, "RLSRL_TOKEN": TOKEN, "PYTHONPATH": search_path}),
+            env=worker_environment({**os.environ, "RLSRL_TOKEN": TOKEN, "PYTHONPATH": search_path}, role),
             cwd=self.folder,
         )
         self._stack.callback(process.wait, DEADLINE_SECONDS)

@@ -110,9 +110,9 @@ def test_turning_ends_with_the_time_or_when_it_is_told_to(server: ConversationSe
     assert client.end() is None
 
 
-@pytest.mark.parametrize("later", [0.03, 0.3])
-def test_a_turn_that_is_stopped_leaves_the_next_its_own_time(later: float) -> None:
-    """The alarm of the first may be there still: it is due too early for the next turn, or too late."""
+@pytest.mark.parametrize(("first", "later"), [(DEADLINE, 0.03), (0.1, 0.3)])
+def test_a_turn_that_is_stopped_leaves_the_next_its_own_time(first: float, later: float) -> None:
+    """The alarm of the first is there still: it is due too late for the next turn, or too early."""
     loop = WaitingLoop.of_this_thread()
 
     async def stop() -> None:
@@ -120,7 +120,7 @@ def test_a_turn_that_is_stopped_leaves_the_next_its_own_time(later: float) -> No
 
     for _ in range(3):
         task = loop.begin(stop())
-        loop.turn(0.1)
+        loop.turn(first)
         assert task.done()
         began = time.monotonic()
         loop.turn(later)

@@ -97,8 +97,8 @@ def test_no_answer_waits_for_what_is_done_afterwards(bench: InferenceBench) -> N
         heard.append(answered.wait(DEADLINE))
 
     server.call_on_arrival(answer_all, rest)
-    answered_by_server = client.submit(request(5))
-    assert answer_of(answered_by_server.result(DEADLINE)) == 5, "though the server's thread is still at the rest"
+    future = client.submit(request(5))
+    assert answer_of(future.result(DEADLINE)) == 5, "though the server's thread is still at the rest"
     answered.set()
     until(lambda: bool(heard))
     assert heard == [True]

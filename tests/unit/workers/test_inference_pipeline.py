@@ -290,6 +290,22 @@ def test_closing_sends_what_was_evaluated_and_leaves_the_rest(bench: Bench) -> N
     bench.inference.check()
 
 
+def test_what_was_answered_counts_though_the_end_comes_before_the_counting(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench(kind="where received", starts=False)
+    call_on_arrival = bench.server.call_on_arrival
+    monkeypatch.setattr(bench.server, "call_on_arrival", lambda take, _=None: call_on_arrival(take))
+    bench.inference.start()
+    bench.inference.put(parameters(V1))
+    (future,) = bench.ask(1)
+    assert answer_of(future.result(DEADLINE)) == 1
+    assert bench.evaluator.take_tally().batches == 0
+    for batches in (1, 0):
+        bench.inference.close(DEADLINE)
+        assert bench.evaluator.take_tally().batches == batches
+
+
 def test_closing_wakes_who_waits_for_weights(bench: Bench) -> None:
     bench.ask(1)
     assert bench.fresh.wanted(DEADLINE) == INITIAL

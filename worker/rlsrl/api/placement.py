@@ -23,14 +23,14 @@ PROCESS_ENVIRONMENT: Mapping[str, str] = {
     # 32 MiB is the most that glibc accepts; above it the setting is ignored. Other C libraries ignore both.
     "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2),
     "MALLOC_TRIM_THRESHOLD_": str(512 * 1024**2),
-    # gRPC's threads wait for their own sockets: its event engine wakes three more threads for each message (0032).
+    # gRPC without its event engine, which wakes three more threads for each message (0032).
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
     "PYTHONUNBUFFERED": "1",
 }
 """What must be in the environment of every worker process before numpy is imported, or grpc used."""
 ROLE_ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
-    # Each thread that waits looks at all connections, of which an actor has few, and is woken by its own. By default
-    # one thread waits for all, and hands answers on (0035).
+    # Messages wake the thread that they are for. By default they wake any that waits for some, which hands them on
+    # (0035). Each message costs a look at all connections, of which an actor has few.
     "actor": {"GRPC_POLL_STRATEGY": "poll"},
 }
 """What those of one role have there besides."""

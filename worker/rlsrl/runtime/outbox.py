@@ -113,6 +113,7 @@ class Outbox:
         with self.changed:
             if self._goodbye is None:
                 self._report.state = pb.WORKER_STATE_EXITING
+                self._runs = False
                 self._goodbye = goodbye
             self.changed.notify_all()
 

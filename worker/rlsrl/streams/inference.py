@@ -82,7 +82,7 @@ class InferenceServer(Protocol):
         """
 
     def prod(self) -> None:
-        """Have ``take`` called soon though nothing may have come. Any thread may."""
+        """Have ``take`` called soon though nothing may have come. Any thread may, but not within such a call."""
 
     def close(self) -> None:
         """Stop serving and wake whoever waits. Clients ask another server. Idempotent."""

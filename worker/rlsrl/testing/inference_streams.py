@@ -173,12 +173,14 @@ class InferenceStreamConformance:
 
         def answer_all() -> None:
             calls.append("takes")
+            time.sleep(0.001)  # room for another call to come between
             while (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
                 answer(batch)
             calls.append("took")
 
         def rest() -> None:
             calls.append("rests")
+            time.sleep(0.001)
             calls.append("rested")
 
         server.call_on_arrival(answer_all, rest)

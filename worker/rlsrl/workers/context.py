@@ -93,7 +93,7 @@ class WorkerContext:
 
 
 class _Wait:
-    """One wait. Actors wait some ten thousand times a second: ``contextlib.contextmanager`` takes twice as long."""
+    """One wait. Actors wait up to some thousand times a second: ``contextlib.contextmanager`` takes twice as long."""
 
     __slots__ = ("_began", "_clock", "_counter", "_membership", "_what")
 

@@ -123,12 +123,12 @@ class Evaluator:
         """Count what was sent, in so many seconds."""
         batch, seconds = sent.batch, {**sent.seconds, "response": response}
         done = InferenceTally(batches=1, requests=len(batch.requests), environments=batch.num_lanes, seconds=seconds)
-        with self._lock:
-            self._tally.add(done)
         self._requests.inc(len(batch.requests))
         self._batch_environments.observe(batch.num_lanes)
         for stage, spent in seconds.items():
             self._seconds[stage].observe(spent)
+        with self._lock:
+            self._tally.add(done)
 
 
 class Inference(Protocol):
@@ -218,14 +218,14 @@ class PromptInference:
 
     def _take(self) -> None:
         """Answer all that waits and can be answered."""
-        self._do(self._answer)
+        self._unless_closed(self._answer)
 
     def _settle(self) -> None:
         """Count what was answered: it is on its way, and nobody waits for this."""
-        self._do(self._rest)
+        self._unless_closed(self._count_and_wait)
 
-    def _do(self, work: Callable[[], None]) -> None:
-        """Do a part of the work, unless it is being closed."""
+    def _unless_closed(self, work: Callable[[], None]) -> None:
+        """Do that, unless it is being closed."""
         if not self._at_work.acquire(blocking=False):
             return
         try:
@@ -244,15 +244,15 @@ class PromptInference:
             answered = self._evaluator.evaluate(batch)
             self._uncounted.append((answered, self._evaluator.send(answered)))
 
-    def _rest(self) -> None:
+    def _count_and_wait(self) -> None:
         self._count()
         if self._aside is None:  # else the main thread counts what is waited for
             self._idle.enter_context(self._waiting("requests"))
 
     def _count(self) -> None:
-        for answered, response in self._uncounted:
+        uncounted, self._uncounted = self._uncounted, []
+        for answered, response in uncounted:
             self._evaluator.count(answered, response)
-        self._uncounted.clear()
 
     def _next(self) -> InferenceBatch | None:
         """What can be answered now."""
