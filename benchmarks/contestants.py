@@ -260,7 +260,7 @@ PEERS: tuple[Peer, ...] = (
         name=SAMPLE_FACTORY,
         program="sample_factory_appo.py",
         ways=(("--serial",), ("--workers", "1"), ("--workers", "2")),
-        env_ids=("CartPole-v1",),
+        env_ids=("CartPole-v1", "ALE/Pong-v5"),
         is_optional=True,
     ),
 )

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 ATARI_ARGUMENTS: dict[str, Any] = {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale"}
 """How a game is made before it is preprocessed, which skips frames itself."""
@@ -36,12 +37,20 @@ def make(env_id: str, *, step_seconds: float = 0.0) -> gymnasium.Env[Any, Any]:
 
 def _atari(env_id: str) -> gymnasium.Env[Any, Any]:
     """Each action for 4 frames, 84 x 84, grey, 4 stacked, rewards of at most 1."""
-    import ale_py
     import cv2
+    from ale_py.registration import register_v5_envs
 
-    gymnasium.register_envs(ale_py)
+    if env_id not in gymnasium.registry:  # ALE does this itself, but not where Gymnasium is older than 1.0
+        register_v5_envs()
     cv2.setNumThreads(0)  # one small image at a time is not worth waking others for
     env = gymnasium.make(env_id, disable_env_checker=True, **ATARI_ARGUMENTS)
     env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84)
-    env = gymnasium.wrappers.FrameStackObservation(env, 4)
+    env = _stacked(env)
     return gymnasium.wrappers.TransformReward(env, lambda reward: max(-1.0, min(1.0, float(reward))))
+
+
+def _stacked(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Before 1.0 Gymnasium calls it otherwise, and does not make arrays of it."""
+    if hasattr(gymnasium.wrappers, "FrameStackObservation"):
+        return gymnasium.wrappers.FrameStackObservation(env, 4)
+    return gymnasium.wrappers.TransformObservation(gymnasium.wrappers.FrameStack(env, 4), np.asarray)

@@ -1,7 +1,7 @@
 """Sample Factory's asynchronous PPO with the settings of ``reference_ppo.py``, as far as it has them.
 
 It shares no code with rlsrl, and needs an environment of its own (``requirements/sample-factory.txt``) with a Gymnasium
-before 1.0, in which there is neither HalfCheetah-v5 nor what today's ALE needs.
+before 1.0, in which there is no HalfCheetah-v5.
 
     python benchmarks/sample_factory_appo.py --env-id CartPole-v1 --report
 
@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="processes that step environments")
     parser.add_argument("--serial", action="store_true", help="everything in one process, in turn")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the network is")
-    parser.add_argument("--network", choices=["mlp"], default="mlp")
+    parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--num-steps", type=int, default=128, help="of each environment in an iteration")
     parser.add_argument("--epochs", type=int, default=4)
@@ -86,14 +86,19 @@ def words_of(args: argparse.Namespace) -> list[str]:
         "exploration_loss_coeff": args.entropy_coefficient,
         "normalize_input": args.normalize,
         "normalize_returns": args.normalize,
-        "nonlinearity": "tanh",
-        "actor_critic_share_weights": False,
         "decorrelate_envs_on_one_worker": False,
         "train_for_env_steps": args.total_steps,
         "log_to_file": False,
     }
-    words = [f"--{name}={value}" for name, value in options.items()]
-    return [*words, "--encoder_mlp_layers", "64", "64"]
+    return [f"--{name}={value}" for name, value in options.items()] + network_words(args.network)
+
+
+def network_words(network: str) -> list[str]:
+    """Two towers of 64 x 64 tanh, or the network of Mnih et al. (2015)."""
+    if network == "cnn":
+        body = ["--encoder_conv_architecture=convnet_atari", "--encoder_conv_mlp_layers", "512", "--obs_scale=255.0"]
+        return [*body, "--nonlinearity=relu", "--actor_critic_share_weights=True"]
+    return ["--encoder_mlp_layers", "64", "64", "--nonlinearity=tanh", "--actor_critic_share_weights=False"]
 
 
 def make(env_id: str, *_: Any, step_seconds: float) -> Any:

@@ -85,9 +85,9 @@ def test_peers_try_one_thread_and_two_here_and_in_processes() -> None:
 def test_who_has_not_the_environment_says_so() -> None:
     peers = {peer.name: peer for peer in PEERS}
     assert peers[SAMPLE_FACTORY].unable(WORKLOADS["R1"]) is None
-    why = peers[SAMPLE_FACTORY].unable(WORKLOADS["W2"])
-    assert why == "sample-factory is measured on CartPole-v1 alone: its Gymnasium has no ALE/Pong-v5"
-    assert all(peer.unable(WORKLOADS["W2"]) is None for peer in PEERS if peer.name != SAMPLE_FACTORY)
+    why = peers[SAMPLE_FACTORY].unable(WORKLOADS["W3"])
+    assert why == "sample-factory is measured on CartPole-v1, ALE/Pong-v5 alone: its Gymnasium has no HalfCheetah-v5"
+    assert all(peer.unable(WORKLOADS["W3"]) is None for peer in PEERS if peer.name != SAMPLE_FACTORY)
 
 
 def test_rlsrl_is_started_as_a_user_starts_it(tmp_path: Path) -> None:
