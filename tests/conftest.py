@@ -13,8 +13,8 @@ from rlsrl.api.placement import PROCESS_ENVIRONMENT
 from rlsrl.rpc.channels import open_channel
 from rlsrl.testing.s3_server import S3Server
 
-# What is tested in these processes is what a worker is: gRPC as they have it, and one thread each for torch and numpy, with
-# two of which sums are rounded otherwise. Each looks when it is first used.
+# What is tested in these processes is what a worker is: gRPC as they have it, and one thread each for torch and numpy,
+# with two of which the first weights are others. Each looks when it is first used.
 os.environ.update(PROCESS_ENVIRONMENT)
 
 REPOSITORY = Path(__file__).parents[1]

@@ -1,10 +1,12 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rlsrl.sizing.costs import Costs
-from rlsrl.sizing.fit import Measured, fit
+from rlsrl.sizing.fit import Measured, fit, least_squares
 from rlsrl.sizing.simulation import simulate
 from rlsrl.sizing.workload import Workload
 from rlsrl.testing.workloads import TYPICAL, workload
@@ -65,3 +67,13 @@ def test_bad_input_is_refused() -> None:
         fit([], start, FREE)
     with pytest.raises(ValueError, match="minibatch_second: no such cost"):
         fit(measured(POINTS[:1], start), start, ("minibatch_second",))
+
+
+@pytest.mark.parametrize("ripple", [0.0, 0.02])
+def test_a_valley_that_bends_is_followed_to_its_end(ripple: float) -> None:
+    def rosenbrock(place: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.array([10 * (place[1] - place[0] ** 2), 1 - place[0], *(ripple * np.sin(40 * place))])
+
+    found = least_squares(rosenbrock, np.array([-1.2, 1.0]))
+
+    np.testing.assert_allclose(found, [1.0, 1.0], atol=0.05)

@@ -6,7 +6,7 @@ free cost is held near its first value by a prior, so that what the points say n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,9 @@ PRIOR_DEVIATION = 0.7
 """Of a cost's logarithm: within a factor of two, usually."""
 STEP = 0.05
 """Of a logarithm, for derivatives: large against what the order of events may change, small against a factor."""
-ROUNDS = 12
+ROUNDS = 25
+FIRST_DAMPING, MOST_DAMPING = 1e-2, 1e6
+"""Of the moves: the more, the smaller. The model is not smooth, for events change places: large moves may fail."""
 NUM_BATCHES = 24
 """Training steps of a simulation while fitting."""
 _ENOUGH = 1e-3
@@ -49,25 +51,29 @@ def fit(points: Sequence[Measured], start: Costs, free: Sequence[str]) -> Costs:
     if unknown := sorted(set(free) - set(Costs.__dataclass_fields__)):
         raise ValueError(f"{', '.join(unknown)}: no such cost")
     first = np.log([getattr(start, name) for name in free])
-    place, error = first, _residuals(points, start, free, first, first)
-    damping = 1e-2
+    return _costs_at(start, free, least_squares(lambda place: _residuals(points, start, free, first, place), first))
+
+
+def least_squares(residuals: Callable[[Vector], Vector], place: Vector) -> Vector:
+    """Where the squares of ``residuals``, which may have steps and ripples, have the least sum; from ``place`` on."""
+    error, damping = residuals(place), FIRST_DAMPING
     for _ in range(ROUNDS):
-        jacobian = _jacobian(points, start, free, first, place, error)
+        jacobian = _jacobian(residuals, place, error)
         normal = jacobian.T @ jacobian
-        for _ in range(4):
+        while damping < MOST_DAMPING:
             move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -jacobian.T @ error)
             tried = place + np.clip(move, -1.0, 1.0)
-            tried_error = _residuals(points, start, free, first, tried)
+            tried_error = residuals(tried)
             if tried_error @ tried_error < error @ error:
                 break
-            damping *= 10
+            damping *= 4
         else:
             break
         gain = 1 - (tried_error @ tried_error) / (error @ error)
         place, error, damping = tried, tried_error, damping / 10
         if gain < _ENOUGH:
             break
-    return _costs_at(start, free, place)
+    return place
 
 
 def _costs_at(start: Costs, free: Sequence[str], place: Vector) -> Costs:
@@ -85,12 +91,10 @@ def _residuals(points: Sequence[Measured], start: Costs, free: Sequence[str], fi
     return np.concatenate([off / RATE_DEVIATION, (place - first) / PRIOR_DEVIATION])
 
 
-def _jacobian(
-    points: Sequence[Measured], start: Costs, free: Sequence[str], first: Vector, place: Vector, error: Vector
-) -> Vector:
+def _jacobian(residuals: Callable[[Vector], Vector], place: Vector, error: Vector) -> Vector:
     columns = []
-    for number in range(len(free)):
+    for number in range(len(place)):
         moved = place.copy()
         moved[number] -= STEP  # downwards: a speed may be at its bound
-        columns.append((error - _residuals(points, start, free, first, moved)) / STEP)
+        columns.append((error - residuals(moved)) / STEP)
     return np.stack(columns, axis=1)
