@@ -55,8 +55,11 @@ YAML
 kubectl() { command kubectl --kubeconfig "$ADMIN" "$@"; }
 
 up() {
-  [[ ! -d $STATE ]] || fail 'a cluster is up already (or one was not taken down): hack/cluster down first'
+  local up
   type docker kind kubectl helm >/dev/null || fail 'the backend kind needs these on the PATH: docker kind kubectl helm'
+  up=$(kind get nodes --name "$CLUSTER" 2>/dev/null)
+  [[ -z $up ]] || fail 'a cluster is up already: hack/cluster down first'
+  rm -rf --one-file-system "$STATE" # of one whose containers are gone
   mkdir -p "$STATE/log"
   : >"$AUDIT_LOG" # else the API server makes it, for root alone to read
   configuration "$1" | kind create cluster --name "$CLUSTER" --image "$NODE_IMAGE" --kubeconfig "$ADMIN" --wait 180s --config -

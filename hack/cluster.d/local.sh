@@ -43,7 +43,7 @@ start_node() {
   local pid
   mkdir -p "$STATE/node-$1"
   setsid unshare --mount --net --pid --uts --ipc --fork --mount-proc --kill-child \
-    "$PARTS/node-init.sh" "$1" >>"$STATE/node-$1/init.log" 2>&1 </dev/null &
+    "$PARTS/node-init.sh" "$1" >>"$STATE/node-$1/init.log" 2>&1 </dev/null 7>&- &
   echo $! >"$STATE/node-$1/unshare.pid"
   until_true 30 "node $1 has begun" node_pid "$1"
   pid=$(node_pid "$1")
@@ -95,10 +95,22 @@ YAML
 
 nodes_ready() { [[ $(kubectl get nodes --no-headers | grep -cw Ready) == "$1" ]]; }
 
+require_none() { # what a killed process or a machine's restart left of one is taken down; any node that lives is not
+  local i
+  [[ -d $STATE ]] || return 0
+  for i in $(nodes); do
+    ! node_pid "$i" >/dev/null || fail 'a cluster is up already: hack/cluster down first'
+  done
+  echo 'cluster: none of its nodes lives: what was left of a cluster is taken down' >&2
+  down
+}
+
 up() {
   local i all
-  [[ ! -d $STATE ]] || fail 'a cluster is up already (or one was not taken down): hack/cluster down first'
   prepare
+  exec 7>"$CACHE/cluster.lock" # held while one comes up, not by its nodes
+  flock 7
+  require_none
   find "$CACHE" -maxdepth 1 -name 'build-*' ! -path "$TOOLS" -exec rm -rf {} + # of earlier states of the sources
   all=$(seq $(($1 > 0 ? $1 : 1)))
   mkdir -p "$STATE/log" "$STATE/etcd"
