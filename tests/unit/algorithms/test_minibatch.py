@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -11,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlsrl.algorithms import gradients
 from rlsrl.algorithms.base import INDEX, Tensors
-from rlsrl.algorithms.gradients import gathered
+from rlsrl.algorithms.gradients import gathered, pieces
 from rlsrl.algorithms.learner import Learner, StepResult
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.algorithms.schedules import LinearSchedule
+from rlsrl.algorithms.spare_core import SpareCore
 from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
@@ -187,6 +191,70 @@ def test_selected_rows_lie_in_memory_as_they_did() -> None:
     for name, tensor in rows.items():
         assert torch.equal(chosen[name], tensor[index]), name
         assert chosen[name].stride() == tensor[:3].clone(memory_format=torch.preserve_format).stride(), name
+
+
+def test_a_minibatch_of_images_is_cut_into_equal_pieces() -> None:
+    rows = {"pixels": torch.zeros(600, 4, 84, 84, dtype=torch.uint8), "action": torch.arange(600)}
+    coefficient = torch.tensor(0.5)
+    for size, lengths in {256: [128] * 2, 512: [128] * 4, 300: [100] * 3, 128: [128], 257: [257]}.items():
+        entry = {INDEX: torch.arange(size), "weight": torch.rand(size), "clip_range": coefficient}
+        cut = pieces(rows, entry)
+        assert [len(piece[INDEX]) for piece in cut] == lengths, size
+        for name in (INDEX, "weight"):
+            assert torch.equal(torch.cat([piece[name] for piece in cut]), entry[name])
+        assert all(piece["clip_range"] is coefficient for piece in cut)
+    small = {INDEX: torch.arange(512), "weight": torch.rand(512)}
+    assert pieces({"observation": torch.zeros(600, 17)}, small) == [small]
+
+
+class TwoHands:
+    """In the place of a spare core: its thread does every second piece, while its owner does the others."""
+
+    def do(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
+        with ThreadPoolExecutor(1) as spare:
+            lent = {number: spare.submit(piece) for number, piece in enumerate(pieces) if number % 2}
+            own = {number: piece() for number, piece in enumerate(pieces) if not number % 2}
+            return [own[number] if number in own else lent[number].result() for number in range(len(pieces))]
+
+
+def cut_in_four(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its minibatches of 16."""
+    observed = sum(math.prod(spec.shape) for spec in KINDS[kind][1].observation.values())
+    of_a_row = observed + math.prod(KINDS[kind][1].action.array.shape) + 3  # log-probability, return, value
+    monkeypatch.setattr(gradients, "PIECE", 4 * of_a_row)
+
+
+@pytest.mark.usefixtures("tracing_only")
+@pytest.mark.parametrize("kind", ["cnn", "cnn in bfloat16", "continuous"])
+def test_who_computes_a_piece_makes_no_difference_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_in_four(kind, monkeypatch)
+    learners = []
+    for core in (SpareCore, TwoHands):
+        monkeypatch.setattr(gradients, "SpareCore", core)
+        learner = learner_of(kind)
+        learner.compile(zeros_of(kind))
+        learner.use_compiled()
+        learners.append((learner, [learner.step(slots_of(kind, seed)) for seed in range(4)]))
+    (alone, told_alone), (helped, told_helped) = learners
+    assert told_alone == told_helped
+    for path, array in everything(alone).items():
+        np.testing.assert_array_equal(everything(helped)[path], array, err_msg=path)
+
+
+@pytest.mark.usefixtures("tracing_only")
+@pytest.mark.parametrize("kind", [name for name in KINDS if name != "cnn in bfloat16"])  # which rounds each sum
+def test_compiled_in_pieces_it_computes_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+
+    class Counting(TwoHands):
+        def do(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
+            done.append(len(pieces))
+            return super().do(pieces)
+
+    cut_in_four(kind, monkeypatch)
+    monkeypatch.setattr(gradients, "SpareCore", Counting)
+    check(train_both(kind, 2))
+    assert set(done) == {4}
 
 
 @pytest.mark.usefixtures("tracing_only")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -12,6 +14,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rlsrl.algorithms.base import INDEX, Algorithm, Tensors
+from rlsrl.algorithms.spare_core import SpareCore
+
+PIECE = 1 << 22
+"""Numbers of a minibatch from which on it is cut into pieces: a convolutional network's 16 MiB of float32 pixels, of
+which a core has something for tens of milliseconds."""
 
 
 class Gradients(Protocol):
@@ -29,6 +36,23 @@ def gathered(rows: Tensors, entry: Tensors) -> Tensors:
     index = entry[INDEX]
     chosen = {path: _selected(tensor, index) for path, tensor in rows.items()}
     return chosen | {name: tensor for name, tensor in entry.items() if name != INDEX}
+
+
+def pieces(rows: Tensors, entry: Tensors) -> Sequence[Tensors]:
+    """The entry cut into equal ones of at most ``PIECE`` numbers each; as it is where it is small, has no such parts or
+    is a GPU's.
+
+    The loss of a minibatch is the sum of the pieces' losses, as it is of several ranks' (``Algorithm.loss``).
+    """
+    size = len(entry[INDEX])
+    if entry[INDEX].device.type != "cpu":
+        return [entry]
+    least = -(-size * sum(tensor[0].numel() for tensor in rows.values()) // PIECE)
+    number = next((number for number in range(least, 2 * least) if size % number == 0), 1)
+    if number == 1:
+        return [entry]
+    cut = {name: torch.split(tensor, size // number) for name, tensor in entry.items() if tensor.shape[:1] == (size,)}
+    return [{**entry, **{name: parts[each] for name, parts in cut.items()}} for each in range(number)]
 
 
 def _selected(tensor: Tensor, index: Tensor) -> Tensor:
@@ -70,6 +94,28 @@ class PureGradients:
 
         gradient, (loss, metrics) = torch.func.grad(loss_of, has_aux=True)(params)
         return loss, metrics, gradient
+
+
+class PiecedGradients:
+    """One rank whose minibatches are cut into pieces, some of them for a core that is idle.
+
+    Always the same pieces, added up in the same order: who computed them makes no difference, not to the last bit.
+    """
+
+    def __init__(self, gradients: Gradients) -> None:
+        """``gradients`` of a piece; two threads call it at once."""
+        self._gradients = gradients
+        self._spare_core = SpareCore()
+
+    def __call__(self, params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
+        """See ``Gradients``; the witness is the sum of the pieces' losses."""
+        work = [partial(self._gradients, params, state, rows, piece) for piece in pieces(rows, entry)]
+        losses, metrics, gradients = zip(*self._spare_core.do(work), strict=True)
+        sums = {name: torch.stack([each[name] for each in metrics]).sum() for name in metrics[0]}
+        total = gradients[0]
+        for gradient in gradients[1:]:
+            total += gradient
+        return torch.stack(losses).sum(), sums, total
 
 
 class FlatLoss(nn.Module):

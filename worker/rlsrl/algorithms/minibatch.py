@@ -4,7 +4,7 @@ Both compute the same, though not to the last bit: a compiler sums in another or
 trained several times as fast, since what an eager step spends its time with is calling many small kernels.
 
 On one rank the whole step is one graph. On several, what comes before the ranks' gradients are summed is one graph,
-what comes after it another, and DDP sums between the two.
+what comes after it another, and DDP sums between the two. So it is on one whose minibatches are cut into pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from torch import Tensor
 
 from rlsrl.algorithms.adam import AdamState, adam_step_
 from rlsrl.algorithms.base import Algorithm, Tensors
-from rlsrl.algorithms.gradients import FlatLoss, Gradients, LocalGradients, ParallelGradients, PureGradients
+from rlsrl.algorithms.gradients import (
+    FlatLoss,
+    Gradients,
+    LocalGradients,
+    ParallelGradients,
+    PiecedGradients,
+    PureGradients,
+    pieces,
+)
 
 
 class Inputs(NamedTuple):
@@ -86,10 +94,15 @@ class LocalSteps:
 
     def compile(self, example: Inputs) -> Callable[[], Step]:
         """See ``Steps``."""
-        step = _step_of(PureGradients(self._algorithm), self._descend)
+        gradients, device = PureGradients(self._algorithm), example.params.device
+        step = _step_of(gradients, self._descend)
         with _compiling():
-            options = _options(example.params.device)
-            compiled = torch.compile(_with_own_code(step), fullgraph=True, dynamic=False, options=options)
+            if len(pieces(example.rows, example.entry)) == 1:
+                compiled: Step = _compiled(step, device)
+            else:
+                # By two threads at once: what is compiled no longer changes the network while it runs (PureNetwork).
+                of_pieces = PiecedGradients(_compiled(gradients, device))
+                compiled = _step_of(of_pieces, _compiled(self._descend, device))
             compiled(example)
         form = _form(example)
         return lambda: lambda inputs: (compiled if _form(inputs) == form else step)(inputs)
@@ -162,10 +175,14 @@ def _options(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _with_own_code(step: Step) -> Step:
-    """The same function, of which torch has compiled nothing yet: it keeps that by the code, and nothing asks whose."""
-    assert isinstance(step, FunctionType), "made by _step_of"  # noqa: S101 - an invariant of our own
-    return FunctionType(step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__, step.__closure__)
+def _compiled(function: Callable[..., Any], device: torch.device) -> Any:
+    """Compiled as one graph, by itself: torch keeps what it compiled by the code, and nothing asks whose that is."""
+
+    def called(*inputs: Any) -> Any:
+        return function(*inputs)
+
+    own = FunctionType(called.__code__.replace(), called.__globals__, called.__name__, None, called.__closure__)
+    return torch.compile(own, fullgraph=True, dynamic=False, options=_options(device))
 
 
 def _form(inputs: Inputs) -> list[Any]:

@@ -1,0 +1,128 @@
+"""The second pair of hands: what it does, what it leaves, and that nobody has to wait for it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rlsrl.algorithms import spare_core
+from rlsrl.algorithms.spare_core import LOWEST_PRIORITY, SpareCore
+from rlsrl.testing.waiting import until
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def always_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is."""
+    monkeypatch.setattr(spare_core, "PROMPT_SECONDS", math.inf)
+
+
+def hand() -> str:
+    """Whose thread this is."""
+    return "own" if threading.current_thread() is threading.main_thread() else "spare"
+
+
+def square(number: int) -> Callable[[], tuple[int, str]]:
+    return lambda: (number**2, hand())
+
+
+@pytest.mark.usefixtures("always_prompt")
+def test_pieces_are_done_by_two_threads_at_once_and_one_of_them_yields_to_everybody_else() -> None:
+    meeting = threading.Barrier(2)
+
+    def met() -> tuple[str, int]:
+        meeting.wait(PATIENCE)
+        return hand(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert own < LOWEST_PRIORITY, "this test has a priority to lose"
+    assert dict(SpareCore().do([met, met])) == {"own": own, "spare": LOWEST_PRIORITY}
+
+
+def test_one_that_is_not_prompt_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_core, "PROMPT_SECONDS", -1.0)
+    core = SpareCore()
+    for _ in range(20):
+        assert core.do([square(number) for number in range(3)]) == [(0, "own"), (1, "own"), (4, "own")]
+
+
+@pytest.mark.usefixtures("always_prompt")
+def test_results_come_in_the_order_of_the_pieces() -> None:
+    core = SpareCore()
+    for _ in range(20):
+        assert [result for result, _ in core.do([square(number) for number in range(7)])] == [n**2 for n in range(7)]
+
+
+@pytest.mark.usefixtures("always_prompt")
+def test_nobody_waits_for_one_that_has_lost_its_core() -> None:
+    has_begun, may_end, hands = threading.Event(), threading.Event(), []
+
+    def slow_where_spare() -> str:
+        hands.append(hand())
+        if hand() == "spare":
+            has_begun.set()
+            may_end.wait(PATIENCE)
+        else:
+            has_begun.wait(PATIENCE)
+        return hand()
+
+    core = SpareCore()
+    try:
+        assert core.do([slow_where_spare, slow_where_spare]) == ["own", "own"]
+        assert sorted(hands) == ["own", "own", "spare"], "the lost piece is done again"
+        assert core.do([square(2), square(3)]) == [(4, "own"), (9, "own")], "meanwhile it is asked for nothing"
+    finally:
+        may_end.set()
+
+    def lends_again() -> bool:
+        lent = threading.Event()
+
+        def meet() -> None:
+            if hand() == "spare":
+                lent.set()
+            lent.wait(0.1)
+
+        core.do([meet, meet])
+        return lent.is_set()
+
+    until(lends_again, "it lends a hand again")
+
+
+@pytest.mark.usefixtures("always_prompt")
+def test_what_only_the_spare_one_fails_at_its_owner_does() -> None:
+    has_failed = threading.Event()
+
+    def failing_where_spare() -> str:
+        if hand() == "spare":
+            has_failed.set()
+            raise ArithmeticError("of the spare core's")
+        has_failed.wait(PATIENCE)
+        return hand()
+
+    assert SpareCore().do([failing_where_spare, failing_where_spare]) == ["own", "own"]
+    assert has_failed.is_set()
+
+
+def test_what_fails_is_told() -> None:
+    def failing() -> None:
+        raise ArithmeticError("of a piece's")
+
+    with pytest.raises(ArithmeticError, match="of a piece's"):
+        SpareCore().do([failing, failing])
+
+
+@pytest.mark.usefixtures("always_prompt")
+def test_its_thread_ends_with_its_owner() -> None:
+    before = set(threading.enumerate())
+    core = SpareCore()
+    core.do([square(1), square(2)])
+    (thread,) = set(threading.enumerate()) - before
+    del core
+    gc.collect()
+    until(lambda: not thread.is_alive(), "the thread has ended")
