@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rlsrl.algorithms import gradients
+from rlsrl.algorithms import gradients, spare_core
 from rlsrl.algorithms.base import INDEX, Tensors
 from rlsrl.algorithms.gradients import gathered, pieces
 from rlsrl.algorithms.learner import Learner, StepResult
@@ -151,6 +151,11 @@ def train_both(kind: str, num_steps: int) -> list[tuple[StepResult, StepResult]]
     return pairs
 
 
+def num_graphs() -> int:
+    """That were traced in this process, so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
 def check(pairs: list[tuple[StepResult, StepResult]]) -> None:
     for eager, compiled in pairs:
         assert compiled.metrics == pytest.approx(eager.metrics, rel=1e-3, abs=1e-5)
@@ -196,7 +201,14 @@ def test_selected_rows_lie_in_memory_as_they_did() -> None:
 def test_a_minibatch_of_images_is_cut_into_equal_pieces() -> None:
     rows = {"pixels": torch.zeros(600, 4, 84, 84, dtype=torch.uint8), "action": torch.arange(600)}
     coefficient = torch.tensor(0.5)
-    for size, lengths in {256: [128] * 2, 512: [128] * 4, 300: [100] * 3, 128: [128], 257: [257]}.items():
+    for size, lengths in {
+        256: [128] * 2,
+        512: [128] * 4,
+        300: [75] * 4,
+        375: [125] * 3,
+        128: [128],
+        257: [257],
+    }.items():
         entry = {INDEX: torch.arange(size), "weight": torch.rand(size), "clip_range": coefficient}
         cut = pieces(rows, entry)
         assert [len(piece[INDEX]) for piece in cut] == lengths, size
@@ -229,6 +241,7 @@ def cut_in_four(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_computes_a_piece_makes_no_difference_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_in_four(kind, monkeypatch)
     learners = []
+    monkeypatch.setattr(spare_core, "PROMPT_SECONDS", -1.0)  # of the first learner's, who gets no help
     for core in (SpareCore, TwoHands):
         monkeypatch.setattr(gradients, "SpareCore", core)
         learner = learner_of(kind)
@@ -244,17 +257,48 @@ def test_who_computes_a_piece_makes_no_difference_to_the_bit(kind: str, monkeypa
 @pytest.mark.usefixtures("tracing_only")
 @pytest.mark.parametrize("kind", [name for name in KINDS if name != "cnn in bfloat16"])  # which rounds each sum
 def test_compiled_in_pieces_it_computes_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = []
+    done, graphs = [], []
+    before = num_graphs()
 
     class Counting(TwoHands):
         def do(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
             done.append(len(pieces))
+            graphs.append(num_graphs() - before)
             return super().do(pieces)
 
     cut_in_four(kind, monkeypatch)
     monkeypatch.setattr(gradients, "SpareCore", Counting)
     check(train_both(kind, 2))
     assert set(done) == {4}
+    assert graphs[:2] == [1, 2], "that of a piece is there before two threads need it, then that of the rest"
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_what_is_compiled_of_a_piece_leaves_the_network_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two threads could not call it at once: eagerly, the network's parameters are exchanged for others."""
+    cut_in_four("cnn", monkeypatch)
+    learner = learner_of("cnn")
+    learner.compile(zeros_of("cnn"))
+    learner.use_compiled()
+    algorithm = cast("Ppo", learner._algorithm)
+    places = algorithm._network._places
+    seen = []
+
+    class Watching(TwoHands):
+        def do(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
+            own = [holder.pop(name) for holder, name, _ in places]
+            try:
+                results = super().do(pieces)
+                seen.append(any(name in holder for holder, name, _ in places))
+            finally:
+                for (holder, name, _), parameter in zip(places, own, strict=True):
+                    holder[name] = parameter
+            return results
+
+    monkeypatch.setattr(SpareCore, "do", Watching().do)
+    assert learner.step(slots_of("cnn", 0)).skipped == 0
+    assert seen
+    assert not any(seen)
 
 
 @pytest.mark.usefixtures("tracing_only")
@@ -342,9 +386,9 @@ def test_a_batch_of_another_form_is_trained_without_compiling() -> None:
     learner.use_compiled()
     eager = learner_of("discrete")
     wide = random_slot(discrete_env_spec(), num_steps=NUM_STEPS, num_lanes=8, rng=np.random.default_rng(0)).arrays
-    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    before = num_graphs()
     assert learner.step(wide).metrics == pytest.approx(eager.step(wide).metrics, rel=1e-3, abs=1e-5)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+    assert num_graphs() == before
 
 
 def test_what_cannot_be_compiled_is_said_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

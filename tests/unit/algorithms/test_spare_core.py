@@ -67,7 +67,7 @@ def test_nobody_waits_for_one_that_has_lost_its_core() -> None:
         hands.append(hand())
         if hand() == "spare":
             has_begun.set()
-            may_end.wait(PATIENCE)
+            may_end.wait(3 * PATIENCE)
         else:
             has_begun.wait(PATIENCE)
         return hand()

@@ -71,6 +71,8 @@ class Algorithm(ABC):
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
         """The step's K minibatches, all at once: ``INDEX`` and whatever else a minibatch needs, each [K, ...].
 
+        What is [K, M, ...] is of the M rows, one by one: a minibatch may be cut into pieces between them.
+
         What a minibatch has to know of its counterparts on other ranks (sums, means) is found here, in one ``reduce``
         a step, so the loss stays pure.
         """
@@ -88,6 +90,8 @@ class Algorithm(ABC):
     @abstractmethod
     def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
         """This rank's share of the loss: shares add up over the ranks to the loss of the whole minibatch.
+
+        So do those of the pieces that a rank's minibatch may be cut into: each term is a sum over rows.
 
         PURE: a function of its arguments alone, of static shapes, without branches on values, so that it compiles.
         ``minibatch`` holds the rows that ``INDEX`` names, the schedule's other entries for this minibatch, and the

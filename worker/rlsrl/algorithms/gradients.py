@@ -48,7 +48,8 @@ def pieces(rows: Tensors, entry: Tensors) -> Sequence[Tensors]:
     if entry[INDEX].device.type != "cpu":
         return [entry]
     least = -(-size * sum(tensor[0].numel() for tensor in rows.values()) // PIECE)
-    number = next((number for number in range(least, 2 * least) if size % number == 0), 1)
+    best_first = sorted(range(least, 2 * least), key=lambda number: number % 2)  # even ones are fair to two cores
+    number = next((number for number in best_first if size % number == 0), 1)
     if number == 1:
         return [entry]
     cut = {name: torch.split(tensor, size // number) for name, tensor in entry.items() if tensor.shape[:1] == (size,)}

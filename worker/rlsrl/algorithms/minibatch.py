@@ -97,12 +97,14 @@ class LocalSteps:
         gradients, device = PureGradients(self._algorithm), example.params.device
         step = _step_of(gradients, self._descend)
         with _compiling():
-            if len(pieces(example.rows, example.entry)) == 1:
+            cut = pieces(example.rows, example.entry)
+            if len(cut) == 1:
                 compiled: Step = _compiled(step, device)
             else:
                 # By two threads at once: what is compiled no longer changes the network while it runs (PureNetwork).
-                of_pieces = PiecedGradients(_compiled(gradients, device))
-                compiled = _step_of(of_pieces, _compiled(self._descend, device))
+                of_a_piece: Gradients = _compiled(gradients, device)
+                of_a_piece(example.params, example.state, example.rows, cut[0])  # or each of them would compile it
+                compiled = _step_of(PiecedGradients(of_a_piece), _compiled(self._descend, device))
             compiled(example)
         form = _form(example)
         return lambda: lambda inputs: (compiled if _form(inputs) == form else step)(inputs)

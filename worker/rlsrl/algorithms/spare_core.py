@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -39,7 +40,9 @@ class SpareCore:
         """
         offer = _Offer(pieces)
         if self._last is None or self._last.done():
-            self._last = self._thread.submit(offer.lend_a_hand)
+            # Where no thread can be had, as when the process ends or is not allowed to, the owner does all.
+            with contextlib.suppress(RuntimeError):
+                self._last = self._thread.submit(offer.lend_a_hand)
         return offer.do_own_share()
 
 
@@ -51,17 +54,22 @@ class _Offer:
         self._made_at = time.monotonic()
         self._changed = threading.Condition()
         self._num_taken = 0
+        self._has_failed = False
+        """The other thread has, at a piece."""
         self._results: dict[int, Any] = {}
 
     def do_own_share(self) -> list[Any]:
         """The owner's part of it: pieces while there are any, then those that are not done in time."""
         took = 0.0
-        while (number := self._take()) is not None:
-            began = time.monotonic()
-            self._do(number)
-            took = time.monotonic() - began
+        try:
+            while (number := self._take()) is not None:
+                began = time.monotonic()
+                self._do(number)
+                took = time.monotonic() - began
+        finally:
+            self._num_taken = len(self._pieces)  # nobody goes on where the owner has failed
         with self._changed:
-            self._changed.wait_for(lambda: len(self._results) == len(self._pieces), timeout=took)
+            self._changed.wait_for(lambda: self._has_failed or len(self._results) == len(self._pieces), timeout=took)
             results = dict(self._results)
         return [results[number] if number in results else piece() for number, piece in enumerate(self._pieces)]
 
@@ -69,8 +77,14 @@ class _Offer:
         """The other thread's part: nothing, if it was not prompt. What a piece raises there its owner finds out."""
         if time.monotonic() - self._made_at > PROMPT_SECONDS:
             return
-        while (number := self._take()) is not None:
-            self._do(number)
+        try:
+            while (number := self._take()) is not None:
+                self._do(number)
+        except BaseException:
+            with self._changed:
+                self._has_failed = True
+                self._changed.notify()
+            raise
 
     def _take(self) -> int | None:
         """The number of a piece that nobody has taken."""
@@ -89,4 +103,4 @@ class _Offer:
 
 def _yield_to_all() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # of this thread alone
-    torch.set_num_threads(1)  # likewise
+    torch.set_num_threads(1)  # of its OpenMP and MKL: the process's own has been set

@@ -2,7 +2,8 @@
 
 Two threads. The main thread receives slots into the buffer and watches the others; the training thread
 (``rlsrl.workers.training``) takes batches, trains, publishes and hands out credits. A third, the checkpoint writer,
-only waits for the disk.
+only waits for the disk. A fourth, where minibatches are large, computes while a core is idle
+(``rlsrl.algorithms.spare_core``).
 """
 
 from __future__ import annotations

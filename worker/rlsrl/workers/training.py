@@ -2,6 +2,7 @@
 
 Its process has no other busy Python thread on purpose: beside one, a thread that calls many small kernels spends its
 time waiting for the interpreter lock. The main thread blocks in receives, the checkpoint writer blocks on its queue.
+What the Learner may have done on an idle core (``rlsrl.algorithms.spare_core``) is compiled, and needs no lock.
 """
 
 from __future__ import annotations
