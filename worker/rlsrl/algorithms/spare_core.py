@@ -67,7 +67,8 @@ class _Offer:
                 self._do(number)
                 took = time.monotonic() - began
         finally:
-            self._num_taken = len(self._pieces)  # nobody goes on where the owner has failed
+            with self._changed:
+                self._num_taken = len(self._pieces)  # nobody goes on where the owner has failed
         with self._changed:
             self._changed.wait_for(lambda: self._has_failed or len(self._results) == len(self._pieces), timeout=took)
             results = dict(self._results)
