@@ -15,6 +15,7 @@ from contestants import PEERS, ContestantFailed, Rlsrl
 from figures import SHOWN
 from peer_environments import PeerUnavailable
 from results import keep, say, sentence
+from turns import ended_by_signals
 from workloads import WORKLOADS
 
 
@@ -28,13 +29,15 @@ def main() -> int:
         print(f"bench: {workload.name} is skipped, and stays 'not shown': torch sees no GPU here", file=sys.stderr)
         return 2
     measure = throughput.measure if workload.goal is None else time_to_goal.measure
+    ended_by_signals()
     try:
         result = measure(workload, [Rlsrl(), *PEERS])
     except (ContestantFailed, PeerUnavailable) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     say(sentence(result))
-    say(f"kept in {keep(result)}")
+    path = keep(result)
+    say("not kept: what was shown before stays" if path is None else f"kept in {path}")
     return 0 if result["verdict"] == SHOWN else 1
 
 

@@ -18,9 +18,10 @@ SAMPLE_FACTORY = "sample-factory"
 QUIET_SHARE = 0.03
 """The most of the machine that others may have used during a turn: of two cores, 6 % of one."""
 COUNTS_FROM = 0.9
-"""The single file is a peer if it is at least so fast as Stable-Baselines3: a slower one is badly written."""
+"""The single file is a peer if it comes to so much of Stable-Baselines3's speed: a slower one is badly written."""
 SHOWN = "shown"
 NO_QUIET_RUN = "not shown: no quiet run"
+TOO_FEW_ROUNDS = "not shown: too few rounds in the time there is"
 
 Point = tuple[float, float]
 """(Unix seconds, environment steps whose training is finished)."""
@@ -127,7 +128,7 @@ def verdict(
     """
     counted = quiet_rounds(rounds)
     if len(counted) < wanted:
-        return {"verdict": NO_QUIET_RUN}
+        return {"verdict": TOO_FEW_ROUNDS if rounds and len(counted) == len(rounds) else NO_QUIET_RUN}
     names = sorted({turn.contestant for each in counted for turn in each.turns})
     spreads = {name: Spread.of(figures) for name in names if (figures := _figures(counted, name))}
     peers = counted_peers({name: each.median for name, each in spreads.items()}, less_is_better=less_is_better)

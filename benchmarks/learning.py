@@ -35,8 +35,9 @@ import machine
 from contestants import PEERS, RUN, Contestant, ContestantFailed, Progress, Rlsrl
 from figures import RLSRL, SINGLE_FILE
 from learning_verdicts import COVERAGE, Verdict, mean_verdict, ratio_of_medians
-from results import FOLDER, REPOSITORY, kept, say
-from turns import whole_run
+from machine import REPOSITORY
+from results import FOLDER, kept, say, write
+from turns import ended_by_signals, whole_run
 from workloads import WORKLOADS, Workload
 
 HINDERED = "rlsrl, hindered"
@@ -165,16 +166,15 @@ class Program:
 
 
 class Runs:
-    """Those that are over, in a file."""
+    """Those that are over, in a file, which others may add to meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._kept: dict[str, Any] = kept(path.stem, path.parent) or {"programs": {}}
 
     def series(self, program: Program) -> dict[int, float]:
         """What each seed of a program came to, as it is now."""
-        found = self._kept["programs"].get(program.name, {})
+        found = self._kept()["programs"].get(program.name, {})
         if found.get("digest") != program.digest:
             return {}
         return {int(seed): run["figure"] for seed, run in found["runs"].items()}
@@ -182,24 +182,19 @@ class Runs:
     def add(self, program: Program, seed: int, run: Mapping[str, Any]) -> None:
         """One more; any thread may."""
         with self._lock:
-            programs = self._kept["programs"]
-            self._kept = {"programs": programs}  # what was judged before was of fewer runs, or of others
+            programs = self._kept()["programs"]
             if programs.get(program.name, {}).get("digest") != program.digest:
                 programs[program.name] = {"digest": program.digest, "runs": {}}
             programs[program.name]["runs"][str(seed)] = run
-            self._write()
+            write(self._path, {"programs": programs})  # what was judged before was of fewer runs, or of others
 
     def judge(self, verdicts: Mapping[str, Any]) -> None:
         """Keep what came of it all."""
         with self._lock:
-            self._kept |= verdicts
-            self._write()
+            write(self._path, {**self._kept(), **verdicts})
 
-    def _write(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        rest = self._path.with_suffix(".new")
-        rest.write_text(json.dumps(self._kept, indent=1) + "\n")
-        rest.replace(self._path)
+    def _kept(self) -> dict[str, Any]:
+        return kept(self._path.stem, self._path.parent) or {"programs": {}}
 
 
 def programs_of(comparison: Comparison) -> tuple[Program, Program]:
@@ -226,11 +221,12 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
     """Make those that are not kept yet; returns all.
 
     Raises:
-        ContestantFailed: one did not train as it should.
+        ContestantFailed: one did not train as it should; those beside it have ended and are kept.
     """
     is_over = threading.Event()
 
     def make(seed: int) -> None:
+        commit = machine.described(REPOSITORY)["commit"]
         told = whole_run(
             program.contestant,
             program.workload,
@@ -242,7 +238,6 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
         )
         figure = comparison.figure(told)
         curve = [(steps, mean) for (_, steps), mean in zip(told.points, told.return_means, strict=True)]
-        commit = machine.described(REPOSITORY)["commit"]
         runs.add(program, seed, {"figure": figure, "commit": commit, "curve": _thinned(curve)})
         say(f"{program.name:16} seed {seed:3}: {figure:,.1f}")
 
@@ -251,8 +246,9 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
         try:
             for _ in pool.map(make, [seed for seed in seeds if seed not in made]):
                 pass
-        finally:
+        except KeyboardInterrupt:
             is_over.set()  # whoever is interrupted does not wait for runs that take hours
+            raise
     every = runs.series(program)
     return {seed: every[seed] for seed in seeds}
 
@@ -339,7 +335,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("comparison", choices=COMPARISONS)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what it started, too
+    ended_by_signals()
     try:
         return 0 if compare(arguments.comparison) else 1
     except ContestantFailed as error:

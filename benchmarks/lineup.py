@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import machine
 from contestants import Contestant, Setting
 from peer_environments import PeerUnavailable
 from turns import throughput_turn
@@ -27,6 +29,8 @@ class Lineup:
     trials: Mapping[str, Tried]
     absent: Mapping[str, str]
     """Who takes no part, and why."""
+    machine: Mapping[str, Any]
+    """What they are measured on, and with what (``machine.described``)."""
     began: float
     """Monotonic seconds at which everything was installed, and the measurement began."""
 
@@ -44,12 +48,13 @@ def line_up(workload: Workload, contestants: Sequence[Contestant], say: Say) -> 
         ContestantFailed: somebody did not train as it should.
     """
     present, absent = _able(workload, contestants, say)
+    described = machine.described(machine.REPOSITORY)  # now, as somebody may commit meanwhile
     began, endless = time.monotonic(), replace(workload, goal=None)
     trials = {name: _try_settings(each, endless, say) for name, each in present.items()}
     chosen = {name: fastest(tried) for name, tried in trials.items()}
     for name, setting in chosen.items():
         say(f"{name}: {' '.join(setting) or 'as the experiment says'}")
-    return Lineup(contestants=present, chosen=chosen, trials=trials, absent=absent, began=began)
+    return Lineup(contestants=present, chosen=chosen, trials=trials, absent=absent, machine=described, began=began)
 
 
 def fastest(tried: Tried) -> Setting:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import psutil
 
+REPOSITORY = Path(__file__).parents[1]
 TELLING_FLAGS = ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512f", "avx2")
 """Of a processor's flags, those that decide how fast networks are."""
 TELLING_PACKAGES = ("rlsrl", "torch", "numpy", "gymnasium", "ale-py", "mujoco", "grpcio")
@@ -40,12 +41,15 @@ class Usage:
 
 
 def shares(before: Usage, after: Usage) -> tuple[float, float]:
-    """What this process's tree and what others used between two moments, as shares of the whole machine, 0 to 1."""
+    """What this process's tree and what others used between two moments, as shares of the whole machine, 0 to 1.
+
+    What others used is the rest of two figures of different clocks, and comes to a little less than nothing at times.
+    """
     total = after.all - before.all
     if total <= 0.0:
         return 0.0, 0.0
     own = after.own - before.own
-    return own / total, max(0.0, after.busy - before.busy - own) / total
+    return own / total, (after.busy - before.busy - own) / total
 
 
 def processor_seconds(stat: str) -> tuple[float, float]:
@@ -87,7 +91,7 @@ def described(repository: Path) -> dict[str, Any]:
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in TELLING_PACKAGES},
-        "commit": _commit(repository),
+        **_sources(repository),
     }
 
 
@@ -125,8 +129,11 @@ def _written_kilobytes(process: psutil.Process) -> int:
     return sum(int(words[1]) for words in lines if words[0] in WRITTEN_MEMORY)
 
 
-def _commit(repository: Path) -> str:
-    """Its present one; dirty if the sources have changed since. Results that were written meanwhile do not count."""
+def _sources(repository: Path) -> dict[str, str]:
+    """Its present commit; dirty if the sources have changed since: results that were written meanwhile do not count.
+
+    Beside it the hash of the package's tree, which stays the same where a commit is made anew.
+    """
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -135,4 +142,5 @@ def _commit(repository: Path) -> str:
 
     sources = (".", *(f":(exclude){written}" for written in RESULT_FILES))
     changes = git("status", "--porcelain", "--untracked-files=no", "--", *sources)
-    return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changes else "")
+    commit = git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changes else "")
+    return {"commit": commit, "worker_tree": git("rev-parse", "--short=12", "HEAD:worker")}

@@ -15,7 +15,6 @@ import json
 import statistics
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -25,8 +24,9 @@ from typing import Any
 import machine
 import numpy as np
 from contestants import RUN, ContestantFailed, Rlsrl, last_words
-from results import FOLDER, REPOSITORY, say
-from turns import started
+from machine import REPOSITORY
+from results import FOLDER, say, write
+from turns import ended_by_signals, started
 from workloads import WORKLOADS, Workload
 
 ALL = "all"
@@ -40,6 +40,8 @@ T_95 = 2.228
 """Of Student's distribution with ``PARTS - 2`` degrees of freedom, two-sided."""
 Look = Mapping[str, float]
 """Megabytes by role."""
+Roles = Mapping[str, Sequence[int]]
+"""The processes of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,32 +77,40 @@ def growth(seconds: Sequence[float], megabytes: Sequence[float]) -> Growth:
     return Growth(megabytes=statistics.median(megabytes), per_hour=3600.0 * slope, error=3600.0 * T_95 * error)
 
 
-def look_at(run_folder: Path, pid: int) -> Look:
-    """What each role's processes have written, and ``ALL`` of the run; shared memory counts once among them."""
-    roles: defaultdict[str, float] = defaultdict(float)
+def roles_of(run_folder: Path) -> Roles:
+    """Who works at this moment."""
     status = json.loads((run_folder / "status.json").read_text())
-    for role, workers in status["roles"].items():
-        roles[role] += sum(machine.written_megabytes_of(worker["pid"]) for worker in workers)
-    return {**roles, ALL: machine.written_megabytes_of(pid)}
+    return {role: [worker["pid"] for worker in workers] for role, workers in status["roles"].items()}
+
+
+def look_at(roles: Roles, pid: int) -> Look:
+    """What each role's processes have written, and ``ALL`` of the run; shared memory counts once among them."""
+    looks = {role: sum(machine.written_megabytes_of(each) for each in pids) for role, pids in roles.items()}
+    return {**looks, ALL: machine.written_megabytes_of(pid)}
 
 
 def watch(workload: Workload, *, warm_seconds: float, seconds: float) -> dict[str, Any]:
     """Run it for so long, and tell.
 
     Raises:
-        ContestantFailed: it did not train as it should.
+        ContestantFailed: it did not train as it should, or a worker was replaced: the new one has another memory.
+        ValueError: that is not long enough for ``PARTS`` looks.
     """
-    contestant = Rlsrl()
+    if seconds < PARTS * LOOK_SECONDS:
+        raise ValueError(f"{seconds:.0f} seconds are too few: {PARTS} looks take {PARTS * LOOK_SECONDS:.0f}")
+    contestant, described = Rlsrl(), machine.described(REPOSITORY)
     times: list[float] = []
     looks: list[Look] = []
     with started(contestant, workload, (), seed=1) as running:
         running.await_training()
         time.sleep(warm_seconds)
-        began = time.monotonic()
+        began, roles = time.monotonic(), roles_of(running.folder / RUN)
         while (now := time.monotonic() - began) < seconds:
             times.append(now)
-            looks.append(look_at(running.folder / RUN, running.process.pid))
+            looks.append(look_at(roles, running.process.pid))
             time.sleep(LOOK_SECONDS)
+            if (found := roles_of(running.folder / RUN)) != roles:
+                raise ContestantFailed(f"workers were {roles} and are {found}")
             if running.process.poll() is not None:
                 raise ContestantFailed(f"it ended by itself:\n{last_words(running.folder)}")
         points = contestant.progress(running.folder).points
@@ -112,7 +122,8 @@ def watch(workload: Workload, *, warm_seconds: float, seconds: float) -> dict[st
         "env_steps": steps,
         "growths": {role: asdict(each) | {"grows": each.grows} for role, each in growths.items()},
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.described(REPOSITORY),
+        "machine": described,
+        "experiment": workload.experiment()["spec"],
         "looks": {role: [round(each[role], 2) for each in looks] for role in looks[0]},
     }
 
@@ -125,9 +136,10 @@ def main() -> int:
     parser.add_argument("--warm-minutes", type=float, default=5.0, help="before the first look")
     args = parser.parse_args()
     workload = WORKLOADS[args.workload]
+    ended_by_signals()
     try:
         told = watch(workload, warm_seconds=60 * args.warm_minutes, seconds=60 * args.minutes)
-    except ContestantFailed as error:
+    except (ContestantFailed, ValueError) as error:
         print(f"memory: {error}", file=sys.stderr)
         return 2
     say(f"{workload.name}: {told['env_steps']:,.0f} env steps")
@@ -135,7 +147,7 @@ def main() -> int:
         grown = f"{each['per_hour']:+.2f} MB an hour, +- {each['error']:.2f}"
         say(f"{role:12} {each['megabytes']:8,.1f} MB  {grown}: {'grows' if each['grows'] else 'flat'}")
     path = FOLDER / f"{KEPT_AS}{workload.name}.json"
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    write(path, told)
     say(f"kept in {path}")
     return 1 if any(each["grows"] for each in told["growths"].values()) else 0
 

@@ -28,13 +28,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import yaml
+from machine import REPOSITORY
 
 from rlsrl.api.placement import HTTP_PORT
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.kubectl import Namespace, run
 from rlsrl.testing.waiting import until
 
-REPOSITORY = Path(__file__).parents[1]
 SYSTEM, LOAD = "rlsrl-system", "load"
 ACCOUNT = "rlsrl-operator"
 """Of the operator: its service account, and what its ConfigMap and its Secret are named by."""

@@ -1,4 +1,4 @@
-"""What is kept of a measurement: one JSON file a workload in ``docs/benchmarks``, whatever came of it."""
+"""What is kept of a measurement: one JSON file in ``docs/benchmarks``, which is there whole or as it was."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import machine
 from figures import RLSRL, SHOWN, Round
 from lineup import Lineup
+from machine import REPOSITORY
 from workloads import Workload
 
-REPOSITORY = Path(__file__).parents[1]
+SECONDS = "seconds"
+"""What is measured where there is a goal."""
 FOLDER = REPOSITORY / "docs" / "benchmarks"
 
 
@@ -23,10 +24,10 @@ def document(workload: Workload, rounds: Sequence[Round], told: Mapping[str, Any
     return {
         "workload": workload.name,
         "title": workload.title,
-        "unit": "env steps/s" if workload.goal is None else "seconds",
+        "unit": "env steps/s" if workload.goal is None else SECONDS,
         **told,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.described(REPOSITORY),
+        "machine": lineup.machine,
         "experiment": workload.experiment()["spec"],
         "peer_arguments": workload.peer_arguments(),
         "contestants": {
@@ -61,11 +62,25 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def keep(result: Mapping[str, Any], folder: Path = FOLDER) -> Path:
-    """Write it in place of what was measured before; returns where."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write(path: Path, value: Any) -> None:
+    """Write it as JSON in place of what is there; whoever is interrupted leaves that as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value, indent=1) + "\n")
+    new.replace(path)
+
+
+def keep(result: Mapping[str, Any], folder: Path = FOLDER) -> Path | None:
+    """Write it in place of what was measured before; returns where.
+
+    None if it is not: it shows nothing, and what was shown before, of the same experiment, stays.
+    """
+    before = kept(result["workload"], folder) or {}
+    same = all(before.get(told) == result.get(told) for told in ("experiment", "peer_arguments"))
+    if result["verdict"] != SHOWN and before.get("verdict") == SHOWN and same:
+        return None
     path = folder / f"{result['workload']}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write(path, result)
     return path
 
 

@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from results import write
 from scaling_points import GRID, LANES, NUM_STEPS, QUIET_CORES, STEP_SECONDS, Point, Setting, environment_of, measure
 
 from rlsrl.api.load import load_text
@@ -222,15 +223,10 @@ def _shape(workload: Workload) -> str:
 def keep(document: Mapping[str, Any], costs: Costs) -> None:
     """Write the points, and the costs that the package comes with."""
     write(POINTS, document)
+    print(f"written: {POINTS}, {COSTS}")
     source = "fitted by benchmarks/scaling.py; what its grid says nothing of was timed by itself"
     fitted = MeasuredCosts(machine=document["machine"], date=document["date"], source=source, costs=costs)
     write(COSTS, fitted.to_json())
-
-
-def write(file: Path, document: Mapping[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(document, indent=2) + "\n")
-    print(f"written: {file}")
 
 
 def measured_document(repeats: int, window_seconds: float) -> dict[str, Any]:
@@ -257,13 +253,13 @@ def main() -> int:
     parser.add_argument("--points", type=Path, help="the points of this file, which is written if it is not there")
     parser.add_argument("--keep", action="store_true", help="keep points and costs, if they are a result")
     arguments = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
     if arguments.points is not None and arguments.points.exists():
         document = json.loads(arguments.points.read_text())
     else:
         document = measured_document(arguments.repeats, arguments.window_seconds)
         if arguments.points is not None:
             write(arguments.points, document)
+            print(f"written: {arguments.points}")
     points = [Point.from_json(point) for point in document["points"]]
     speeds = {name: EnvironmentSpeed(**speed) for name, speed in document["environments"].items()}
     costs, worst = compare(points, speeds)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from figures import QUIET_SHARE
+from machine import Usage, shares
 
 from rlsrl.local.metrics_log import read_rows, training_rows
 
@@ -26,7 +26,8 @@ WARM_SECONDS = 2.0
 """Of training, before a window begins."""
 FAILED_SECONDS = 120.0
 """A run that takes so much longer than it should has failed."""
-QUIET_CORES = 0.03 * (os.cpu_count() or 1)
+CORES = os.cpu_count() or 1
+QUIET_CORES = QUIET_SHARE * CORES
 """What other programs may use beside a run that is to count."""
 FOLDER = Path(__file__).parent
 RUN = (sys.executable, "-c", "from rlsrl.cli import main; main()", "run")
@@ -166,17 +167,16 @@ def run(setting: Setting, *, window_seconds: float) -> Sample:
         file, run_folder = Path(folder) / "experiment.yaml", Path(folder) / "run"
         file.write_text(yaml.safe_dump(setting.document(wall_seconds=wall_seconds)))
         path = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))
-        began, busy, ours = time.monotonic(), _machine_seconds(), _children_seconds()
+        before = Usage.now()
         done = subprocess.run(
             [*RUN, str(file), "--run-dir", str(run_folder)],
             env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=wall_seconds + FAILED_SECONDS, check=False,
         )  # fmt: skip
-        elapsed = time.monotonic() - began
         if done.returncode:
             raise RuntimeError(f"{setting}: exit code {done.returncode}\n{done.stdout[-2000:]}")
-        others = (_machine_seconds() - busy - (_children_seconds() - ours)) / elapsed
-        return Sample(fps=_rate(run_folder / "metrics.jsonl"), others=max(0.0, others))
+        _, others = shares(before, Usage.now())
+        return Sample(fps=_rate(run_folder / "metrics.jsonl"), others=others * CORES)
 
 
 def _rate(metrics: Path) -> float:
@@ -185,17 +185,3 @@ def _rate(metrics: Path) -> float:
     settled = [row for row in rows if row["train_seconds"] >= WARM_SECONDS]
     first, last = settled[0], settled[-1]
     return (last["env_steps"] - first["env_steps"]) / (last["train_seconds"] - first["train_seconds"])
-
-
-def _machine_seconds() -> float:
-    """Seconds that all cores were busy since the machine was started, with whatever."""
-    user, nice, system, _, _, irq, softirq, steal, *_ = map(
-        int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    )
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _children_seconds() -> float:
-    """Seconds that our children, and theirs, have computed."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime

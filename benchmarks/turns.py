@@ -193,12 +193,20 @@ def _watch(running: Running, began: float, seconds: float) -> None:
     running.until(is_enough, "its window was over", seconds=(STRETCH - 1) * seconds)
 
 
+def ended_by_signals() -> None:
+    """From now on this process ends what it started, too, when it is told to end or its terminal is gone."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+
+
 def _end(process: subprocess.Popen[bytes], asked_by: signal.Signals) -> None:
-    """As a user ends it; then for good, with all of its session."""
-    if process.poll() is None:
-        process.send_signal(asked_by)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """As a user ends it; then for good, with all of its session: at once, if somebody is in a hurry."""
+    try:
+        if process.poll() is None:
+            process.send_signal(asked_by)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

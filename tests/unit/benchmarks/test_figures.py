@@ -10,6 +10,7 @@ from figures import (
     SHOWN,
     SINGLE_FILE,
     STABLE_BASELINES3,
+    TOO_FEW_ROUNDS,
     Round,
     Spread,
     Turn,
@@ -103,6 +104,10 @@ def test_without_enough_quiet_rounds_there_is_no_result_however_good_it_looks() 
     noisy = [round_of(1000.0, 1.0, others=NOISE)] * 5
     assert verdict([round_of(80.0, 10.0), round_of(80.0, 10.0), *noisy], wanted=3) == {"verdict": NO_QUIET_RUN}
     assert verdict([], wanted=3) == {"verdict": NO_QUIET_RUN}
+
+
+def test_time_that_runs_out_is_not_noise() -> None:
+    assert verdict([round_of(80.0, 10.0)] * 2, wanted=3) == {"verdict": TOO_FEW_ROUNDS}
 
 
 def test_who_came_to_no_figure_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import learning
 import pytest
 from contestants import OUTPUT, RUN, ContestantFailed, Peer, Rlsrl
 from figures import RLSRL, SINGLE_FILE
-from learning import COMPARISONS, HINDERED, Comparison, Program, Runs, compare, slow_trainer
+from learning import COMPARISONS, HINDERED, Comparison, Program, Runs, compare, make_runs, slow_trainer
 from workloads import WORKLOADS
 
 from rlsrl.testing.waiting import until
@@ -134,7 +135,8 @@ def test_a_verdict_is_forgotten_with_the_next_run(tmp_path: Path) -> None:
     assert Runs(path).series(program) == {1: 3.0, 2: 4.0}
 
 
-def test_an_interrupted_run_is_ended_and_not_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_run_is_ended_and_not_waited_for(tmp_path: Path, number: signal.Signals) -> None:
     (script := tmp_path / "endless.py").write_text("import time\ntime.sleep(600)")
     (tmp_path / "main.py").write_text(
         f"""
@@ -143,11 +145,13 @@ from dataclasses import replace
 from pathlib import Path
 from contestants import Peer
 from learning import COMPARISONS, Program, Runs, make_runs
+from turns import ended_by_signals
 Peer.versions = {{}}
 contestant = Peer(name="x", program={str(script)!r}, ways=((),), python=lambda name: Path(sys.executable))
 comparison = COMPARISONS["cartpole"]
 program = Program(name="x", contestant=contestant, workload=comparison.workload, at_once=2)
-threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+ended_by_signals()
+threading.Timer(1.0, os.kill, (os.getpid(), {int(number)})).start()
 make_runs(comparison, program, range(1, 9), Runs(Path({str(tmp_path / "runs.json")!r})))
 """
     )
@@ -193,6 +197,43 @@ def test_a_run_that_fails_is_told_and_those_before_it_are_kept(tmp_path: Path, s
         judged(comparison, tmp_path)
     programs = json.loads((tmp_path / "learning-cartpole.json").read_text())["programs"]
     assert {name: len(each["runs"]) for name, each in programs.items()} == {RLSRL: 3}
+
+
+def test_a_run_that_fails_takes_none_of_those_beside_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = json.dumps({"wall": 1.0, "env_steps": 1024, "return_mean": 5.0})
+    failed = tmp_path / "failed"
+    script = tmp_path / "some.py"
+    script.write_text(
+        f"""
+import sys, time
+from pathlib import Path
+failed = Path({str(failed)!r})
+if sys.argv[sys.argv.index("--seed") + 1] == "1":
+    failed.touch()
+    raise SystemExit("no room")
+while not failed.exists():
+    time.sleep(0.01)
+time.sleep(2.0)  # ten looks at whether it is still wanted
+print({told!r})
+"""
+    )
+    comparison = replace(COMPARISONS["cartpole"], workload=replace(WORKLOADS["W1"], total_steps=1024))
+    contestant = Peer(name="x", program=str(script), ways=((),), python=lambda name: Path(sys.executable))
+    program = Program(name="x", contestant=contestant, workload=comparison.workload, at_once=2)
+    runs = Runs(tmp_path / "runs.json")
+    monkeypatch.setattr(Peer, "versions", {})
+    with pytest.raises(ContestantFailed, match="no room"):
+        make_runs(comparison, program, [1, 2], runs)
+    assert [*json.loads((tmp_path / "runs.json").read_text())["programs"]["x"]["runs"]] == ["2"]
+
+
+def test_two_may_add_to_the_same_file(tmp_path: Path) -> None:
+    program = Program(name=RLSRL, contestant=Rlsrl(), workload=WORKLOADS["W1"], at_once=1)
+    one, other = Runs(tmp_path / "runs.json"), Runs(tmp_path / "runs.json")
+    one.add(program, 1, {"figure": 3.0})
+    other.add(program, 2, {"figure": 4.0})
+    one.add(program, 3, {"figure": 5.0})
+    assert other.series(program) == {1: 3.0, 2: 4.0, 3: 5.0}
 
 
 def test_a_slow_trainer_stands_still_most_of_the_time_and_is_left_running(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ def test_what_is_left_of_the_busy_time_others_used() -> None:
     assert shares(before, after) == (0.65, 0.1)
 
 
-def test_rounding_is_no_negative_use_and_no_time_is_none() -> None:
+def test_what_two_clocks_do_not_agree_on_is_told_and_no_time_is_none() -> None:
     before = Usage(all=100.0, busy=10.0, own=5.0)
-    assert shares(before, Usage(all=110.0, busy=11.0, own=6.5)) == (0.15, 0.0)
+    assert shares(before, Usage(all=110.0, busy=11.0, own=6.5)) == (0.15, -0.05)
     assert shares(before, before) == (0.0, 0.0)
 
 
@@ -73,16 +73,19 @@ def test_a_commit_is_dirty_by_sources_and_not_by_results(tmp_path: Path) -> None
         who = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
         subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
 
-    for written in ("docs/benchmarks/W1.json", "README.md", "source.py"):
+    for written in ("docs/benchmarks/W1.json", "README.md", "source.py", "worker/module.py"):
         (tmp_path / written).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / written).write_text("first\n")
     git("init")
     git("add", ".")
     git("commit", "-m", "all")
-    commit = described(tmp_path)["commit"]
+    commit, tree = described(tmp_path)["commit"], described(tmp_path)["worker_tree"]
     assert re.fullmatch("[0-9a-f]{12}", commit)
     (tmp_path / "docs/benchmarks/W1.json").write_text("measured\n")
     (tmp_path / "README.md").write_text("a table\n")
     assert described(tmp_path)["commit"] == commit
     (tmp_path / "source.py").write_text("faster\n")
     assert described(tmp_path)["commit"] == f"{commit}-dirty"
+    git("commit", "--amend", "-a", "-m", "made anew")
+    assert described(tmp_path)["commit"] != commit
+    assert described(tmp_path)["worker_tree"] == tree, "by which the package is found again"
