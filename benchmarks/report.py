@@ -14,29 +14,43 @@ from typing import Any, Self
 import learning
 import memory_over_time
 from figures import RLSRL, SHOWN
-from learning import COMPARISONS, HINDERED
+from learning import COMPARISONS, HINDERED, Comparison, control_of, programs_of
+from machine import REPOSITORY
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from memory_over_time import WATCHED
-from results import FOLDER, REPOSITORY, kept
+from results import FOLDER, SECONDS, kept
 from workloads import WORKLOADS, Workload
 
 PAGE, PICTURE = "README.md", "ratios.png"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 NOT_MEASURED = "not shown: not measured"
-HEADER = ("", "workload", "rlsrl", "fastest peer", "rlsrl / peer", "others used")
+OTHER_SETTINGS = "not shown: of other settings than today's"
+HEADER = ("", "workload", "rlsrl", "fastest peer", "rlsrl / peer", "others used", "processor")
 LEGEND = """\
 Environment steps whose training is finished, a second; of L seconds, of which fewer are better. Medians over the rounds
 of one run, in which everybody took turns; of the ratios, which are each round's own, also the lowest and the highest.
-*Others used*: the most of the machine's processor time that somebody else had during a turn."""
+L's ratio is that of the medians: its rounds are seeds, which differ by more than programs do. Figures of one row are of
+one machine; those of different rows may not be.
+
+Everybody has the same environments, networks, minibatches, epochs and gradient steps a sample. rlsrl trains as it is
+meant to: its step is compiled, actions are chosen by weights of up to one step before, and the network for images (W2,
+B2, R2, G2) computes in bfloat16. Peers compute in float32, uncompiled, as their users run them; of them only Sample
+Factory acts while it trains.
+
+*Others used*: the most of the machine's processor time that somebody else had during a turn, as the rest of two clocks'
+figures."""
 ORIGIN = """\
 Made by `make bench-report` from the files beside it, which `make bench W=W1` writes, a workload each: all rounds, the
-noisy ones too, with settings, versions, machine and commit."""
+noisy ones too, with settings, versions, machine and commit. A commit that was made anew since has another name; the
+tree of `worker/`, told beside it where it was kept, has not."""
 
 LEARNING = """\
 rlsrl, compiled and one step behind, against the single file with the same settings: `python benchmarks/learning.py
-NAME`. The interval is a bootstrap's, of the ratio of the medians; it has to lie within 0.8 and 1.25. The same check has
-to find that a run learns worse whose trainer is slowed down and which may lag as far behind as a spec allows."""
+NAME`. The interval is a bootstrap's, of the ratio of the medians; it has to lie within 0.8 and 1.25, and is looked at
+again with more seeds, 100 at most, where it does not tell. Of CartPole the same check has to find that a run learns
+worse whose trainer is slowed down and which may lag as far behind as a spec allows. Pong's few seeds have no interval:
+their mean is judged."""
 MEMORY = """\
 `python benchmarks/memory_over_time.py W1`: the growth is a line's through an hour, with its 95 % interval."""
 
@@ -95,28 +109,35 @@ def table(results: Mapping[str, Result]) -> str:
 
 def learning_table(learned: Mapping[str, Result]) -> str:
     """A row a comparison, in Markdown, and one for each negative control."""
-    rows = [("", "figure", "came to", ""), ("---",) * 4]
+    rows = [("", "figure", "came to", "", "when and where"), ("---",) * 5]
     for name, comparison in COMPARISONS.items():
         found = learned.get(name, {})
+        missing = NOT_MEASURED if _is_of_today(comparison, found) else OTHER_SETTINGS
         # Runs are kept one by one: some may be there of a comparison that is not over.
-        rows.append((name, comparison.what, found.get("why", ""), found.get("verdict", NOT_MEASURED)))
+        judged = found if "verdict" in found and missing == NOT_MEASURED else {}
+        rows.append((name, comparison.what, judged.get("why", ""), judged.get("verdict", missing), _origin(judged)))
         if comparison.has_control:
-            control = found.get("control", {})
-            rows.append(("", HINDERED, control.get("why", ""), control.get("verdict", NOT_MEASURED)))
+            control = judged.get("control", {})
+            rows.append(("", HINDERED, control.get("why", ""), control.get("verdict", missing), ""))
     return _markdown(rows)
 
 
 def memory_table(watched: Mapping[str, Result]) -> str:
     """A row a role of each run, in Markdown."""
-    rows = [("", "role", "MB", "growth, MB an hour", ""), ("---",) * 5]
+    rows = [("", "role", "MB", "growth, MB an hour", "", "when and where"), ("---",) * 6]
     for name in WATCHED:
         if (found := watched.get(name)) is None:
-            rows.append((name, "", "", "", NOT_MEASURED))
+            rows.append((name, "", "", "", NOT_MEASURED, ""))
+            continue
+        experiment = WORKLOADS[name].experiment()["spec"]
+        if found.get("experiment", experiment) != experiment:
+            rows.append((name, "", "", "", OTHER_SETTINGS, ""))
             continue
         for role, each in found["growths"].items():
             grown = f"{each['per_hour']:+.2f} ± {each['error']:.2f}"
             label = f"{name}, {found['minutes']} minutes, {found['env_steps']:,.0f} env steps"
-            rows.append((label, role, f"{each['megabytes']:,.0f}", grown, "grows" if each["grows"] else "flat"))
+            verdict = "grows" if each["grows"] else "flat"
+            rows.append((label, role, f"{each['megabytes']:,.0f}", grown, verdict, _origin(found)))
     return _markdown(rows)
 
 
@@ -139,24 +160,25 @@ def page(measured: Measured) -> str:
 
 
 def draw(results: Mapping[str, Result], path: Path) -> None:
-    """Draw the ratios with their spreads; without any to show there is no picture."""
+    """Draw how many times as fast, with the spreads; without any to show there is no picture."""
     if not (shown := _shown(results)):
         path.unlink(missing_ok=True)
         return
     figure = Figure(figsize=(8, 0.6 + 0.42 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    ratios = [result["ratio"] for result in shown]
-    medians = [ratio["median"] for ratio in ratios]
+    speeds = [times_as_fast(result) for result in shown]
+    # The medians' ratio may lie outside of the single seeds' (L).
     beside = [
-        [max(0.0, ratio["median"] - ratio["low"]) for ratio in ratios],
-        [max(0.0, ratio["high"] - ratio["median"]) for ratio in ratios],
+        [max(0.0, speed["median"] - speed["low"]) for speed in speeds],
+        [max(0.0, speed["high"] - speed["median"]) for speed in speeds],
     ]
-    names = [f"{result['workload']} ({result['unit']})" for result in shown]
+    names = [result["workload"] for result in shown]
+    medians = [speed["median"] for speed in speeds]
     axes.barh(names, medians, xerr=beside, color="C0", ecolor="0.2", capsize=3, height=0.6)
     axes.axvline(1.0, color="0.2", linewidth=1.0)
     axes.invert_yaxis()
-    axes.set_xlabel("rlsrl / fastest peer")
+    axes.set_xlabel("rlsrl, times as fast as the fastest peer")
     figure.savefig(path, dpi=120)
 
 
@@ -168,6 +190,27 @@ def _shown(results: Mapping[str, Result]) -> list[Result]:
     return [result for result in results.values() if result["verdict"] == SHOWN]
 
 
+def times_as_fast(result: Result) -> Mapping[str, float]:
+    """The ratio; of seconds the other way round."""
+    ratio: Mapping[str, float] = result["ratio"]
+    if result["unit"] != SECONDS:
+        return ratio
+    return {"median": 1.0 / ratio["median"], "low": 1.0 / ratio["high"], "high": 1.0 / ratio["low"]}
+
+
+def _is_of_today(comparison: Comparison, found: Result) -> bool:
+    """Whether all runs that are kept are of programs which are told what they are told today."""
+    programs = [*programs_of(comparison), *([control_of(comparison)] if comparison.has_control else [])]
+    digests = {program.name: program.digest for program in programs}
+    return all(each["digest"] == digests.get(name) for name, each in found.get("programs", {}).items())
+
+
+def _origin(found: Result) -> str:
+    if not found:
+        return ""
+    return f"{found['when'][:10]}, commit {found['machine']['commit']}, {found['machine']['processor']}"
+
+
 def _markdown(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -176,15 +219,17 @@ def _row(workload: Workload, result: Result | None) -> tuple[str, ...]:
     missing = NOT_MEASURED if workload.device == "cpu" else f"{NOT_MEASURED}, it takes a GPU"
     verdict = missing if result is None else str(result["verdict"])
     if result is None or verdict != SHOWN:
-        return (workload.name, workload.title, verdict, "", "", "")
+        return (workload.name, workload.title, verdict, "", "", "", "")
     figures, peer, ratio = result["figures"], result["fastest_peer"], result["ratio"]
+    unit, better = (" s", ", less is better") if result["unit"] == SECONDS else ("", "")
     return (
         workload.name,
         workload.title,
-        _amount(figures[RLSRL]["median"]) + _beside(result, RLSRL),
-        f"{peer} {_amount(figures[peer]['median'])}{_beside(result, peer)}",
-        f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f})",
+        _amount(figures[RLSRL]["median"]) + unit + _beside(result, RLSRL),
+        f"{peer} {_amount(figures[peer]['median'])}{unit}{_beside(result, peer)}",
+        f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f}){better}",
         f"{result['others']:.1%}",
+        result["machine"]["processor"],
     )
 
 
@@ -201,9 +246,10 @@ def _amount(value: float) -> str:
 def _details(result: Result) -> str:
     machine = result["machine"]
     flags = ", ".join(machine["flags"]) or "none of AMX and AVX-512"
+    tree = f" (`worker/` {machine['worker_tree']})" if "worker_tree" in machine else ""
     where = (
-        f"{result['when']}, commit {machine['commit']}; {machine['processor']}, {machine['cores']} cores ({flags}), "
-        f"Python {machine['python']}, {_versions(machine['packages'])}."
+        f"{result['when']}, commit {machine['commit']}{tree}; {machine['processor']}, {machine['cores']} cores "
+        f"({flags}), Python {machine['python']}, {_versions(machine['packages'])}."
     )
     lines = [
         f"### {result['workload']}: {result['title']}",

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from figures import NO_QUIET_RUN, RLSRL, SHOWN, STABLE_BASELINES3
+from machine import REPOSITORY
 from matplotlib import image
 from report import (
     BEGIN,
     END,
     NOT_MEASURED,
+    OTHER_SETTINGS,
     PAGE,
     PICTURE,
     Measured,
@@ -20,9 +22,10 @@ from report import (
     memory_table,
     page,
     table,
+    times_as_fast,
     with_part,
 )
-from results import FOLDER, REPOSITORY, keep, kept
+from results import FOLDER, keep, kept
 from workloads import WORKLOADS
 
 
@@ -84,7 +87,15 @@ def test_every_workload_has_a_row_and_what_was_not_measured_is_not_shown() -> No
 
 def test_a_row_has_both_figures_and_the_ratio_with_its_spread() -> None:
     told = rows(table({"W1": result()}))["W1"]
-    assert "| 40,000 | stable-baselines3 5,000 | **8.00** (7.70 to 8.25) | 1.2% |" in told
+    assert "| 40,000 | stable-baselines3 5,000 | **8.00** (7.70 to 8.25) | 1.2% | A Processor |" in told
+
+
+def test_of_seconds_it_is_said_that_less_is_better(tmp_path: Path) -> None:
+    seconds = result("L", unit="seconds", ratio={"median": 0.5, "low": 0.4, "high": 0.8})
+    told = rows(table({"L": seconds}))["L"]
+    assert "| 40,000 s | stable-baselines3 5,000 s | **0.50** (0.40 to 0.80), less is better |" in told
+    assert times_as_fast(seconds) == {"median": 2.0, "low": 1.25, "high": 2.5}
+    assert times_as_fast(result()) == result()["ratio"]
 
 
 def test_where_there_is_a_limit_the_share_of_it_and_the_memory_are_told() -> None:
@@ -136,6 +147,22 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     assert kept("W1", tmp_path) == result()
 
 
+def test_what_was_shown_is_not_replaced_by_what_shows_nothing(tmp_path: Path) -> None:
+    keep(result(), tmp_path)
+    assert keep(result(verdict=NO_QUIET_RUN), tmp_path) is None
+    assert kept("W1", tmp_path) == result()
+    of_another = result(verdict=NO_QUIET_RUN, experiment={"seed": 2})
+    assert keep(of_another, tmp_path) == tmp_path / "W1.json", "what was shown is not of this"
+    assert kept("W1", tmp_path) == of_another
+
+
+def test_whoever_is_interrupted_leaves_what_was_kept_as_it_was(tmp_path: Path) -> None:
+    keep(result(), tmp_path)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        keep(result(more=object()), tmp_path)
+    assert kept("W1", tmp_path) == result()
+
+
 def test_page_and_readme_are_what_the_kept_results_come_to() -> None:
     measured = Measured.read()
     results = measured.throughput
@@ -146,23 +173,31 @@ def test_page_and_readme_are_what_the_kept_results_come_to() -> None:
 
 
 def test_what_is_kept_is_of_the_workloads_as_they_are_now() -> None:
-    measured = {name: result["experiment"] for name, result in Measured.read().throughput.items()}
-    assert measured == {name: WORKLOADS[name].experiment()["spec"] for name in measured}, "measure it again"
+    measured = {
+        name: (result["experiment"], result["peer_arguments"]) for name, result in Measured.read().throughput.items()
+    }
+    today = {name: (WORKLOADS[name].experiment()["spec"], WORKLOADS[name].peer_arguments()) for name in measured}
+    assert measured == today, "measure it again"
 
 
 def test_learning_and_memory_are_told_and_what_is_missing_as_well() -> None:
+    origin = {"when": "2026-01-01T00:00:00+00:00", "machine": {"commit": "0123", "processor": "A Processor"}}
+    control = {"why": "ratio 3", "verdict": "higher"}
+    judged = {"programs": {}, "why": "ratio 1.0", "verdict": "alike", "control": control, **origin}
     learned = {
-        "cartpole": {"why": "ratio 1.0", "verdict": "alike", "control": {"why": "ratio 3", "verdict": "higher"}},
+        "cartpole": judged,
+        "halfcheetah": judged | {"programs": {RLSRL: {"digest": "of other settings", "runs": {}}}},
         "pong": {"programs": {}},
     }
     told = learning_table(learned)
-    assert "| ratio 1.0 | alike |" in told
+    assert told.count("| ratio 1.0 | alike | 2026-01-01, commit 0123, A Processor |") == 1
     assert "| ratio 3 | higher |" in told
-    assert told.count(NOT_MEASURED) == 2
+    assert told.count(OTHER_SETTINGS) == 1
+    assert told.count(NOT_MEASURED) == 1
     growths = {"trainer": {"megabytes": 500.2, "per_hour": 0.126, "error": 0.5, "grows": False}}
-    watched = {"W1": {"minutes": 60, "env_steps": 1234567.0, "growths": growths}}
+    watched = {"W1": {"minutes": 60, "env_steps": 1234567.0, "growths": growths, **origin}}
     told = memory_table(watched)
-    assert "| W1, 60 minutes, 1,234,567 env steps | trainer | 500 | +0.13 ± 0.50 | flat |" in told
+    assert "| W1, 60 minutes, 1,234,567 env steps | trainer | 500 | +0.13 ± 0.50 | flat | 2026-01-01, commit" in told
     assert told.count(NOT_MEASURED) == 1
     whole = page(Measured(learning=learned, memory=watched))
     assert learning_table(learned) in whole
