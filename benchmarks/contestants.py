@@ -16,7 +16,7 @@ import yaml
 from figures import RLSRL, SAMPLE_FACTORY, SINGLE_FILE, STABLE_BASELINES3, Point
 from peer_environments import python_of, requirements_of
 from profiles import RunProfile
-from workloads import Workload
+from workloads import CORES, Workload
 
 from rlsrl.local.metrics_log import read_rows, training_rows
 
@@ -27,6 +27,8 @@ RUN = "run"
 """rlsrl's run folder."""
 TELLING_PINS = ("torch", "numpy", "gymnasium", "ale-py", "mujoco")
 """Of a peer's pins, those that are told with its results beside its own."""
+UP_TO_CORES = sorted({1, 2, CORES})
+"""Threads or processes that are tried."""
 Setting = tuple[str, ...]
 """Words that say how a program uses the machine."""
 
@@ -175,7 +177,9 @@ class Peer:
     name: str
     program: str
     ways: tuple[Setting, ...]
-    """To use the machine: with environments in its own process or in others, with one thread of torch's or two."""
+    """To use the machine: with environments in its own process or in others, with few threads of torch's or many."""
+    waiting_ways: tuple[Setting, ...] = ()
+    """More of them, where environments wait without a processor."""
     native_ways: tuple[Setting, ...] = ()
     """Those where an environment's own vectorisation is for everybody; without any, the ordinary ones."""
     extra: tuple[str, ...] = ()
@@ -205,7 +209,9 @@ class Peer:
 
     def settings(self, workload: Workload) -> Sequence[Setting]:
         """See ``Contestant``."""
-        return self.native_ways if workload.vectorization == "native" and self.native_ways else self.ways
+        if workload.vectorization == "native" and self.native_ways:
+            return self.native_ways
+        return (*self.ways, *self.waiting_ways) if workload.step_seconds else self.ways
 
     def told(self, workload: Workload, *, seed: int) -> Any:
         """Its arguments."""
@@ -244,7 +250,11 @@ class Peer:
 
 
 def _ways(*vectors: str) -> tuple[Setting, ...]:
-    return tuple(("--vector", vector, "--threads", threads) for vector in vectors for threads in ("1", "2"))
+    return tuple(("--vector", vector, "--threads", str(threads)) for vector in vectors for threads in UP_TO_CORES)
+
+
+def _workers(*numbers: int) -> tuple[Setting, ...]:
+    return tuple(("--workers", str(number)) for number in numbers)
 
 
 PEERS: tuple[Peer, ...] = (
@@ -259,7 +269,8 @@ PEERS: tuple[Peer, ...] = (
     Peer(
         name=SAMPLE_FACTORY,
         program="sample_factory_appo.py",
-        ways=(("--serial",), ("--workers", "1"), ("--workers", "2")),
+        ways=(("--serial",), *_workers(*UP_TO_CORES)),
+        waiting_ways=_workers(8, 16),  # one waits for its environments one after the other
         env_ids=("CartPole-v1", "ALE/Pong-v5"),
         is_optional=True,
     ),

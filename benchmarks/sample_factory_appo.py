@@ -56,7 +56,9 @@ def arguments() -> argparse.Namespace:
 
 
 def words_of(args: argparse.Namespace) -> list[str]:
-    """The same in Sample Factory's words."""
+    """The same in Sample Factory's words. A worker steps its environments one after the other, in two halves if it can:
+    it acts for one while the other is being evaluated."""
+    envs_each = args.num_envs // args.workers
     options = {
         "algo": "APPO",
         "env": args.env_id,
@@ -66,8 +68,8 @@ def words_of(args: argparse.Namespace) -> list[str]:
         "serial_mode": args.serial,
         "async_rl": not args.serial,
         "num_workers": args.workers,
-        "num_envs_per_worker": args.num_envs // args.workers,
-        "worker_num_splits": 1 if args.serial else 2,
+        "num_envs_per_worker": envs_each,
+        "worker_num_splits": 1 if args.serial or envs_each % 2 else 2,
         "rollout": args.num_steps,
         "recurrence": 1,
         "use_rnn": False,

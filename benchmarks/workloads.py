@@ -164,14 +164,14 @@ _W1: dict[str, Any] = {**_CARTPOLE, "num_envs": 8, "num_steps": 128, "minibatch_
 _B1: dict[str, Any] = {**_CARTPOLE, "num_envs": 64, "num_steps": 64, "minibatch_size": 1024, "epochs": 1, "actors": 2}
 _W2: dict[str, Any] = {**_PONG, "num_envs": 8, "num_steps": 128, "minibatch_size": 256, "epochs": 4}
 _B2: dict[str, Any] = {**_PONG, "num_envs": 16, "num_steps": 64, "minibatch_size": 512, "epochs": 1, "actors": 2}
-_CORES = len(os.sched_getaffinity(0))
+CORES = len(os.sched_getaffinity(0))
 _G2: dict[str, Any] = {
     **_PONG,
-    "num_envs": 8 * _CORES,
+    "num_envs": 8 * CORES,
     "num_steps": 128,
-    "minibatch_size": 256 * _CORES,
+    "minibatch_size": 256 * CORES,
     "epochs": 4,
-    "actors": _CORES,
+    "actors": CORES,
     "policy_workers": 1,
     "ring_size": 2,
     "device": "cuda",

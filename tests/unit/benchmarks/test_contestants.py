@@ -10,7 +10,7 @@ import pytest
 from contestants import OUTPUT, PEERS, RUN, ContestantFailed, Rlsrl
 from figures import SAMPLE_FACTORY, SINGLE_FILE
 from peer_environments import REQUIREMENTS, cache_folder, home_of
-from workloads import WORKLOADS
+from workloads import CORES, WORKLOADS
 
 REPOSITORY = Path(__file__).parents[3]
 PEER = next(peer for peer in PEERS if peer.name == SINGLE_FILE)
@@ -73,13 +73,18 @@ def test_a_run_whose_ledger_does_not_add_up_is_no_run(tmp_path: Path) -> None:
     Rlsrl().check(tmp_path)
 
 
-def test_peers_try_one_thread_and_two_here_and_in_processes() -> None:
+def test_peers_try_one_thread_and_more_here_and_in_processes() -> None:
     settings = PEER.settings(WORKLOADS["W1"])
-    assert list(settings) == [
-        ("--vector", vector, "--threads", threads) for vector in ("sync", "async") for threads in ("1", "2")
-    ]
+    assert {"1", "2", str(CORES)} == {threads for *_, threads in settings}
+    assert {setting[:2] for setting in settings} == {("--vector", vector) for vector in ("sync", "async")}
     assert {setting[1] for setting in PEER.settings(WORKLOADS["B1N"])} == {"native"}
     assert Rlsrl().settings(WORKLOADS["W1"]) == [()]
+
+
+def test_where_environments_wait_for_something_else_more_of_their_processes_are_tried() -> None:
+    (factory,) = [peer for peer in PEERS if peer.name == SAMPLE_FACTORY]
+    assert ("--workers", "16") in factory.settings(WORKLOADS["W4-16"])
+    assert set(factory.settings(WORKLOADS["W1"])) < set(factory.settings(WORKLOADS["W4-16"]))
 
 
 def test_who_has_not_the_environment_says_so() -> None:

@@ -9,6 +9,8 @@ import pytest
 import reference_ppo
 import torch
 import yaml
+from contestants import PEERS
+from figures import SINGLE_FILE
 from report import table
 from workloads import WORKLOADS, Workload
 
@@ -54,7 +56,8 @@ def test_workloads_are_of_the_size_that_was_agreed(
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_peers_are_told_what_rlsrl_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = WORKLOADS[name]
-    monkeypatch.setattr("sys.argv", ["reference_ppo.py", *workload.peer_arguments(seed=7), "--no-clip-value-loss"])
+    (single,) = [peer for peer in PEERS if peer.name == SINGLE_FILE]
+    monkeypatch.setattr("sys.argv", ["reference_ppo.py", *single.told(workload, seed=7)])
     peer, spec = reference_ppo.arguments(), told(workload).spec
     ppo = spec.algorithm.chosen
     assert (peer.seed, peer.num_envs, peer.num_steps) == (
