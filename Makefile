@@ -62,6 +62,7 @@ lint: setup  ## ruff, mypy, layers, drift of generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=benchmarks $(BIN)/mypy benchmarks/*.py
 	MYPYPATH=hack/dashboards.d $(BIN)/mypy hack/dashboards.d/main.py
 	$(BIN)/lint-imports --no-logo
 	@drift=$$(mktemp -d); trap 'rm -rf "$$drift"' EXIT; hack/protos "$$drift"; \

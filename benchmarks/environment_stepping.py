@@ -23,6 +23,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from environments import SlowEnv
 
 from rlsrl.api.placement import PROCESS_ENVIRONMENT
 from rlsrl.data.slots import Slot, rollout_layout
@@ -44,14 +45,6 @@ CARTPOLE = EnvironmentSource(id="CartPole-v1")
 FAST_ENVS, FAST_STEPS, FAST_SLOTS = 64, 128, 40
 SLOW_ENVS, SLOW_STEPS = (16, 64), 32
 SLOW_SLOTS = {"loop": 1, "threads": 30}
-
-
-class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that waits."""
-
-    def step(self, action: Any) -> Any:
-        time.sleep(STEP_SECONDS)
-        return self.env.step(action)
 
 
 def main(rounds: str = "3") -> None:
@@ -121,7 +114,7 @@ def case(name: str, step_seconds: float, num_envs: int, num_steps: int, num_slot
 def made(name: str, is_slow: bool, num_envs: int, num_steps: int) -> tuple[Rollout, EnvSpec, Any]:
     def make() -> gymnasium.Env[Any, Any]:
         env = make_environment(CARTPOLE)
-        return Slow(env) if is_slow else env
+        return SlowEnv(env, STEP_SECONDS) if is_slow else env
 
     sizes: dict[str, Any] = {"num_steps": num_steps, "num_lanes": num_envs, "rng": np.random.default_rng(0)}
     if name == "threads":

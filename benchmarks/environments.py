@@ -51,6 +51,7 @@ def _atari(env_id: str) -> gymnasium.Env[Any, Any]:
 
 def _stacked(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """Before 1.0 Gymnasium calls it otherwise, and does not make arrays of it."""
-    if hasattr(gymnasium.wrappers, "FrameStackObservation"):
-        return gymnasium.wrappers.FrameStackObservation(env, 4)
-    return gymnasium.wrappers.TransformObservation(gymnasium.wrappers.FrameStack(env, 4), np.asarray)
+    wrappers: Any = gymnasium.wrappers
+    if hasattr(wrappers, "FrameStackObservation"):
+        return wrappers.FrameStackObservation(env, 4)  # type: ignore[no-any-return]
+    return wrappers.TransformObservation(wrappers.FrameStack(env, 4), np.asarray)  # type: ignore[no-any-return]

@@ -65,7 +65,7 @@ def spent(exposition: str) -> dict[str, float]:
                 seconds[f"waits for {sample.labels['reason']}"] = sample.value
             elif sample.name == "process_cpu_seconds_total":
                 seconds[CPU] = sample.value
-            elif (stage := STAGES.get((sample.name, sample.labels.get("stage")))) is not None:
+            elif (stage := STAGES.get((sample.name, sample.labels.get("stage", "")))) is not None:
                 seconds[stage] = sample.value
     return seconds
 

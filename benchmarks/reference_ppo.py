@@ -114,6 +114,7 @@ def nature_cnn(num_channels: int) -> nn.Sequential:
     for inputs, outputs, size, stride in ((num_channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
         convolution = nn.Conv2d(inputs, outputs, size, stride)
         nn.init.orthogonal_(convolution.weight, math.sqrt(2.0))
+        assert convolution.bias is not None
         nn.init.zeros_(convolution.bias)
         convolutions += [convolution, nn.ReLU()]
     return nn.Sequential(*convolutions, nn.Flatten(), layer(64 * 7 * 7, 512), nn.ReLU())
