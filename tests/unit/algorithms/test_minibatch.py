@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlsrl.algorithms import gradients, spare_core
 from rlsrl.algorithms.base import INDEX, Tensors
-from rlsrl.algorithms.gradients import gathered, pieces
+from rlsrl.algorithms.gradients import PiecedGradients, gathered, pieces
 from rlsrl.algorithms.learner import Learner, StepResult
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
@@ -236,9 +236,8 @@ def cut_in_four(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "PIECE", 4 * of_a_row)
 
 
-@pytest.mark.usefixtures("tracing_only")
-@pytest.mark.parametrize("kind", ["cnn", "cnn in bfloat16", "continuous"])
-def test_who_computes_a_piece_makes_no_difference_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_hands(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it makes a difference, to the bit, who computes a piece."""
     cut_in_four(kind, monkeypatch)
     learners = []
     monkeypatch.setattr(spare_core, "PROMPT_SECONDS", -1.0)  # of the first learner's, who gets no help
@@ -252,6 +251,34 @@ def test_who_computes_a_piece_makes_no_difference_to_the_bit(kind: str, monkeypa
     assert told_alone == told_helped
     for path, array in everything(alone).items():
         np.testing.assert_array_equal(everything(helped)[path], array, err_msg=path)
+
+
+@pytest.mark.usefixtures("tracing_only")
+@pytest.mark.parametrize("kind", ["cnn", "cnn in bfloat16", "continuous"])
+def test_who_computes_a_piece_makes_no_difference_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_hands(kind, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("kind", ["cnn", "cnn in bfloat16"])
+def test_two_threads_call_what_the_compiler_made(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_hands(kind, monkeypatch)
+
+
+def test_a_step_is_not_taken_if_one_piece_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "PIECE", 2)
+    rows = {"observation": torch.tensor([[1.0], [2.0], [math.inf], [4.0]])}
+
+    def of_a_piece(params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
+        loss = gathered(rows, entry)["observation"].sum()
+        return loss, {"loss": loss}, loss * params
+
+    pieced = PiecedGradients(of_a_piece)
+    for index, expected in ([0, 1, 3, 0], 8.0), ([0, 1, 2, 3], math.inf):
+        witness, metrics, gradient = pieced(torch.ones(3), {}, rows, {INDEX: torch.tensor(index)})
+        assert (float(witness), float(metrics["loss"])) == (expected, expected)
+        assert gradient.tolist() == [expected] * 3
 
 
 @pytest.mark.usefixtures("tracing_only")
@@ -379,8 +406,11 @@ def test_each_learner_has_a_compiled_step_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("tracing_only")
-def test_a_batch_of_another_form_is_trained_without_compiling() -> None:
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_batch_of_another_form_is_trained_without_compiling(is_cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that fails in the middle of a run would end it."""
+    if is_cut:
+        cut_in_four("discrete", monkeypatch)
     learner = learner_of("discrete")
     learner.compile(zeros_of("discrete"))
     learner.use_compiled()
