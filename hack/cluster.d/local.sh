@@ -157,7 +157,7 @@ load() { # to the store, and to the nodes that are up; those that are down are m
       fail "image: $image is neither an archive (NAME.tar) nor an image of docker's"
   done
   for image in "${archives[@]}"; do "$PARTS/archive.py" names "$image" >/dev/null; done
-  with_store import_and_prune "${archives[@]}" &
+  with_store import "${archives[@]}" &
   imports+=($!)
   for i in $(nodes); do
     if ! node_pid "$i" >/dev/null; then

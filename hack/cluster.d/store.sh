@@ -44,20 +44,28 @@ copy_store() ( # copy_store ROOT: to a node's root, unless it has one; only the 
   mv "$1.part" "$1"
 )
 
-import() { # import ARCHIVE...: what is new of them, to the containerd at CONTAINERD_ADDRESS
-  local archive images name digest
+collect_garbage() { ctr leases delete --sync "$(ctr leases create)" >/dev/null; } # any removal does, if it is told to wait
+
+# import ARCHIVE...: what is new of them, to the containerd at CONTAINERD_ADDRESS; what no image needs any more goes. While
+# ctr unpacks an image it holds what is new of it, but not what was unpacked before, which is nobody's at that moment if
+# the image replaces one: garbage is collected at any time. So an image that is replaced keeps a name until the new one
+# is there, and half of what an import has left that was cut off is not built upon, but goes first.
+import() {
+  local archive images name old digest
+  collect_garbage
   for archive in "$@"; do
     images=$("$PARTS/archive.py" names "$archive")
     while read -r name digest; do
-      [[ $(ctr images ls "name==\"$name\"" | awk 'NR > 1 {print $3}') != "$digest" ]] || continue
+      [[ $(digest_of "$name") != "$digest" ]] || continue
+      while read -r old _; do
+        [[ -z $(digest_of "$old") ]] || ctr images tag --force "$old" "$old-replaced" >/dev/null
+      done <<<"$images"
       ctr content ls --quiet | "$PARTS/archive.py" stream "$archive" | ctr images import - >/dev/null
       break # with this one all others of the archive came
     done <<<"$images"
   done
+  ctr images ls --quiet 'name~=-replaced$' | xargs --no-run-if-empty ctr images rm >/dev/null
+  collect_garbage
 }
 
-import_and_prune() { # import_and_prune ARCHIVE...: and removes what no image needs any more
-  import "$@"
-  ctr images tag --force localhost/pause:3.10 localhost/none >/dev/null
-  ctr images rm --sync localhost/none >/dev/null # any removal does: --sync collects all garbage
-}
+digest_of() { ctr images check "name==\"$1\"" | awk '$NF == "true" {print $3}'; } # digest_of NAME: if it is unpacked
