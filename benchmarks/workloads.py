@@ -222,7 +222,8 @@ _ALL = (
         name="RB1",
         title="B1 with a policy worker over gRPC, one actor",
         policy_workers=1,
-        **{**_B1, "actors": 1},  # a question of 64 lanes costs hardly more than one of 16
+        ring_size=2,
+        **{**_B1, "actors": 1},  # a question of 32 lanes costs hardly more than one of 16
     ),
     Workload(name="R2", title="W2 with a policy worker over gRPC", policy_workers=1, **_W2),
     Workload(name="G2", title="Pong on a GPU, 8 x 128 and minibatch 256 for each core, 4 epochs", **_G2),
