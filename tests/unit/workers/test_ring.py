@@ -142,6 +142,22 @@ def test_a_group_goes_on_while_the_other_waits(bench: Bench) -> None:
     assert b"rlsrl_rollouts_total 2.0" in generate_latest(bench.context.metrics.registry)
 
 
+def test_groups_that_were_answered_together_do_not_ask_together_again(bench: Bench) -> None:
+    start(bench, 2)
+    answer(bench.asked())
+    bench.poll()  # the first group steps and asks
+    assert bench.server.num_waiting == 0
+    bench.poll()  # so does the second, when the first one's question is under way
+    batch = bench.server.next_batch(1000, 0.0)
+    assert batch is not None
+    questions = (*batch.requests, *bench.asked().requests)
+    assert len(questions) == 2
+    frames = [request.observation["observation"] for request in questions]
+    for group, frame in zip(bench.worker._groups, frames, strict=True):
+        assert group.slot is not None
+        np.testing.assert_array_equal(group.slot.arrays["observation"][1], frame)
+
+
 def test_scarce_credits_go_round(bench: Bench) -> None:
     turns = []
     for _ in range(4):

@@ -98,7 +98,11 @@ class RingWorker(Worker[ActorConfig]):
 
     def _next_answer(self, parts: RingParts) -> Answer | None:
         """The answer that came first; None if none comes in time, or nothing was asked."""
-        if not self._answers and self._groups_asking:
+        if self._answers:
+            # Sends what was asked since: sent after the next step, groups that were answered together would be so for
+            # ever, and nobody would step while another's answer is on its way.
+            self._answers.extend(parts.client.wait(0.0))
+        elif self._groups_asking:
             with self._context.waiting("inference"):
                 self._answers.extend(parts.client.wait(WAKE_SECONDS))
             if not self._answers:
