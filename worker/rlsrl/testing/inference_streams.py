@@ -273,6 +273,16 @@ class InferenceStreamConformance:
         assert server.num_waiting == 1
         until(lambda: not client.wait(0.0) and server.num_waiting == 2)
 
+    def test_a_wait_of_no_time_asks(self, bench: InferenceBench) -> None:
+        server, client = bench.server(), bench.own_client()
+        client.submit(request(1))
+        until(lambda: not client.wait(0.0) and server.num_waiting == 1)
+        answer(take(server))
+        wait_for(client, 1)
+        client.submit(request(2))
+        assert client.wait(0.0) == []
+        until(lambda: server.num_waiting == 1)
+
     def test_waiting_for_a_batch_ends_with_the_time_a_request_or_close(
         self, bench: InferenceBench, pool: ThreadPoolExecutor
     ) -> None:
