@@ -365,6 +365,7 @@ class SampleStreamConformance:
         bench.take(consumer, 1)
         bench.flush(consumer, producer)
         consumer.close()
+        bench.lose(producer)
         successor = bench.consumer()
         bench.connect(successor, producer)
         successor.grant(NUM_LANES, V2)

@@ -8,6 +8,7 @@ so that those start fast.
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -63,6 +64,9 @@ class Transport(Protocol):
     def has_heard(self, consumer: ObservableConsumer, producer: SampleProducer, name: ProducerId) -> bool:
         """Whether the producer's last touch has reached the consumer."""
 
+    def has_lost(self, producer: SampleProducer) -> bool:
+        """Whether the producer, whose consumer is gone, knows that by now."""
+
 
 class _ByName:
     """What transports share whose addresses are any names, and whose ends share memory."""
@@ -75,6 +79,10 @@ class _ByName:
 
     def has_heard(self, consumer: ObservableConsumer, producer: SampleProducer, name: ProducerId) -> bool:
         del consumer, producer, name
+        return True
+
+    def has_lost(self, producer: SampleProducer) -> bool:
+        del producer
         return True
 
 
@@ -123,6 +131,10 @@ class UnixTransport:
         assert isinstance(consumer, GrpcSampleConsumer)
         assert isinstance(producer, GrpcSampleProducer)
         return consumer.touches.get(name) == producer.touches
+
+    def has_lost(self, producer: SampleProducer) -> bool:
+        assert isinstance(producer, GrpcSampleProducer)
+        return producer.retries_at < math.inf
 
 
 class TcpTransport(UnixTransport):
@@ -299,6 +311,16 @@ class StreamBench:
             while consumer.producers == before:
                 assert self.try_acquire(consumer, producer) is None
                 assert time.monotonic() < deadline, "it never connected"
+
+    def lose(self, producer: SampleProducer) -> None:
+        """Let a producer whose consumer is gone see that; until then it takes up the credits it has."""
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            producer.flush(0.0)  # nothing is unacknowledged: a look at what has come
+            if self._transport.has_lost(producer):
+                return
+            assert time.monotonic() < deadline, "it never saw that"
+            self._pause.wait(0.001)
 
     def flush(self, consumer: SampleConsumer, producer: SampleProducer) -> None:
         """Serve until all that was posted is acknowledged."""
