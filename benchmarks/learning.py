@@ -8,7 +8,8 @@ whose trainer is slowed down, with the lag of the weights as good as unbounded, 
 nothing. HalfCheetah: the ratio of the median returns after a million steps. Pong: the mean return after as many.
 
 Each run is kept in ``docs/benchmarks/learning-NAME.json`` once it is over, and not made again: whoever was interrupted
-goes on. No figure is a matter of time, so that other work on the machine does no harm.
+goes on. A change of how rlsrl learns takes ``--anew``, which forgets its runs first. No figure is a matter of time, so
+that other work on the machine does no harm.
 
 Ends with 0 if rlsrl learns alike, and 1 if not, or if that is not decided.
 """
@@ -188,6 +189,13 @@ class Runs:
             programs[program.name]["runs"][str(seed)] = run
             write(self._path, {"programs": programs})  # what was judged before was of fewer runs, or of others
 
+    def forget(self, name: str) -> None:
+        """A program's runs, which say nothing any more; nor does what was judged of them."""
+        with self._lock:
+            programs = self._kept()["programs"]
+            programs.pop(name, None)
+            write(self._path, {"programs": programs})
+
     def judge(self, verdicts: Mapping[str, Any]) -> None:
         """Keep what came of it all."""
         with self._lock:
@@ -253,10 +261,17 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
     return {seed: every[seed] for seed in seeds}
 
 
-def compare(name: str, *, folder: Path = FOLDER, comparisons: Mapping[str, Comparison] = COMPARISONS) -> bool:
-    """Make runs until it is decided, or enough were tried; whether rlsrl learns alike, and the control worse."""
+def compare(
+    name: str, *, anew: bool = False, folder: Path = FOLDER, comparisons: Mapping[str, Comparison] = COMPARISONS
+) -> bool:
+    """Make runs until it is decided, or enough were tried; whether rlsrl learns alike, and the control worse.
+
+    With ``anew`` rlsrl's kept runs are forgotten first.
+    """
     comparison = comparisons[name]
     runs = Runs(folder / f"{KEPT_AS}{name}.json")
+    for forgotten in (RLSRL, HINDERED) if anew else ():
+        runs.forget(forgotten)
     rlsrl, single = programs_of(comparison)
     single.contestant.install()
     say(f"{name}: {comparison.what}")
@@ -334,10 +349,11 @@ def main() -> int:
     """Compare, keep, say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("comparison", choices=COMPARISONS)
+    parser.add_argument("--anew", action="store_true", help="forget rlsrl's kept runs first: it learns otherwise now")
     arguments = parser.parse_args()
     ended_by_signals()
     try:
-        return 0 if compare(arguments.comparison) else 1
+        return 0 if compare(arguments.comparison, anew=arguments.anew) else 1
     except ContestantFailed as error:
         print(f"learning: {error}", file=sys.stderr)
         return 2

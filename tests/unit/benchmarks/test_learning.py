@@ -66,8 +66,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return play
 
 
-def judged(comparison: Comparison, folder: Path) -> tuple[bool, dict[str, Any]]:
-    good = compare("cartpole", folder=folder, comparisons={"cartpole": comparison})
+def judged(comparison: Comparison, folder: Path, *, anew: bool = False) -> tuple[bool, dict[str, Any]]:
+    good = compare("cartpole", anew=anew, folder=folder, comparisons={"cartpole": comparison})
     return good, json.loads((folder / "learning-cartpole.json").read_text())
 
 
@@ -122,6 +122,14 @@ def test_a_run_that_is_kept_is_not_made_again(tmp_path: Path, stage: Stage, made
     assert made() == first
     judged(stage(rlsrl=10_000, single=10_000, hindered=50_000, seeds=4, most_seeds=4), tmp_path)
     assert sorted(made()[len(first) :]) == sorted(f"{name} 4" for name in (RLSRL, SINGLE_FILE, HINDERED))
+
+
+def test_rlsrl_can_be_asked_anew(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
+    comparison = stage(rlsrl=10_000, single=10_000, hindered=50_000)
+    judged(comparison, tmp_path)
+    first = made()
+    assert judged(comparison, tmp_path, anew=True)[0]
+    assert sorted(made()[len(first) :]) == sorted(f"{name} {seed}" for name in (RLSRL, HINDERED) for seed in (1, 2, 3))
 
 
 def test_a_verdict_is_forgotten_with_the_next_run(tmp_path: Path) -> None:
