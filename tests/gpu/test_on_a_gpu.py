@@ -75,7 +75,7 @@ def learner_of(kind: str, device: torch.device, initial: Parameters | None = Non
     learner = Learner(ppo, initial, learning_rate=1e-3, seed=3, device=device, **bounds)
     own = [learner._params, *vars(learner._adam).values()]
     assert {tensor.device for tensor in own} == {device}
-    rows = ppo.prepare(learner._params, slots_of(kind, 0), one_rank).rows
+    rows = ppo.prepare(learner._params, slots_of(kind, 0), one_rank, ppo.evaluate).rows
     assert {tensor.device for tensor in rows.values()} == {device}
     return learner
 

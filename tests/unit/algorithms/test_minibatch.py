@@ -297,7 +297,7 @@ def test_compiled_in_pieces_it_computes_the_same(kind: str, monkeypatch: pytest.
     monkeypatch.setattr(gradients, "SpareCore", Counting)
     check(train_both(kind, 2))
     assert set(done) == {4}
-    assert graphs[:2] == [1, 2], "that of a piece is there before two threads need it, then that of the rest"
+    assert graphs[:2] == [2, 3], "the evaluation's, a piece's before two threads need it, then that of the rest"
 
 
 @pytest.mark.usefixtures("tracing_only")
@@ -369,7 +369,7 @@ def test_the_compiled_step_is_taken_for_batches_of_its_form_and_no_other(
     for seed in range(2):
         calls.clear()
         learner.step(slots_of(kind, seed))
-        assert len(calls) == 2 * NUM_STEPS * NUM_LANES // 16
+        assert len(calls) == 1 + 2 * NUM_STEPS * NUM_LANES // 16, "the evaluation and each minibatch"
     calls.clear()
     learner.step(random_slot(KINDS[kind][1], num_steps=NUM_STEPS, num_lanes=8, rng=np.random.default_rng(0)).arrays)
     assert calls == []

@@ -8,7 +8,6 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from rlsrl.algorithms import ppo as ppo_module
 from rlsrl.algorithms.base import INDEX, Batch, one_rank
 from rlsrl.algorithms.ppo import Ppo, clipped_square_error, clipped_surrogate
 from rlsrl.algorithms.schedules import LinearSchedule
@@ -64,6 +63,10 @@ def coefficients(ppo: Ppo, env_steps: int = 0) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(value) for name, value in ppo.coefficients(env_steps).items()}
 
 
+def prepared(ppo: Ppo, params: torch.Tensor, slots: Arrays) -> Batch:
+    return ppo.prepare(params, slots, one_rank, ppo.evaluate)
+
+
 def minibatches(ppo: Ppo, batch: Batch, seed: int = 0) -> list[dict[str, torch.Tensor]]:
     schedule = ppo.schedule(batch, np.random.default_rng(seed), one_rank)
     return [
@@ -76,17 +79,22 @@ def minibatches(ppo: Ppo, batch: Batch, seed: int = 0) -> list[dict[str, torch.T
 
 @pytest.mark.parametrize("env_spec", [ENV_SPEC, continuous_env_spec(3, 2)], ids=["discrete", "continuous"])
 def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
-    """The same numbers from torch's modules and distributions over the transitions alone, one unmasked minibatch."""
+    """The same numbers from torch's modules and distributions over the transitions alone, one unmasked minibatch.
+
+    The policy that acted is not the one that the step begins with.
+    """
     policy = make_policy(env_spec)
     ppo = Ppo(policy, **SETTINGS | {"minibatch_size": NUM_STEPS * NUM_LANES, "epochs": 1})
     behind = make_params(policy)
+    acting = behind + 0.3 * make_params(policy, 2)
     params = (behind + 0.5 * make_params(policy, 1)).requires_grad_()
     slots = make_slots(env_spec=env_spec)
     acted_on = {"observation": torch.from_numpy(slots["observation"][:-1].reshape(-1, 3))}
     actions = torch.from_numpy(slots["action"].reshape(NUM_STEPS * NUM_LANES, *env_spec.action.array.shape))
-    acted = distribution(env_spec, policy.pure(behind, acted_on)[0]).log_prob(actions)
+    acted = distribution(env_spec, policy.pure(acting, acted_on)[0]).log_prob(actions)
+    begun = distribution(env_spec, policy.pure(behind, acted_on)[0]).log_prob(actions)
     slots["behavior_log_prob"][...] = acted.numpy().reshape(NUM_STEPS, NUM_LANES)
-    batch = ppo.prepare(behind, slots, one_rank)
+    batch = prepared(ppo, behind, slots)
     (minibatch,) = minibatches(ppo, batch)
     loss, aux = ppo.loss(params, {}, minibatch)
     (gradient,) = torch.autograd.grad(loss, params)
@@ -99,8 +107,10 @@ def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
     torch.nn.utils.vector_to_parameters(params.detach(), network.parameters())
     parameters, value = network({"observation": rows["observation"]})
     chosen_by = distribution(env_spec, parameters)
-    ratio = torch.exp(chosen_by.log_prob(rows["action"]) - rows["behavior_log_prob"])
-    normalized = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    ratio = torch.exp(chosen_by.log_prob(rows["action"]) - begun[chosen])
+    importance = torch.exp(begun - acted)[chosen]
+    assert importance.std() > 0.05
+    normalized = importance * (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     policy_loss = torch.max(-normalized * ratio, -normalized * torch.clamp(ratio, 0.8, 1.2)).mean()
     kept = rows["value"] + torch.clamp(value - rows["value"], -0.2, 0.2)
     value_loss = 0.5 * torch.max((value - rows["return"]) ** 2, (kept - rows["return"]) ** 2).mean()
@@ -129,7 +139,7 @@ def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
 def test_prepared_rows_are_values_and_advantages_of_the_parameters_given() -> None:
     policy = make_policy()
     params, slots = make_params(policy), make_slots()
-    batch = Ppo(policy, **SETTINGS).prepare(params, slots, one_rank)
+    batch = prepared(Ppo(policy, **SETTINGS), params, slots)
     frames = torch.from_numpy(slots["observation"].reshape(-1, 3))
     value = policy.pure(params, {"observation": frames})[1].reshape(NUM_STEPS + 1, NUM_LANES)
     torch.testing.assert_close(batch.rows["value"], value[:-1].reshape(-1))
@@ -143,22 +153,34 @@ def test_prepared_rows_are_values_and_advantages_of_the_parameters_given() -> No
     assert batch.metrics["explained_variance"] == pytest.approx(float(explained), rel=1e-4)
 
 
-def test_values_of_large_observations_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_begins_with_the_policy_that_acted_weighs_all_advantages_alike() -> None:
     policy = make_policy()
     params, slots = make_params(policy), make_slots()
     ppo = Ppo(policy, **SETTINGS)
-    whole = ppo.prepare(params, slots, one_rank).rows["value"]
-    sizes: list[int] = []
-    value = policy.pure.value
-    monkeypatch.setattr(
-        policy.pure, "value", lambda *given: sizes.append(len(given[1]["observation"])) or value(*given)
-    )
-    for inputs, rows in ((3 * 7, 7), (1, 1)):
-        monkeypatch.setattr(ppo_module, "VALUE_INPUTS", inputs)
-        sizes.clear()
-        torch.testing.assert_close(ppo.prepare(params, slots, one_rank).rows["value"], whole, rtol=1e-5, atol=1e-6)
-        assert max(sizes) == rows
-        assert sum(sizes) == (NUM_STEPS + 1) * NUM_LANES
+    proximal = prepared(ppo, params, slots).rows["proximal_log_prob"].numpy().reshape(NUM_STEPS, NUM_LANES)
+    slots["behavior_log_prob"][...] = proximal
+    alike = prepared(ppo, params, slots)
+    assert (alike.aside["importance"] == 1.0).all()
+    assert alike.metrics["behavior_kl"] == 0.0
+    slots["behavior_log_prob"][...] = proximal - np.float32(np.log(2.0))
+    twice = prepared(ppo, params, slots)
+    np.testing.assert_allclose(twice.aside["importance"], 2.0, rtol=1e-6)
+    assert twice.metrics["behavior_kl"] == pytest.approx(1.0 - np.log(2.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("env_spec", [ENV_SPEC, continuous_env_spec(3, 2)], ids=["discrete", "continuous"])
+def test_what_stands_where_no_action_was_taken_is_not_read(env_spec: EnvSpec) -> None:
+    policy = make_policy(env_spec)
+    params, slots = make_params(policy), make_slots(env_spec=env_spec)
+    ppo = Ppo(policy, **SETTINGS)
+    expected = prepared(ppo, params, slots)
+    assert not slots["mask"].all()
+    slots["action"][~slots["mask"]] = -7 if env_spec.action.kind == "discrete" else np.nan
+    slots["behavior_log_prob"][~slots["mask"]] = np.nan
+    found = prepared(ppo, params, slots)
+    assert found.metrics == expected.metrics
+    for one, other in zip(minibatches(ppo, found), minibatches(ppo, expected), strict=True):
+        assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
 
 
 def test_rewards_are_kept_within_the_range_for_training_and_the_slot_keeps_them_as_they_were() -> None:
@@ -168,22 +190,22 @@ def test_rewards_are_kept_within_the_range_for_training_and_the_slot_keeps_them_
     raw = slots["reward"].copy()
     clipped = {**slots, "reward": np.clip(raw, -1.5, 1.5)}
     assert (clipped["reward"] != raw).any()
-    expected = Ppo(policy, **SETTINGS).prepare(params, clipped, one_rank)
-    found = Ppo(policy, **SETTINGS, reward_clip=1.5).prepare(params, slots, one_rank)
+    expected = prepared(Ppo(policy, **SETTINGS), params, clipped)
+    found = prepared(Ppo(policy, **SETTINGS, reward_clip=1.5), params, slots)
     np.testing.assert_array_equal(found.rows["return"], expected.rows["return"])
     np.testing.assert_array_equal(slots["reward"], raw)
 
 
 def test_prepare_copies_no_observation_that_its_network_takes_as_it_is() -> None:
     policy, slots = make_policy(), make_slots()
-    batch = Ppo(policy, **SETTINGS).prepare(make_params(policy), slots, one_rank)
+    batch = prepared(Ppo(policy, **SETTINGS), make_params(policy), slots)
     assert np.shares_memory(batch.rows["observation"].numpy(), slots["observation"])
 
 
 def test_each_epoch_visits_each_transition_once_in_an_order_of_its_own() -> None:
     policy, slots = make_policy(), make_slots()
     ppo = Ppo(policy, **SETTINGS)
-    batch = ppo.prepare(make_params(policy), slots, one_rank)
+    batch = prepared(ppo, make_params(policy), slots)
     schedule = ppo.schedule(batch, np.random.default_rng(0), one_rank)
     assert schedule[INDEX].shape == schedule["weight"].shape == schedule["advantage"].shape == (3 * 4, 16)
     orders = [
@@ -199,9 +221,11 @@ def test_each_epoch_visits_each_transition_once_in_an_order_of_its_own() -> None
 def test_advantages_are_normalised_over_the_transitions_of_each_minibatch() -> None:
     policy = make_policy()
     ppo = Ppo(policy, **SETTINGS)
-    batch = ppo.prepare(make_params(policy), make_slots(), one_rank)
-    for minibatch in minibatches(ppo, batch):
-        advantage = minibatch["advantage"][minibatch["weight"] > 0]
+    batch = prepared(ppo, make_params(policy), make_slots())
+    schedule = ppo.schedule(batch, np.random.default_rng(0), one_rank)
+    normalised = schedule["advantage"] / torch.from_numpy(batch.aside["importance"])[schedule[INDEX]]
+    for k in range(len(normalised)):
+        advantage = normalised[k][schedule["weight"][k] > 0]
         assert len(advantage) < 17
         torch.testing.assert_close(advantage.mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
         torch.testing.assert_close(advantage.std(), torch.tensor(1.0), atol=1e-5, rtol=0)
@@ -210,10 +234,10 @@ def test_advantages_are_normalised_over_the_transitions_of_each_minibatch() -> N
 def test_advantages_stay_as_they_are_if_not_normalised() -> None:
     policy = make_policy()
     ppo = Ppo(policy, **SETTINGS | {"normalize_advantages": False})
-    batch = ppo.prepare(make_params(policy), make_slots(), one_rank)
+    batch = prepared(ppo, make_params(policy), make_slots())
     schedule = ppo.schedule(batch, np.random.default_rng(0), one_rank)
     chosen = schedule["weight"] > 0
-    expected = torch.from_numpy(batch.aside["advantage"])[schedule[INDEX]]
+    expected = torch.from_numpy(batch.aside["advantage"] * batch.aside["importance"])[schedule[INDEX]]
     assert torch.equal(schedule["advantage"][chosen], expected[chosen])
 
 
@@ -227,7 +251,7 @@ def test_two_ranks_shares_add_up_to_the_loss_of_the_whole_batch() -> None:
     halves = [
         {name: array[:, lanes].copy() for name, array in slots.items() if array.ndim > 1} for lanes in ([0, 1], [2, 3])
     ]
-    batches = [ppo.prepare(params, half, one_rank) for half in halves]
+    batches = [prepared(ppo, params, half) for half in halves]
     sums: list[np.ndarray] = []
     for batch in batches:
         ppo.schedule(batch, np.random.default_rng(0), lambda values: sums.append(values) or values)
@@ -237,7 +261,7 @@ def test_two_ranks_shares_add_up_to_the_loss_of_the_whole_batch() -> None:
         minibatch = {path: rows[schedule[INDEX][0]] for path, rows in batch.rows.items()}
         minibatch |= {name: entry[0] for name, entry in schedule.items()} | coefficients(ppo)
         shares.append(ppo.loss(params, {}, minibatch)[0])
-    whole = whole_ppo.prepare(params, slots, one_rank)
+    whole = prepared(whole_ppo, params, slots)
     (minibatch,) = minibatches(whole_ppo, whole)
     torch.testing.assert_close(shares[0] + shares[1], whole_ppo.loss(params, {}, minibatch)[0], rtol=1e-5, atol=1e-6)
 
@@ -268,7 +292,7 @@ def test_gradients_flow_only_where_a_term_reaches(
 ) -> None:
     policy = make_policy()
     ppo = Ppo(policy, **SETTINGS | settings)
-    minibatch = minibatches(ppo, ppo.prepare(make_params(policy), make_slots(), one_rank))[0]
+    minibatch = minibatches(ppo, prepared(ppo, make_params(policy), make_slots()))[0]
     minibatch["advantage"] = minibatch["advantage"] * advantage_scale
     gradients = tower_gradients(policy, ppo, minibatch)
     assert {name for name, total in gradients.items() if total > 0} == moved
@@ -278,7 +302,7 @@ def test_more_entropy_lowers_the_loss() -> None:
     policy = make_policy()
     plain, bonus = (Ppo(policy, **SETTINGS | {"entropy_coefficient": c}) for c in (0.0, 0.5))
     params = make_params(policy)
-    minibatch = minibatches(plain, plain.prepare(params, make_slots(), one_rank))[0]
+    minibatch = minibatches(plain, prepared(plain, params, make_slots()))[0]
     (loss, aux), (with_bonus, _) = (ppo.loss(params, {}, minibatch | coefficients(ppo)) for ppo in (plain, bonus))
     torch.testing.assert_close(loss - with_bonus, 0.5 * aux.metrics["entropy"])
 
@@ -311,7 +335,7 @@ def test_the_value_error_is_the_larger_of_both_and_flat_where_it_is_stuck(value:
 def test_without_value_clipping_the_value_loss_is_the_plain_square() -> None:
     policy = make_policy()
     ppo = Ppo(policy, **SETTINGS | {"clip_value_loss": False})
-    minibatch = minibatches(ppo, ppo.prepare(make_params(policy), make_slots(), one_rank))[0]
+    minibatch = minibatches(ppo, prepared(ppo, make_params(policy), make_slots()))[0]
     params = make_params(policy, 1)
     _, aux = ppo.loss(params, {}, minibatch)
     _, value = policy.pure(params, minibatch)
@@ -327,7 +351,7 @@ def test_scheduled_coefficients_are_those_of_the_moment() -> None:
         "entropy_coefficient": LinearSchedule(start=0.0, end=0.5, env_steps=200),
     }
     scheduled = Ppo(policy, **SETTINGS | settings)
-    minibatch = minibatches(scheduled, scheduled.prepare(make_params(policy), make_slots(), one_rank))[0]
+    minibatch = minibatches(scheduled, prepared(scheduled, make_params(policy), make_slots()))[0]
     params = make_params(policy, 1)
     for env_steps, clip_range, entropy_coefficient in [(0, 0.3, 0.0), (100, 0.28, 0.25), (5000, 0.1, 0.5)]:
         constant = Ppo(policy, **SETTINGS | {"clip_range": clip_range, "entropy_coefficient": entropy_coefficient})
@@ -338,7 +362,7 @@ def test_scheduled_coefficients_are_those_of_the_moment() -> None:
 def test_a_batch_that_cannot_be_cut_evenly_is_refused() -> None:
     policy = make_policy()
     with pytest.raises(ValueError, match="16 steps x 3 lanes = 48 rows cannot be cut into minibatches of 20"):
-        Ppo(policy, **SETTINGS | {"minibatch_size": 20}).prepare(make_params(policy), make_slots(num_lanes=3), one_rank)
+        prepared(Ppo(policy, **SETTINGS | {"minibatch_size": 20}), make_params(policy), make_slots(num_lanes=3))
 
 
 def test_a_minibatch_without_transitions_weighs_nothing() -> None:
@@ -346,7 +370,7 @@ def test_a_minibatch_without_transitions_weighs_nothing() -> None:
     ppo = Ppo(policy, **SETTINGS)
     slots["mask"][...] = False
     slots["mask"][0, 0] = True
-    batch = ppo.prepare(make_params(policy), slots, one_rank)
+    batch = prepared(ppo, make_params(policy), slots)
     losses = [float(ppo.loss(make_params(policy, 1), {}, minibatch)[0]) for minibatch in minibatches(ppo, batch)]
     assert sum(loss != 0.0 for loss in losses) == SETTINGS["epochs"]
     assert np.isfinite(losses).all()
@@ -357,7 +381,7 @@ def test_the_loss_compiles_whole_and_once(env_spec: EnvSpec) -> None:
     """No graph break, and no second compilation where a coefficient changes: what the compiled step will rest on."""
     policy = make_policy(env_spec)
     ppo = Ppo(policy, **SETTINGS | {"clip_range": LinearSchedule(start=0.3, end=0.1, env_steps=1000)})
-    batch = ppo.prepare(make_params(policy), make_slots(env_spec=env_spec), one_rank)
+    batch = prepared(ppo, make_params(policy), make_slots(env_spec=env_spec))
     minibatch, params = minibatches(ppo, batch)[0], make_params(policy, 1)
 
     def value_and_metrics(vector: torch.Tensor, minibatch: dict[str, torch.Tensor]) -> Any:

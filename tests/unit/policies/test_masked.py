@@ -186,7 +186,7 @@ def test_training_on_masked_rollouts_is_finite_though_final_frames_allow_nothing
         value_coefficient=0.5, epochs=1, minibatch_size=NUM_STEPS * NUM_LANES, normalize_advantages=True,
     )  # fmt: skip
     params = torch.from_numpy(policy.parameters(Version(1, 0)).vector.copy())
-    batch = ppo.prepare(params, arrays, one_rank)
+    batch = ppo.prepare(params, arrays, one_rank, ppo.evaluate)
     schedule = ppo.schedule(batch, np.random.default_rng(0), one_rank)
     rows = {path: tensor[schedule[INDEX][0]] for path, tensor in batch.rows.items()}
     entries = {name: entry[0] for name, entry in schedule.items() if name != INDEX}
@@ -196,6 +196,7 @@ def test_training_on_masked_rollouts_is_finite_though_final_frames_allow_nothing
     assert torch.isfinite(gradient).all()
     assert gradient.any()
     # The ratio to what the actor wrote is 1 with the very same weights: both saw the mask alike.
+    assert abs(batch.metrics["behavior_kl"]) < 1e-6
     assert abs(float(aux.metrics["approx_kl"])) < 1e-6
     assert float(aux.metrics["clip_fraction"]) == 0.0
 

@@ -70,21 +70,6 @@ def test_tanh_is_torchs_to_the_last_bits_and_so_is_its_gradient() -> None:
     assert Tanh()(torch.tensor(math.nan)).isnan()
 
 
-@pytest.mark.parametrize("env_spec", [ENV_SPEC, continuous_env_spec()], ids=["discrete", "continuous"])
-def test_the_value_alone_is_that_of_the_whole(env_spec: EnvSpec) -> None:
-    pure = PureNetwork(network := build_network(MlpActorCritic, env_spec, {}, seed=0))
-    vector = vectors(network).detach()
-    (path, spec), *_ = env_spec.observation.items()
-    observation = {path: torch.randn(50, *spec.shape)}
-    assert torch.equal(pure.value(vector, observation), pure(vector, observation)[1])
-    assert all(isinstance(parameter, nn.Parameter) for parameter in network.parameters()), "put back"
-
-
-def test_a_network_without_a_way_to_the_value_alone_is_evaluated_whole() -> None:
-    network = Returns((torch.zeros(3, 2), torch.arange(3.0)))
-    assert torch.equal(PureNetwork(network).value(vectors(network), {}), torch.arange(3.0))
-
-
 class Heads(nn.Module):
     """Its layers have names that somebody else might call."""
 
@@ -100,7 +85,7 @@ class Heads(nn.Module):
 def test_a_networks_layers_may_be_called_as_they_like() -> None:
     network, observation = Heads(), {"observation": torch.randn(5, 4)}
     expected = network(observation)[1]
-    assert torch.equal(PureNetwork(network).value(vectors(network), observation), expected)
+    assert torch.equal(PureNetwork(network)(vectors(network), observation)[1], expected)
     policy = TorchPolicy(network, ENV_SPEC)
     policy.load(policy.parameters(Version(1, 1)))
     (answer,) = policy.rollout([RolloutRequest(observation={"observation": observation["observation"].numpy()})])

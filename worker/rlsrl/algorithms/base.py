@@ -19,6 +19,9 @@ Tensors = Mapping[str, Tensor]
 Reduce = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """Sums a small array over the data-parallel ranks; all of them call it, in the same order."""
 
+Evaluate = Callable[[Tensor, Tensors], Tensors]
+"""``Algorithm.evaluate``, or what computes the same otherwise: in parts, compiled."""
+
 INDEX = "index"
 """The schedule's one required entry: [K, M] int64, the batch rows of each of K minibatches of M."""
 
@@ -60,11 +63,20 @@ class Algorithm(ABC):
         return {}
 
     @abstractmethod
-    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce) -> Batch:
+    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
         """Turn slots (B lanes under the field names of ``data.slots``) into rows, with these parameters, once a step.
+
+        ``evaluate`` is called once, and does what the method of that name does.
 
         Raises:
             ValueError: the lanes do not fit what the algorithm was made for.
+        """
+
+    @abstractmethod
+    def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
+        """What ``prepare`` has to know of the network, of each row by itself: each [N, ...] -> each [N, ...].
+
+        PURE, as ``loss`` is. Rows may be evaluated a part at a time.
         """
 
     @abstractmethod

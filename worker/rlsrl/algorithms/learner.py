@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsrl.algorithms.adam import AdamState
-from rlsrl.algorithms.base import Algorithm, Batch, Reduce, Tensors, one_rank
+from rlsrl.algorithms.base import Algorithm, Batch, Evaluate, Reduce, Tensors, one_rank
+from rlsrl.algorithms.evaluation import compiled_evaluation, evaluated_in_parts
 from rlsrl.algorithms.minibatch import Inputs, LocalSteps, ParallelSteps, Step
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.schedules import Scheduled, value_at
@@ -86,9 +87,10 @@ class Learner:
         self._reduce = reduce
         bounds = {"adam_epsilon": adam_epsilon, "max_gradient_norm": max_gradient_norm}
         self._steps = ParallelSteps(algorithm, self._params, **bounds) if parallel else LocalSteps(algorithm, **bounds)
+        self._evaluate = evaluated_in_parts(algorithm.evaluate)
         self._minibatch_step: Step | None = None
         """None until it is needed: on several ranks, they make it together."""
-        self._compiled: Callable[[], Step] | None = None
+        self._compiled: tuple[Evaluate, Callable[[], Step]] | None = None
         self._rng = np.random.default_rng(seed)
         self._adam = AdamState.zeros(self._params)
         self._state = algorithm.initial_state(self._params)
@@ -108,7 +110,7 @@ class Learner:
         """
         with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is seen and counted below
             seen, counts = self._normalizer.step(slots, self._reduce)
-            batch = self._algorithm.prepare(self._params, seen, self._reduce)
+            batch = self._algorithm.prepare(self._params, seen, self._reduce, self._evaluate)
             schedule = self._algorithm.schedule(batch, self._rng, self._reduce)
         settings = self._settings()
         if self._minibatch_step is None:
@@ -138,16 +140,18 @@ class Learner:
             Exception: see ``Steps.compile``.
         """
         seen, _ = copy.deepcopy(self._normalizer).step(slots, one_rank)
-        batch = self._algorithm.prepare(self._params, seen, one_rank)
+        evaluate = evaluated_in_parts(compiled_evaluation(self._algorithm.evaluate, self._params.device))
+        batch = self._algorithm.prepare(self._params, seen, one_rank, evaluate)
         schedule = self._algorithm.schedule(batch, np.random.default_rng(0), one_rank)
         example = next(self._inputs(batch, schedule, self._settings()))
         adam = AdamState.of(**{name: tensor.clone() for name, tensor in self._adam.stored().items()})
-        self._compiled = self._steps.compile(example._replace(params=self._params.clone(), adam=adam))
+        self._compiled = evaluate, self._steps.compile(example._replace(params=self._params.clone(), adam=adam))
 
     def use_compiled(self) -> None:
         """From the next step on train by what ``compile`` has made; on all ranks together."""
         assert self._compiled is not None, "compiled before"  # noqa: S101 - an invariant of our own
-        self._minibatch_step, self._compiled = self._compiled(), None
+        (self._evaluate, minibatch_step), self._compiled = self._compiled, None
+        self._minibatch_step = minibatch_step()
 
     def _settings(self) -> dict[str, float]:
         """The learning rate and the coefficients of the moment, by name."""

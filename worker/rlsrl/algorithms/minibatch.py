@@ -9,9 +9,7 @@ what comes after it another, and DDP sums between the two. So it is on one whose
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FunctionType
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from rlsrl.algorithms.adam import AdamState, adam_step_
 from rlsrl.algorithms.base import Algorithm, Tensors
+from rlsrl.algorithms.compiled import compiled, compiling, form
 from rlsrl.algorithms.gradients import (
     FlatLoss,
     Gradients,
@@ -96,18 +95,18 @@ class LocalSteps:
         """See ``Steps``."""
         gradients, device = PureGradients(self._algorithm), example.params.device
         step = _step_of(gradients, self._descend)
-        with _compiling():
+        with compiling():
             cut = pieces(example.rows, example.entry)
             if len(cut) == 1:
-                compiled: Step = _compiled(step, device)
+                graph: Step = compiled(step, device)
             else:
                 # By two threads at once: what is compiled no longer changes the network while it runs (PureNetwork).
-                of_a_piece: Gradients = _compiled(gradients, device)
+                of_a_piece: Gradients = compiled(gradients, device)
                 of_a_piece(example.params, example.state, example.rows, cut[0])  # or each of them would compile it
-                compiled = _step_of(PiecedGradients(of_a_piece), _compiled(self._descend, device))
-            compiled(example)
-        form = _form(example)
-        return lambda: lambda inputs: (compiled if _form(inputs) == form else step)(inputs)
+                graph = _step_of(PiecedGradients(of_a_piece), compiled(self._descend, device))
+            graph(example)
+        known = _form(example)
+        return lambda: lambda inputs: (graph if _form(inputs) == known else step)(inputs)
 
 
 class ParallelSteps:
@@ -127,7 +126,7 @@ class ParallelSteps:
         """See ``Steps``."""
         loss = FlatLoss(self._algorithm, self._params)
         loss.compile(fullgraph=True, dynamic=False)
-        with _compiling():
+        with compiling():
             descend: _Descend = torch.compile(self._descend.__call__, fullgraph=True, dynamic=False)
             # Without DDP, whose hooks would wait for ranks that may have failed to compile.
             value, metrics = loss(example.state, example.rows, example.entry)
@@ -166,33 +165,9 @@ class _Descent:
         return Outcome(metrics=metrics, norm=norm, finite=finite, state=state)
 
 
-def _options(device: torch.device) -> dict[str, Any]:
-    """Of torch.compile."""
-    return {
-        # Kernels are called from C++: of a small network's step that is a tenth. A GPU's would take CUDA's headers.
-        "cpp_wrapper": device.type == "cpu",
-        # Before each call torch asks a hundred things of the inputs and of what is around them. What may change is
-        # their form alone, which is looked at here: an algorithm's loss is pure.
-        "guard_filter_fn": lambda guards: [False] * len(guards),
-    }
-
-
-def _compiled(function: Callable[..., Any], device: torch.device) -> Any:
-    """Compiled as one graph, by itself: torch keeps what it compiled by the code, and nothing asks whose that is."""
-
-    def called(*inputs: Any) -> Any:
-        return function(*inputs)
-
-    own = FunctionType(called.__code__.replace(), called.__globals__, called.__name__, None, called.__closure__)
-    return torch.compile(own, fullgraph=True, dynamic=False, options=_options(device))
-
-
 def _form(inputs: Inputs) -> list[Any]:
     """All that a compiled step depends on but the values."""
-    named = (vars(inputs.adam), inputs.state, inputs.rows, inputs.entry)
-    tensors = [inputs.params, inputs.learning_rate, *(tensor for each in named for tensor in each.values())]
-    names = [name for each in named for name in each]
-    return [names, [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]]
+    return form([inputs.params, inputs.learning_rate], [vars(inputs.adam), inputs.state, inputs.rows, inputs.entry])
 
 
 def _step_of(gradients: Gradients, descend: _Descend) -> Step:
@@ -201,13 +176,3 @@ def _step_of(gradients: Gradients, descend: _Descend) -> Step:
         return descend(inputs, witness, metrics, gradient)
 
     return step
-
-
-@contextmanager
-def _compiling() -> Iterator[None]:
-    """Where this process may compile; from then on it uses what it has compiled, and is eager otherwise."""
-    torch.compiler.set_stance("default")
-    try:
-        yield
-    finally:
-        torch.compiler.set_stance("eager_on_recompile")

@@ -1,4 +1,8 @@
-"""Proximal policy optimisation (Schulman et al. 2017), as in CleanRL's ``ppo.py``, as pure functions."""
+"""Proximal policy optimisation (Schulman et al. 2017), as in CleanRL's ``ppo.py``, as pure functions.
+
+With the decoupled objective of Hilton et al. (2022), "Batch size-invariance for policy optimization": how far a step
+may move is about the policy that it began with, not about the older one that acted.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsrl.algorithms.base import INDEX, Algorithm, Aux, Batch, Reduce, Tensors
+from rlsrl.algorithms.base import INDEX, Algorithm, Aux, Batch, Evaluate, Reduce, Tensors
 from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
@@ -19,13 +23,15 @@ from rlsrl.policies.device import to_device, to_host
 from rlsrl.policies.distributions import log_prob_and_entropy_for
 from rlsrl.policies.torch_policy import TorchPolicy
 
-VALUE_INPUTS = 1 << 22
-"""Numbers of observations that values are computed of at a time: 16 MiB as float32, since glibc maps what is larger
-than 32 anew for each use, and pages fault in (``PROCESS_ENVIRONMENT``)."""
-
 
 class Ppo(Algorithm):
     """Several epochs of minibatches over each batch, with the probability ratio clipped around 1.
+
+    Three policies are in it: that which acted (behaviour), that which the step begins with (proximal, up to
+    ``pacing.maxPolicyLag`` versions later) and that which is trained. The ratio is the last one's probability to the
+    proximal one's, and each advantage is weighted by the proximal one's to the behaviour's (Hilton et al. 2022, eq. 3).
+    Clipped around the behaviour policy instead, what the steps between have moved would be taken off what this one may.
+    Without lag both are the same policy, the weights are 1, and it is the usual objective.
 
     Rows that are no transitions (``mask``) stay in the batch so that shapes are static; they weigh nothing, and their
     contents are never read: where the schedule meets one, it names a row that is a transition, with weight 0.
@@ -61,8 +67,10 @@ class Ppo(Algorithm):
         self._normalize_advantages = normalize_advantages
         self._reward_clip = math.inf if reward_clip is None else reward_clip
 
-    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce) -> Batch:
-        """Values of all T+1 frames in one pass, advantages, returns; rows are the T * B steps, time first.
+    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
+        """Values of all T+1 frames and log-probabilities of the T actions in one pass, advantages, returns.
+
+        Rows are the T * B steps, time first.
 
         Raises:
             ValueError: the number of rows is no multiple of the minibatch size.
@@ -76,7 +84,9 @@ class Ppo(Algorithm):
         frames = self._network.arranged(
             {path: to_device(_rows(slots[path]), params.device) for path in self._observation}
         )
-        value = self._values(params, frames).reshape(mask.shape[0] + 1, -1)
+        frames = {**frames, "action": to_device(_rows(_actions(slots)), params.device)}
+        evaluated = evaluate(params, frames)
+        value = to_host(evaluated["value"]).reshape(mask.shape[0] + 1, -1)
         advantage, returns = generalized_advantages(
             reward=np.clip(slots["reward"], -self._reward_clip, self._reward_clip),
             value=value,
@@ -86,34 +96,31 @@ class Ppo(Algorithm):
             discount=self._discount,
             gae_lambda=self._gae_lambda,
         )
-        arrays = {
-            "action": slots["action"],
-            "behavior_log_prob": slots["behavior_log_prob"],
-            "return": returns,
-            "value": value[:-1],
-        }
-        rows = {path: to_device(_rows(array), params.device) for path, array in arrays.items()}
-        sums = reduce(explained_variance_sums(value[:-1][mask], returns[mask]))
+        rows = {path: tensor[: mask.size] for path, tensor in {**frames, **evaluated}.items()}
+        rows["return"] = to_device(_rows(returns), params.device)
+        log_importance = to_host(rows["proximal_log_prob"]) - _rows(slots["behavior_log_prob"])
+        importance = np.exp(log_importance)
+        divergence = np.sum(importance - 1.0 - log_importance, where=_rows(mask), dtype=np.float64)
+        sums = reduce(np.append(explained_variance_sums(value[:-1][mask], returns[mask]), divergence))
         return Batch(
-            rows={path: tensor[: mask.size] for path, tensor in frames.items()} | rows,
-            aside={"mask": mask.reshape(-1), "advantage": advantage.reshape(-1)},
+            rows=rows,
+            aside={"mask": _rows(mask), "advantage": _rows(advantage), "importance": importance},
             num_transitions=int(np.count_nonzero(mask)),
-            metrics={"explained_variance": explained_variance(sums)},
+            metrics={"explained_variance": explained_variance(sums[:-1]), "behavior_kl": sums[-1] / max(sums[0], 1.0)},
         )
 
-    def _values(self, params: Tensor, frames: Tensors) -> NDArray[np.float32]:
-        """[(T+1) * B]; in parts where observations are large, since networks make several times as much of them."""
-        num_rows = max(1, VALUE_INPUTS // sum(tensor[0].numel() for tensor in frames.values()))
-        parts = zip(*(torch.split(tensor, num_rows) for tensor in frames.values()), strict=True)
-        with torch.inference_mode():
-            values = [self._network.value(params, dict(zip(frames, part, strict=True))) for part in parts]
-        return to_host(torch.cat(values))
+    def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
+        """``value`` [N] and the action's ``proximal_log_prob`` [N] of observations and actions."""
+        parameters, value = self._network(params, rows)
+        log_prob, _ = self._log_prob_and_entropy(parameters, rows["action"])
+        return {"value": value, "proximal_log_prob": log_prob}
 
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
         """Each epoch a new permutation of all rows, cut into minibatches.
 
         ``weight`` [K, M] is 1 / (transitions of the whole minibatch, all ranks) for a transition and else 0, so a
-        weighted sum is this rank's share of the mean. ``advantage`` [K, M] is normalised if asked for.
+        weighted sum is this rank's share of the mean. ``advantage`` [K, M] is normalised if asked for, then weighted by
+        importance: min(r A, clip(r) A) w is min(r A w, clip(r) A w) for every w > 0.
         """
         mask, advantage = batch.aside["mask"], batch.aside["advantage"]
         order = np.tile(np.arange(mask.size), (self._epochs, 1))
@@ -126,6 +133,7 @@ class Ppo(Algorithm):
         )[..., np.newaxis]
         if self._normalize_advantages:
             chosen = _normalized(chosen, count, total, squares)
+        chosen *= batch.aside["importance"][index]
         entries = {"weight": valid / np.maximum(count, 1.0), "advantage": chosen}
         return {INDEX: torch.from_numpy(index)} | {
             name: torch.from_numpy(array.astype(np.float32)) for name, array in entries.items()
@@ -149,7 +157,7 @@ class Ppo(Algorithm):
         weight, clip_range = minibatch["weight"], minibatch["clip_range"]
         parameters, value = self._network(params, minibatch)
         log_prob, entropies = self._log_prob_and_entropy(parameters, minibatch["action"])
-        log_ratio = log_prob - minibatch["behavior_log_prob"]
+        log_ratio = log_prob - minibatch["proximal_log_prob"]
         ratio = log_ratio.exp()
         policy_loss = -torch.dot(clipped_surrogate(ratio, minibatch["advantage"], clip_range), weight)
         value_loss = 0.5 * torch.dot(self._value_errors(value, minibatch), weight)
@@ -203,6 +211,14 @@ def _normalized(
     mean = total / np.maximum(count, 1.0)
     variance = np.maximum(squares - count * mean**2, 0.0) / np.maximum(count - 1.0, 1.0)
     return (advantage - mean) / (np.sqrt(variance) + 1e-8)
+
+
+def _actions(slots: Arrays) -> NDArray[Any]:
+    """One of each frame, [T+1, B, ...]; zeros where none was taken, since what stands there may be none."""
+    action, mask = slots["action"], slots["mask"]
+    of_frames = np.zeros((len(action) + 1, *action.shape[1:]), action.dtype)
+    np.copyto(of_frames[:-1], action, where=mask.reshape(mask.shape + (1,) * (action.ndim - mask.ndim)))
+    return of_frames
 
 
 def _rows(array: NDArray[Any]) -> NDArray[Any]:

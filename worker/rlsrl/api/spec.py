@@ -225,7 +225,10 @@ class Schedule(Model):
 
 
 class Ppo(Model):
-    """Proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation."""
+    """Proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation.
+
+    With the decoupled objective of Hilton et al. (2022), under which a lag costs little learning.
+    """
 
     learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 3e-4
     """Step size of Adam."""
@@ -236,7 +239,7 @@ class Ppo(Model):
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Between one-step advantages (0, biased) and whole returns (1, noisy)."""
     clip_range: Annotated[float, Field(gt=0, le=10), LIVE] = 0.2
-    """How far the probability ratio may leave 1 before it stops to count."""
+    """How far the ratio of an action's probability to that when the step began may leave 1 before it stops to count."""
     clip_range_schedule: Annotated[Schedule, LIVE] | None = None
     """How clipRange changes as training goes on; constant unless given."""
     clip_value_loss: bool = True

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from torch import Tensor, nn
 
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.networks import ArrangingNetwork, Observation, ValueNetwork
-
-T = TypeVar("T")
+from rlsrl.policies.networks import ArrangingNetwork, Observation
 
 
 class PureNetwork:
@@ -34,27 +29,17 @@ class PureNetwork:
 
     def __call__(self, vector: Tensor, observation: Observation) -> tuple[Tensor, Tensor]:
         """Evaluate with these parameters, [num_parameters]; gradients flow into the vector."""
-        distribution, value = self._evaluate(self._network, vector, observation)
-        return distribution, value
-
-    def value(self, vector: Tensor, observation: Observation) -> Tensor:
-        """The value alone, for less where the network has a way (``networks.ValueNetwork``)."""
-        if isinstance(self._network, ValueNetwork):
-            return self._evaluate(self._network.values_alone, vector, observation)
-        return self(vector, observation)[1]
-
-    def arranged(self, observation: Observation) -> Observation:
-        """The same arrays, in the order of memory that the network reads fastest (``networks.ArrangingNetwork``)."""
-        return self._network.arranged(observation) if isinstance(self._network, ArrangingNetwork) else observation
-
-    def _evaluate(self, function: Callable[[Observation], T], vector: Tensor, observation: Observation) -> T:
-        """What a function of the network's gives while the parts of the vector stand for its parameters."""
         parts = self.layout.split(vector)
         own = [holder[name] for holder, name, _ in self._places]
         try:
             for holder, name, place in self._places:
                 holder[name] = parts[place]  # type: ignore[assignment]  # a view stands in for the nn.Parameter
-            return function(observation)
+            distribution, value = self._network(observation)
+            return distribution, value
         finally:
             for (holder, name, _), parameter in zip(self._places, own, strict=True):
                 holder[name] = parameter
+
+    def arranged(self, observation: Observation) -> Observation:
+        """The same arrays, in the order of memory that the network reads fastest (``networks.ArrangingNetwork``)."""
+        return self._network.arranged(observation) if isinstance(self._network, ArrangingNetwork) else observation

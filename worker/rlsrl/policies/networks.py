@@ -48,14 +48,6 @@ class ExportableActor(Protocol):
 
 
 @runtime_checkable
-class ValueNetwork(Protocol):
-    """A network whose values alone take less than a whole forward pass. Optional."""
-
-    def values_alone(self, observation: Observation) -> Tensor:
-        """The values of ``forward``, [N]."""
-
-
-@runtime_checkable
 class ActingNetwork(Protocol):
     """A network that acts for less than a whole forward pass, once it has prepared its weights. Optional."""
 
@@ -121,11 +113,6 @@ class MlpActorCritic(nn.Module):
         if self.log_std is not None:
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
         return outputs, self.critic(features).squeeze(-1)
-
-    def values_alone(self, observation: Observation) -> Tensor:
-        """The values alone, [N]: the actor's tower is left out."""
-        values: Tensor = self.critic(flatten_observation(observation, self._specs))
-        return values.squeeze(-1)
 
     def actor_program(self, layout: FlatLayout) -> ActorProgram:
         """The actor tower as a program."""

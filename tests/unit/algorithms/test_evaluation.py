@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlsrl.algorithms import evaluation
+from rlsrl.algorithms.base import Tensors
+from rlsrl.algorithms.evaluation import compiled_evaluation, evaluated_in_parts
+
+PARAMS = torch.tensor(3.0)
+CPU = torch.device("cpu")
+
+
+class Counting:
+    """Something of each row, and how many rows it is asked for at a time where it runs as it stands."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, params: Tensor, rows: Tensors) -> Tensors:
+        if not torch.compiler.is_compiling():
+            self.sizes.append(len(rows["observation"]))
+        return {"sum": rows["observation"].sum(-1) + params, "doubled": 2 * rows["action"]}
+
+
+def rows_of(count: int) -> Tensors:
+    return {"observation": torch.randn(count, 3), "action": torch.arange(count)}
+
+
+@pytest.fixture
+def tracing_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    yield
+    torch.compiler.reset()
+    torch.compiler.set_stance("default")
+
+
+@pytest.mark.parametrize(("numbers", "sizes"), [(4 * 7, [7, 7, 6]), (1, [1] * 20), (4 * 20, [20])])
+def test_many_rows_are_evaluated_a_part_at_a_time(
+    numbers: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "PART", numbers)
+    evaluate, rows = Counting(), rows_of(20)
+    found = evaluated_in_parts(evaluate)(PARAMS, rows)
+    assert evaluate.sizes == sizes
+    torch.testing.assert_close(found, evaluate(PARAMS, rows))
+
+
+def test_no_gradients_are_kept() -> None:
+    found = evaluated_in_parts(Counting())(PARAMS.clone().requires_grad_(), rows_of(4))
+    assert not found["sum"].requires_grad
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_rows_of_another_form_than_those_it_was_compiled_for_are_evaluated_as_ever() -> None:
+    evaluate = Counting()
+    compiled = compiled_evaluation(evaluate, CPU)
+    for count, eager in ((8, []), (8, []), (5, [5]), (8, []), (3, [3])):
+        evaluate.sizes.clear()
+        rows = rows_of(count)
+        found = compiled(PARAMS + count, rows)
+        assert evaluate.sizes == eager
+        torch.testing.assert_close(found, Counting()(PARAMS + count, rows))
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_two_that_were_compiled_are_not_taken_for_each_other() -> None:
+    one, other = (
+        compiled_evaluation(function, CPU)
+        for function in (lambda params, rows: {"x": rows["x"] + params}, lambda params, rows: {"x": rows["x"] * params})
+    )
+    rows = {"x": torch.arange(4.0)}
+    for _ in range(2):
+        assert one(PARAMS, rows)["x"].tolist() == [3.0, 4.0, 5.0, 6.0]
+        assert other(PARAMS, rows)["x"].tolist() == [0.0, 3.0, 6.0, 9.0]
