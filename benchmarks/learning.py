@@ -76,8 +76,6 @@ class Comparison:
     """That are tried for a narrow interval."""
     run_seconds: float
     """A run that takes longer has failed."""
-    at_once: int = 1
-    """Runs of a program beside each other, at least."""
     has_control: bool = False
     """Whether hindered runs are made, too."""
     mean_above: float | None = None
@@ -138,7 +136,6 @@ COMPARISONS = {
         seeds=3,
         most_seeds=3,
         run_seconds=4 * 3600.0,
-        at_once=3,  # of two cores, one run's actor and trainer want little more than one
         mean_above=-18.0,
     ),
 }
@@ -209,12 +206,12 @@ def programs_of(comparison: Comparison) -> tuple[Program, Program]:
     """(rlsrl, the single file)."""
     single = next(peer for peer in PEERS if peer.name == SINGLE_FILE)
     return (
-        Program(name=RLSRL, contestant=Rlsrl(), workload=comparison.workload, at_once=comparison.at_once),
+        Program(name=RLSRL, contestant=Rlsrl(), workload=comparison.workload, at_once=1),  # it uses all cores
         Program(
             name=SINGLE_FILE,
             contestant=single,
             workload=comparison.workload,
-            at_once=max(comparison.at_once, os.cpu_count() or 1),  # it has one thread
+            at_once=os.cpu_count() or 1,  # it has one thread
         ),
     )
 
