@@ -21,11 +21,11 @@ from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 STEPS, LANES, TRAIN_STEPS = 8, 4, 5
 
 
-def learner_of(gang: Gang, initial: Parameters | None = None) -> Learner:
+def learner_of(gang: Gang, initial: Parameters | None = None, kind: type[Ppo] = Ppo) -> Learner:
     """The same learner on every rank, with the whole batch as the one minibatch: order does not matter then."""
     env_spec = discrete_env_spec()
     policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {}, seed=1), env_spec)
-    algorithm = Ppo(
+    algorithm = kind(
         policy,
         discount=0.99,
         gae_lambda=0.95,

@@ -77,6 +77,7 @@ def test_two_compiled_ranks_train_as_two_eager_ones(tmp_path: Path, backend: str
         np.testing.assert_array_equal(first[name], second[name])
     for step in range(5):
         np.testing.assert_allclose(first[f"compiled-{step}"], first[f"eager-{step}"], rtol=0, atol=2e-6)
+        assert first[f"evaluations-{step}"] == second[f"evaluations-{step}"] == 1, "the eager one's"
         eager, compiled = first[f"skipped-{step}"]
         assert eager == compiled
         assert (eager > 0) == (step == 2), "one rank meets a NaN"

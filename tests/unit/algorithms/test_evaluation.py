@@ -39,7 +39,7 @@ def tracing_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.set_stance("default")
 
 
-@pytest.mark.parametrize(("numbers", "sizes"), [(4 * 7, [7, 7, 6]), (1, [1] * 20), (4 * 20, [20])])
+@pytest.mark.parametrize(("numbers", "sizes"), [(4 * 9, [7, 7, 7]), (1, [1] * 20), (4 * 10, [10, 10]), (4 * 20, [20])])
 def test_many_rows_are_evaluated_a_part_at_a_time(
     numbers: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +65,18 @@ def test_rows_of_another_form_than_those_it_was_compiled_for_are_evaluated_as_ev
         found = compiled(PARAMS + count, rows)
         assert evaluate.sizes == eager
         torch.testing.assert_close(found, Counting()(PARAMS + count, rows))
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_every_part_is_evaluated_by_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "PART", 4 * 9)
+    evaluate = Counting()
+    compiled = evaluated_in_parts(compiled_evaluation(evaluate, CPU))
+    for seed in range(2):
+        torch.manual_seed(seed)
+        rows = rows_of(20)
+        torch.testing.assert_close(compiled(PARAMS, rows), Counting()(PARAMS, rows))
+    assert evaluate.sizes == []
 
 
 @pytest.mark.usefixtures("tracing_only")

@@ -240,19 +240,23 @@ def test_what_is_not_finite_never_gets_into_a_version() -> None:
     result = learner.step(slots)
     assert result.metrics["non_finite_transitions"] == 1
     assert result.skipped == PPO["epochs"]
+    assert np.isfinite(list(result.metrics.values())).all()
     parameters = learner.parameters(Version(1, 1))
     assert all(np.isfinite(array).all() for array in (parameters.vector, *parameters.statistics.values()))
 
 
-def test_one_bad_row_spoils_only_the_minibatches_it_is_in() -> None:
+@pytest.mark.parametrize("log_prob", [np.nan, -800.0], ids=["no number", "impossible"])
+@pytest.mark.parametrize("which", [0, 5], ids=["the first", "another"])
+def test_one_bad_row_spoils_only_the_minibatches_it_is_in(which: int, log_prob: float) -> None:
     learner, slots = make_learner(), make_slots(0)
-    t, lane = np.argwhere(slots["mask"])[5]
-    slots["behavior_log_prob"][t, lane] = np.nan
+    assert not slots["mask"].all()
+    t, lane = np.argwhere(slots["mask"])[which]
+    slots["behavior_log_prob"][t, lane] = log_prob
     result = learner.step(slots)
     assert result.skipped == PPO["epochs"]
     assert result.optimizer_steps == NUM_MINIBATCHES - PPO["epochs"]
     assert np.isfinite(vector_of(learner)).all()
-    assert np.isfinite(result.metrics["loss"]), "the mean is over the minibatches taken"
+    assert np.isfinite(list(result.metrics.values())).all(), "means are over the minibatches taken"
 
 
 def test_schedules_go_by_the_transitions_trained_and_end_where_they_should() -> None:
@@ -271,7 +275,7 @@ def test_schedules_go_by_the_transitions_trained_and_end_where_they_should() -> 
 
 
 def test_within_one_version_acting_and_training_see_the_same() -> None:
-    """The log-probabilities that the actor wrote are those that training begins with: the ratio is 1 everywhere."""
+    """The log-probabilities that the actor wrote are those that training begins with."""
     env_spec = continuous_env_spec(num_features=4, num_dimensions=2)
     policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {}, seed=0), env_spec)
     settings = PPO | {"epochs": 1, "minibatch_size": NUM_STEPS * NUM_LANES}
@@ -298,8 +302,7 @@ def test_within_one_version_acting_and_training_see_the_same() -> None:
             actor.act(t)
         actor.finish()
         metrics = learner.step(slot.arrays).metrics
-        assert metrics["approx_kl"] < 1e-7, f"version {step}"
-        assert metrics["clip_fraction"] == 0.0
+        assert 0.0 <= metrics["behavior_kl"] < 1e-7, f"version {step}"
 
 
 def test_one_intra_op_thread() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -16,12 +14,21 @@ glibc maps what is larger than 32 anew for each use, and pages fault in (``PROCE
 
 
 def evaluated_in_parts(evaluate: Evaluate) -> Evaluate:
-    """The same, of any number of rows, without gradients."""
+    """The same, of any number of rows, without gradients. All parts are of one size, so that they have one form."""
 
     def in_parts(params: Tensor, rows: Tensors) -> Tensors:
+        count = len(next(iter(rows.values())))
+        number = -(-count * sum(tensor[0].numel() for tensor in rows.values()) // PART)
+        if number <= 1:
+            with torch.no_grad():
+                return evaluate(params, rows)
+        size = -(-count // min(number, count))
+        begins = [*range(0, count - size, size), count - size]
         with torch.no_grad():
-            parts = [evaluate(params, part) for part in _parts(rows)]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
+            parts = [evaluate(params, {n: tensor[at : at + size] for n, tensor in rows.items()}) for at in begins]
+        overlap = len(begins) * size - count
+        parts[-1] = {name: tensor[overlap:] for name, tensor in parts[-1].items()}
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     return in_parts
 
@@ -46,9 +53,3 @@ def compiled_evaluation(evaluate: Evaluate, device: torch.device) -> Evaluate:
         return (graph if given == known else evaluate)(params, rows)
 
     return evaluate_form
-
-
-def _parts(rows: Tensors) -> Sequence[Tensors]:
-    size = max(1, PART // sum(tensor[0].numel() for tensor in rows.values()))
-    split = zip(*(torch.split(tensor, size) for tensor in rows.values()), strict=True)
-    return [dict(zip(rows, part, strict=True)) for part in split]

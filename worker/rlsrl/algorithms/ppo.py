@@ -20,7 +20,7 @@ from rlsrl.algorithms.returns import explained_variance, explained_variance_sums
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.device import to_device, to_host
-from rlsrl.policies.distributions import log_prob_and_entropy_for
+from rlsrl.policies.distributions import log_prob_and_entropy_for, log_prob_for
 from rlsrl.policies.torch_policy import TorchPolicy
 
 
@@ -55,6 +55,7 @@ class Ppo(Algorithm):
         """``policy`` gives the network and what it acts on; its own weights are not used. The rest: see ``api``."""
         self._network = policy.pure
         self._observation = tuple(policy.env_spec.observation)
+        self._log_prob = log_prob_for(policy.env_spec.action)
         self._log_prob_and_entropy = log_prob_and_entropy_for(policy.env_spec.action)
         self._discount = discount
         self._gae_lambda = gae_lambda
@@ -98,22 +99,23 @@ class Ppo(Algorithm):
         )
         rows = {path: tensor[: mask.size] for path, tensor in {**frames, **evaluated}.items()}
         rows["return"] = to_device(_rows(returns), params.device)
-        log_importance = to_host(rows["proximal_log_prob"]) - _rows(slots["behavior_log_prob"])
-        importance = np.exp(log_importance)
-        divergence = np.sum(importance - 1.0 - log_importance, where=_rows(mask), dtype=np.float64)
-        sums = reduce(np.append(explained_variance_sums(value[:-1][mask], returns[mask]), divergence))
+        log_importance = to_host(rows["proximal_log_prob"]).astype(np.float64) - _rows(slots["behavior_log_prob"])
+        explained = explained_variance_sums(value[:-1][mask], returns[mask])
+        sums = reduce(np.append(explained, _divergence_sums(log_importance[_rows(mask)])))
         return Batch(
             rows=rows,
-            aside={"mask": _rows(mask), "advantage": _rows(advantage), "importance": importance},
+            aside={"mask": _rows(mask), "advantage": _rows(advantage), "importance": np.exp(log_importance)},
             num_transitions=int(np.count_nonzero(mask)),
-            metrics={"explained_variance": explained_variance(sums[:-1]), "behavior_kl": sums[-1] / max(sums[0], 1.0)},
+            metrics={
+                "explained_variance": explained_variance(sums[:-2]),
+                "behavior_kl": sums[-1] / max(sums[-2], 1.0),
+            },
         )
 
     def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
         """``value`` [N] and the action's ``proximal_log_prob`` [N] of observations and actions."""
         parameters, value = self._network(params, rows)
-        log_prob, _ = self._log_prob_and_entropy(parameters, rows["action"])
-        return {"value": value, "proximal_log_prob": log_prob}
+        return {"value": value, "proximal_log_prob": self._log_prob(parameters, rows["action"])}
 
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
         """Each epoch a new permutation of all rows, cut into minibatches.
@@ -133,7 +135,7 @@ class Ppo(Algorithm):
         )[..., np.newaxis]
         if self._normalize_advantages:
             chosen = _normalized(chosen, count, total, squares)
-        chosen *= batch.aside["importance"][index]
+        chosen *= np.where(valid, batch.aside["importance"][index], 0.0)
         entries = {"weight": valid / np.maximum(count, 1.0), "advantage": chosen}
         return {INDEX: torch.from_numpy(index)} | {
             name: torch.from_numpy(array.astype(np.float32)) for name, array in entries.items()
@@ -211,6 +213,13 @@ def _normalized(
     mean = total / np.maximum(count, 1.0)
     variance = np.maximum(squares - count * mean**2, 0.0) / np.maximum(count - 1.0, 1.0)
     return (advantage - mean) / (np.sqrt(variance) + 1e-8)
+
+
+def _divergence_sums(log_importance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[count, sum] of w - 1 - log w of what is finite, whose mean estimates KL(behaviour || proximal): [N] -> [2]."""
+    divergence = np.expm1(log_importance) - log_importance
+    finite = np.isfinite(divergence)
+    return np.array([np.count_nonzero(finite), np.sum(divergence, where=finite)])
 
 
 def _actions(slots: Arrays) -> NDArray[Any]:

@@ -227,7 +227,7 @@ class Schedule(Model):
 class Ppo(Model):
     """Proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation.
 
-    With the decoupled objective of Hilton et al. (2022), under which a lag costs little learning.
+    With the decoupled objective of Hilton et al. (2022), under which a lag of one step costs little learning.
     """
 
     learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 3e-4

@@ -12,6 +12,9 @@ from rlsrl.data.specs import ActionSpec
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
+LogProb = Callable[[Tensor, Tensor], Tensor]
+"""(distribution parameters [..., A], actions) -> log-probabilities of the actions [...]."""
+
 LogProbAndEntropy = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(distribution parameters [..., A], actions) -> (log-probabilities of the actions [...], entropies [...])."""
 
@@ -55,6 +58,11 @@ def gaussian_log_prob_and_entropy(parameters: Tensor, action: Tensor) -> tuple[T
     return gaussian_log_prob(parameters, action), gaussian_entropy(parameters)
 
 
+def log_prob_for(action: ActionSpec) -> LogProb:
+    """The function of the distribution over such actions."""
+    return categorical_log_prob if action.kind == "discrete" else gaussian_log_prob
+
+
 def log_prob_and_entropy_for(action: ActionSpec) -> LogProbAndEntropy:
-    """The functions of the distribution over such actions."""
+    """Both functions of that distribution."""
     return categorical_log_prob_and_entropy if action.kind == "discrete" else gaussian_log_prob_and_entropy
