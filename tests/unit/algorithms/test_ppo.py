@@ -223,7 +223,7 @@ def test_advantages_are_normalised_over_the_transitions_of_each_minibatch() -> N
     ppo = Ppo(policy, **SETTINGS)
     batch = prepared(ppo, make_params(policy), make_slots())
     schedule = ppo.schedule(batch, np.random.default_rng(0), one_rank)
-    normalised = schedule["advantage"] / torch.from_numpy(batch.aside["importance"])[schedule[INDEX]]
+    normalised = (schedule["advantage"] / torch.from_numpy(batch.aside["importance"])[schedule[INDEX]]).float()
     for k in range(len(normalised)):
         advantage = normalised[k][schedule["weight"][k] > 0]
         assert len(advantage) < 17
@@ -238,7 +238,7 @@ def test_advantages_stay_as_they_are_if_not_normalised() -> None:
     schedule = ppo.schedule(batch, np.random.default_rng(0), one_rank)
     chosen = schedule["weight"] > 0
     expected = torch.from_numpy(batch.aside["advantage"] * batch.aside["importance"])[schedule[INDEX]]
-    assert torch.equal(schedule["advantage"][chosen], expected[chosen])
+    assert torch.equal(schedule["advantage"][chosen], expected[chosen].float())
 
 
 def test_two_ranks_shares_add_up_to_the_loss_of_the_whole_batch() -> None:
