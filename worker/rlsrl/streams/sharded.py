@@ -8,15 +8,14 @@ knows it.
 from __future__ import annotations
 
 import select
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from rlsrl.data.slots import Slot
 from rlsrl.runtime.clock import Clock, SystemClock
-from rlsrl.streams.protocols import SampleProducer, StreamClosed, StreamTimeout
-from rlsrl.streams.wake import Wake
+from rlsrl.streams.owned import OwnedEnd
+from rlsrl.streams.protocols import SampleProducer, StreamTimeout
 
 
 class Shard(SampleProducer, Protocol):
@@ -30,7 +29,7 @@ class Shard(SampleProducer, Protocol):
         """When ``acquire`` may get further by itself, on the clock's monotonic scale."""
 
 
-class ShardedProducer:
+class ShardedProducer(OwnedEnd):
     """Fills slots for whichever of several consumers grants one; implements ``SampleProducer``.
 
     The shards share a source of sequence numbers and are given to it: it closes them. One thread uses it, except
@@ -38,13 +37,11 @@ class ShardedProducer:
     """
 
     def __init__(self, shards: Sequence[Shard], *, clock: Clock | None = None) -> None:
+        super().__init__("this producer")
         self._shards = tuple(shards)
         self._now = (clock or SystemClock()).monotonic
         self._next = 0
         self._granted_by: dict[Slot, Shard] = {}
-        self._closed = False
-        self._owned = threading.Lock()
-        self._wake = Wake()
         self._poll = select.epoll()
         for descriptor in (self._wake.fileno(), *(shard.fileno() for shard in self._shards)):
             self._poll.register(descriptor, select.EPOLLIN)
@@ -109,34 +106,7 @@ class ShardedProducer:
         """When ``acquire`` may get further by itself, on the clock's monotonic scale."""
         return min(shard.retries_at for shard in self._shards)
 
-    def close(self) -> None:
-        """See ``SampleProducer.close``. Not from a signal handler."""
-        self._closed = True
-        self._wake.set()
-        self._dispose()
-
     def _dispose(self) -> None:
-        """Close everything, unless somebody is in another call, who then does it on leaving."""
-        if not self._owned.acquire(blocking=False):
-            return
-        try:
-            for shard in self._shards:
-                shard.close()
-            self._wake.close()
-            self._poll.close()
-        finally:
-            self._owned.release()
-
-    @contextmanager
-    def _owning(self) -> Iterator[None]:
-        try:
-            with self._owned:
-                self._check_open()
-                yield
-        finally:
-            if self._closed:
-                self._dispose()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StreamClosed("this producer was closed")
+        for shard in self._shards:
+            shard.close()
+        self._poll.close()

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import math
 import select
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import grpc
 import structlog
 from numpy.typing import NDArray
 
-from rlsrl.data.slots import ProducerId, Slot, SlotLayout
+from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.data.version import Version
 from rlsrl.rpc.channels import token_metadata
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS, Conversation, is_final
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
-from rlsrl.runtime.clock import Clock, SystemClock
+from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.coordination import describe
 from rlsrl.runtime.ledger import Told
+from rlsrl.streams.connecting import ConnectingProducer
 from rlsrl.streams.grpc_samples import wire
 from rlsrl.streams.grpc_samples.wire import Kind, Message
-from rlsrl.streams.handshake import Posted, Welcome
-from rlsrl.streams.outbox import Outbox
-from rlsrl.streams.protocols import HandshakeRefused, ProducerLedger, StreamClosed, StreamError, StreamTimeout
-from rlsrl.streams.wake import Wake
+from rlsrl.streams.handshake import Welcome
+from rlsrl.streams.protocols import HandshakeRefused, ProducerLedger, StreamError
 
 LEAVE_SECONDS = 1.0
 """How long what was posted may take to reach the consumer when the producer closes; then the connection is cut."""
@@ -108,11 +105,8 @@ class _Connection:
         self._conversation.join()
 
 
-class GrpcSampleProducer:
-    """Fills slots for a consumer anywhere; implements ``SampleProducer``.
-
-    Connects in ``acquire`` and ``flush``, never in the constructor. One thread uses it, except ``close``.
-    """
+class GrpcSampleProducer(ConnectingProducer):
+    """Fills slots for a consumer anywhere; implements ``SampleProducer``. ``post`` copies the content."""
 
     def __init__(
         self,
@@ -133,60 +127,34 @@ class GrpcSampleProducer:
 
         With ``find`` the consumer's address may be any name: before each connection it is asked where that is then,
         None while it is nowhere. ``tls`` is for consumers that want certificates. The other arguments are those of
-        ``SharedMemoryProducer``.
+        ``ConnectingProducer``.
 
         Raises:
             ConfigurationError: a slot does not fit into a message of 64 MiB.
             ValueError: the address has neither form.
         """
         wire.check_fits(layout)
-        self._address = address if find is not None else validate_address(address)
-        self._find = find or str
-        self._token = token
-        self._tls = tls
-        self._layout = layout
-        self._now = (clock or SystemClock()).monotonic
-        self._outbox = Outbox(
-            producer=producer_id,
+        super().__init__(
+            address if find is not None else validate_address(address),
+            token=token,
             layout=layout,
+            producer_id=producer_id,
             ledger=ledger,
             told=told,
             on_settled=on_settled,
             sequences=sequences,
+            clock=clock,
+            back_off_seconds=(FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS),
         )
+        self._find = find or str
+        self._tls = tls
         self._connection: _Connection | None = None
-        self._is_admitted = False
-        self._back_off = FIRST_BACK_OFF_SECONDS
-        self._retries_at = -math.inf
         self._gives_up_at = math.inf
         """When a connection that is not admitted yet has taken too long."""
-        self._touches = 0
         self._touches_sent = 0
         self._shows_life_at = -math.inf
-        self._closed = False
-        self._owned = threading.Lock()
-        self._wake = Wake()
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
-
-    def acquire(self, timeout: float) -> Slot:
-        """See ``SampleProducer.acquire``."""
-        deadline = self._now() + timeout
-        with self._owning():
-            self._advance()
-            while (slot := self._outbox.take_credit()) is None:
-                self._wait(deadline, "no credit came")
-            return slot
-
-    def post(self, slot: Slot) -> None:
-        """See ``SampleProducer.post``; the content is copied.
-
-        Raises:
-            ValueError: the slot is not in hand, or has no possible ``num_transitions``.
-            StreamClosed: ``close`` was called.
-        """
-        with self._owning():
-            self._outbox.post(slot)
 
     def touch(self) -> None:
         """See ``SampleProducer.touch``: a look at the clock, and a small message a few times in the peer time-out."""
@@ -202,86 +170,33 @@ class GrpcSampleProducer:
         """The number of the touch that the consumer was last told of."""
         return self._touches_sent
 
-    def flush(self, timeout: float) -> None:
-        """See ``SampleProducer.flush``. Woken by acknowledgements, by ``close``, or by the timeout.
-
-        Raises:
-            StreamTimeout: some slots were still unacknowledged.
-            StreamClosed, HandshakeRefused: as ``acquire``.
-        """
-        deadline = self._now() + timeout
-        with self._owning():
-            self._advance()
-            while self._outbox.unacknowledged:
-                self._wait(deadline, f"{len(self._outbox.unacknowledged)} slots were not acknowledged")
-
-    @property
-    def unacknowledged(self) -> tuple[Posted, ...]:
-        """See ``SampleProducer.unacknowledged``."""
-        return self._outbox.unacknowledged
-
     def fileno(self) -> int:
-        """A descriptor that is readable when ``acquire`` may get further; see also ``retries_at``."""
+        """See ``ConnectingProducer.fileno``."""
         return self._wake.fileno()
 
     @property
     def retries_at(self) -> float:
-        """When ``acquire`` may get further by itself, on the clock's monotonic scale; infinite while admitted."""
+        """See ``ConnectingProducer.retries_at``."""
         if self._connection is None:
             return self._retries_at
         return math.inf if self._is_admitted else self._gives_up_at
 
-    def close(self) -> None:
-        """See ``SampleProducer.close``. The end of the connection gives its credits back. Not from a signal handler.
-
-        What was posted is sent first; takes up to ``LEAVE_SECONDS`` where the consumer does not answer.
-        """
-        self._closed = True
-        self._wake.set()
-        self._dispose()
+    @property
+    def _is_connected(self) -> bool:
+        return self._connection is not None
 
     def _dispose(self) -> None:
-        """Close everything, unless somebody is in another call, who then does it on leaving."""
-        if not self._owned.acquire(blocking=False):
-            return
-        try:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                connection.leave()
-            self._outbox.disconnected()
-            self._wake.close()
-        finally:
-            self._owned.release()
+        """The end of the connection gives its credits back. What was posted is sent first, which takes up to
+        ``LEAVE_SECONDS`` where the consumer does not answer."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.leave()
+        self._outbox.disconnected()
 
-    @contextmanager
-    def _owning(self) -> Iterator[None]:
-        try:
-            with self._owned:
-                self._check_open()
-                yield
-        finally:
-            if self._closed:
-                self._dispose()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StreamClosed(f"this producer of {self._address} was closed")
-
-    def _wait(self, deadline: float, complaint: str) -> None:
-        """Wait for the next event until the deadline, and deal with it."""
-        now = self._now()
-        if now >= deadline:
-            state = (
-                "connected" if self._is_admitted else "waiting to be admitted" if self._connection else "not connected"
-            )
-            raise StreamTimeout(f"sample stream {self._address}: {complaint} in time ({state})")
-        until = min(deadline, self.retries_at)
-        self._poll.poll(max(0, math.ceil((until - now) * 1000)))
-        self._check_open()
-        self._advance()
+    def _sleep(self, seconds: float) -> None:
+        self._poll.poll(math.ceil(seconds * 1000))
 
     def _advance(self) -> None:
-        """Do what can be done without waiting: connect, be admitted, read."""
         if self._connection is None and self._now() >= self._retries_at:
             self._connect()
         self._wake.clear()
@@ -295,8 +210,7 @@ class GrpcSampleProducer:
             connection.cut()
 
     def _connect(self) -> None:
-        self._retries_at = self._now() + self._back_off
-        self._back_off = min(2 * self._back_off, LAST_BACK_OFF_SECONDS)
+        self._back_away()
         if (address := self._find(self._address)) is None:
             return
         hello = wire.handshake(Kind.HELLO, self._outbox.hello().to_json(self._token))
@@ -325,7 +239,7 @@ class GrpcSampleProducer:
             self._outbox.acknowledged(first)
         elif message.kind in (Kind.WELCOME, Kind.REFUSED) and not self._is_admitted:
             welcome = Welcome.from_json(wire.read_handshake(message), stream=self._address)
-            self._back_off = FIRST_BACK_OFF_SECONDS
+            self._come_back()
             self._is_admitted = True
             self._shows_life_at = -math.inf
             connection.begin(welcome.num_slots, first / 1000)
