@@ -108,7 +108,7 @@ class Ppo(Algorithm):
             num_transitions=int(np.count_nonzero(mask)),
             metrics={
                 "explained_variance": explained_variance(sums[:-2]),
-                "behavior_kl": sums[-1] / max(sums[-2], 1.0),
+                "behavior_kl": float(sums[-1] / max(sums[-2], 1.0)),
             },
         )
 
