@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
@@ -29,14 +26,6 @@ class Counting:
 
 def rows_of(count: int) -> Tensors:
     return {"observation": torch.randn(count, 3), "action": torch.arange(count)}
-
-
-@pytest.fixture
-def tracing_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    yield
-    torch.compiler.reset()
-    torch.compiler.set_stance("default")
 
 
 @pytest.mark.parametrize(("numbers", "sizes"), [(4 * 9, [7, 7, 7]), (1, [1] * 20), (4 * 10, [10, 10]), (4 * 20, [20])])

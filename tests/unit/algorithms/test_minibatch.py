@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -113,17 +112,7 @@ def everything(learner: Learner) -> dict[str, np.ndarray]:
     return {**arrays, "params": learner.parameters(Version(1, 0)).vector}
 
 
-@pytest.fixture(autouse=True)
-def own_compiler() -> Iterator[None]:
-    yield
-    torch.compiler.reset()
-    torch.compiler.set_stance("default")
-
-
-@pytest.fixture
-def tracing_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are made as ever and run by torch, without a C++ compiler's seconds."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+pytestmark = pytest.mark.usefixtures("own_compiler")
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ class InlineConsumer(InboxConsumer):
 
 
 class InlineProducer:
-    """Implements ``SampleProducer``; see ``SharedMemoryProducer``, whose arguments it shares."""
+    """Implements ``SampleProducer``; see ``ConnectingProducer``, whose arguments it shares."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class Transport(Protocol):
         """A consumer that serves ``address``; the arguments are those of ``SharedMemoryConsumer``."""
 
     def producer(self, address: str, **arguments: Any) -> SampleProducer:
-        """A producer for the consumer that serves ``address``; the arguments are those of ``SharedMemoryProducer``."""
+        """A producer for the consumer that serves ``address``; the arguments are those of ``ConnectingProducer``."""
 
     def has_heard(self, consumer: ObservableConsumer, producer: SampleProducer, name: ProducerId) -> bool:
         """Whether the producer's last touch has reached the consumer."""
