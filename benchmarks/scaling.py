@@ -99,10 +99,10 @@ def _source(environment: str) -> EnvironmentSource:
 
 
 def _network() -> NetworkEffort:
-    from rlsrl.api.spec import Policy
+    from rlsrl.api.spec import PolicySpec
     from rlsrl.workers.build.common import torch_policy
 
-    return network_effort(torch_policy(Policy().network, environment_spec(_source("fast")), seed=1))
+    return network_effort(torch_policy(PolicySpec().network, environment_spec(_source("fast")), seed=1))
 
 
 def compare(points: Sequence[Point], speeds: Mapping[str, EnvironmentSpeed]) -> tuple[Costs, float]:

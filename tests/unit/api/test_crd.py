@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import Field
 
-from rlsrl.api.cel import RULES, union_rules
+from rlsrl.api.cel import cel_rules
 from rlsrl.api.crd import NotStructural, custom_resource_definition, of_model, schema
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.model import Model
@@ -106,9 +106,9 @@ def test_both_judge_generated_documents_alike() -> None:
         assert of_crd, document
         assert models_verdict(document), document
         broken.update(fault.partition(": ")[2] for fault in of_crd)
-    rules = [rule for model in MODELS.values() for rule in (*RULES.get(model, ()), *union_rules(model))]
+    rules = [rule for model in MODELS.values() for rule in cel_rules(model)]
     never = {rule.message for rule in rules} - set(broken)
-    assert never <= {rule.message for rule in RULES[MODELS[()]]}, "rules that no document broke"
+    assert not never, "rules that no document broke"
 
 
 def test_legal_variations_are_accepted() -> None:
@@ -146,7 +146,7 @@ class Unheard(Model):
         (Unbounded, "Unbounded.text: a string needs a bound"),
         (UnboundedList, "UnboundedList.numbers: a list needs a bound"),
         (TwoTypes, "TwoTypes.either: a union of types"),
-        (Unheard, r"Unheard.number: a CRD cannot say \['multipleOf'\]"),
+        (Unheard, r"Unheard.number: a CRD has no keyword for \['multipleOf'\]"),
     ],
 )
 def test_what_a_crd_cannot_say_is_refused_by_the_generator(model: type[Model], complaint: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlsrl.api.load import SpecError, differences, dump, load_file, load_text
-from rlsrl.api.spec import Algorithm, Ppo, RLExperiment
+from rlsrl.api.spec import AlgorithmSpec, PpoSpec, RLExperiment
 
 MINIMAL = """\
 apiVersion: rlsrl.dev/v1alpha1
@@ -35,7 +35,7 @@ def problems(text: str, *overrides: str) -> list[str]:
 def test_the_rest_has_defaults_that_run() -> None:
     spec = load_text(MINIMAL).spec
 
-    assert spec.algorithm == Algorithm(ppo=Ppo())
+    assert spec.algorithm == AlgorithmSpec(ppo=PpoSpec())
     assert spec.batch_environments == 8
     assert spec.batch_transitions == 1024
     assert spec.policy.network.mlp is not None
@@ -171,13 +171,13 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
         (
             ["stop={returnMean: 1}", "algorithm.ppo.learningRateSchedule.linear.to=0"],
             "spec.algorithm.ppo.learningRateSchedule.linear.envSteps",
-            "there is no stop.envSteps to stand in for it",
+            "is missing, and stop.envSteps, its default, is missing, too",
             "here or as stop.envSteps",
         ),
         (
             ["actors.ringSize=2"],
             "spec.actors.ringSize",
-            "2 groups hide the wait for policy workers, and there are none",
+            "2 groups hide the wait for policy workers, and the experiment has no policyWorkers",
             "1, or an experiment with policyWorkers",
         ),
         (
@@ -196,7 +196,7 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             ["actors.vectorization=native", "environment.frameStack=4", "environment.maxEpisodeSteps=9"],
             "spec.actors.vectorization",
             "this one has environment.maxEpisodeSteps, environment.frameStack",
-            "loop or threads, or an environment.id with nothing but kwargs beside it",
+            "loop or threads, or an environment.id with kwargs alone",
         ),
         (
             ["actors.vectorization=native", "environment={factory: 'a:b'}"],
@@ -207,19 +207,19 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
         (
             ["actors.vectorization=native", "actors.maxDecorrelationSteps=9"],
             "spec.actors.maxDecorrelationSteps",
-            "up to 9 steps of each environment by itself, and native ones step together",
+            "up to 9 steps in single environments, and native steps all environments together",
             "0, or actors.vectorization loop or threads",
         ),
         (
             ["actors.vectorization=threads", "policyWorkers={}"],
             "spec.actors.vectorization",
-            "threads evaluate the policy by themselves, and policyWorkers are there to do so",
+            "threads evaluates the policy in the actor, and policyWorkers evaluate it, too",
             "loop or native, or an experiment without policyWorkers",
         ),
         (
             ["actors.vectorization=threads", "policy.network={cnn: {}}"],
             "spec.actors.vectorization",
-            "threads evaluate the policy without PyTorch, and policy.network.cnn cannot be",
+            "threads evaluates the policy without PyTorch, and policy.network.cnn needs PyTorch",
             "loop or native, or policy.network.mlp",
         ),
         (
@@ -324,7 +324,7 @@ def test_overrides_change_fields_in_order() -> None:
 
     assert spec.metadata.name == "other"
     assert spec.spec.seed == 7
-    assert spec.spec.algorithm == Algorithm(ppo=Ppo(learning_rate=1e-3, epochs=3))
+    assert spec.spec.algorithm == AlgorithmSpec(ppo=PpoSpec(learning_rate=1e-3, epochs=3))
     assert spec.spec.environment.id is None
     assert spec.spec.environment.factory == "my.module:make"
     assert spec.spec.environment.kwargs == {"level": {"name": "two"}}

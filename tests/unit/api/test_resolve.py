@@ -15,7 +15,7 @@ from rlsrl.api.resolved import (
     ResolvedExperiment,
     TrainerConfig,
 )
-from rlsrl.api.spec import Environment, Mlp, Network, ParameterVersions, Ppo, Stop
+from rlsrl.api.spec import Environment, Mlp, Network, ParameterVersions, PpoSpec, Stop
 from rlsrl.streams.handshake import MAX_SLOTS
 
 PLACEMENT = LocalPlacement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
@@ -51,7 +51,7 @@ def test_each_role_is_told_what_it_needs() -> None:
     assert told.coordinator.parameter_store == told.trainer.parameter_store
     assert (told.coordinator.num_actors, told.coordinator.num_trainers) == (2, 1)
     trainer = told.trainer
-    assert (trainer.environment, trainer.network, trainer.algorithm) == (environment, network, Ppo(epochs=2))
+    assert (trainer.environment, trainer.network, trainer.algorithm) == (environment, network, PpoSpec(epochs=2))
     assert (trainer.rollout_length, trainer.batch_lanes) == (128, 8)
     assert (trainer.max_policy_lag, trainer.num_producers) == (2, 2)
     assert (trainer.policy_name, trainer.parameter_store.folder) == ("default", "/runs/one/parameters")

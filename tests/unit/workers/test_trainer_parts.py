@@ -11,8 +11,7 @@ from rlsrl.api.load import load_text
 from rlsrl.api.placement import LocalPlacement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import TrainerConfig
-from rlsrl.api.spec import LinearSchedule as LinearSpec
-from rlsrl.api.spec import Schedule
+from rlsrl.api.spec import LinearScheduleSpec, ScheduleSpec
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import discrete_action, discrete_env_spec
@@ -38,12 +37,15 @@ def config(*overrides: str) -> TrainerConfig:
     ("schedule", "expected"),
     [
         (None, 0.3),
-        (Schedule(linear=LinearSpec()), LinearSchedule(start=0.3, end=0.0, env_steps=5000)),
-        (Schedule(linear=LinearSpec(to=0.1, env_steps=70)), LinearSchedule(start=0.3, end=0.1, env_steps=70)),
+        (ScheduleSpec(linear=LinearScheduleSpec()), LinearSchedule(start=0.3, end=0.0, env_steps=5000)),
+        (
+            ScheduleSpec(linear=LinearScheduleSpec(to=0.1, env_steps=70)),
+            LinearSchedule(start=0.3, end=0.1, env_steps=70),
+        ),
     ],
 )
 def test_a_schedule_ends_where_it_says_or_with_training(
-    schedule: Schedule | None, expected: float | LinearSchedule
+    schedule: ScheduleSpec | None, expected: float | LinearSchedule
 ) -> None:
     assert _scheduled(0.3, schedule, config()) == expected
 

@@ -1,7 +1,7 @@
-"""The CustomResourceDefinition, made from the models: the API server refuses what ``rlsrl validate`` refuses.
+"""The CustomResourceDefinition, generated from the models: the API server refuses what ``rlsrl validate`` refuses.
 
-A CRD takes a part of JSON schema only, a *structural* schema, and silently ignores or prunes some of the rest; so
-whatever this does not know how to say, it raises on.
+A CRD takes a subset of JSON schema, a *structural* schema, and silently ignores or prunes some of the rest. The
+generator raises on every keyword that it cannot translate.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from rlsrl.api.cel import RULES, Rule, kept_rule, union_rules
+from rlsrl.api.cel import NAME_RULE, CelRule, cel_rules, immutable_rule
 from rlsrl.api.model import EDITS, ON_EDIT, Model, OnEdit
 from rlsrl.api.spec import API_VERSION, KIND, ExperimentSpec, RLExperiment
 from rlsrl.api.status import ExperimentStatus
@@ -25,13 +25,13 @@ _KEPT = frozenset(
     {"type", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"}
     | {"format"}
 )
-"""Keywords that mean the same in both."""
+"""Keywords with the same meaning in both schemas."""
 _OTHERWISE = frozenset(
     {"title", "description", "examples", "readOnly", "oneOf", "anyOf", "default", "properties", "required", "items"}
     | {"additionalProperties", "propertyNames", "patternProperties", "const", "exclusiveMinimum"}
     | {"x-kubernetes-list-type", "x-list-key", ON_EDIT}
 )
-"""Keywords that say nothing to the API server, or are translated below."""
+"""Keywords without meaning to the API server, or translated below."""
 
 _STRINGS = {"apiVersion": "api_version", "kind": "kind"}
 
@@ -46,18 +46,18 @@ PRINTER_COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("Restarts", "integer", ".status.restarts"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
-"""Name, type and path of what ``kubectl get`` shows."""
+"""Name, type and path of each column of ``kubectl get``."""
 
 
 class NotStructural(ValueError):  # noqa: N818 - named for the schema
-    """A model says something that a CRD cannot; the text says where and what."""
+    """A model uses a feature that a CRD lacks; the text names the field and the feature."""
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The whole object, ready to be written as YAML.
+    """Return the whole object, ready to be written as YAML.
 
     Raises:
-        NotStructural: a model uses what a CRD cannot say.
+        NotStructural: a model uses a feature that a CRD lacks.
     """
     group, version = API_VERSION.split("/")
     columns = [{"name": name, "type": kind, "jsonPath": path} for name, kind, path in PRINTER_COLUMNS]
@@ -98,7 +98,7 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def schema() -> Schema:
-    """The structural schema of one document. Metadata has the API server's own; a rule may look at the name."""
+    """Return the structural schema of a document. The API server has its own schema of metadata; rules see the name."""
     fields = RLExperiment.model_fields
     strings = {name: {"type": "string", "description": fields[key].description} for name, key in _STRINGS.items()}
     return {
@@ -111,16 +111,19 @@ def schema() -> Schema:
             "spec": {**of_model(ExperimentSpec, on_edit="gang"), "description": fields["spec"].description},
             "status": of_model(ExperimentStatus),
         },
-        "x-kubernetes-validations": [_rule(rule) for rule in RULES[RLExperiment]],
+        "x-kubernetes-validations": [_rule(rule) for rule in (NAME_RULE, *cel_rules(RLExperiment))],
     }
 
 
 def of_model(model: type[Model], on_edit: OnEdit | None = None) -> Schema:
-    """The structural schema of a model's object, with its rules. ``on_edit`` is what edits of its fields do unless they
-    say otherwise; None for what nobody edits.
+    """Return the structural schema of a model's object, with its rules.
+
+    Args:
+        model: the model.
+        on_edit: the effect of an edit of its fields, unless a field has its own; None for what users never edit.
 
     Raises:
-        NotStructural: it uses what a CRD cannot say.
+        NotStructural: the model uses a feature that a CRD lacks.
     """
     document = model.model_json_schema(by_alias=True)
     definitions = document.pop("$defs", {})
@@ -129,7 +132,7 @@ def of_model(model: type[Model], on_edit: OnEdit | None = None) -> Schema:
 
 
 class _Translation:
-    """From pydantic's JSON schema to a structural one."""
+    """The translation of pydantic's JSON schema to a structural one."""
 
     def __init__(self, definitions: Mapping[str, Schema], models: Mapping[str, type[Model]]) -> None:
         self._definitions = definitions
@@ -137,27 +140,27 @@ class _Translation:
 
     def object_of(self, found: Schema, model: type[Model], path: str, on_edit: OnEdit | None) -> Schema:
         made = self._of(found, path, on_edit)
-        rules = [*RULES.get(model, ()), *union_rules(model), *self._kept(found, on_edit)]
+        rules = [*cel_rules(model), *self._immutable(found, on_edit)]
         if rules:
             made["x-kubernetes-validations"] = [_rule(rule) for rule in rules]
         return made
 
-    def _kept(self, found: Schema, on_edit: OnEdit | None) -> list[Rule]:
-        """The rules for members that may not be edited: they stay there, or away, and as they are. Members that have
-        members say the latter by rules of their own, which name what was edited."""
+    def _immutable(self, found: Schema, on_edit: OnEdit | None) -> list[CelRule]:
+        """Return the rules for members that must not be edited: presence and value stay. Members with members of their
+        own compare values by their own rules, which name the edited field."""
         required = found.get("required", ())
         rules = []
         for name, member in found.get("properties", {}).items():
             if member.get(ON_EDIT, on_edit) != "refuse":
                 continue
-            # Defaults of what is around it are judged without it, even where it has one of its own.
+            # The API server judges defaults of the enclosing object without this member, even if it has a default.
             always = name in required
             target = self._target(member)
             if _is_free(target):
-                continue  # Rules cannot look at it: the operator refuses the edit.
+                continue  # CEL cannot compare free JSON: the operator refuses the edit.
             whole = "properties" not in target
             if whole or not always:
-                rules.append(kept_rule(name, always=always, whole=whole))
+                rules.append(immutable_rule(name, always=always, whole=whole))
         return rules
 
     def _target(self, found: Schema) -> Schema:
@@ -167,7 +170,7 @@ class _Translation:
         return self._definitions[reference] if reference in self._models else found
 
     def _any(self, found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
-        """A property's schema: a model's object where it refers to one."""
+        """Return a property's schema; for a reference, that of the model's object."""
         if "anyOf" in found:
             found = _not_null(found, path)
         on_edit = found.get(ON_EDIT, on_edit)
@@ -181,7 +184,7 @@ class _Translation:
 
     def _of(self, found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
         if unknown := set(found) - _KEPT - _OTHERWISE:
-            raise NotStructural(f"{path}: a CRD cannot say {sorted(unknown)}")
+            raise NotStructural(f"{path}: a CRD has no keyword for {sorted(unknown)}")
         made: Schema = {**_description(found, on_edit), **{key: found[key] for key in found if key in _KEPT}}
         if "const" in found:
             made["enum"] = [found["const"]]
@@ -224,12 +227,12 @@ class _Translation:
         if "maxProperties" not in found:
             raise NotStructural(f"{path}: a map needs a bound (max_length)")
         if found.get("propertyNames", {}).keys() - {"type"} or "patternProperties" in found:
-            raise NotStructural(f"{path}: a CRD cannot say anything of a map's keys")
+            raise NotStructural(f"{path}: a CRD cannot restrict a map's keys")
         return {"additionalProperties": self._any(found["additionalProperties"], f"{path}.*", on_edit)}
 
     @staticmethod
     def _with_default(made: Schema, found: Schema) -> Schema:
-        """With the default, less what the properties' own defaults say anyhow."""
+        """Add the default, without the members that the properties' own defaults give."""
         default = _without_nulls(found.get("default"))
         if default is not None:
             made["default"] = _beyond_defaults(default, made)
@@ -240,7 +243,7 @@ _ANYTHING: Mapping[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
 
 
 def _description(found: Schema, on_edit: OnEdit | None = None) -> dict[str, str]:
-    """As one paragraph, for ``kubectl explain``; of a value also what an edit of it does."""
+    """Return the description as one paragraph, for ``kubectl explain``; a value's with the effect of an edit."""
     if "description" not in found:
         return {}
     edits = f" {EDITS[on_edit]}" if on_edit is not None and "properties" not in found else ""
@@ -248,7 +251,7 @@ def _description(found: Schema, on_edit: OnEdit | None = None) -> dict[str, str]
 
 
 def _is_free(found: Schema) -> bool:
-    """Whether it is a map of any JSON."""
+    """Whether the schema is a map of any JSON."""
     values = found.get("additionalProperties")
     return isinstance(values, dict) and values.get("$ref", "").endswith("/JsonValue")
 
@@ -256,13 +259,13 @@ def _is_free(found: Schema) -> bool:
 def _not_null(found: Schema, path: str) -> Schema:
     members = [each for each in found["anyOf"] if each != {"type": "null"}]
     if len(members) != 1:
-        raise NotStructural(f"{path}: a union of types; say it by optional members of which one is given")
+        raise NotStructural(f"{path}: a union of types: use optional members of which one is set")
     siblings = {key: value for key, value in found.items() if key not in ("anyOf", "oneOf")}
     return {**members[0], **siblings}
 
 
-def _rule(rule: Rule) -> dict[str, str]:
-    return {"rule": rule.rule, "message": rule.message, **({} if rule.at is None else {"fieldPath": rule.at})}
+def _rule(rule: CelRule) -> dict[str, str]:
+    return {"rule": rule.expression, "message": rule.message, **({} if rule.at is None else {"fieldPath": rule.at})}
 
 
 def _without_nulls(value: Any) -> Any:
@@ -272,7 +275,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _beyond_defaults(default: Any, schema: Schema) -> Any:
-    """An object's default without the members that its schema gives by itself: the API server fills those in."""
+    """Return an object's default without members whose own default is the same: the API server fills those in."""
     if not isinstance(default, dict) or "properties" not in schema:
         return default
     members = {name: _beyond_defaults(value, schema["properties"][name]) for name, value in default.items()}
@@ -280,7 +283,7 @@ def _beyond_defaults(default: Any, schema: Schema) -> Any:
 
 
 def _models_by_name(model: type[Model]) -> dict[str, type[Model]]:
-    """The model and all that its fields are made of, by class name."""
+    """Return the model and every model of its fields, by class name."""
     found: dict[str, type[Model]] = {}
 
     def visit(annotation: Any) -> None:

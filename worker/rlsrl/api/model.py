@@ -1,7 +1,7 @@
-"""What all models of the API have in common: strict, frozen, closed, and honest about unions.
+"""The base of all models of the API: strict, frozen, closed, with rules over several fields.
 
-The same documents stand before a Kubernetes API server, so the models read them as it does: a null is a field left out,
-``1.0`` and ``1e3`` are integers, and a union is a set of optional members of which exactly one is given.
+A Kubernetes API server reads the same documents, so the models read them alike: a null is an absent field, ``1.0`` and
+``1e3`` are integers, and a union is a set of optional members of which exactly one is set.
 """
 
 from __future__ import annotations
@@ -24,31 +24,16 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from rlsrl.api.rules import CrossFieldRule, Violation
+
 RULES = "rules"
-"""The type of the pydantic error that carries violations, under the key of the same name in its context."""
+"""The type of the pydantic error that carries violations, and the key of the violations in its context."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Violation:
-    """One broken rule that concerns more than one field."""
-
-    at: tuple[str, ...]
-    """The field to blame, by YAML names, from the model that states the rule; empty for that model itself."""
-    message: str
-    """What is wrong."""
-    allowed: str
-    """What would be right."""
-
-
-def refuse(violations: Iterable[Violation]) -> None:
-    """Refuse the model being validated if there is any violation; for use in its validators.
-
-    Raises:
-        PydanticCustomError: of type ``rules``, which pydantic turns into a ``ValidationError``.
-    """
-    found = tuple(violations)
-    if found:
-        raise _error(found)
+def _refuse(violations: tuple[Violation, ...]) -> None:
+    """Raise a pydantic error of type ``RULES`` unless there is no violation; for use in validators."""
+    if violations:
+        raise _error(violations)
 
 
 def _error(violations: tuple[Violation, ...]) -> PydanticCustomError:
@@ -57,7 +42,7 @@ def _error(violations: tuple[Violation, ...]) -> PydanticCustomError:
 
 
 def _with_violations(error: ValidationError, violations: tuple[Violation, ...], value: Any) -> ValidationError:
-    """The error with the violations of the same model beside what its fields said."""
+    """Return the error with the violations of the same model beside the errors of its fields."""
     details = [
         InitErrorDetails(
             type=_error(each["ctx"][RULES]) if each["type"] == RULES else each["type"],
@@ -76,18 +61,18 @@ def _integral(value: Any) -> Any:
 
 
 INTEGRAL = BeforeValidator(_integral)
-"""Takes ``1.0`` and ``1e3`` for integers, as kubectl sends them on; stands last in an ``Annotated[int, ...]``."""
+"""Accepts ``1.0`` and ``1e3``, which kubectl sends for integers. Must stand last in an ``Annotated[int, ...]``."""
 
 OnEdit = Literal["live", "roll", "gang", "refuse"]
-"""What becomes of a running experiment on a cluster when a field is edited."""
+"""The effect of an edit of a field on a running experiment on a cluster."""
 
 ON_EDIT = "x-rlsrl-on-edit"
-"""The JSON schema's keyword for it; what is inside of a field that has one has it too, unless it has its own."""
+"""The JSON schema keyword of the effect. Members inherit it unless they have their own."""
 
 
 @dataclass(frozen=True)
-class Edit:
-    """Stands in an ``Annotated``: what an edit of that field does."""
+class EditEffect:
+    """Marks a field, in its ``Annotated``, with the effect of an edit."""
 
     does: OnEdit
 
@@ -95,35 +80,35 @@ class Edit:
         return {**handler(core_schema), ON_EDIT: self.does}
 
 
-LIVE = Edit("live")
-"""Workers go on, and are told within seconds."""
-ROLL = Edit("roll")
-"""Workers that it concerns are replaced, added or ended, one after another; the trainers go on."""
-GANG = Edit("gang")
-"""The trainers end at one step, store it, and go on from it as the next attempt; others are replaced as needed."""
-REFUSE = Edit("refuse")
-"""It would be another experiment."""
+LIVE = EditEffect("live")
+"""Workers keep running and get the new value within seconds."""
+ROLL = EditEffect("roll")
+"""Workers of the edited role are replaced, added or ended one after another. Trainers keep running."""
+GANG = EditEffect("gang")
+"""All trainers store their state at one common step and resume from it as the next attempt."""
+REFUSE = EditEffect("refuse")
+"""The edit is refused: the result would be another experiment."""
 
 EDITS: Mapping[OnEdit, str] = {
-    "live": "May be edited at any time: workers are told.",
-    "roll": "An edit replaces the workers that it concerns, and not the trainers.",
-    "gang": "An edit lets the trainers begin anew from where they are.",
+    "live": "An edit takes effect within seconds, without a restart.",
+    "roll": "An edit replaces the workers of the role. Trainers keep running.",
+    "gang": "An edit restarts the trainers from their current step.",
     "refuse": "Cannot be edited.",
 }
-"""The same for who looks a field up."""
+"""The effects in the words of the reference."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 """A Python identifier: the name of an argument."""
 
 Arguments = Annotated[dict[str, JsonValue], Field(max_length=64)]
-"""Keyword arguments for the user's own code: any JSON, handed on as it is. Their names are that code's to judge: an API
-server cannot look at the keys of a map whose values are of any type."""
+"""Keyword arguments for the user's own code: any JSON, passed on unchanged. Only that code checks their names: an API
+server cannot restrict the keys of a map with values of any type."""
 
 PodTemplate = Annotated[dict[str, JsonValue], Field(max_length=8)]
-"""Metadata and spec of pods, as in a Deployment's ``template``: Kubernetes' to judge, and the operator's."""
+"""Metadata and spec of pods, as in a Deployment's ``template``. Kubernetes and the operator check them."""
 
 Ignored = Annotated[JsonValue, Field(json_schema_extra={"readOnly": True})]
-"""What only Kubernetes writes: accepted, so that its own output can be read back, and not looked at."""
+"""A field that only Kubernetes writes: accepted, so that its output can be read back, and ignored."""
 
 
 class Model(BaseModel):
@@ -141,14 +126,16 @@ class Model(BaseModel):
     )
 
     exactly_one: ClassVar[tuple[str, ...]] = ()
-    """Members of the union that this model is; exactly one must be given."""
+    """Members of the union that this model is. Exactly one must be set."""
     at_least_one: ClassVar[tuple[str, ...]] = ()
-    """Optional fields of which one or more must be given."""
+    """Optional fields of which one or more must be set."""
+    rules: ClassVar[tuple[CrossFieldRule, ...]] = ()
+    """Rules over several fields of the model, members included."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Drop nulls, then check members beside the fields, so that wrong fields do not hide a wrong union."""
+        """Drop nulls, then check the union beside the fields, so that wrong fields do not hide a wrong union."""
         if not isinstance(value, Mapping):
             return handler(value)
         given = {name: member for name, member in value.items() if member is not None}
@@ -159,8 +146,13 @@ class Model(BaseModel):
             if not violations:
                 raise
             raise _with_violations(error, violations, value) from error
-        refuse(violations)
+        _refuse(violations)
         return model
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        _refuse(tuple(found for rule in self.rules if (found := rule.violation(self)) is not None))
+        return self
 
     @classmethod
     def _member_violations(cls, value: Mapping[str, Any]) -> Iterable[Violation]:

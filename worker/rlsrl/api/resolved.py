@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field
 
 from rlsrl.api.model import INTEGRAL, LIVE, Model
-from rlsrl.api.spec import CompileMode, Device, Environment, Network, ParameterVersions, Ppo, Stop, Wandb
+from rlsrl.api.spec import CompileMode, Device, Environment, Network, ParameterVersions, PpoSpec, Stop, Wandb
 from rlsrl.api.spread import spread_environments
 
 Role = Literal["coordinator", "trainer", "actor"]
@@ -141,7 +141,7 @@ class TrainerConfig(RoleConfig):
     """The network that is trained."""
     normalize_observations: bool
     """Whether observations are standardised."""
-    algorithm: Ppo
+    algorithm: PpoSpec
     """What is done with the samples."""
     rollout_length: PositiveInteger
     """T: steps of a slot."""

@@ -13,7 +13,7 @@ from rlsrl.algorithms.normalizer import Normalizer, normalizable
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.algorithms.schedules import LinearSchedule, Scheduled
 from rlsrl.api.resolved import TrainerConfig
-from rlsrl.api.spec import Schedule
+from rlsrl.api.spec import ScheduleSpec
 from rlsrl.data.slots import SlotLayout, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.parameters.protocols import Parameters
@@ -112,7 +112,7 @@ def coefficients_of(config: TrainerConfig) -> dict[str, Scheduled]:
     }
 
 
-def _scheduled(start: float, schedule: Schedule | None, config: TrainerConfig) -> Scheduled:
+def _scheduled(start: float, schedule: ScheduleSpec | None, config: TrainerConfig) -> Scheduled:
     if schedule is None:
         return start
     env_steps = schedule.chosen.env_steps or config.stop.env_steps

@@ -1,0 +1,60 @@
+"""The RLExperiment: what a user writes, for one machine and for a cluster alike. One module a section of the spec.
+
+Attribute docstrings are the reference: they become the schema's descriptions and the text of ``rlsrl explain``. Every
+list, map, string and number has a bound, because the same models become a CustomResourceDefinition. A rule over
+several fields is one record, a ``CrossFieldRule``, with its Python check and its CEL expression.
+"""
+
+from rlsrl.api.spec.algorithm import AlgorithmSpec, LinearScheduleSpec, PpoSpec, ScheduleSpec
+from rlsrl.api.spec.environment import Atari, Environment
+from rlsrl.api.spec.experiment import API_VERSION, KIND, ExperimentSpec, RLExperiment
+from rlsrl.api.spec.metadata import Metadata
+from rlsrl.api.spec.parameters import FilesystemStore, ObjectStore, ParameterStore, ParameterVersions
+from rlsrl.api.spec.policy import Cnn, CustomNetwork, Mlp, Network, PolicySpec
+from rlsrl.api.spec.run import Restarts, Security, Stop, Tracking, Wandb
+from rlsrl.api.spec.workers import (
+    Actors,
+    BufferWorkers,
+    CompileMode,
+    Device,
+    Evaluators,
+    Pacing,
+    PolicyWorkers,
+    Trainers,
+)
+
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "Actors",
+    "AlgorithmSpec",
+    "Atari",
+    "BufferWorkers",
+    "Cnn",
+    "CompileMode",
+    "CustomNetwork",
+    "Device",
+    "Environment",
+    "Evaluators",
+    "ExperimentSpec",
+    "FilesystemStore",
+    "LinearScheduleSpec",
+    "Metadata",
+    "Mlp",
+    "Network",
+    "ObjectStore",
+    "Pacing",
+    "ParameterStore",
+    "ParameterVersions",
+    "PolicySpec",
+    "PolicyWorkers",
+    "PpoSpec",
+    "RLExperiment",
+    "Restarts",
+    "ScheduleSpec",
+    "Security",
+    "Stop",
+    "Tracking",
+    "Trainers",
+    "Wandb",
+]

@@ -1,0 +1,82 @@
+"""``spec.parameters``: which versions of the weights are stored, and where."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, Model
+from rlsrl.api.spec.scalars import Count, ObjectName, PositiveSeconds
+
+
+class FilesystemStore(Model):
+    """The run folder; on a cluster, the experiment's volume, a PersistentVolumeClaim ``<name>-data``."""
+
+    size: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}(Mi|Gi|Ti)$", max_length=8, examples=["50Gi"])] = "10Gi"
+    """Size of the volume."""
+    storage_class_name: ObjectName | None = None
+    """The volume's StorageClass; by default the cluster's default class."""
+    when_deleted: Annotated[Literal["Retain", "Delete"], LIVE] = "Retain"
+    """Whether the volume is kept or deleted with the experiment."""
+
+
+class ObjectStore(Model):
+    """An S3 bucket, at Amazon or any store with conditional writes (If-Match, If-None-Match). Credentials never stand
+    here: workers read AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY from their environment."""
+
+    url: Annotated[
+        str,
+        Field(
+            pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)*/?$",
+            max_length=512,
+            examples=["s3://my-bucket/experiments"],
+        ),
+    ]
+    """The bucket and the prefix of all keys. Each run has its own folder below, ``<name>-<run>``."""
+    endpoint: (
+        Annotated[
+            str,
+            Field(
+                pattern=r"^https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?(/[A-Za-z0-9._/-]*)?$",
+                max_length=512,
+                examples=["https://s3.example.com"],
+            ),
+        ]
+        | None
+    ) = None
+    """The store's URL; by default AWS_ENDPOINT_URL, else Amazon's."""
+    region: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=63, examples=["eu-central-1"])] | None = None
+    """The bucket's region; by default AWS_REGION, else us-east-1."""
+    answer_seconds: PositiveSeconds = 30.0
+    """Seconds that a request waits for an answer, and for which failed requests are repeated."""
+    credentials_secret: ObjectName | None = None
+    """On a cluster: the Secret whose keys become environment variables of the workers that use the bucket."""
+
+
+class ParameterStore(Model):
+    """Storage of weight versions and of the state that resuming needs."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("filesystem", "object_store")
+
+    filesystem: FilesystemStore | None = None
+    """The run folder; on a cluster, the experiment's volume."""
+    object_store: ObjectStore | None = None
+    """An S3 bucket."""
+
+
+class ParameterVersions(Model):
+    """Which versions of the weights are stored, and where."""
+
+    store: Annotated[ParameterStore, REFUSE] = ParameterStore(filesystem=FilesystemStore())
+    """Where versions are stored."""
+    keep_last: Annotated[int, Field(ge=1, le=10_000), INTEGRAL] = 5
+    """Untagged versions that are kept. Older ones are removed."""
+    every_seconds: PositiveSeconds = 10.0
+    """Seconds between stored versions: the training that a crash can cost."""
+    every_steps: Count | None = None
+    """Training steps between stored versions. With everySeconds, the earlier of the two counts."""
+    tag_every_seconds: PositiveSeconds | None = None
+    """Seconds between permanent versions, which are never removed."""
+    tag_every_steps: Count | None = None
+    """Training steps between permanent versions, which are never removed."""

@@ -1,0 +1,65 @@
+"""``spec.policy``: the network and what it sees."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rlsrl.api.model import INTEGRAL, Arguments, Model
+from rlsrl.api.spec.scalars import Attribute
+
+
+class Mlp(Model):
+    """A multi-layer perceptron for policy and value, each with its own layers."""
+
+    hidden_sizes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=65_536), INTEGRAL], ...], Field(strict=False, min_length=1, max_length=16)
+    ] = (64, 64)
+    """Units of each hidden layer."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """The activation function of the hidden layers."""
+
+
+class Cnn(Model):
+    """The convolutional network of Mnih et al. (2015): policy and value share three convolutions and a dense layer. For
+    one image, ``[channels, height, width]`` of uint8, of at least 36 x 36 pixels."""
+
+    hidden_size: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 512
+    """Units of the dense layer."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """The precision of the convolutions and the dense layer. ``bfloat16`` is faster on processors with ``amx_bf16``
+    (x86) and on AMD's with ``avx512_bf16``; it is slower on Intel's with ``avx512_bf16`` alone and on all others.
+    Weights, logits, values and losses stay float32."""
+
+
+class CustomNetwork(Model):
+    """A network of your own."""
+
+    factory: Attribute
+    """A callable that gets the environment's spaces and returns the network."""
+    kwargs: Arguments = Field(default_factory=dict)
+    """Further arguments for the factory, any JSON."""
+
+
+class Network(Model):
+    """The policy's network: a built-in kind, or your own."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("mlp", "cnn", "custom")
+
+    mlp: Mlp | None = None
+    """A multi-layer perceptron."""
+    cnn: Cnn | None = None
+    """A convolutional network for images."""
+    custom: CustomNetwork | None = None
+    """A network of your own, given by its factory."""
+
+
+class PolicySpec(Model):
+    """The mapping from observations to actions."""
+
+    network: Network = Network(mlp=Mlp())
+    """The network that is trained."""
+    normalize_observations: bool = False
+    """Whether the network sees observations normalised to mean 0 and standard deviation 1 and clipped to [-10, 10]. The
+    statistics cover all transitions trained on and are part of each version. Only for float observations."""

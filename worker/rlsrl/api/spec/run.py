@@ -1,0 +1,69 @@
+"""How a run ends, restarts, is tracked and is protected: ``spec.stop``, ``restarts``, ``tracking``, ``security``."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rlsrl.api.model import GANG, INTEGRAL, Model
+from rlsrl.api.spec.scalars import Count, ObjectName, PositiveSeconds
+
+
+class Stop(Model):
+    """When training ends: at the first of these limits that is reached."""
+
+    at_least_one: ClassVar[tuple[str, ...]] = ("return_mean", "env_steps", "train_steps", "wall_seconds")
+
+    return_mean: Annotated[float, Field(ge=-1e15, le=1e15)] | None = None
+    """Mean undiscounted return of the last ``episodes`` episodes."""
+    episodes: Annotated[int, Field(ge=1, le=1_000_000), GANG, INTEGRAL] = 100
+    """Number of episodes that returnMean covers. It is not compared before as many episodes have ended."""
+    env_steps: Count | None = None
+    """Transitions trained on."""
+    train_steps: Count | None = None
+    """Batches trained on."""
+    wall_seconds: PositiveSeconds | None = None
+    """Seconds of training, earlier attempts of the same run included."""
+
+
+class Restarts(Model):
+    """How often failed workers are restarted."""
+
+    budget: Annotated[int, Field(ge=0, le=10_000), INTEGRAL] = 10
+    """Failures that are tolerated. One more ends the run."""
+    decay_seconds: PositiveSeconds = 600.0
+    """Seconds without a failure after which one failure is forgotten."""
+
+
+WandbName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128, examples=["my-project"])]
+"""A project, user or team of Weights & Biases."""
+
+
+class Wandb(Model):
+    """Weights & Biases. Needs the extra ``wandb``. Its failures are logged and counted, and never end a run."""
+
+    project: WandbName
+    """The project that shows the run."""
+    entity: WandbName | None = None
+    """The user or team that owns the project; by default that of the API key."""
+    mode: Literal["offline", "online"] = "offline"
+    """``online`` sends each row at once, with the API key in the coordinator's environment (``WANDB_API_KEY``).
+    ``offline`` keeps rows in the run folder, under ``wandb/``, for ``wandb sync``."""
+
+
+class Tracking(Model):
+    """Where the learning curve is shown, beside ``metrics.jsonl`` and TensorBoard, which are always written."""
+
+    wandb: Wandb | None = None
+    """Weights & Biases. Off by default."""
+
+
+class Security(Model):
+    """Protection of the workers on a cluster, beside the token that each of them presents."""
+
+    tls_secret: ObjectName | None = None
+    """On a cluster: a Secret of the type kubernetes.io/tls with the keys tls.crt, tls.key and ca.crt, for mutual TLS
+    between workers. Its certificate is for servers and clients and carries the DNS name
+    ``<name>-coordinator.<namespace>.svc`` or ``*.<namespace>.svc``. New certificates are used without a restart.
+    Ignored on one machine, where traffic does not leave the machine."""

@@ -1,0 +1,25 @@
+"""Scalar types that several sections of the spec share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlsrl.api.model import INTEGRAL
+
+PositiveSeconds = Annotated[float, Field(gt=0, le=31_536_000)]
+"""A duration above 0 and up to a year, in seconds."""
+Count = Annotated[int, Field(ge=1, le=1_000_000_000_000_000), INTEGRAL]
+"""A number of steps, at least 1."""
+Attribute = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$",
+        max_length=256,
+        examples=["my_package.my_module:make"],
+    ),
+]
+"""A Python attribute as ``package.module:attribute``."""
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253, examples=["my-object"])]
+"""The name of a Kubernetes object."""

@@ -1,0 +1,197 @@
+"""The sections of the roles, and how gathering and training keep pace: ``spec.actors`` to ``spec.pacing``."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from rlsrl.api.model import GANG, INTEGRAL, ROLL, Model, PodTemplate
+from rlsrl.api.rules import CrossFieldRule, Fault
+from rlsrl.api.spec.scalars import Count, PositiveSeconds
+from rlsrl.api.spread import EnvironmentSpread, EvaluationSpread, spread_environments, spread_evaluation
+
+Device = Literal["auto", "cpu", "cuda"]
+"""The device of a network."""
+CompileMode = Literal["off", "upfront", "background"]
+"""When the training step is compiled."""
+
+
+class Actors(Model):
+    """The workers that step environments."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("environments", "environments_per_actor")
+
+    replicas: Annotated[int, Field(ge=1, le=4096), ROLL, INTEGRAL] = 1
+    """Number of actors."""
+    environments: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
+    """Environments of all actors together, spread over them as evenly as possible."""
+    environments_per_actor: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] | None = None
+    """Environments of each actor: the total grows with the replicas."""
+    rollout_length: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 128
+    """Steps of one rollout in each environment."""
+    max_decorrelation_steps: Annotated[int, Field(ge=0, le=1_000_000), ROLL, INTEGRAL] = 0
+    """Largest number of random steps in each environment before its first rollout. The number is drawn for each
+    environment, so that episodes of equal length do not all end together. These steps are not trained on."""
+    vectorization: Annotated[Literal["loop", "native", "threads"], ROLL] = "loop"
+    """How an actor steps its environments. ``loop``: one after the other. ``native``: all in one call, by the
+    vectorised version that Gymnasium has registered (``vector_entry_point``), as for CartPole. It takes an ``id``
+    without ``atari``, ``maxEpisodeSteps``, ``frameStack`` and ``actionMask``, and no ``maxDecorrelationSteps``.
+    ``threads``: each environment in a thread that also evaluates the policy, for environments that wait, such as
+    simulators and remote ones. It takes a network that is evaluated without PyTorch (``mlp``), and no
+    ``policyWorkers``."""
+    ring_size: Annotated[int, Field(ge=1, le=16), INTEGRAL] = 1
+    """Groups that each actor's environments are divided into. The actor steps one group while a policy worker evaluates
+    the policy for another. Each group fills its own rollouts. 2 hides most of the wait. More than 1 needs
+    ``policyWorkers``. Must divide every actor's environments."""
+    pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
+    """On a cluster: additions to the pods, in the form of a Deployment's ``template``. Allowed in ``spec``: affinity,
+    imagePullSecrets, nodeSelector, priorityClassName, runtimeClassName, schedulerName, tolerations,
+    topologySpreadConstraints, volumes, and image, resources, env, envFrom and volumeMounts of the container ``worker``;
+    in ``metadata``: labels and annotations. Takes precedence over the administrator's values for the role."""
+
+    @property
+    def num_environments(self) -> int:
+        """Environments of all actors together."""
+        if self.environments is not None:
+            return self.environments
+        assert self.environments_per_actor is not None, "validation leaves exactly one"  # noqa: S101 - an invariant
+        return self.environments_per_actor * self.replicas
+
+    @property
+    def spread(self) -> EnvironmentSpread:
+        """The number of environments of each actor."""
+        return spread_environments(self.num_environments, self.replicas)
+
+    @property
+    def rollout_environments(self) -> tuple[int, ...]:
+        """Environments of one rollout of each actor: those of one group."""
+        return tuple(count // self.ring_size for count in self.spread.counts)
+
+
+class PolicyWorkers(Model):
+    """The workers that evaluate the policy for the actors in large batches, for large networks. Actors then need no
+    weights. Rollouts are acted with weights as new as without policy workers."""
+
+    replicas: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
+    """Number of policy workers. Actors choose one by their index, and another one when theirs dies."""
+    max_batch_size: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 1024
+    """Largest number of environments evaluated together. A batch contains all requests that wait when it begins."""
+    parameter_pull_seconds: PositiveSeconds = 0.5
+    """Seconds between looks for newer weights. A request that needs newer weights fetches them earlier."""
+    device: Device = "auto"
+    """The device of networks that need PyTorch. ``mlp`` needs none and runs on the CPU. ``auto``: the first GPU that
+    PyTorch sees, else the CPU. ``cuda``: the first GPU; without a GPU the worker does not start. ``cpu``: the CPU. On a
+    cluster a pod sees the GPUs that its ``podTemplate`` requests."""
+    pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
+    """On a cluster: additions to the pods: see ``actors.podTemplate``."""
+
+
+class BufferWorkers(Model):
+    """The workers between actors and trainers. They pass samples on first in, first out, and hold only what trainers
+    have granted, so that policy lag is the same with them as without. Each serves the same number of actors: a trainer
+    is connected to a few buffer workers instead of many actors."""
+
+    replicas: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
+    """Number of buffer workers. Must divide the number of actors. Actors choose one by their index."""
+    pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
+    """On a cluster: additions to the pods: see ``actors.podTemplate``."""
+
+
+class Trainers(Model):
+    """The workers that learn."""
+
+    replicas: Annotated[int, Field(ge=1, le=1024), INTEGRAL] = 1
+    """Number of ranks. They share each batch evenly and average their gradients (data parallel). More ranks pay where a
+    training step takes far longer than a millisecond."""
+    batch_environments: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
+    """Environments whose rollouts make one batch, over all replicas; by default all environments."""
+    compile: CompileMode = "background"
+    """Whether training steps are compiled to machine code, which makes small networks train several times as fast.
+    ``background``: training begins uncompiled; after 20 seconds the step is compiled at the lowest priority, and all
+    ranks switch to it at the same step. With a ``pacing.maxPolicyLag`` of 0, where runs repeat bit for bit,
+    ``background`` means ``off``: a compiled step is not bit-identical to an eager one. ``upfront``: training begins
+    with the compiled step. ``off``: never; in YAML with quotes, ``"off"``. Without a C++ compiler, as in the images,
+    training stays uncompiled, and the trainer's log says so."""
+    device: Device = "auto"
+    """The device of the trainers. ``auto``: each rank on its own GPU where PyTorch sees one for every rank of the
+    machine, else all ranks on the CPU; small networks (``mlp``) stay on the CPU. ``cuda``: each rank on its own GPU;
+    with fewer GPUs the trainers do not start. ``cpu``: the CPU. On a cluster each pod sees the GPUs of
+    ``gpusPerPod``."""
+    gpus_per_pod: Annotated[int, Field(ge=0, le=16), INTEGRAL] = 0
+    """On a cluster: GPUs of each trainer pod, with one rank a GPU. Must divide the replicas. With 0 each pod has one
+    rank."""
+    gpu_resource: Annotated[
+        str,
+        Field(
+            pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$",
+            max_length=253,
+            examples=["amd.com/gpu"],
+        ),
+    ] = "nvidia.com/gpu"
+    """On a cluster: the resource name of the GPUs."""
+    pod_template: Annotated[PodTemplate, GANG] = Field(default_factory=dict)
+    """On a cluster: additions to the pods: see ``actors.podTemplate``. GPUs are requested by ``gpusPerPod`` alone."""
+
+    @property
+    def ranks_per_pod(self) -> int:
+        """Ranks in each pod."""
+        return self.gpus_per_pod or 1
+
+    @property
+    def num_pods(self) -> int:
+        """Pods of all ranks."""
+        return self.replicas // self.ranks_per_pod
+
+
+def _steps_for_all(evaluators: Evaluators) -> Fault | None:
+    # Shares are equal and at least one, so the total may exceed ``environments``.
+    least = max(evaluators.environments, evaluators.replicas)
+    if evaluators.max_steps >= least:
+        return None
+    return Fault(f"{evaluators.max_steps} steps leave some of {least} environments without any", f"integer >= {least}")
+
+
+class Evaluators(Model):
+    """The workers that play stored versions beside training, for a fixed number of episodes in each environment. One
+    evaluator plays a version. Evaluators that fall behind skip to the newest version."""
+
+    rules: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
+            at="maxSteps",
+            check=_steps_for_all,
+            cel="self.maxSteps >= (self.environments > self.replicas ? self.environments : self.replicas)",
+            message="leaves some environments without a step: must be at least environments and replicas",
+        ),
+    )
+
+    replicas: Annotated[int, Field(ge=1, le=64), INTEGRAL] = 1
+    """Number of evaluators."""
+    environments: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 10
+    """Environments of all evaluators together. Each gets an equal share, rounded down, and at least one."""
+    episodes_per_environment: Annotated[int, Field(ge=1, le=10_000), INTEGRAL] = 2
+    """Episodes played in each environment. The result is their mean return."""
+    max_steps: Count = 10_000_000
+    """Steps of all evaluators' environments together after which the evaluation of a version is given up."""
+    every_seconds: PositiveSeconds | None = None
+    """Seconds between the versions that an evaluator plays. With neither this nor everyVersions it plays as many as it
+    can."""
+    every_versions: Count | None = None
+    """Of how many versions one is played. With everySeconds, the earlier of the two counts."""
+    greedy: bool = True
+    """Whether the most probable action is taken. With false, actions are sampled as in training."""
+    pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
+    """On a cluster: additions to the pods: see ``actors.podTemplate``."""
+
+    @property
+    def spread(self) -> EvaluationSpread:
+        """Environments and steps of each evaluator."""
+        return spread_evaluation(self.environments, self.replicas, max_steps=self.max_steps)
+
+
+class Pacing(Model):
+    """How gathering and training keep pace. Bounds are kept by waiting, never by dropping samples."""
+
+    max_policy_lag: Annotated[int, Field(ge=0, le=64), INTEGRAL] = 1
+    """Largest number of training steps between the weights that chose an action and the weights being trained. 0
+    gathers and trains in turn. 1 overlaps the two."""
