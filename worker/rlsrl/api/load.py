@@ -14,7 +14,8 @@ from pydantic_core import ErrorDetails
 
 from rlsrl.api.document import Document, Place, Problem, SpecError, read_document, read_value, write_document
 from rlsrl.api.fields import Path, allowed, allowed_at, find, nearest, parse_path, show_path, show_value
-from rlsrl.api.model import RULES, Violation
+from rlsrl.api.model import RULES
+from rlsrl.api.rules import Violation
 from rlsrl.api.spec import RLExperiment
 
 __all__ = [
