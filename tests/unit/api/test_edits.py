@@ -58,7 +58,7 @@ def test_a_field_is_named(path: str, value: Any, does: str) -> None:
         inner = inner.setdefault(step, {})
     inner[last] = value
     (edit,) = edits(load(before), load(after))
-    assert (edit.path, edit.does) == (f"spec.{path}", does)
+    assert (edit.path, edit.effect) == (f"spec.{path}", does)
 
 
 def test_the_api_server_refuses_what_we_refuse_but_for_what_it_cannot_see() -> None:

@@ -60,9 +60,9 @@ BATCH = {"trainers": {"batchEnvironments": 8}}
 
 
 def test_settings_that_are_none_are_refused() -> None:
-    with pytest.raises(KeyError, match="epochs is no live setting"):
+    with pytest.raises(KeyError, match="epochs is not a live setting"):
         with_settings(trainer(), {"algorithm": {"epochs": 3}})
-    with pytest.raises(KeyError, match="seed is no live setting"):
+    with pytest.raises(KeyError, match="seed is not a live setting"):
         with_settings(trainer(), {"seed": 3})
     with pytest.raises(KeyError, match="nothing"):
         with_settings(trainer(), {"nothing": 3})

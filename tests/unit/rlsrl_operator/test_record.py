@@ -96,7 +96,7 @@ def test_an_edit_replaces_the_pods_that_its_field_says(name: str) -> None:
     spec, does, roles = EDITS[name]
     before = subject({})
     after = subject(spec, generation=2)
-    assert {edit.does for edit in edits(before.experiment, after.experiment)} == {does}
+    assert {edit.effect for edit in edits(before.experiment, after.experiment)} == {does}
     first = first_record(before)
     # A newer operator with other settings: what is kept is kept as it was.
     second = next_record(first, subject(spec, generation=2, settings=NEWER))

@@ -1,7 +1,7 @@
-"""YAML text as JSON values, with the place of each: what ``load`` checks and what ``--set`` changes.
+"""YAML text as JSON values with line and column: the input of ``load``, changed by ``--set``.
 
-YAML is read as ``kubectl`` reads it, so that a file means the same on one machine and on a cluster: ``1e-3`` is a
-number, a date is a string, keys are strings. What JSON cannot carry is a problem with a place, never an exception.
+The reader follows ``kubectl``, so that a file means the same on one machine and on a cluster: ``1e-3`` is a number, a
+date is a string, keys are strings. A value that JSON lacks becomes a problem with a place, never an exception.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import yaml
 from rlsrl.api.fields import Path, allowed_at, show_path, show_value
 
 MAX_BYTES = 512 * 1024
-"""Longer files are refused; the annotations of an object alone may take 256 KiB."""
+"""Longer files are refused. An object's annotations alone may take 256 KiB."""
 MAX_DEPTH = 64
 """Deeper nesting is refused."""
 MAX_VALUES = 100_000
-"""More values are refused, aliases counted each time: they can multiply."""
+"""More values are refused. Each use of an alias counts: aliases of aliases multiply."""
 
 _INTEGER_LIMIT = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where something is written."""
+    """A position in a user's text."""
 
     source: str
     """The file's name, or the command-line argument."""
     line: int = 0
-    """From 1; 0 where there is only one line."""
+    """From 1; 0 for a command-line argument."""
     column: int = 0
-    """From 1; 0 where there is only one line."""
+    """From 1; 0 for a command-line argument."""
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
@@ -42,19 +42,19 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with a document."""
+    """One error in a document."""
 
     place: Place
     path: str
-    """The field, for example ``spec.actors.replicas``; empty if the text as a whole is meant."""
+    """The field, for example ``spec.actors.replicas``; empty for the text as a whole."""
     message: str
-    """What is wrong, with the value where there is one."""
+    """What is wrong, with the value if there is one."""
     value: Any = None
-    """The value that is refused."""
+    """The refused value."""
     allowed: str = ""
-    """What may stand there."""
+    """What the field allows."""
     nearest: str = ""
-    """The field that was probably meant."""
+    """The field that the user probably meant."""
 
     def __str__(self) -> str:
         lines = [f"{self.place}: {f'{self.path}: ' if self.path else ''}{self.message}"]
@@ -64,7 +64,7 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """A document is not an RLExperiment; holds all that is wrong with it."""
+    """The document is not a valid RLExperiment. ``problems`` lists every error."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         self.problems = problems
@@ -79,14 +79,14 @@ class Document:
     value: Any
     """Mappings, lists, strings, numbers, booleans and None."""
     keys: Mapping[Path, Place] = field(default_factory=dict)
-    """Where the key of each mapping's entry stands, by path."""
+    """The place of each mapping key, by path."""
     values: Mapping[Path, Place] = field(default_factory=dict)
-    """Where each value begins, by path."""
+    """The place where each value begins, by path."""
     problems: tuple[Problem, ...] = ()
-    """What could not be read; None stands in its place."""
+    """Parts that could not be read. Their value is None."""
 
     def place_of(self, path: Path, *, key: bool = False) -> Place:
-        """Where the value at ``path``, or its key, is written; if it is not, where the mapping around it is."""
+        """Return the place of the value at ``path``, or of its key; if absent, that of the enclosing mapping."""
         places = self.keys if key else self.values
         while path:
             if path in places:
@@ -96,13 +96,13 @@ class Document:
 
     @property
     def unreadable(self) -> bool:
-        """Whether there is nothing that could be looked at further."""
+        """Whether the text has no value to validate."""
         return self.value is None and bool(self.problems)
 
     def with_value(self, path: tuple[str, ...], other: Document) -> Document:
-        """This document with ``other`` standing at ``path``.
+        """Return this document with ``other`` at ``path``.
 
-        Mappings on the way are made where there is nothing; where something else stands, it stays.
+        Missing mappings on the way are added. A value of another type on the way stays.
         """
 
         def put(current: Any, at: Path) -> Any:
@@ -128,17 +128,17 @@ class Document:
 
 
 def read_document(text: str | bytes, source: str) -> Document:
-    """Read the one document in ``text``. Never raises for what the text holds: see ``Document.problems``."""
+    """Read the one document in ``text``. Errors in the text become ``Document.problems``."""
     return _Reader(source, ()).read(text)
 
 
 def read_value(text: str, source: str, path: tuple[str, ...]) -> Document:
-    """Read one value that shall stand at ``path`` of a document, for ``Document.with_value``; empty text is null."""
+    """Read the value for ``path`` of a document, for ``Document.with_value``. Empty text is null."""
     return _Reader(source, path).read(text)
 
 
 class _Unreadable(Exception):  # noqa: N818 - never leaves this module
-    """The text is no YAML that could be looked at further."""
+    """The text cannot be parsed any further."""
 
     def __init__(self, message: str, mark: yaml.Mark | None = None) -> None:
         super().__init__(message)
@@ -157,7 +157,7 @@ def _decoded(text: str | bytes) -> str:
 
 
 class _Composer(yaml.SafeLoader):
-    """Builds nodes, no objects; its scalars are the ones that kubectl reads."""
+    """Builds nodes, not objects. Resolves scalars as kubectl does."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - yaml's own way
     _depth = 0
@@ -179,15 +179,15 @@ _SCALARS = (
     ("float", r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", [*"-+."]),
     ("merge", r"<<$", ["<"]),
 )
-"""Tag, form and first characters of each plain scalar that is no string; the first that matches counts."""
+"""Tag, pattern and first characters of each plain scalar other than strings. The first match wins."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around every string that YAML or ``kubectl`` would read as something else."""
+    """Quotes every string that YAML or ``kubectl`` would read as another type."""
 
 
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Line breaks other than newlines are lost unless they are escaped (PyYAML folds them)."""
+    """Escape line breaks other than newlines: PyYAML folds them."""
     style = '"' if any(each in text for each in "\r\x85\u2028\u2029") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -199,12 +199,12 @@ for _tag, _form, _first in _SCALARS:
 
 
 def write_document(value: Any) -> str:
-    """A JSON value as YAML; ``read_document`` reads it back."""
+    """Return a JSON value as YAML. ``read_document`` reads it back."""
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 class _Reader:
-    """Turns nodes into values, and remembers where they stand. For one text, whose value stands at ``at``."""
+    """Turns the nodes of one text, whose value belongs at ``at``, into values with places."""
 
     def __init__(self, source: str, at: tuple[str, ...]) -> None:
         self._source = source
@@ -231,7 +231,7 @@ class _Reader:
             raise _Unreadable("the text is empty: an RLExperiment is expected")
         value = self._value(nodes[0], self._at) if nodes else None
         if len(nodes) > 1:
-            self._report(self._at, nodes[1].start_mark, "a second document begins here", allowed="one document")
+            self._report(self._at, nodes[1].start_mark, "a second document begins here", allowed="one document a file")
         return value
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
@@ -240,7 +240,7 @@ class _Reader:
             raise _Unreadable(f"more than {MAX_VALUES} values, aliases counted each time", node.start_mark)
         self._values[path] = self._place(node.start_mark)
         if id(node) in self._open:
-            self._report(path, node.start_mark, "this alias stands within what it names")
+            self._report(path, node.start_mark, "this alias is inside the value that it refers to")
             return None
         self._open.add(id(node))
         try:
@@ -257,13 +257,13 @@ class _Reader:
         for key, value in node.value:
             kind = key.tag.rpartition(":")[2]
             if kind == "merge":
-                self._report(path, key.start_mark, "merge keys (<<) are not read", allowed="the fields themselves")
+                self._report(path, key.start_mark, "merge keys (<<) are not supported", allowed="the fields themselves")
             elif not (isinstance(key, yaml.ScalarNode) and kind == "str" and _is_unicode(key.value)):
-                self._report(path, key.start_mark, "a key that is no string", allowed="a string; put quotes around it")
+                self._report(path, key.start_mark, "the key is not a string", allowed="a string; put quotes around it")
             elif key.value in mapping:
                 first = self._keys[*path, key.value]
                 self._report(
-                    (*path, key.value), key.start_mark, f"written twice, first at line {first.line}", allowed="once"
+                    (*path, key.value), key.start_mark, f"appears twice, first at line {first.line}", allowed="once"
                 )
             else:
                 inner = (*path, key.value)
@@ -288,7 +288,9 @@ class _Reader:
         except ValueError as error:
             self._report(path, node.start_mark, f"{show_value(text)} {error}", allowed=allowed_at(path))
             return None
-        self._report(path, node.start_mark, f"the tag {show_value(node.tag)} is not read", allowed=allowed_at(path))
+        self._report(
+            path, node.start_mark, f"the tag {show_value(node.tag)} is not supported", allowed=allowed_at(path)
+        )
         return None
 
     def _report(self, path: Path, mark: yaml.Mark | None, message: str, allowed: str = "") -> None:
@@ -304,7 +306,7 @@ class _Reader:
 
 
 def _compose(text: str) -> list[yaml.Node]:
-    """The documents in ``text`` that are not empty."""
+    """Return the non-empty documents in ``text``."""
     try:
         composer = _Composer(text)
         nodes: list[yaml.Node] = []
@@ -317,7 +319,7 @@ def _compose(text: str) -> list[yaml.Node]:
         raise _Unreadable(f"not YAML: {what}", error.problem_mark or error.context_mark) from error
     except yaml.reader.ReaderError as error:
         raise _Unreadable(f"not YAML: {error.reason}: {error.character!r} at {error.position}") from error
-    except (ValueError, OverflowError) as error:  # an escape or a directive with a number that is none
+    except (ValueError, OverflowError) as error:  # an escape or a directive with an invalid number
         raise _Unreadable(f"not YAML: {error}") from error
     return nodes
 
@@ -328,7 +330,7 @@ def _is_unicode(text: str) -> bool:
 
 def _string(text: str) -> str:
     if not _is_unicode(text):
-        raise ValueError("holds half of a surrogate pair")
+        raise ValueError("contains half of a surrogate pair")
     return text
 
 

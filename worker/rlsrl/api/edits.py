@@ -1,4 +1,4 @@
-"""What an edit of an experiment touches, and what that does to a run."""
+"""The fields that an edit of an experiment changes, and the effect on a running experiment."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from rlsrl.api.spec import RLExperiment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edit:
-    """One field that is another now."""
+class FieldEdit:
+    """One changed field."""
 
     path: str
-    """As a user writes it: ``spec.stop.envSteps``."""
-    does: OnEdit
-    """What that does to a running experiment."""
+    """As users write it: ``spec.stop.envSteps``."""
+    effect: OnEdit
+    """The effect on a running experiment."""
 
 
-def edits(before: RLExperiment, after: RLExperiment) -> tuple[Edit, ...]:
-    """The fields of the spec that differ, in the order of the reference; defaults count as written."""
+def edits(before: RLExperiment, after: RLExperiment) -> tuple[FieldEdit, ...]:
+    """Return the changed fields of the spec in the order of the reference. A default equals its written value."""
     spec = find(("spec",))
-    assert spec is not None, "the document has one"  # noqa: S101 - an invariant of our own
+    assert spec is not None, "the document has a spec"  # noqa: S101 - an invariant of our own
     return tuple(_edits(spec, _plain(before), _plain(after)))
 
 
 def refused(before: RLExperiment, after: RLExperiment) -> tuple[str, ...]:
-    """The fields that cannot be edited and were."""
-    return tuple(edit.path for edit in edits(before, after) if edit.does == "refuse")
+    """Return the paths of changed fields that must not be edited."""
+    return tuple(edit.path for edit in edits(before, after) if edit.effect == "refuse")
 
 
 def _plain(experiment: RLExperiment) -> Mapping[str, Any]:
     return experiment.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _edits(field: FieldInfo, before: Any, after: Any) -> Iterator[Edit]:
+def _edits(field: FieldInfo, before: Any, after: Any) -> Iterator[FieldEdit]:
     if before == after:
         return
     if field.children and isinstance(before, dict) and isinstance(after, dict):
         for child in field.children:
             yield from _edits(child, before.get(child.path[-1]), after.get(child.path[-1]))
     else:
-        assert field.on_edit is not None, "every field of the spec says so"  # noqa: S101 - an invariant of our own
-        yield Edit(path=show_path(field.path), does=field.on_edit)
+        assert field.on_edit is not None, "every field of the spec has an effect"  # noqa: S101 - an invariant of our own
+        yield FieldEdit(path=show_path(field.path), effect=field.on_edit)

@@ -13,14 +13,14 @@ WIDTH = 100
 
 
 class UnknownField(LookupError):  # noqa: N818 - named for the fact
-    """There is no such field; the text names the one that was probably meant."""
+    """The field does not exist. The text names the nearest match."""
 
 
 def explain(path: str = "") -> str:
-    """The reference of the field at ``path`` (``spec.actors``; ``spec.`` may be left out), or of the document.
+    """Return the reference of the field at ``path``, such as ``spec.actors`` or ``actors``, or of the document.
 
     Raises:
-        UnknownField: there is no such field.
+        UnknownField: the field does not exist.
     """
     steps = parse_path(path)
     field = find(steps)

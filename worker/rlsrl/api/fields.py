@@ -1,4 +1,4 @@
-"""The fields of an RLExperiment by path: what each allows, and which one a misspelt path may have meant."""
+"""The fields of an RLExperiment by path: what each allows, and the nearest match of a misspelt path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsrl.api.model import ON_EDIT, OnEdit
 from rlsrl.api.schema import JsonSchema, json_schema
 
 Path = tuple[str | int, ...]
-"""Steps from the document to a value: names of fields, and numbers of list items."""
+"""Steps from the document to a value: field names and list indices."""
 
 
 _PLAIN_STEP = re.compile(r"[A-Za-z0-9_-]+")
@@ -30,21 +30,21 @@ class FieldInfo:
     schema: JsonSchema
     required: bool
     on_edit: OnEdit | None = None
-    """What an edit of it does on a cluster; None outside of the spec."""
+    """The effect of an edit on a cluster; None outside of the spec."""
 
     @property
     def description(self) -> str:
-        """What the field means, on one line."""
+        """The field's description on one line."""
         return " ".join(str(self.schema.get("description", "")).split())
 
     @property
     def children(self) -> tuple[FieldInfo, ...]:
-        """Fields within this one, in the order of the reference, without those that only Kubernetes writes."""
+        """The field's members in the order of the reference, without those that only Kubernetes writes."""
         return tuple(child for child in _members(self) if not child.schema.get("readOnly"))
 
 
 def show_path(path: Path) -> str:
-    """A path as a user writes it: ``spec.policy.network.mlp.hiddenSizes[0]``; unusual keys in brackets and quotes."""
+    """Return a path as users write it: ``spec.policy.network.mlp.hiddenSizes[0]``; unusual keys in ``["..."]``."""
     text = ""
     for step in path:
         if isinstance(step, str) and _PLAIN_STEP.fullmatch(step):
@@ -55,19 +55,19 @@ def show_path(path: Path) -> str:
 
 
 def show_value(value: Any, limit: int = 60) -> str:
-    """A JSON value on one line, printable, cut to ``limit`` characters."""
+    """Return a JSON value on one line, printable, cut to ``limit`` characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
 
 
 def root() -> FieldInfo:
-    """The document itself."""
+    """Return the document itself."""
     return FieldInfo(path=(), schema=json_schema(), required=True)
 
 
 def find(path: Path) -> FieldInfo | None:
-    """The field at ``path``; a list's items and what free JSON holds count as fields. None if there is none."""
+    """Return the field at ``path``, or None. List items and members of free JSON count as fields."""
     field = root()
     for step in path:
         found = _step(field, step)
@@ -78,7 +78,7 @@ def find(path: Path) -> FieldInfo | None:
 
 
 def parse_path(text: str) -> tuple[str, ...]:
-    """The path that a user wrote with dots; ``spec.`` may be left out."""
+    """Return the path that a user wrote with dots. The prefix ``spec.`` is optional."""
     steps = tuple(text.split(".")) if text else ()
     if steps and find(steps[:1]) is None:
         return ("spec", *steps)
@@ -86,7 +86,7 @@ def parse_path(text: str) -> tuple[str, ...]:
 
 
 def nearest(path: Path) -> Path | None:
-    """The field that a wrong path most likely meant: spelt alike beside it, or of that name elsewhere."""
+    """Return the nearest match of a wrong path: a similar sibling, else a field of that name elsewhere, else None."""
     known: Path = path
     while known and find(known) is None:
         known = known[:-1]
@@ -106,7 +106,7 @@ def nearest(path: Path) -> Path | None:
 
 @cache
 def all_fields() -> tuple[FieldInfo, ...]:
-    """Every named field that a user may write, parents before children."""
+    """Return every named field that users may write, parents before children."""
 
     def walk(field: FieldInfo) -> Iterator[FieldInfo]:
         for child in field.children:
@@ -117,7 +117,7 @@ def all_fields() -> tuple[FieldInfo, ...]:
 
 
 def allowed(schema: JsonSchema) -> str:
-    """What a field takes, in words: ``integer from 1 to 4096``."""
+    """Return the allowed values in words: ``integer from 1 to 4096``."""
     if "const" in schema or "enum" in schema:
         return " or ".join(map(str, schema.get("enum", [schema.get("const")])))
     match schema.get("type"):
@@ -140,13 +140,13 @@ def allowed(schema: JsonSchema) -> str:
 
 
 def allowed_at(path: Path) -> str:
-    """What the field at ``path`` takes; any JSON if there is no such field."""
+    """Return the allowed values of the field at ``path``; any JSON if the field is unknown."""
     field = find(path)
     return allowed(field.schema if field else {})
 
 
 def members_rule(schema: JsonSchema) -> str:
-    """The names of a mapping's fields, in words, with what it demands of them."""
+    """Return the names of a mapping's fields in words, with the rule of a union."""
     names = [name for name, member in schema["properties"].items() if not member.get("readOnly")]
     for keyword, words in (("oneOf", "exactly one of"), ("anyOf", "at least one of")):
         members = [choice["required"][0] for choice in schema.get(keyword, ())]

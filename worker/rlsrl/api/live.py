@@ -1,7 +1,7 @@
-"""What of a role's config its workers take while they run, and what only their successors would.
+"""The live settings of a role's config: the fields that running workers accept new values for.
 
-A field's ``Edit`` says which: ``live`` ones are the *settings* of a role, sent down the Join streams. The rest, the
-config less its settings, names the config: two that differ in settings alone have one name.
+A field's ``EditEffect`` decides: ``live`` fields are the *settings* of a role and travel down the Join streams. The
+other fields name the config: configs that differ in settings alone have the same name.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from rlsrl.api.resolved import Config
 from rlsrl.api.schema import JsonSchema, inlined
 
 Settings = Mapping[str, Any]
-"""JSON values of a config's live fields, nested as they are in the config."""
+"""JSON values of a config's live fields, nested as in the config."""
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """The values of the live fields."""
+    """Return the values of the live fields."""
     settings, _ = _parted(json.loads(config.to_json()), _schema(type(config)), live=False)
     return settings
 
 
 def name_of(config: Config) -> str:
-    """A short digest of all but the settings."""
+    """Return a short digest of all fields but the settings."""
     _, fixed = _parted(json.loads(config.to_json()), _schema(type(config)), live=False)
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def with_settings(config: ConfigT, settings: Settings) -> ConfigT:
-    """The config with other values of live fields.
+    """Return the config with new values of live fields.
 
     Raises:
-        pydantic.ValidationError: they are none of this config's; a ValueError that names every wrong field.
-        KeyError: one of them is not live.
+        pydantic.ValidationError: a value is invalid; names every wrong field.
+        KeyError: a field is not live.
     """
     whole = json.loads(config.to_json())
     _overlay(whole, settings, _schema(type(config)), live=False)
@@ -52,7 +52,7 @@ def _schema(config: type[Config]) -> JsonSchema:
 
 
 def _parted(values: Mapping[str, Any], schema: JsonSchema, *, live: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The live part and the rest; of a field that has fields, both may hold some."""
+    """Return the live part and the rest. A nested field may have members in both."""
     settings: dict[str, Any] = {}
     fixed: dict[str, Any] = {}
     for name, value in values.items():
@@ -78,7 +78,7 @@ def _overlay(values: dict[str, Any], settings: Settings, schema: JsonSchema, *, 
         elif is_live:
             values[name] = value
         else:
-            raise KeyError(f"{name} is no live setting")
+            raise KeyError(f"{name} is not a live setting")
 
 
 def _is_live(schema: JsonSchema, *, live: bool) -> bool:

@@ -1,4 +1,4 @@
-"""From a user's YAML to an RLExperiment, with everything that is wrong named at once."""
+"""From a user's YAML to an RLExperiment. An error lists every problem of the document."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = [
 
 
 def load_file(path: FilePath, overrides: Sequence[str] = ()) -> RLExperiment:
-    """The experiment in a YAML file, with ``overrides`` (``path=value``) applied.
+    """Return the experiment in a YAML file, with ``overrides`` (``path=value``) applied.
 
     Raises:
-        SpecError: the file cannot be read or is no RLExperiment; names everything that is wrong.
+        SpecError: the file cannot be read or is not a valid RLExperiment; lists every problem.
     """
     try:
         text = path.read_bytes()
@@ -51,27 +51,28 @@ def load_file(path: FilePath, overrides: Sequence[str] = ()) -> RLExperiment:
 
 
 def load_text(text: str | bytes, *, source: str = "experiment", overrides: Sequence[str] = ()) -> RLExperiment:
-    """The experiment in YAML text; ``source`` is what messages call the text.
+    """Return the experiment in YAML text; ``source`` names the text in messages.
 
     Raises:
-        SpecError: the text is no RLExperiment; names everything that is wrong.
+        SpecError: the text is not a valid RLExperiment; lists every problem.
     """
     return experiment_of(apply_overrides(read_document(text, source), overrides))
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
-    """The document with each ``path=value`` put in, in order; ``value`` is YAML, null or nothing removes the field.
+    """Return the document with each ``path=value`` applied in order.
 
-    ``spec.`` may be left out of a path. What is wrong with an override becomes a problem of the document.
+    ``value`` is YAML; null or an empty value removes the field. The prefix ``spec.`` is optional. An invalid override
+    becomes a problem of the document.
     """
     return reduce(_override, overrides, document)
 
 
 def experiment_of(document: Document) -> RLExperiment:
-    """The document as an experiment.
+    """Return the document as an experiment.
 
     Raises:
-        SpecError: it is none; names everything that is wrong, in the order of the text.
+        SpecError: the document is not a valid RLExperiment; lists every problem in the order of the text.
     """
     problems = list(document.problems)
     if not document.unreadable:
@@ -91,12 +92,12 @@ def experiment_of(document: Document) -> RLExperiment:
 
 
 def dump(experiment: RLExperiment) -> str:
-    """The experiment as YAML with every default written out; ``load_text`` reads it back."""
+    """Return the experiment as YAML with every default written out. ``load_text`` reads it back."""
     return write_document(_without_nulls((), experiment.model_dump(mode="json", by_alias=True)))
 
 
 def _without_nulls(path: Path, value: Any) -> Any:
-    """The value without fields that are not set; nulls within free JSON stay."""
+    """Drop fields that are not set. Nulls in free JSON stay."""
     if not _has_fields(path):
         return value
     return {name: _without_nulls((*path, name), member) for name, member in value.items() if member is not None}
@@ -113,13 +114,13 @@ class Difference(NamedTuple):
     path: str
     """For example ``spec.algorithm.ppo.learningRate``."""
     old: Any
-    """None where it is not set."""
+    """None if it is not set."""
     new: Any
-    """None where it is not set."""
+    """None if it is not set."""
 
 
 def differences(old: RLExperiment, new: RLExperiment) -> list[Difference]:
-    """The fields of ``spec`` that differ; a default written out is no difference."""
+    """Return the fields of ``spec`` that differ. A default equals its written value."""
     dumped = (each.spec.model_dump(mode="json", by_alias=True) for each in (old, new))
     return list(_differences(("spec",), *dumped))
 
@@ -138,7 +139,10 @@ def _override(document: Document, override: str) -> Document:
     path = parse_path(text.strip())
     if not equals or not text.strip():
         problem = Problem(
-            place=Place(source=source), path="", message="no path=value", allowed="for example algorithm.ppo.epochs=2"
+            place=Place(source=source),
+            path="",
+            message="is not of the form path=value",
+            allowed="for example algorithm.ppo.epochs=2",
         )
     elif find(path) is None:
         problem = _unknown_field(Place(source=source), path)
@@ -148,7 +152,7 @@ def _override(document: Document, override: str) -> Document:
 
 
 def _explained(document: Document, details: ErrorDetails) -> Iterator[Problem]:
-    """What one of pydantic's errors means to whoever wrote the document."""
+    """Translate one of pydantic's errors into problems of the document."""
     path = tuple(step for step in details["loc"] if step != "[key]")
     match details["type"]:
         case "missing":
@@ -194,7 +198,7 @@ _WRONG = {
     "too_long": "has too many entries",
     "too_short": "has too few entries",
 }
-"""What is wrong with a value, by pydantic's type of error; all others are about the value's type."""
+"""What is wrong with a value, by pydantic's type of error. Every other type of error concerns the value's type."""
 
 
 def _unknown_field(place: Place, path: Path, value: Any = None) -> Problem:
@@ -205,7 +209,7 @@ def _unknown_field(place: Place, path: Path, value: Any = None) -> Problem:
     return Problem(
         place=place,
         path=show_path(path),
-        message=f"is no field: {show_path(known)} has none of that name",
+        message=f"is not a field of {show_path(known)}",
         value=value,
         allowed=allowed_at(known),
         nearest=show_path(meant) if meant else "",

@@ -74,10 +74,10 @@ ON_EDIT = "x-rlsrl-on-edit"
 class EditEffect:
     """Marks a field, in its ``Annotated``, with the effect of an edit."""
 
-    does: OnEdit
+    effect: OnEdit
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {**handler(core_schema), ON_EDIT: self.does}
+        return {**handler(core_schema), ON_EDIT: self.effect}
 
 
 LIVE = EditEffect("live")

@@ -1,4 +1,4 @@
-"""An experiment's pods, as the operator makes them and as commands find and read them: labels, container, state."""
+"""An experiment's pods: labels and container that the operator sets, and the state that it and commands read."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from typing import Any
 
 EXPERIMENT_LABEL = "rlsrl.dev/experiment"
 UID_LABEL = "rlsrl.dev/uid"
-"""Tells an experiment from an earlier one of the same name, whose pods may still be ending."""
+"""Distinguishes an experiment from an earlier one of the same name, whose pods may still be terminating."""
 ROLE_LABEL = "rlsrl.dev/role"
 CONTAINER = "worker"
-"""The container in which the worker runs."""
+"""The worker's container."""
 TOKEN_KEY = "token"  # noqa: S105 - a key's name
-"""Of the experiment's Secret: the word by which its workers know each other."""
+"""The key in the experiment's Secret of the token that workers present to each other."""
 
 BY_TAINT = "DeletionByTaintManager"
 """The reason of the condition DisruptionTarget."""
 
 Pod = Mapping[str, Any]
-"""As the API server shows it."""
+"""A pod as the API server returns it."""
 
 
 def certified_name(experiment: str, namespace: str) -> str:
-    """The DNS name on the certificates of an experiment's workers, where they have any: its coordinator's, which nobody
-    else in the cluster may have.
-    """
+    """Return the DNS name that the certificates of an experiment's workers carry: that of its coordinator's Service."""
     return f"{experiment}-coordinator.{namespace}.svc"
 
 
 def is_ready(pod: Pod) -> bool:
-    """Whether a pod is ready, and not on its way out."""
+    """Return whether a pod is ready and not terminating."""
     conditions = pod.get("status", {}).get("conditions", ())
     ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 
 def unready_since(pod: Pod) -> str | None:
-    """Since when a pod is not ready, as Kubernetes writes it; None if it is, or nothing is known. A node that is not
-    heard of makes its pods unready.
+    """Return the time since which a pod is not ready, as Kubernetes writes it; None if it is ready or unknown.
+
+    The pods of an unreachable node become unready.
     """
     conditions = pod.get("status", {}).get("conditions", ())
     return next(
@@ -47,13 +46,13 @@ def unready_since(pod: Pod) -> str | None:
 
 
 def is_driven_out(pod: Pod) -> bool:
-    """Whether a pod is to go for a taint of its node."""
+    """Return whether a taint of its node evicts the pod."""
     conditions = pod.get("status", {}).get("conditions", ())
     return any(each["type"] == "DisruptionTarget" and each.get("reason") == BY_TAINT for each in conditions)
 
 
 def terminations(pod: Pod) -> list[dict[str, Any]]:
-    """How the worker's container ended, now and the time before."""
+    """Return the last terminations of the worker's container: the current one and the one before."""
     states = [
         state.get("terminated")
         for container in pod.get("status", {}).get("containerStatuses", ())
@@ -64,7 +63,7 @@ def terminations(pod: Pod) -> list[dict[str, Any]]:
 
 
 def is_held_back(pod: Pod) -> bool:
-    """Whether the worker's container ended too often for its node to start it again at once."""
+    """Return whether the worker's container is in CrashLoopBackOff."""
     return any(
         container.get("state", {}).get("waiting", {}).get("reason") == "CrashLoopBackOff"
         for container in pod.get("status", {}).get("containerStatuses", ())
@@ -73,6 +72,6 @@ def is_held_back(pod: Pod) -> bool:
 
 
 def restarts(pod: Pod) -> int:
-    """How often the worker's container was started again."""
+    """Return the restarts of the worker's container."""
     statuses = pod.get("status", {}).get("containerStatuses", ())
     return sum(int(each.get("restartCount", 0)) for each in statuses if each["name"] == CONTAINER)

@@ -1,4 +1,4 @@
-"""The RLExperiment as a plain JSON schema: for editors, and for whatever here needs to know a field by its path."""
+"""The RLExperiment as a plain JSON schema: for editors, and for looking up fields by path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JsonSchema = dict[str, Any]
 
 @cache
 def json_schema() -> JsonSchema:
-    """The schema of one document, without references: every field stands where it is written. Not to be changed."""
+    """Return the schema of a document with all references inlined. Callers must not change it."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"{KIND} {API_VERSION}",
@@ -22,13 +22,13 @@ def json_schema() -> JsonSchema:
 
 
 def inlined(schema: JsonSchema) -> JsonSchema:
-    """A model's schema without references."""
+    """Return a model's schema with all references inlined."""
     definitions = schema.get("$defs", {})
     return _inline({key: value for key, value in schema.items() if key != "$defs"}, definitions)
 
 
 def _inline(schema: JsonSchema, definitions: dict[str, JsonSchema]) -> JsonSchema:
-    """The schema with references replaced by what they name, nullable fields by optional ones, and without titles."""
+    """Inline references, turn nullable fields into optional ones, and drop titles."""
     if "$ref" in schema:
         target = definitions[schema["$ref"].rsplit("/", 1)[-1]]
         siblings = {key: value for key, value in schema.items() if key != "$ref"}

@@ -1,7 +1,7 @@
-"""How environments are spread over workers: pure arithmetic, the same for actors, trainers and evaluators.
+"""The spread of environments over workers: pure arithmetic, the same for actors, trainers and evaluators.
 
-Environments have ranks over the whole fleet, so that per-environment quantities (seeds, epsilons) do not depend on how
-many workers there are.
+Environments have ranks over the whole fleet, so that per-environment quantities (seeds, epsilons) do not depend on the
+number of workers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpread:
-    """Which worker steps which environments."""
+    """The environments of each worker."""
 
     counts: tuple[int, ...]
     """Environments of each worker, by worker index; each at least 1."""
@@ -21,11 +21,11 @@ class EnvironmentSpread:
     num_global: int
     """Environments of all samplers together."""
     warnings: tuple[str, ...]
-    """What the user should know about this spread."""
+    """Warnings for the user about this spread."""
 
     @property
     def num_workers(self) -> int:
-        """Workers that have something to step."""
+        """Workers with at least one environment."""
         return len(self.counts)
 
     @property
@@ -34,10 +34,10 @@ class EnvironmentSpread:
         return sum(self.counts)
 
     def ranks_of(self, worker: int) -> range:
-        """Global ranks of one worker's environments.
+        """Return the global ranks of one worker's environments.
 
         Raises:
-            IndexError: there is no such worker.
+            IndexError: the worker does not exist.
         """
         if not 0 <= worker < self.num_workers:
             raise IndexError(f"worker {worker} is not one of the {self.num_workers} that have environments")
@@ -50,8 +50,8 @@ def spread_environments(
 ) -> EnvironmentSpread:
     """Spread B environments over W workers of sampler ``rank`` among ``world_size`` equal ones.
 
-    With B < W only B workers are used; otherwise the first B mod W workers get one more than the others. Both are said
-    in the warnings. Environment ranks are ``[rank * B, (rank + 1) * B)``.
+    With B < W only B workers are used. Otherwise the first B mod W workers get one environment more than the others.
+    ``warnings`` reports both. Environment ranks are ``[rank * B, (rank + 1) * B)``.
 
     Raises:
         ValueError: a count below 1, or a rank outside the world.
@@ -86,9 +86,9 @@ class EvaluationSpread:
     num_per_worker: int
     """Environments of each worker, at least 1."""
     num_environments: int
-    """Environments of all workers together: may differ from what was asked."""
+    """Environments of all workers together, after rounding."""
     max_steps_per_environment: int
-    """Steps after which an environment stops, so that all together keep the limit."""
+    """Steps after which an environment stops, so that all together stay within the limit."""
 
 
 def spread_evaluation(num_environments: int, num_workers: int, *, max_steps: int) -> EvaluationSpread:

@@ -1,4 +1,4 @@
-"""What the operator says of an experiment: ``status`` of the custom resource. One status, written as a whole."""
+"""``status`` of the custom resource, written by the operator as a whole."""
 
 from __future__ import annotations
 
@@ -9,82 +9,82 @@ from pydantic import Field
 from rlsrl.api.model import INTEGRAL, Model
 
 Text = Annotated[str, Field(max_length=1024)]
-"""A sentence or two."""
+"""One or two sentences."""
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 """RFC 3339, UTC, seconds."""
 Number = Annotated[int, Field(ge=0, le=1_000_000_000_000_000), INTEGRAL]
 """A count."""
 
 Phase = Literal["Pending", "Queued", "Starting", "Running", "Suspended", "Succeeded", "Failed"]
-"""Pending: nothing was made yet. Queued: its trainers wait for their turn in a queue, the others for them. Starting:
-not all workers are ready. Running: training. Suspended: its pods end or have ended, until it is resumed. The last two
-are for good."""
+"""Pending: no object exists yet. Queued: the trainers wait in a queue, and the other workers wait for the trainers.
+Starting: some workers are not ready. Running: training. Suspended: its pods end or have ended until it is resumed.
+Succeeded and Failed are final."""
 
 
 class Condition(Model):
     """One aspect of the experiment's state."""
 
     type: Annotated[str, Field(max_length=64)]
-    """Which aspect."""
+    """The name of the aspect."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether the condition holds."""
     reason: Annotated[str, Field(max_length=64)]
-    """Why, in one word for programs."""
+    """The reason in one word, for programs."""
     message: Text
-    """Why, for people; names the pod where there is one to blame."""
+    """The reason for people, with the name of the pod at fault."""
     last_transition_time: Time
-    """Since when ``status`` is what it is."""
+    """The last change of ``status``."""
     observed_generation: Number | None = None
-    """The generation of the spec that was judged."""
+    """The generation of the spec that the condition describes."""
 
 
 class RoleStatus(Model):
     """The pods of one role."""
 
     replicas: Number
-    """How many there should be."""
+    """The desired number of pods."""
     ready: Number
-    """How many are ready."""
+    """The number of ready pods."""
     selector: Annotated[str, Field(max_length=512)] | None = None
-    """The label selector of its pods."""
+    """The label selector of the pods."""
 
 
 class Training(Model):
-    """Numbers of the run, as the coordinator told them last."""
+    """Numbers of the run, as last reported by the coordinator."""
 
     env_steps: Number | None = None
-    """Transitions trained."""
+    """Transitions trained on."""
     train_steps: Number | None = None
     """Training steps."""
     env_steps_per_second: Number | None = None
-    """Transitions trained a second."""
+    """Transitions trained on, a second."""
     version: Annotated[str, Field(max_length=64)] | None = None
     """The newest version of the weights, ``attempt.step``."""
     policy_lag: Number | None = None
-    """Training steps by which the samples of the last batch were behind."""
+    """Policy lag of the last batch, in training steps."""
     return_mean: Annotated[str, Field(max_length=32)] | None = None
-    """Mean return of the last episodes: text, because Kubernetes advises against floats in status."""
+    """Mean return of the last episodes, as text: Kubernetes advises against floats in status."""
     updated_at: Time | None = None
-    """When the coordinator answered last: older than a minute, the numbers are old too."""
+    """The time of the coordinator's last answer. After a minute without one the numbers are out of date."""
 
 
 class ExperimentStatus(Model):
-    """The experiment as the operator sees it."""
+    """The operator's view of the experiment."""
 
     phase: Phase | None = None
-    """Where the experiment is in its life."""
+    """The experiment's phase."""
     observed_generation: Number | None = None
-    """The generation of the spec that this is about."""
+    """The generation of the spec that this status describes."""
     attempt: Number | None = None
-    """The trainer gang's current life, counted from 1."""
+    """The number of the trainer gang's current attempt, from 1."""
     restarts: Number | None = None
-    """How often the trainers began anew because one of them was lost."""
+    """Restarts of the trainer gang after the loss of a trainer."""
     recent_failures: Number | None = None
-    """Failures of the gang that are not forgotten yet: more than spec.restarts.budget end the experiment."""
+    """Failures of the gang that count against spec.restarts.budget. More than the budget end the experiment."""
     last_failure_at: Time | None = None
-    """When the last of them was, or was forgotten."""
+    """The time of the last failure, or of the last decay of the count."""
     finished_at: Time | None = None
-    """When the experiment succeeded or failed."""
+    """The time when the experiment succeeded or failed."""
     actors: RoleStatus | None = None
     """The actors' pods."""
     trainers: RoleStatus | None = None
@@ -95,4 +95,4 @@ class ExperimentStatus(Model):
         tuple[Condition, ...],
         Field(max_length=16, strict=False, json_schema_extra={"x-kubernetes-list-type": "map", "x-list-key": "type"}),
     ] = ()
-    """What holds and what does not."""
+    """The experiment's conditions."""
