@@ -39,7 +39,7 @@ def test_a_run_that_is_well_is_told_by_every_command(where: Namespace, cartpole:
     assert "phase       Running for " in story
     for role, count in {"actor": 2, "buffer": 1, "coordinator": 1, "policy": 1, "trainer": 2}.items():
         assert f"{role:<11}  {count}/{count}" in story
-    assert told(experiment, "why")[:2] == (0, "all is well with cartpole: Running: The trainers train.\n")
+    assert told(experiment, "why")[:2] == (0, "cartpole has no problems: Running: The trainers train.\n")
 
     until(lambda: "batch" in told(experiment, "top")[1], "the trainers' shares")
     table = told(experiment, "top")[1]
@@ -92,5 +92,5 @@ def test_an_unknown_experiment_is_answered_with_the_nearest(where: Namespace, ca
         assert told(misspelt, command) == (
             2,
             "",
-            "Error: there is no experiment cartpol in this namespace (did you mean 'cartpole'?)\n",
+            "Error: experiment cartpol does not exist in this namespace (did you mean 'cartpole'?)\n",
         )

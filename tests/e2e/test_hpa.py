@@ -117,7 +117,7 @@ def test_actors_follow_what_trainers_can_use(metrics: None, where: Namespace, re
             until(settled, f"{number} actors", timeout=SCALED_SECONDS)
         except TimeoutError as error:
             said = where.kubectl("describe", "hpa", "cartpole-actors")
-            raise AssertionError(f"{error}\n{busy(where)}\n{said}\n{experiment.story()}") from None
+            raise AssertionError(f"{error}\n{busy(where)}\n{said}\n{experiment.status_text()}") from None
 
     are(3)
     recovered("HorizontalPodAutoscaler scales actors from 1 to 3", time.monotonic() - began, "as many as it may")

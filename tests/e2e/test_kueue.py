@@ -116,7 +116,7 @@ def waits(experiment: Experiment) -> None:
     until(only_held, "only its trainers wait", timeout=WAIT_SECONDS)
     said = experiment.condition("Ready")
     assert (said["status"], said["reason"]) == ("False", "Queued")
-    assert f"queue {QUEUE} has not admitted the trainers" in experiment.story()
+    assert f"queue {QUEUE} has not admitted the trainers" in experiment.status_text()
 
 
 def uids(experiment: Experiment, *roles: str) -> set[str]:

@@ -48,7 +48,7 @@ def test_every_role_is_scaled(where: Namespace, recovered: Recovered) -> None:
             until(is_so, f"{replicas} of {field}")
             goes_on(experiment)
         except TimeoutError as error:
-            raise AssertionError(f"{error}\n{experiment.story()}") from None
+            raise AssertionError(f"{error}\n{experiment.status_text()}") from None
         recovered(f"{field} scaled to {replicas}", time.monotonic() - began)
         books.append(f"{field} scaled to {replicas}: {experiment.ledger()}")
     assert lives(experiment, without=[*EVERYBODY]) == dict([coordinator])

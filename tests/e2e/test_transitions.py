@@ -101,7 +101,7 @@ def bring_about(experiment: Experiment, document: Object) -> float:
             goes_on(experiment)
             until(lambda: experiment.condition("Durable").get("status") == "True", "what it has learnt is stored")
     except TimeoutError as error:
-        raise AssertionError(f"{error}: {json.dumps(document['spec'])}\n{experiment.story()}") from None
+        raise AssertionError(f"{error}: {json.dumps(document['spec'])}\n{experiment.status_text()}") from None
     return time.monotonic() - began
 
 
@@ -123,7 +123,7 @@ def test_however_a_run_was_edited_it_trains_on_and_is_what_its_spec_says(
             document["spec"]["suspend"] = False
         seconds = bring_about(experiment, document)
         recovered(f"edit {number} of seed {SEED}: {fields}", seconds, "what the spec says")
-    assert (experiment.status["restarts"], experiment.status["recentFailures"]) == (0, 0), experiment.story()
+    assert (experiment.status["restarts"], experiment.status["recentFailures"]) == (0, 0), experiment.status_text()
     found = told(where)
     reach_the_goal(experiment)
     ledger = experiment.ledger()

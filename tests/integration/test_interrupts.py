@@ -57,7 +57,7 @@ def interrupt(run: LiveRun, signum: signal.Signals) -> None:
     assert summary["ledger"]["trained"] == newest.metadata["env_steps"]
     assert summary["ledger"]["balanced"]
     assert set(summary["ledger"]["lost"].values()) == {0}
-    assert "to go on: rlsrl run live.yaml" in run.output
+    assert "to resume: rlsrl run live.yaml" in run.output
 
 
 def finish(desk: GatedDesk) -> None:

@@ -74,7 +74,7 @@ def test_the_example_keeps_its_weights_in_the_bucket_and_every_command_finds_the
     assert desk.call("params", "tag", "runs/live", "1.12", "keep").stdout == "1.12: keep\n"
     again = desk.call("run", "live.yaml", *short)
     assert again.returncode == 0
-    assert "has finished; --fresh moves it aside" in again.stdout
+    assert "has finished; --fresh renames its folder" in again.stdout
     assert secrets_in(tmp_path) == []
     assert facts.leftovers() == []
 

@@ -125,14 +125,14 @@ def test_an_interrupted_run_goes_on_with_the_next_attempt(desk: Desk) -> None:
 
     assert interrupted.exit_code == 130
     assert "toy not finished: mean return 481.5" in interrupted.output
-    assert "to go on: rlsrl run toy.yaml --set spec.stop.episodes=10\n" in interrupted.output
+    assert "to resume: rlsrl run toy.yaml --set spec.stop.episodes=10\n" in interrupted.output
     first = desk.summary()
     assert (first["finished"], first["versions"]["last"], first["lives"]) == (False, "1.3", 1)
 
     resumed = desk.give("--set", "spec.stop.episodes=10")
 
     assert resumed.exit_code == 0
-    assert "going on with runs/toy, attempt 2" in resumed.output
+    assert "resuming runs/toy, attempt 2" in resumed.output
     second = desk.summary()
     assert (second["run_uid"], second["attempts"], second["lives"]) == (first["run_uid"], 2, 2)
     assert second["versions"]["last"] == "2.7"
@@ -150,8 +150,8 @@ def test_a_second_signal_says_what_is_lost(desk: Desk) -> None:
     result = desk.give()
 
     assert result.exit_code == 130
-    assert "killed without a last checkpoint: what came after version 1.3 is lost" in result.output
-    assert "to go on: rlsrl run toy.yaml\n" in result.output
+    assert "killed without a last checkpoint: training after version 1.3 is lost" in result.output
+    assert "to resume: rlsrl run toy.yaml\n" in result.output
 
 
 def test_a_finished_run_is_reported_and_not_continued(desk: Desk) -> None:
@@ -163,7 +163,7 @@ def test_a_finished_run_is_reported_and_not_continued(desk: Desk) -> None:
     again = desk.give()
 
     assert again.exit_code == 0
-    assert "runs/toy has finished; --fresh moves it aside" in again.output
+    assert "runs/toy has finished; --fresh renames its folder" in again.output
     assert "mean return 481.5" in again.output
     assert desk.summary() == before, "the summary follows from what is on disk"
     assert len(desk.lives("trainer")) == 1
@@ -230,7 +230,7 @@ def test_a_run_that_cannot_be_kept_alive_fails_with_the_log(desk: Desk) -> None:
     assert "error: trainer-0 exited with code 1" in result.output
     assert "out of tricks" in result.output
     assert "elsewhere/logs/trainer-0.out" in result.output
-    assert "to go on: rlsrl run toy.yaml --set spec.restarts.budget=1 --run-dir elsewhere" in result.output
+    assert "to resume: rlsrl run toy.yaml --set spec.restarts.budget=1 --run-dir elsewhere" in result.output
     summary = json.loads((desk.folder / "elsewhere" / "summary.json").read_text())
     assert (summary["restarts"], summary["attempts"]) == ({"trainer": 1}, 2)
 

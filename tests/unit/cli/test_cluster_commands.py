@@ -34,15 +34,15 @@ def test_a_misspelt_experiment_is_named_with_the_nearest(cluster: KubectlStandIn
     cluster.show(RUNNING, OTHER)
     result = called(command, "cartpol", "-n", "research")
     assert result.exit_code == 2
-    assert result.output == "Error: there is no experiment cartpol in this namespace (did you mean 'cartpole'?)\n"
+    assert result.output == "Error: experiment cartpol does not exist in this namespace (did you mean 'cartpole'?)\n"
     assert cluster.calls[0].startswith("--namespace research get rlexperiments.rlsrl.dev cartpol ")
 
 
 def test_where_no_name_is_near_those_there_are_are_listed(cluster: KubectlStandIn) -> None:
     cluster.show(RUNNING, OTHER)
-    assert "in this namespace: there are cartpole, pong\n" in called("status", "x").output
+    assert "in this namespace; experiments here: cartpole, pong\n" in called("status", "x").output
     cluster.show()
-    assert "in this namespace: there is none\n" in called("status", "x").output
+    assert "in this namespace; experiments here: none\n" in called("status", "x").output
 
 
 REFUSED = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
@@ -56,11 +56,11 @@ FORBIDDEN = 'Error from server (Forbidden): rlexperiments.rlsrl.dev is forbidden
     [
         (
             f"E1121 09:27:35.020298 11662 memcache.go:265] Unhandled Error\n{REFUSED}\n",
-            f"{REFUSED} (no cluster answers: `kubectl config get-contexts` lists the ones you have)",
+            f"{REFUSED} (the cluster does not answer: `kubectl config get-contexts` lists your contexts)",
         ),
-        (NO_KIND, f"{NO_KIND} (rlsrl is not on this cluster: `helm install rlsrl charts/` puts it there)"),
-        (FORBIDDEN, f"{FORBIDDEN} (whoever administers the namespace can allow it)"),
-        ("", "it failed without a word"),
+        (NO_KIND, f"{NO_KIND} (rlsrl is not installed on this cluster: run `helm install rlsrl charts/`)"),
+        (FORBIDDEN, f"{FORBIDDEN} (ask the administrator of the namespace for permission)"),
+        ("", "it failed without a message"),
     ],
 )
 def test_what_kubectl_cannot_do_is_one_line_with_the_cure(
@@ -74,7 +74,7 @@ def test_what_kubectl_cannot_do_is_one_line_with_the_cure(
 
 def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert called("status", "cartpole").output.startswith("Error: no kubectl on the PATH")
+    assert called("status", "cartpole").output.startswith("Error: kubectl is not on the PATH")
 
 
 def test_the_story_counts_the_pods_of_this_experiment_alone(cluster: KubectlStandIn) -> None:
@@ -114,14 +114,14 @@ def test_an_interrupt_is_quiet(cluster: KubectlStandIn, arguments: tuple[str, ..
 def test_what_is_well_is_said_to_be_with_status_0(cluster: KubectlStandIn) -> None:
     cluster.show(RUNNING, TRAINER)
     result = called("why", "cartpole")
-    assert (result.exit_code, result.output) == (0, "all is well with cartpole: Running: The trainers train.\n")
+    assert (result.exit_code, result.output) == (0, "cartpole has no problems: Running: The trainers train.\n")
 
 
 def test_what_is_over_is_said_with_what_is_left_to_do(cluster: KubectlStandIn) -> None:
     cluster.show(experiment("Succeeded", condition("Finished", "Succeeded", "stop.envSteps holds"), attempt=1))
     result = called("why", "cartpole")
     assert result.exit_code == 0
-    assert result.output.startswith("all is well with cartpole: Succeeded: It has its result")
+    assert result.output.startswith("cartpole has no problems: Succeeded: It has its result")
     assert result.output.endswith("`kubectl rlsrl params export cartpole -o weights.safetensors`, then delete it.\n")
 
 
@@ -142,8 +142,8 @@ def test_what_is_wrong_is_said_with_the_cure_and_status_1(cluster: KubectlStandI
     ]
     assert rest[3].startswith("pod cartpole-actor-x (actor): CrashLoopBackOff, for ")
     assert rest[4:] == [
-        "  its worker ended: Error, exit code 1",
-        "  its last words:",
+        "  worker terminated: Error, exit code 1",
+        "  last output:",
         "    ValueError: no such thing",
         "  event: BackOff at 2026-01-01T12:02:00Z: restarting it",
         f"  meaning: {ENDS['Error'].meaning}",
@@ -236,12 +236,12 @@ def test_following_goes_on_with_those_that_can_be_read(
     ("arguments", "told"),
     [
         (("--role", "trainr"), "--role trainr: cartpole has pods of actor, trainer (did you mean 'trainer'?)"),
-        (("--index", "0"), "--index counts within a role: give --role, too"),
-        (("--role", "trainer", "--index", "3"), "--index 3: there are 0 of role trainer"),
-        (("-f", "--previous"), "--follow and --previous exclude each other: a worker that has ended writes no more"),
+        (("--index", "0"), "--index needs --role: indices count within a role"),
+        (("--role", "trainer", "--index", "3"), "--index 3: role trainer has the indices 0"),
+        (("-f", "--previous"), "--follow and --previous exclude each other: a terminated worker writes nothing"),
         (
             ("--previous",),
-            "no worker was started again in cartpole-actor-x, cartpole-trainer-0: kubectl rlsrl why cartpole",
+            "no worker has restarted in cartpole-actor-x, cartpole-trainer-0; see: kubectl rlsrl why cartpole",
         ),
     ],
 )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlsrl.api.reasons import CLAIM_PENDING, ENDS, STALE, UNSEEN, explain
-from rlsrl.cli.diagnosis import Finding, diagnose, has_ended_before
-from rlsrl.cli.story import read_status
+from rlsrl.cli.diagnosis import Diagnosis, diagnose, past_restarts
+from rlsrl.cli.status_view import read_status
 from rlsrl.testing.cluster_objects import MADE, NAME, condition, experiment, labels, pod, warning, workload
 
 Object = dict[str, Any]
@@ -21,7 +21,7 @@ WELL = (
 )
 
 
-def found(document: Object, *objects: Object, warnings: tuple[Object, ...] = ()) -> list[Finding]:
+def found(document: Object, *objects: Object, warnings: tuple[Object, ...] = ()) -> list[Diagnosis]:
     return diagnose(document, read_status(document), objects, warnings, now=NOW)
 
 
@@ -32,7 +32,7 @@ def test_nothing_is_wrong_with_what_runs() -> None:
 
 
 def test_without_a_status_it_is_for_want_of_an_operator() -> None:
-    assert found(experiment(None)) == [Finding(what="status", reason="None", since=MADE, explanation=UNSEEN)]
+    assert found(experiment(None)) == [Diagnosis(what="status", reason="None", since=MADE, explanation=UNSEEN)]
 
 
 def test_an_image_that_does_not_come_is_told_with_its_pod_and_the_cure_once() -> None:
@@ -45,7 +45,7 @@ def test_an_image_that_does_not_come_is_told_with_its_pod_and_the_cure_once() ->
     )
     assert (judged.what, judged.reason, judged.message) == ("Ready", "ImagePullBackOff", message)
     assert judged.explanation == explain("Ready", "ImagePullBackOff")
-    assert blamed == Finding(
+    assert blamed == Diagnosis(
         what="pod cartpole-trainer-0 (trainer)",
         reason="ImagePullBackOff",
         since=MADE,
@@ -61,8 +61,8 @@ def test_what_a_container_said_last_is_told_with_how_it_ended() -> None:
     actor = pod("cartpole-actor-x", "actor", state=waiting, lastState={"terminated": ended}, restartCount=4)
     (finding,) = found(experiment("Running", *WELL), actor)
     assert finding.reason == "CrashLoopBackOff"
-    assert finding.message == "its worker ended: OOMKilled, exit code 137 at 2026-01-01T12:03:00Z"
-    assert finding.said == tuple(f"line {number}" for number in range(12, 20))
+    assert finding.message == "worker terminated: OOMKilled, exit code 137 at 2026-01-01T12:03:00Z"
+    assert finding.last_lines == tuple(f"line {number}" for number in range(12, 20))
     assert finding.explanation == ENDS["OOMKilled"]
 
 
@@ -102,7 +102,7 @@ def test_numbers_that_grow_old_while_it_runs_are_told() -> None:
     assert found(experiment("Running", *WELL, **fresh)) == []
     since = "2026-01-01T12:03:30Z"
     assert found(experiment("Running", *WELL, **old)) == [
-        Finding(what="numbers", reason="Old", since=since, explanation=STALE)
+        Diagnosis(what="numbers", reason="Old", since=since, explanation=STALE)
     ]
     assert found(experiment("Starting", *WELL, **old)) == []
 
@@ -146,6 +146,6 @@ def test_a_pod_that_is_being_ended_is_told_without_a_cure() -> None:
 def test_earlier_ends_of_what_is_well_are_known() -> None:
     ended = {"reason": "Error", "exitCode": 1, "finishedAt": "2026-01-01T12:03:00Z"}
     again = pod("cartpole-actor-x", "actor", ready=True, lastState={"terminated": ended}, restartCount=2)
-    assert has_ended_before([again, pod("cartpole-actor-y", "actor")]) == [
-        "cartpole-actor-x was started again (2x); it had ended: Error, exit code 1 at 2026-01-01T12:03:00Z"
+    assert past_restarts([again, pod("cartpole-actor-y", "actor")]) == [
+        "cartpole-actor-x restarted 2x; last termination: Error, exit code 1 at 2026-01-01T12:03:00Z"
     ]

@@ -185,7 +185,7 @@ def test_exported_weights_are_played_where_there_is_no_run(cartpole: Path, tmp_p
     best = evaluated(weights, told, "--episodes=4", "--environments=2")
     assert (best["version"], best["return_mean"]) == ("1.20", 500)
     for arguments, says in (
-        (["--tag=first", told], "holds one version"),
+        (["--tag=first", told], "contains one version"),
         ([f"--experiment={tmp_path / 'absent.yaml'}"], "absent.yaml"),
     ):
         result = run_eval(weights, *arguments)
@@ -203,7 +203,7 @@ def test_exported_weights_are_played_where_there_is_no_run(cartpole: Path, tmp_p
         (["--version=1.11"], "1.11"),
         (["--version=eleven"], "is not of the form <attempt>.<step>"),
         (["--tag=frist"], "did you mean 'first'?"),
-        (["--tag=first", "--version=1.10"], "both name a version; give one of them"),
+        (["--tag=first", "--version=1.10"], "exclude each other: give one of them"),
         (["--episodes=0"], "Invalid value for '--episodes'"),
     ],
 )
@@ -216,11 +216,11 @@ def test_what_cannot_be_played_is_named(cartpole: Path, arguments: list[str], sa
 def test_a_folder_that_holds_no_run_is_named(tmp_path: Path) -> None:
     result = run_eval(tmp_path)
     assert result.exit_code == 2
-    assert "is no run folder" in result.output
+    assert "is not a run folder" in result.output
     (tmp_path / "resolved.json").write_text("{}")
     result = run_eval(tmp_path)
     assert result.exit_code == 2
-    assert "is not what this version of rlsrl writes" in result.output
+    assert "has another format than this version of rlsrl writes" in result.output
 
 
 def test_a_damaged_record_of_the_run_is_named(cartpole: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_misspelt_experiment_is_named_with_the_nearest(cluster: KubectlStandIn
     cluster.show(experiment("Running"))
     code, said = listed("cartpol", "-n", "research")
     assert code == 2
-    assert "there is no experiment cartpol in this namespace (did you mean 'cartpole'?)" in said
+    assert "experiment cartpol does not exist in this namespace (did you mean 'cartpole'?)" in said
     assert cluster.calls[0].startswith("--namespace research get rlexperiments")
 
 
@@ -43,7 +43,7 @@ def test_before_there_is_a_token_it_says_so(cluster: KubectlStandIn) -> None:
     cluster.show(experiment("Pending"))
     assert listed("cartpole", "-n", "research") == (
         2,
-        "Error: cartpole has no token yet: the operator has not made its objects\n",
+        "Error: cartpole has no token yet: the operator has not created its Secret\n",
     )
 
 

@@ -166,14 +166,14 @@ def test_an_export_replaces_a_file_only_when_told(run: Path, tmp_path: Path) -> 
     output("export", run, "-o", target, "--force")
     with safe_open(target, framework="numpy") as file:
         assert file.metadata()["version"] == "1.128"
-    assert "no folder" in refusal("export", run, "-o", tmp_path / "missing" / "weights.safetensors")
+    assert "does not exist" in refusal("export", run, "-o", tmp_path / "missing" / "weights.safetensors")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["list", "cartpol"], "did you mean 'cartpole'?"),
-        (["list", "."], "is no run folder"),
+        (["list", "."], "is not a run folder"),
         (["list", "cartpole", "--policy", "defualt"], "did you mean 'default'?"),
         (["show", "cartpole", "bset"], "did you mean 'best'?"),
         (["show", "cartpole", "1.65"], "nearest: 1.64"),

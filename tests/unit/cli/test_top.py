@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_is_shown_by_its_name_or_folder(folder: Path, run: st
 def test_a_coordinator_that_does_not_answer_is_told_with_what_it_said_last(folder: Path) -> None:
     put(folder, age=90.0)
     with RunFolder.open(folder):
-        assert told("cartpole")[1].endswith("\n\nof 1m30s ago: the coordinator does not answer\n")
+        assert told("cartpole")[1].endswith("\n\n1m30s old: the coordinator does not answer\n")
 
 
 def test_before_the_coordinator_has_answered_the_run_starts(folder: Path) -> None:
@@ -75,21 +75,21 @@ def test_a_run_that_has_ended_is_shown_as_it_was_last(folder: Path) -> None:
     code, said = told("cartpole")
     assert code == 0
     assert "here  running" in said
-    assert said.endswith("\n\nof 2h ago: the run has ended\n")
+    assert said.endswith("\n\n2h old: the run has ended\n")
 
 
 def test_a_run_of_which_nothing_is_left_is_told(folder: Path) -> None:
-    assert told("cartpole") == (2, "Error: runs/cartpole does not run, and has no status.json of when it did\n")
+    assert told("cartpole") == (2, "Error: runs/cartpole is not running and has no status.json of an earlier life\n")
 
 
 def test_a_folder_that_is_no_run_and_a_name_that_is_none_are_told_with_the_nearest(folder: Path) -> None:
     (folder.parent / "cartpoles").mkdir()
-    assert told("cartpol") == (2, "Error: there is no run cartpol (did you mean 'cartpole'?)\n")
+    assert told("cartpol") == (2, "Error: run cartpol does not exist (did you mean 'cartpole'?)\n")
     assert told("runs/cartpoles") == (
         2,
-        "Error: runs/cartpoles is no run folder: it has no controller.json (did you mean 'cartpole'?)\n",
+        "Error: runs/cartpoles is not a run folder: it has no controller.json (did you mean 'cartpole'?)\n",
     )
-    assert told("else") == (2, "Error: there is no run else\n")
+    assert told("else") == (2, "Error: run else does not exist\n")
 
 
 def test_what_is_no_status_is_told_in_one_line(folder: Path) -> None:

@@ -11,7 +11,7 @@ import click
 
 
 class _Entry(NamedTuple):
-    """Where a command is, and what the list of commands says of it."""
+    """A command: its ``module:attribute`` and its line in ``rlsrl --help``."""
 
     target: str
     help: str
@@ -22,22 +22,22 @@ COMMANDS = {
     "eval": _Entry("rlsrl.cli.eval:evaluate", "Play a run's policy and report its returns."),
     "plot": _Entry("rlsrl.cli.plot:plot", "Draw the learning curves of runs."),
     "params": _Entry("rlsrl.cli.params:params", "List, show, tag, export and prune a run's weights."),
-    "status": _Entry("rlsrl.cli.status:status", "Tell the story of an experiment on the cluster."),
-    "top": _Entry("rlsrl.cli.top:top", "Show live what the workers of a run do and wait for."),
-    "why": _Entry("rlsrl.cli.why:why", "Say what is wrong with an experiment on the cluster, and the cure."),
+    "status": _Entry("rlsrl.cli.status:status", "Show the state of an experiment on the cluster."),
+    "top": _Entry("rlsrl.cli.top:top", "Show the workers of a run live: load, waits, throughput."),
+    "why": _Entry("rlsrl.cli.why:why", "Explain why an experiment on the cluster does not train."),
     "logs": _Entry("rlsrl.cli.logs:logs", "Print the logs of an experiment's pods on the cluster."),
-    "validate": _Entry("rlsrl.cli.spec:validate", "Check experiment files and name every error."),
-    "size": _Entry("rlsrl.cli.size:size", "Estimate how fast an experiment trains and what limits it."),
+    "validate": _Entry("rlsrl.cli.spec:validate", "Check experiment files and list every error."),
+    "size": _Entry("rlsrl.cli.size:size", "Estimate the speed of an experiment and its bottleneck."),
     "explain": _Entry("rlsrl.cli.spec:explain", "Describe a field of the experiment."),
     "schema": _Entry("rlsrl.cli.spec:schema", "Print the experiment's JSON schema."),
-    "init": _Entry("rlsrl.cli.init:init", "Begin a project with your own environment and network."),
-    "doctor": _Entry("rlsrl.cli.doctor:doctor", "Check this machine and name the cure of what is wrong."),
+    "init": _Entry("rlsrl.cli.init:init", "Create a project with your own environment and network."),
+    "doctor": _Entry("rlsrl.cli.doctor:doctor", "Check this machine and show the cure of each problem."),
 }
-"""Every command, in the order in which help lists them."""
+"""Every command, in the order of ``rlsrl --help``."""
 
 
 class _LazyGroup(click.Group):
-    """Lists commands from the table; imports one only to run it or to show its own help."""
+    """Lists commands from the table. Imports a command to run it or to show its own help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
@@ -48,7 +48,7 @@ class _LazyGroup(click.Group):
             return None
         module, _, attribute = entry.target.partition(":")
         command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command), f"{entry.target} is no command"  # noqa: S101 - our own table
+        assert isinstance(command, click.Command), f"{entry.target} is not a command"  # noqa: S101 - our own table
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -57,7 +57,7 @@ class _LazyGroup(click.Group):
 
 
 def is_kubectl() -> bool:
-    """Whether this process is kubectl's plugin, for which runs are on the cluster."""
+    """Return whether this process is kubectl's plugin, whose runs are on the cluster."""
     return Path(sys.argv[0]).name == "kubectl-rlsrl"
 
 

@@ -1,7 +1,7 @@
-"""What is wrong with an experiment, since when, and the cure. Pure: from what the API server shows to findings.
+"""The diagnosis behind ``why``: from API objects to findings, each with its age and its cure. Pure.
 
-Conditions first: they are the operator's judgement. Then the pods and claims that are not as they should be, each with
-what its container said last and the last warning about it.
+Conditions come first: they are the operator's judgement. Then come unready pods and unbound claims, each with the last
+lines of its container and the last warning event.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, restarts, terminatio
 from rlsrl.api.reasons import CLAIM_PENDING, ENDS, FINISHED, REASONS, STALE, UNSEEN, Explanation, explain, is_trouble
 from rlsrl.api.status import ExperimentStatus
 from rlsrl.cli.kubectl import Object, last_seen
-from rlsrl.cli.story import is_old, is_over
+from rlsrl.cli.status_view import is_over, is_stale
 
 LAST_LINES = 8
-"""How much of a container's last words is shown."""
+"""Lines shown of a container's termination message."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Something that is not as it should be."""
+class Diagnosis:
+    """One problem of an experiment."""
 
     what: str
     """A condition, a pod or a claim."""
     reason: str
     since: str | None
-    """As Kubernetes writes times."""
+    """RFC 3339, as Kubernetes writes times."""
     message: str = ""
-    said: tuple[str, ...] = ()
-    """The container's last words."""
+    last_lines: tuple[str, ...] = ()
+    """The end of the container's termination message."""
     event: str = ""
-    """The last warning about it."""
+    """The last warning event."""
     explanation: Explanation | None = None
 
 
@@ -44,54 +44,55 @@ def diagnose(
     warnings: Sequence[Object],
     *,
     now: datetime,
-) -> list[Finding]:
-    """What is wrong; nothing if all is well.
+) -> list[Diagnosis]:
+    """Return every problem, or an empty list.
 
     Args:
-        experiment: with its metadata.
-        status: what its operator says.
-        objects: what was made for it.
-        warnings: events of the namespace, oldest first.
+        experiment: the custom resource.
+        status: its status, parsed.
+        objects: the experiment's objects.
+        warnings: warning events of the namespace, oldest first.
+        now: the time.
     """
     if status.phase is None:
         made = experiment["metadata"].get("creationTimestamp")
-        return [Finding(what="status", reason="None", since=made, explanation=UNSEEN)]
+        return [Diagnosis(what="status", reason="None", since=made, explanation=UNSEEN)]
     judged = [*_conditions(status)]
     if is_over(status):
         return [finding for finding in judged if finding.what == FINISHED]
     if status.phase in ("Queued", "Suspended"):
-        return judged  # its pods are not there, and are not meant to be
-    # Starting calls for nobody, and yet it is why an experiment does not train, if nothing else is.
+        return judged  # its pods are absent on purpose
+    # Starting is no trouble, but it explains why the experiment does not train yet if nothing else does.
     judged = [finding for finding in judged if is_trouble(finding.reason)] or judged
-    if status.training is not None and is_old(status, now):
-        judged.append(Finding(what="numbers", reason="Old", since=status.training.updated_at, explanation=STALE))
-    told = {each["involvedObject"].get("uid"): each for each in warnings}
-    unwell = [finding for each in objects if (finding := _unwell(each, told)) is not None]
+    if status.training is not None and is_stale(status, now):
+        judged.append(Diagnosis(what="numbers", reason="Old", since=status.training.updated_at, explanation=STALE))
+    by_uid = {each["involvedObject"].get("uid"): each for each in warnings}
+    unwell = [finding for each in objects if (finding := _unwell(each, by_uid)) is not None]
     return list(_explained_once([*judged, *unwell]))
 
 
-def has_ended_before(objects: Sequence[Object]) -> list[str]:
-    """The pods that are well now and whose worker was started again: how it ended."""
+def past_restarts(objects: Sequence[Object]) -> list[str]:
+    """Return a line for each ready pod whose worker was restarted, with its last termination."""
     return [
-        f"{pod['metadata']['name']} was started again ({restarts(pod)}x); it had ended: {_end(terminations(pod)[0])}"
+        f"{pod['metadata']['name']} restarted {restarts(pod)}x; last termination: {_end(terminations(pod)[0])}"
         for pod in objects
         if pod["kind"] == "Pod" and is_ready(pod) and restarts(pod) and terminations(pod)
     ]
 
 
-def _explained_once(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """A condition and the pods that it is about have one cure."""
+def _explained_once(findings: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
+    """Explain a condition, but not again each of its pods with the same cure."""
     explained: set[Explanation] = set()
     for each in findings:
         yield each if each.explanation not in explained else replace(each, explanation=None)
         explained |= {each.explanation} if each.explanation is not None else set()
 
 
-def _conditions(status: ExperimentStatus) -> Iterator[Finding]:
+def _conditions(status: ExperimentStatus) -> Iterator[Diagnosis]:
     order = list(REASONS)
     for each in sorted(status.conditions, key=lambda condition: [*order, condition.type].index(condition.type)):
         if is_trouble(each.reason) or each.reason in ("Starting", "Queued"):
-            yield Finding(
+            yield Diagnosis(
                 what=each.type,
                 reason=each.reason,
                 since=each.last_transition_time,
@@ -100,12 +101,12 @@ def _conditions(status: ExperimentStatus) -> Iterator[Finding]:
             )
 
 
-def _unwell(found: Object, told: Mapping[str, Object]) -> Finding | None:
-    event = _event(told.get(found["metadata"].get("uid", "")))
+def _unwell(found: Object, warnings: Mapping[str, Object]) -> Diagnosis | None:
+    event = _event(warnings.get(found["metadata"].get("uid", "")))
     if found["kind"] == "Pod":
         return None if is_ready(found) else _pod(found, event)
     if found["kind"] == "PersistentVolumeClaim" and (phase := found.get("status", {}).get("phase")) != "Bound":
-        return Finding(
+        return Diagnosis(
             what=f"volume claim {found['metadata']['name']}",
             reason=str(phase),
             since=found["metadata"].get("creationTimestamp"),
@@ -113,27 +114,27 @@ def _unwell(found: Object, told: Mapping[str, Object]) -> Finding | None:
             explanation=CLAIM_PENDING,
         )
     if event and not found.get("status", {}).get("readyReplicas"):
-        return Finding(what=f"{found['kind']} {found['metadata']['name']}", reason="Warning", since=None, event=event)
+        return Diagnosis(what=f"{found['kind']} {found['metadata']['name']}", reason="Warning", since=None, event=event)
     return None
 
 
-def _pod(pod: Object, event: str) -> Finding:
+def _pod(pod: Object, event: str) -> Diagnosis:
     metadata, status = pod["metadata"], pod.get("status", {})
     ended = terminations(pod)
     reason, message, explanation = _state(pod)
-    return Finding(
+    return Diagnosis(
         what=f"pod {metadata['name']} ({metadata.get('labels', {}).get(ROLE_LABEL, 'no role')})",
         reason=reason or str(status.get("phase", "Unknown")),
         since=metadata.get("deletionTimestamp") or metadata.get("creationTimestamp"),
-        message=message if not ended else f"its worker ended: {_end(ended[0])}",
-        said=tuple((ended[0].get("message") or "").strip().splitlines()[-LAST_LINES:]) if ended else (),
+        message=message if not ended else f"worker terminated: {_end(ended[0])}",
+        last_lines=tuple((ended[0].get("message") or "").strip().splitlines()[-LAST_LINES:]) if ended else (),
         event=event,
         explanation=(ENDS.get(ended[0].get("reason", "")) if ended else None) or explanation,
     )
 
 
 def _state(pod: Object) -> tuple[str, str, Explanation | None]:
-    """Why a pod does not run, in Kubernetes' word, with its message and what the word means."""
+    """Return why a pod does not run: Kubernetes' reason, its message and our explanation."""
     status = pod.get("status", {})
     if "deletionTimestamp" in pod["metadata"]:
         return "Terminating", "", None

@@ -1,4 +1,4 @@
-"""``rlsrl doctor``: whether this machine can run experiments."""
+"""``rlsrl doctor``: check whether this machine can run experiments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rlsrl.local.doctor import CHECKS, Finding, examine
 
 @click.command()
 def doctor() -> None:
-    """Check this machine and name the cure of what is wrong.
+    """Check this machine and show the cure of each problem.
 
-    Ends with 1 if something is missing without which nothing runs.
+    Exit status: 1 if no experiment can run here, else 0.
     """
     findings = []
     for finding in examine(CHECKS):
@@ -21,10 +21,10 @@ def doctor() -> None:
         click.echo(_line(finding))
     fatal = [finding.name for finding in findings if finding.is_fatal]
     if fatal:
-        click.echo(f"nothing runs here before this is cured: {', '.join(fatal)}", err=True)
+        click.echo(f"no experiment can run here: {', '.join(fatal)}", err=True)
         sys.exit(1)
     unwell = sum(not finding.well for finding in findings)
-    click.echo("all is well" if not unwell else f"experiments run here; warnings: {unwell}")
+    click.echo("all checks passed" if not unwell else f"experiments can run here; warnings: {unwell}")
 
 
 def _line(finding: Finding) -> str:

@@ -1,4 +1,4 @@
-"""What the command line says when the user is to act: one clear error, exit code 2, no traceback."""
+"""Errors that the user can correct: one clear message, exit code 2, no traceback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import click
 
 
 class UserError(click.ClickException):
-    """Something the user can put right; the message says what and how."""
+    """The user can correct this. The message says what and how."""
 
     exit_code = 2

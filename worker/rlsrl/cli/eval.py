@@ -21,34 +21,42 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What is evaluated."""
+class EvaluatedVersion:
+    """A stored version and the experiment that it belongs to."""
 
     config: TrainerConfig
-    """What its trainer was told: environment, network, seed."""
+    """Its trainer's config: environment, network, seed."""
     parameters: Parameters
     metadata: Mapping[str, Any]
-    """The version's, with the exported actor if the policy has one."""
+    """The version's metadata, with the exported actor if the policy has one."""
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--experiment", type=click.Path(path_type=Path, dir_okay=False),
-    help="What was trained, if RUN is a file that `params export` wrote.",
+    help="The experiment file, if RUN is a file that `params export` wrote.",
 )  # fmt: skip
-@click.option("--version", "version", metavar="VERSION", help="A version such as 1.2500; by default the last.")
-@click.option("--tag", metavar="TAG", help="The version that has this tag.")
-@click.option("--episodes", type=click.IntRange(min=1), default=100, show_default=True, help="At least so many.")
+@click.option("--version", "version", metavar="VERSION", help="A version such as 1.2500; by default the newest.")
+@click.option("--tag", metavar="TAG", help="The version with this tag.")
+@click.option(
+    "--episodes", type=click.IntRange(min=1), default=100, show_default=True, help="Minimum number of episodes."
+)
 @click.option(
     "--environments", type=click.IntRange(min=1), default=10, show_default=True,
-    help="Played side by side; each plays equally many episodes.",
+    help="Number of environments. Each plays the same number of episodes.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Unrelated to training's seeds.")
-@click.option("--stochastic", is_flag=True, help="Draw actions, as training does, instead of taking the most probable.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the episodes, independent of the training seeds.",
+)
+@click.option("--stochastic", is_flag=True, help="Sample actions, as in training.")
 @click.option(
     "--max-steps", type=click.IntRange(min=1), default=1_000_000, show_default=True,
-    help="Steps of each environment after which to give up.",
+    help="Steps of each environment after which the evaluation fails.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
@@ -63,10 +71,10 @@ def evaluate(
     max_steps: int,
     as_json: bool,
 ) -> None:
-    """Play the policy of the run folder RUN, or of an exported file, over fresh episodes and report its returns.
+    """Play the policy of the run folder RUN, or of an exported file, in fresh episodes and report its returns.
 
-    Every environment plays the same number of episodes, so that short ones are not favoured. Modules of your own are
-    looked for where the run found them, then in the folder this is called from and on PYTHONPATH.
+    Every environment plays the same number of episodes, so that short episodes are not favoured. Your own modules are
+    imported from the folder of the experiment file, then from the current folder and from PYTHONPATH.
     """
     from rlsrl.envs.vector import EnvironmentFailed
     from rlsrl.local.run_folder import RunFolderError
@@ -76,19 +84,19 @@ def evaluate(
     from rlsrl.workers.evaluation import EvaluationUnfinished, share_episodes
 
     if experiment is not None and (version or tag):
-        raise UserError("--experiment is for an exported file, which holds one version: leave --version and --tag out")
+        raise UserError("--experiment goes with an exported file, which contains one version: omit --version and --tag")
     share = share_episodes(episodes, environments)
     try:
         _find_modules(run if experiment is None else experiment)
-        subject = load_subject(run, _ref(version, tag)) if experiment is None else load_exported(run, experiment)
-        result = play(subject, share, seed=seed, greedy=not stochastic, max_steps=max_steps)
+        evaluated = load_version(run, _ref(version, tag)) if experiment is None else load_exported(run, experiment)
+        result = play(evaluated, share, seed=seed, greedy=not stochastic, max_steps=max_steps)
     except (ConfigurationError, ParameterError, LayoutMismatch, RunFolderError) as error:
         raise UserError(str(error)) from error
     except (EnvironmentFailed, EvaluationUnfinished, OSError) as error:
         raise click.ClickException(str(error)) from error
     conditions = {
         "run": str(run),
-        "version": str(subject.parameters.version),
+        "version": str(evaluated.parameters.version),
         "environments": share.num_environments,
         "seed": seed,
         "greedy": not stochastic,
@@ -97,7 +105,7 @@ def evaluate(
 
 
 def _find_modules(run: Path) -> None:
-    """Look for the user's modules first beside the experiment, that was run or is told, then in the current folder."""
+    """Import the user's modules from the experiment file's folder first, then from the current folder."""
     from rlsrl.local.run_folder import read_record
 
     if run.is_file():
@@ -110,7 +118,7 @@ def _find_modules(run: Path) -> None:
 
 def _ref(version: str | None, tag: str | None) -> Ref:
     if version is not None and tag is not None:
-        raise UserError("--version and --tag both name a version; give one of them")
+        raise UserError("--version and --tag exclude each other: give one of them")
     if version is None:
         return tag or "latest"
     try:
@@ -119,14 +127,14 @@ def _ref(version: str | None, tag: str | None) -> Ref:
         raise UserError(str(error)) from error
 
 
-def load_subject(run: Path, ref: Ref) -> Subject:
-    """What the run folder holds under ``ref``.
+def load_version(run: Path, ref: Ref) -> EvaluatedVersion:
+    """Return the version ``ref`` of a run folder.
 
     Raises:
-        UserError: it is no run folder, or not one of this version of rlsrl.
-        ConfigurationError: the place where it keeps its versions cannot be used from here.
-        ParameterError: it has no such version, or a damaged one.
-        OSError: that place failed.
+        UserError: the folder is not a run folder, or another version of rlsrl wrote it.
+        ConfigurationError: the parameter store cannot be used from here.
+        ParameterError: the version is missing or damaged.
+        OSError: the parameter store failed.
     """
     from rlsrl.api.resolved import ResolvedExperiment
     from rlsrl.workers.build.run_database import RESOLVED, open_run_database
@@ -135,22 +143,22 @@ def load_subject(run: Path, ref: Ref) -> Subject:
     try:
         config = ResolvedExperiment.from_json(resolved.read_bytes()).trainer
     except OSError as error:
-        raise UserError(f"{run} is no run folder: cannot read {resolved}: {error.strerror}") from error
+        raise UserError(f"{run} is not a run folder: cannot read {resolved}: {error.strerror}") from error
     except ValueError as error:
-        raise UserError(f"{resolved} is not what this version of rlsrl writes: {error}") from error
+        raise UserError(f"{resolved} has another format than this version of rlsrl writes: {error}") from error
     db = open_run_database(run)
     parameters = db.get(config.policy_name, ref)
     assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
-    # A run that is still training may have pruned the version since; then torch does what the program would have done.
+    # A run that still trains may prune the version meanwhile. Then torch evaluates it instead of the exported actor.
     metadata = (info.metadata for info in db.versions(config.policy_name) if info.version == parameters.version)
-    return Subject(config=config, parameters=parameters, metadata=next(metadata, {}))
+    return EvaluatedVersion(config=config, parameters=parameters, metadata=next(metadata, {}))
 
 
-def load_exported(path: Path, experiment: Path) -> Subject:
-    """What ``rlsrl params export`` wrote, to be played in the experiment's environment.
+def load_exported(path: Path, experiment: Path) -> EvaluatedVersion:
+    """Return the version in a file of ``rlsrl params export``, with the experiment of another file.
 
     Raises:
-        UserError: a file cannot be read, or is none of those.
+        UserError: a file cannot be read or is invalid.
         ParameterError: the exported file is damaged.
     """
     from rlsrl.api.load import SpecError, load_file
@@ -166,24 +174,26 @@ def load_exported(path: Path, experiment: Path) -> Subject:
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
     parameters, header = decode_parameters(data, str(path)), decode_header(data, str(path))
-    return Subject(config=config, parameters=parameters, metadata=header.metadata)
+    return EvaluatedVersion(config=config, parameters=parameters, metadata=header.metadata)
 
 
-def play(subject: Subject, share: EpisodeShare, *, seed: int, greedy: bool, max_steps: int) -> EvaluationResult:
+def play(
+    evaluated: EvaluatedVersion, share: EpisodeShare, *, seed: int, greedy: bool, max_steps: int
+) -> EvaluationResult:
     """Make the environments and the actor, and evaluate."""
     from rlsrl.workers.build.evaluator import EvaluationPlan, begin_evaluation
 
     plan = EvaluationPlan(
-        environment=subject.config.environment,
-        network=subject.config.network,
-        network_seed=subject.config.seed,
+        environment=evaluated.config.environment,
+        network=evaluated.config.network,
+        network_seed=evaluated.config.seed,
         num_environments=share.num_environments,
         episodes_per_environment=share.episodes_per_environment,
         max_steps=max_steps,
         seed=seed,
         greedy=greedy,
     )
-    envs, evaluation = begin_evaluation(plan, subject.parameters, subject.metadata)
+    envs, evaluation = begin_evaluation(plan, evaluated.parameters, evaluated.metadata)
     try:
         return evaluation.play()
     finally:
@@ -192,7 +202,7 @@ def play(subject: Subject, share: EpisodeShare, *, seed: int, greedy: bool, max_
 
 def _lines(conditions: dict[str, Any], result: EvaluationResult) -> str:
     summary = result.to_json()
-    actions = "greedy" if conditions["greedy"] else "drawn"
+    actions = "greedy" if conditions["greedy"] else "sampled"
     return (
         f"{conditions['run']}: version {conditions['version']}, {summary['episodes']} episodes in "
         f"{conditions['environments']} environments, {actions} actions, seed {conditions['seed']}\n"

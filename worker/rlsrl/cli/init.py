@@ -1,4 +1,4 @@
-"""``rlsrl init``: a small project with an environment and a network of the user's own, outside the package."""
+"""``rlsrl init``: create a small project with the user's own environment and network."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rlsrl.cli.errors import UserError
 
 _SUFFIX = ".template"
 _PLACEHOLDER = "my-experiment"
-"""The experiment's name in the templates."""
+"""The name of the experiment in the templates."""
 _LONGEST_NAME = 40
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=True))
 def init(folder: Path) -> None:
-    """Begin a project in DIR: an environment and a network of your own, an experiment and tests.
+    """Create a project in DIR: your own environment and network, an experiment and tests.
 
-    DIR is made if it is not there; it must be empty.
+    DIR is created if it does not exist. An existing folder must be empty.
     """
     name = experiment_name(folder.resolve().name)
     for path in write_project(folder, name):
@@ -29,15 +29,15 @@ def init(folder: Path) -> None:
     click.echo(
         f"\nNext:\n"
         f"  cd {folder}\n"
-        f"  python -m pytest                # is the environment sound, does the network fit it?\n"
+        f"  python -m pytest                # check the environment, and the network's fit\n"
         f"  rlsrl run experiment.yaml       # train it\n"
         f"  rlsrl eval runs/{name}\n"
-        f"README.md says more."
+        f"README.md explains the files."
     )
 
 
 def experiment_name(folder_name: str) -> str:
-    """A name an experiment may have, as near to the folder's as it can be.
+    """Return the valid experiment name nearest to the folder's name.
 
     >>> experiment_name("My Robot_2")
     'my-robot-2'
@@ -47,10 +47,10 @@ def experiment_name(folder_name: str) -> str:
 
 
 def write_project(folder: Path, name: str) -> list[Path]:
-    """Write the project's files; returns their paths.
+    """Write the project's files and return their paths.
 
     Raises:
-        UserError: the folder is not empty, or is no folder, or cannot be written.
+        UserError: the path is not a folder, or the folder is not empty or not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def _write(path: Path, text: str) -> Path:
 
 
 def templates() -> dict[str, str]:
-    """The project's files, text by name."""
+    """Return the text of the project's files by name."""
     return {
         entry.name.removesuffix(_SUFFIX): entry.read_text(encoding="utf-8")
         for entry in resources.files("rlsrl.cli").joinpath("templates").iterdir()

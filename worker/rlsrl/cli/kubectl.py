@@ -1,4 +1,4 @@
-"""kubectl as commands use it: it knows the cluster and who the user is. What it cannot do is told in one line."""
+"""Calls of kubectl, which knows the cluster and the user. A failure becomes one line with its cure."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from rlsrl.cli.errors import UserError
 from rlsrl.runtime.errors import did_you_mean
 
 Object = Mapping[str, Any]
-"""A Kubernetes object, as JSON has it."""
+"""A Kubernetes object as JSON."""
 EXPERIMENTS = f"{PLURAL}.{API_VERSION.partition('/')[0]}"
 ANSWER_SECONDS = 30.0
 _LOG_LINE = re.compile(r"[EWI]\d{4} ")
-"""With what lines of kubectl's own log begin; what it has to say follows them."""
+"""The beginning of kubectl's log lines, which precede its error message."""
 _CURES = {
-    f'have a resource type "{PLURAL}"': "rlsrl is not on this cluster: `helm install rlsrl charts/` puts it there",
-    "was refused": "no cluster answers: `kubectl config get-contexts` lists the ones you have",
-    "no such host": "no cluster answers: `kubectl config get-contexts` lists the ones you have",
-    "Unauthorized": "the cluster does not know you: log in again, or choose another context",
-    "is forbidden": "whoever administers the namespace can allow it",
+    f'have a resource type "{PLURAL}"': "rlsrl is not installed on this cluster: run `helm install rlsrl charts/`",
+    "was refused": "the cluster does not answer: `kubectl config get-contexts` lists your contexts",
+    "no such host": "the cluster does not answer: `kubectl config get-contexts` lists your contexts",
+    "Unauthorized": "the cluster rejects your credentials: log in again, or choose another context",
+    "is forbidden": "ask the administrator of the namespace for permission",
 }
-"""What to do about some of the things that kubectl says."""
+"""The cure of an error of kubectl's, by a part of its message."""
 
 
 class Kubectl:
-    """Asks about one namespace; None is the one of kubectl's current context."""
+    """Calls kubectl for one namespace; None: the namespace of the current context."""
 
     def __init__(self, namespace: str | None) -> None:
         self._namespace = namespace
 
     def command(self, *arguments: str) -> list[str]:
-        """The words of a call."""
+        """Return the command line of a call."""
         return ["kubectl", *(["--namespace", self._namespace] if self._namespace else []), *arguments]
 
     def ask(self, *arguments: str) -> str:
-        """What a call prints.
+        """Return the output of a call.
 
         Raises:
-            UserError: there is no kubectl, it failed, or it took too long; with what it said and the cure.
+            UserError: kubectl is missing, failed or timed out; with its message and the cure.
         """
         called = f"kubectl {' '.join(arguments[:2])}"
         try:
@@ -52,7 +52,7 @@ class Kubectl:
                 self.command(*arguments), capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True
             )
         except FileNotFoundError as error:
-            raise UserError("no kubectl on the PATH: experiments on a cluster are reached by it") from error
+            raise UserError("kubectl is not on the PATH: install kubectl to reach experiments on a cluster") from error
         except subprocess.CalledProcessError as error:
             raise UserError(f"{called}: {complaint(error.stderr)}") from error
         except subprocess.TimeoutExpired as error:
@@ -60,21 +60,21 @@ class Kubectl:
         return done.stdout
 
     def experiment(self, name: str) -> Object:
-        """An experiment.
+        """Return an experiment.
 
         Raises:
-            UserError: there is none of that name, or see ``ask``.
+            UserError: the experiment does not exist, or see ``ask``.
         """
         found = self.ask("get", EXPERIMENTS, name, "--ignore-not-found", "--output", "json")
         if found.strip():
             experiment: Object = json.loads(found)
             return experiment
         there = [line.rpartition("/")[2] for line in self.ask("get", EXPERIMENTS, "--output", "name").split()]
-        hint = did_you_mean(name, there) or (f": there are {', '.join(there[:5])}" if there else ": there is none")
-        raise UserError(f"there is no experiment {name} in this namespace{hint}")
+        hint = did_you_mean(name, there) or f"; experiments here: {', '.join(there[:5]) or 'none'}"
+        raise UserError(f"experiment {name} does not exist in this namespace{hint}")
 
     def objects(self, kinds: str, selector: Mapping[str, str]) -> list[Object]:
-        """The objects of those kinds that have the labels.
+        """Return the objects of those kinds with those labels.
 
         Raises:
             UserError: see ``ask``.
@@ -85,7 +85,7 @@ class Kubectl:
         return items
 
     def warnings(self) -> list[Object]:
-        """The namespace's events that somebody should look at, oldest first.
+        """Return the namespace's warning events, oldest first.
 
         Raises:
             UserError: see ``ask``.
@@ -96,20 +96,20 @@ class Kubectl:
 
 
 def own_labels(experiment: Object) -> dict[str, str]:
-    """The labels of all that was made for it, and for none of the same name before it."""
+    """Return the labels of the experiment's objects; an earlier experiment of the same name had others."""
     return {UID_LABEL: experiment["metadata"]["uid"]}
 
 
 def last_seen(event: Object) -> str:
-    """When an event happened last, as Kubernetes writes it."""
+    """Return the time of an event's last occurrence, as Kubernetes writes it."""
     series: Object = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((str(time) for time in times if time), str(event["metadata"].get("creationTimestamp", "")))
 
 
 def complaint(said: str) -> str:
-    """What kubectl said, in one line, with what to do about it where that is known."""
+    """Return kubectl's error message in one line, with its cure if known."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not _LOG_LINE.match(line)]
-    last = lines[-1] if lines else "it failed without a word"
+    last = lines[-1] if lines else "it failed without a message"
     cure = next((cure for sign, cure in _CURES.items() if sign in last), None)
     return last if cure is None else f"{last} ({cure})"

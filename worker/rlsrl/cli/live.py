@@ -1,4 +1,4 @@
-"""Text that is shown again and again: drawn over itself on a terminal, one after the other elsewhere."""
+"""Text that is refreshed: in place on a terminal, appended elsewhere."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
 def show_live(draw: Callable[[], tuple[str, bool]], *, interval: float = INTERVAL_SECONDS) -> None:
-    """Show what ``draw`` returns until it says with it that this was the last, or the user interrupts.
+    """Show the text of ``draw`` until its second value is True (the last text) or the user interrupts.
 
-    On a terminal what is drawn again is cut to its size. Elsewhere what did not change is not repeated.
+    On a terminal the text is cut to the terminal's size. Elsewhere unchanged text is not repeated.
     """
     before = None
     while True:
@@ -35,7 +35,7 @@ def show_live(draw: Callable[[], tuple[str, bool]], *, interval: float = INTERVA
 
 @contextlib.contextmanager
 def quiet_interrupt() -> Iterator[None]:
-    """Ctrl-C ends the command without a word, with the status that shells give it."""
+    """End the command on Ctrl-C without a message, with the exit status of a shell."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""``kubectl rlsrl logs``: the logs of an experiment's pods, by kubectl."""
+"""``kubectl rlsrl logs``: print the logs of an experiment's pods."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from rlsrl.runtime.errors import did_you_mean
 INDEX_LABEL = "apps.kubernetes.io/pod-index"
 TRAINER = "trainer"
 NAMED = 3
-"""How many pods a message names."""
+"""Pods named in a message."""
 
 
 @click.command()
 @click.argument("name")
-@click.option("-n", "--namespace", metavar="NAME", help="By default the one of kubectl's context.")
-@click.option("--role", metavar="ROLE", help="Only of that role: trainer, actor and so on.")
-@click.option("--index", type=click.IntRange(min=0), help="Only of the role's worker with that index.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what they write.")
-@click.option("--previous", is_flag=True, help="Of the worker that was there before, where one was started again.")
-@click.option("--tail", type=click.IntRange(min=-1), default=100, show_default=True, help="Lines a pod; -1 for all.")
+@click.option("-n", "--namespace", metavar="NAME", help="By default the namespace of kubectl's context.")
+@click.option("--role", metavar="ROLE", help="Only workers of this role: trainer, actor and so on.")
+@click.option("--index", type=click.IntRange(min=0), help="Only the worker with this index; needs --role.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
+@click.option("--previous", is_flag=True, help="The logs before each worker's last restart.")
+@click.option(
+    "--tail", type=click.IntRange(min=-1), default=100, show_default=True, help="Last lines of each pod; -1: all lines."
+)
 def logs(
     name: str, namespace: str | None, role: str | None, index: int | None, follow: bool, previous: bool, tail: int
 ) -> None:
-    """Print the logs of the experiment NAME on the cluster, each line with its pod's name before it."""
+    """Print the logs of the experiment NAME on the cluster, each line after its pod's name."""
     if index is not None and role is None:
-        raise UserError("--index counts within a role: give --role, too")
+        raise UserError("--index needs --role: indices count within a role")
     if follow and previous:
-        raise UserError("--follow and --previous exclude each other: a worker that has ended writes no more")
+        raise UserError("--follow and --previous exclude each other: a terminated worker writes nothing")
     kubectl = Kubectl(namespace)
     with quiet_interrupt():
         experiment = kubectl.experiment(name)
@@ -44,8 +46,8 @@ def logs(
             chosen = [_with_index(kubectl, experiment, chosen, role, index)]
         readable = [pod for pod in chosen if (restarts(pod) if previous else _has_begun(pod))]
         if not readable:
-            told = "was started again" if previous else "has begun"
-            raise UserError(f"no worker {told} in {_names(chosen)}: kubectl rlsrl why {name}")
+            what = "restarted" if previous else "started"
+            raise UserError(f"no worker has {what} in {_names(chosen)}; see: kubectl rlsrl why {name}")
         options = ["--container", CONTAINER, "--prefix", "--tail", str(tail), *(["--previous"] if previous else [])]
         if follow:
             _follow(kubectl, readable, options)
@@ -65,7 +67,7 @@ def _of_role(pods: Sequence[Object], role: str | None, name: str) -> list[Object
     for pod in sorted(pods, key=lambda pod: (pod["metadata"]["labels"].get(ROLE_LABEL, ""), pod["metadata"]["name"])):
         by_role.setdefault(pod["metadata"]["labels"].get(ROLE_LABEL, ""), []).append(pod)
     if not by_role:
-        raise UserError(f"{name} has no pods: kubectl rlsrl why {name}")
+        raise UserError(f"{name} has no pods; see: kubectl rlsrl why {name}")
     if role is None:
         return [pod for found in by_role.values() for pod in found]
     if role not in by_role:
@@ -74,7 +76,7 @@ def _of_role(pods: Sequence[Object], role: str | None, name: str) -> list[Object
 
 
 def _with_index(kubectl: Kubectl, experiment: Object, pods: Sequence[Object], role: str, index: int) -> Object:
-    """The pod of a role's worker. A StatefulSet's say their index; who holds the others' the coordinator knows."""
+    """Return the pod of a role's worker: by label in a StatefulSet, by the coordinator's leases in a Deployment."""
     if all(INDEX_LABEL in pod["metadata"]["labels"] for pod in pods):
         by_pod = {int(pod["metadata"]["labels"][INDEX_LABEL]): pod for pod in pods}
         hosts = {rank: pod for number, pod in by_pod.items() for rank in _ranks_of(experiment, role, number)}
@@ -82,18 +84,18 @@ def _with_index(kubectl: Kubectl, experiment: Object, pods: Sequence[Object], ro
         by_name = {pod["metadata"]["name"]: pod for pod in pods}
         hosts = {place: by_name[host] for place, host in _leases(kubectl, experiment, role) if host in by_name}
     if index not in hosts:
-        raise UserError(f"--index {index}: there are {', '.join(map(str, sorted(hosts))) or 'none'} of role {role}")
+        raise UserError(f"--index {index}: role {role} has the indices {', '.join(map(str, sorted(hosts))) or 'none'}")
     return hosts[index]
 
 
 def _ranks_of(experiment: Object, role: str, pod: int) -> range:
-    """The indices of a pod's workers: a trainer's pod holds a rank for each of its GPUs."""
+    """Return the indices of a pod's workers: a trainer pod has a rank for each GPU."""
     ranks = experiment["spec"].get("trainers", {}).get("gpusPerPod") if role == TRAINER else None
     return range(pod * (ranks or 1), (pod + 1) * (ranks or 1))
 
 
 def _leases(kubectl: Kubectl, experiment: Object, role: str) -> list[tuple[int, str]]:
-    """The role's indices, with the hosts that hold them."""
+    """Return the role's indices, each with the host of its worker."""
     from rlsrl.cli.on_cluster import coordinator_status
 
     workers = coordinator_status(kubectl, experiment).get("roles", {}).get(role, [])
@@ -101,16 +103,16 @@ def _leases(kubectl: Kubectl, experiment: Object, role: str) -> list[tuple[int, 
 
 
 def _has_begun(pod: Object) -> bool:
-    """Whether there is a log to read."""
+    """Return whether the pod has a log."""
     states = [each.get("state", {}) for each in pod.get("status", {}).get("containerStatuses", ())]
     return bool(restarts(pod)) or any("running" in state or "terminated" in state for state in states)
 
 
 def _follow(kubectl: Kubectl, pods: Sequence[Object], options: Sequence[str]) -> None:
-    """One kubectl a pod, until each has ended; the others go on when one fails.
+    """Run one kubectl for each pod until all have ended. A failed one does not end the others.
 
     Raises:
-        UserError: every one of them failed.
+        UserError: all failed.
     """
     running = [
         subprocess.Popen(

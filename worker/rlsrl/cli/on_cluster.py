@@ -1,4 +1,4 @@
-"""The coordinator of an experiment on a cluster, as commands reach it: through a port-forward of kubectl's."""
+"""Access to the coordinator of an experiment on a cluster, through kubectl's port-forward."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ANSWER_SECONDS = 5.0
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
-class Reached(NamedTuple):
-    """A coordinator, from this machine."""
+class CoordinatorAccess(NamedTuple):
+    """What a client needs to call a coordinator from this machine."""
 
     address: str
     token: str
@@ -35,29 +35,29 @@ class Reached(NamedTuple):
 
 
 @contextlib.contextmanager
-def coordinator(kubectl: Kubectl, experiment: Object) -> Iterator[Reached]:
-    """An experiment's coordinator, for as long as its pod is the one that it is.
+def coordinator(kubectl: Kubectl, experiment: Object) -> Iterator[CoordinatorAccess]:
+    """Yield access to an experiment's coordinator, valid until its pod is replaced.
 
     Raises:
-        UserError: it cannot be reached; with what kubectl said.
+        UserError: the coordinator cannot be reached; with kubectl's message.
     """
     token = _token(kubectl, experiment)
     with (
         _certificates(kubectl, experiment) as tls,
         _forwarded(kubectl, experiment["metadata"]["name"]) as port,
     ):
-        yield Reached(f"127.0.0.1:{port}", token, tls)
+        yield CoordinatorAccess(f"127.0.0.1:{port}", token, tls)
 
 
 def coordinator_status(kubectl: Kubectl, experiment: Object) -> Mapping[str, Any]:
-    """What an experiment's coordinator says of it.
+    """Return the status page of an experiment's coordinator.
 
     Raises:
-        UserError: it cannot be reached, or does not answer.
+        UserError: the coordinator cannot be reached, or does not answer.
     """
     from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable
 
-    with coordinator(kubectl, experiment) as reached, closing(CoordinatorClient(*reached)) as client:
+    with coordinator(kubectl, experiment) as access, closing(CoordinatorClient(*access)) as client:
         try:
             return client.status(ANSWER_SECONDS)
         except CoordinatorUnavailable as error:
@@ -66,30 +66,32 @@ def coordinator_status(kubectl: Kubectl, experiment: Object) -> Mapping[str, Any
 
 @contextlib.contextmanager
 def cluster_database(name: str, namespace: str | None) -> Iterator[ParameterDB]:
-    """The parameter DB of an experiment on the cluster, through its coordinator.
+    """Yield the parameter DB of an experiment on the cluster, through its coordinator.
 
-    ``namespace`` None is the one of kubectl's current context.
+    Args:
+        name: the experiment.
+        namespace: None: the namespace of kubectl's current context.
 
     Raises:
-        UserError: there is no such experiment, or it cannot be reached; with what kubectl said.
+        UserError: the experiment does not exist or cannot be reached; with kubectl's message.
     """
     from rlsrl.parameters.service import ServiceParameterDB
 
     kubectl = Kubectl(namespace)
-    with coordinator(kubectl, kubectl.experiment(name)) as reached:
-        yield ServiceParameterDB(reached.address, reached.token, tls=reached.tls)
+    with coordinator(kubectl, kubectl.experiment(name)) as access:
+        yield ServiceParameterDB(access.address, access.token, tls=access.tls)
 
 
 def _token(kubectl: Kubectl, experiment: Object) -> str:
     for secret in kubectl.objects("secrets", own_labels(experiment)):
         if TOKEN_KEY in secret.get("data", {}):
             return base64.b64decode(secret["data"][TOKEN_KEY]).decode()
-    raise UserError(f"{experiment['metadata']['name']} has no token yet: the operator has not made its objects")
+    raise UserError(f"{experiment['metadata']['name']} has no token yet: the operator has not created its Secret")
 
 
 @contextlib.contextmanager
 def _certificates(kubectl: Kubectl, experiment: Object) -> Iterator[Tls | None]:
-    """Those of the experiment's workers, for as long as they are needed; None where it has none."""
+    """Yield the certificates of the experiment's workers in a temporary folder; None without TLS."""
     from rlsrl.rpc.tls import FILES, Tls, TlsUnusable
 
     metadata = experiment["metadata"]
@@ -110,7 +112,7 @@ def _certificates(kubectl: Kubectl, experiment: Object) -> Iterator[Tls | None]:
 
 @contextlib.contextmanager
 def _forwarded(kubectl: Kubectl, name: str) -> Iterator[int]:
-    """A port of this machine that leads to the coordinator's."""
+    """Yield a local port that forwards to the coordinator."""
     command = kubectl.command(
         "port-forward", "--address", "127.0.0.1", f"service/{name}-coordinator", f":{COORDINATOR_PORT}"
     )

@@ -1,4 +1,4 @@
-"""``rlsrl params``: what a run stored of its weights, and what is done with it by hand."""
+"""``rlsrl params``: look at, tag, export and prune the stored weights of a run."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
 _HEADER = ("VERSION", "TAGS", "EVALUATION", "CREATED", "PARAMETERS", "SIZE", "STATE", "METADATA")
 _LONGEST_VALUE = 120
-"""Characters of one metadata value outside JSON output; an exported program fills pages."""
+"""Characters shown of one metadata value outside JSON output: an exported actor fills pages."""
 
 
 def _run(command: Callable[..., None]) -> Callable[..., None]:
-    """The argument RUN, and the option by which it is an experiment on a cluster."""
+    """Add the argument RUN and the option --namespace."""
     option = click.option(
-        "-n", "--namespace", metavar="NAME", help="RUN is an experiment on the cluster, in that namespace."
+        "-n", "--namespace", metavar="NAME", help="RUN is an experiment on the cluster, in this namespace."
     )
     return click.argument("run", type=click.Path(path_type=Path))(option(command))
 
@@ -49,10 +49,10 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def params() -> None:
     """List, show, tag, export and prune the weights of a run.
 
-    RUN is a run folder, or the name of one in runs/; with --namespace, and as ``kubectl rlsrl``, an experiment on the
-    cluster. VERSION is a version such as 1.2500, a tag, or latest.
+    RUN is a run folder, or the name of one in runs/. With --namespace, and in ``kubectl rlsrl``, it is an experiment on
+    the cluster. VERSION is a version such as 1.2500, a tag, or latest.
     """
-    # Events of damaged files go beside the output, not into it.
+    # Log events about damaged files go to stderr, not into the output.
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
@@ -62,7 +62,7 @@ def params() -> None:
 @_json
 def list_versions(run: Path, namespace: str | None, policy: str, as_json: bool) -> None:
     """List the stored versions, oldest first."""
-    with _told_to_the_user(), _opened(run, namespace) as db:
+    with _user_errors(), _opened(run, namespace) as db:
         infos = _stored(db, policy)
     click.echo(_as_json([_describe(info) for info in infos]) if as_json else columns([_HEADER, *map(_row, infos)]))
 
@@ -73,8 +73,8 @@ def list_versions(run: Path, namespace: str | None, policy: str, as_json: bool) 
 @_policy
 @_json
 def show(run: Path, namespace: str | None, version: str, policy: str, as_json: bool) -> None:
-    """Show all that is known of one version, after checking that it is whole."""
-    with _told_to_the_user(), _opened(run, namespace) as db:
+    """Show one version in full, after a check of its digest."""
+    with _user_errors(), _opened(run, namespace) as db:
         info, parameters = _one(db, policy, version)
     described = _describe(info) | {
         "layout": parameters.layout,
@@ -89,8 +89,8 @@ def show(run: Path, namespace: str | None, version: str, policy: str, as_json: b
 @click.argument("tags", metavar="TAG...", nargs=-1, required=True)
 @_policy
 def tag(run: Path, namespace: str | None, version: str, tags: tuple[str, ...], policy: str) -> None:
-    """Name VERSION for good: a tagged version is never pruned. A tag that another version has moves here."""
-    with _told_to_the_user(), _opened(run, namespace) as db:
+    """Tag VERSION. A tagged version is never pruned. A tag of another version moves to VERSION."""
+    with _user_errors(), _opened(run, namespace) as db:
         db.tag(policy, version, *tags)
         info = next(info for info in db.versions(policy) if tags[0] in info.tags)
     click.echo(f"{info.version}: {', '.join(info.tags)}")
@@ -103,15 +103,15 @@ def tag(run: Path, namespace: str | None, version: str, tags: tuple[str, ...], p
     "-o", "--output", metavar="FILE", required=True, type=click.Path(path_type=Path, dir_okay=False),
     help="The safetensors file to write.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @_policy
 def export(run: Path, namespace: str | None, version: str, output: Path, force: bool, policy: str) -> None:
-    """Write one version to a safetensors file of its own: weights, statistics, and metadata as JSON in its header."""
+    """Write one version to a safetensors file: weights, statistics, and metadata as JSON in its header."""
     if output.exists() and not force:
-        raise UserError(f"{output} is there already; --force replaces it")
+        raise UserError(f"{output} exists; --force replaces it")
     if not output.parent.is_dir():
-        raise UserError(f"there is no folder {output.parent} for {output.name}")
-    with _told_to_the_user(), _opened(run, namespace) as db:
+        raise UserError(f"the folder {output.parent} does not exist")
+    with _user_errors(), _opened(run, namespace) as db:
         info, parameters = _one(db, policy, version)
         data = encode_parameters(parameters, created_at=info.created_at, metadata=info.metadata)
         write_durably(output, data)
@@ -125,13 +125,13 @@ def export(run: Path, namespace: str | None, version: str, output: Path, force: 
     metavar="N",
     required=True,
     type=click.IntRange(min=0),
-    help="The newest N versions stay, tagged or not.",
+    help="Keep the newest N versions, tagged or not.",
 )
 @_policy
 @_json
 def prune(run: Path, namespace: str | None, keep_last: int, policy: str, as_json: bool) -> None:
-    """Remove old versions that have no tag. The newest one, and what resuming needs, always stay."""
-    with _told_to_the_user(), _opened(run, namespace) as db:
+    """Remove old versions without a tag. The newest version and the state for resuming always stay."""
+    with _user_errors(), _opened(run, namespace) as db:
         before = _stored(db, policy)
         removed = db.prune(policy, keep_last=keep_last)
     freed = sum(info.nbytes for info in before if info.version in removed)
@@ -143,8 +143,8 @@ def prune(run: Path, namespace: str | None, keep_last: int, policy: str, as_json
 
 
 @contextlib.contextmanager
-def _told_to_the_user() -> Iterator[None]:
-    """What the store refuses is the user's to put right."""
+def _user_errors() -> Iterator[None]:
+    """Turn errors of the store into messages for the user."""
     try:
         yield
     except (ParameterError, ValueError, OSError) as error:
@@ -153,7 +153,7 @@ def _told_to_the_user() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(run: Path, namespace: str | None) -> Iterator[ParameterDB]:
-    """The run's parameter DB, wherever the run is."""
+    """Yield the run's parameter DB, on this machine or on the cluster."""
     if namespace is None and not is_kubectl():
         yield _open(run)
         return
@@ -169,19 +169,19 @@ def _open(run: Path) -> ParameterDB:
             return open_run_database(folder)
     candidates = [path.parent.name for name in (PARAMETERS, RESOLVED) for path in RUNS.glob(f"*/{name}")]
     missing = f"neither a folder {PARAMETERS!r} nor {RESOLVED!r}"
-    problem = f"{run} is no run folder: it has {missing}" if run.exists() else f"there is no run {run}"
+    problem = f"{run} is not a run folder: it has {missing}" if run.exists() else f"run {run} does not exist"
     raise UserError(f"{problem}{did_you_mean(run.name, candidates)}")
 
 
 def _stored(db: ParameterDB, policy: str) -> list[VersionInfo]:
     infos = db.versions(policy)
     if not infos:
-        db.get(policy)  # says what there is instead
+        db.get(policy)  # raises an error that names the policies in the store
     return infos
 
 
 def _one(db: ParameterDB, policy: str, version: str) -> tuple[VersionInfo, Parameters]:
-    """A version and what is known of it; the text may be a version, a tag or latest."""
+    """Return a version with its weights; ``version`` is a version, a tag or latest."""
     parameters = db.get(policy, version)
     assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
     for info in db.versions(policy):
@@ -217,7 +217,7 @@ def _row(info: VersionInfo) -> tuple[str, ...]:
 
 
 def _evaluation(info: VersionInfo) -> str:
-    """The evaluation's mean return; why there is none."""
+    """Return the evaluation's mean return, or the reason why it is missing."""
     mean = return_mean_of(info)
     if mean is not None:
         return f"{mean:.6g}"
@@ -225,7 +225,7 @@ def _evaluation(info: VersionInfo) -> str:
 
 
 def _highlights(metadata: Mapping[str, Any]) -> str:
-    """Numbers and short texts; what is nested is for ``show``."""
+    """Return numbers and short texts. ``show`` prints nested values."""
     shown = (f"{key}={_short(value)}" for key, value in metadata.items() if isinstance(value, bool | int | float | str))
     return " ".join(shown) or "-"
 

@@ -1,4 +1,4 @@
-"""``rlsrl plot``: learning curves as a picture."""
+"""``rlsrl plot``: draw learning curves."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ METRICS = "metrics.jsonl"
 )
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="The picture; its suffix says the format. By default curve.png in the run's folder.",
+    help="The picture; its suffix selects the format. By default curve.png in the run folder.",
 )  # fmt: skip
 def plot(runs: tuple[Path, ...], output: Path | None) -> None:
-    """Draw the learning curves of run folders, all in one picture."""
+    """Draw the learning curves of run folders in one picture."""
     from rlsrl.local.plot import read_curve, save
 
     if output is None:
         if len(runs) > 1:
-            raise UserError("several runs go into one picture: say by -o FILE where it goes")
+            raise UserError("several runs need a file for their common picture: -o FILE")
         output = runs[0] / "curve.png"
     curves = [read_curve(run / METRICS, label=run.absolute().name) for run in runs]
     for run, curve in zip(runs, curves, strict=True):
         if not curve.has_points:
-            raise UserError(f"{run / METRICS} holds no returns yet: no episode has ended, or {run} is no run folder")
+            raise UserError(f"{run / METRICS} has no returns: no episode has ended yet, or {run} is not a run folder")
     try:
         save(curves, output)
     except (OSError, ValueError) as error:

@@ -26,20 +26,23 @@ FINISHED, FAILED, BAD_INPUT, SIGNALLED = 0, 1, 2, 128
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--fresh", is_flag=True, help="Move an earlier run in the folder aside, to <name>.<n>, and start anew.")
+@click.option("--fresh", is_flag=True, help="Rename an existing run folder to <name>.<n> and start a new run.")
 @click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Change a field; can be repeated.")
 @click.option("--seed", type=click.IntRange(min=0), help="Short for --set spec.seed=SEED.")
 @click.option(
-    "--run-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="Instead of runs/<name>."
+    "--run-dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The run folder; by default runs/<name>.",
 )
 def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, run_dir: Path | None) -> None:
-    """Train the experiment in FILE on this machine, or go on with it where it was left.
+    """Train the experiment in FILE on this machine, or resume its unfinished run.
 
-    Ctrl-C ends it cleanly with a last checkpoint, a second one kills it at once. The same command goes on with an
-    unfinished run; a finished one is only reported.
+    Ctrl-C stores a last checkpoint and ends the run. A second Ctrl-C kills it at once. The same command resumes an
+    unfinished run and reports a finished one.
 
-    Ends with 0 when the run has finished, 1 when it failed, 2 when the experiment cannot run as written, and 128 plus
-    the signal's number (Ctrl-C: 130) when it was interrupted.
+    Exit status: 0 when the run has finished, 1 when it failed, 2 when the experiment is invalid, 128 plus the signal's
+    number (Ctrl-C: 130) when it was interrupted.
     """
     given = (*overrides, *([] if seed is None else [f"spec.seed={seed}"]))
     try:
@@ -50,20 +53,20 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     except (SpecError, RunFolderError, ConfigurationError) as error:
         raise UserError(str(error)) from error
     except (OSError, LedgerError) as error:
-        raise click.ClickException(f"the run cannot go on: {error}") from error
-    except KeyboardInterrupt:  # before the processes are there, or after they are gone
+        raise click.ClickException(f"the run cannot continue: {error}") from error
+    except KeyboardInterrupt:  # before the processes start, or after they have ended
         status = SIGNALLED + signal.SIGINT
     sys.exit(status)
 
 
 def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) -> int:
-    """Run what is not finished, report, and return the exit status."""
+    """Run an unfinished run, report, and return the exit status."""
     shown = _short(folder.path)
     if folder.is_finished():
-        click.echo(f"{shown} has finished; --fresh moves it aside and starts anew")
+        click.echo(f"{shown} has finished; --fresh renames its folder and starts a new run")
         return _report(settle(folder, experiment), folder, Finished(), again)
     if folder.record.attempt:
-        click.echo(f"going on with {shown}, attempt {folder.record.attempt + 1}")
+        click.echo(f"resuming {shown}, attempt {folder.record.attempt + 1}")
     outcome = run_life(folder, experiment, modules=file.absolute().parent, output=sys.stdout)
     summary = settle(folder, experiment)
     if (problem := draw_curve(folder, experiment)) is not None:
@@ -79,15 +82,15 @@ def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: Outcome, aga
     if isinstance(outcome, Finished):
         return FINISHED
     if isinstance(outcome, Interrupted) and outcome.killed:
-        click.echo(f"killed without a last checkpoint: what came after version {summary['versions']['last']} is lost")
-    click.echo(f"to go on: {again}")
+        click.echo(f"killed without a last checkpoint: training after version {summary['versions']['last']} is lost")
+    click.echo(f"to resume: {again}")
     if isinstance(outcome, Failed):
         return BAD_INPUT if outcome.configuration else FAILED
     return SIGNALLED + outcome.signum
 
 
 def _again(file: Path, overrides: tuple[str, ...], seed: int | None, run_dir: Path | None) -> str:
-    """The command that resumes the run."""
+    """Return the command that resumes the run."""
     changes = [argument for override in overrides for argument in ("--set", override)]
     seeded = [] if seed is None else ["--seed", str(seed)]
     folder = [] if run_dir is None else ["--run-dir", str(run_dir)]
@@ -95,5 +98,5 @@ def _again(file: Path, overrides: tuple[str, ...], seed: int | None, run_dir: Pa
 
 
 def _short(path: Path) -> Path:
-    """The path as the user would type it."""
+    """Return the path relative to the current folder if it is inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

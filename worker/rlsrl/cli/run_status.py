@@ -1,4 +1,4 @@
-"""What the workers of a run of this machine do, from the status that its controller keeps in the run's folder."""
+"""The text of ``top`` for a run on this machine, from the status file in its run folder."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from rlsrl.local.status_file import read_status
 from rlsrl.runtime.errors import did_you_mean
 
 LATE_SECONDS = 5.0
-"""A status older than this is told to be so: the coordinator is away or busy."""
+"""Age from which the status is shown as old: the coordinator does not answer."""
 
 
 class RunStatus:
-    """One run folder's, looked at again and again."""
+    """The status of one run folder, read at each ``draw``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
     def find(cls, run: Path) -> Self:
-        """The run in that folder, or of that name in runs/.
+        """Return the run in that folder, or of that name in runs/.
 
         Raises:
-            UserError: there is none; with the nearest that there is.
+            UserError: the run does not exist; with the nearest match.
         """
         for folder in (run, RUNS / run):
             if (folder / RECORD).is_file():
                 return cls(folder)
-        problem = f"{run} is no run folder: it has no {RECORD}" if run.exists() else f"there is no run {run}"
+        problem = f"{run} is not a run folder: it has no {RECORD}" if run.exists() else f"run {run} does not exist"
         near = did_you_mean(run.name, [path.parent.name for path in RUNS.glob(f"*/{RECORD}")])
         raise UserError(f"{problem}{near}")
 
     def draw(self, *, whole: bool) -> tuple[str, bool]:
-        """The table, and whether nothing of it will change any more: the run has ended.
+        """Return the table, and whether the run has ended.
 
         Raises:
-            UserError: nothing is known of the run, and nothing will be.
+            UserError: the run does not run and has no status.
         """
         try:
-            running = is_running(self._folder)  # first: what is written until the end is then read
+            running = is_running(self._folder)  # first, so that the last status of an ended run is read
             found = read_status(self._folder / STATUS)
         except (OSError, ValueError) as error:
             raise UserError(f"the status of {self._folder} cannot be read: {error}") from error
         if found is None:
             if not running:
-                raise UserError(f"{self._folder} does not run, and has no {STATUS} of when it did")
+                raise UserError(f"{self._folder} is not running and has no {STATUS} of an earlier life")
             return f"{self._folder.name}: starting", False
         page, age = found
         table = top_table(page, whole=whole)
         if not running:
-            return f"{table}\n\nof {span(age)} ago: the run has ended", True
-        late = f"\n\nof {span(age)} ago: the coordinator does not answer" if age > LATE_SECONDS else ""
+            return f"{table}\n\n{span(age)} old: the run has ended", True
+        late = f"\n\n{span(age)} old: the coordinator does not answer" if age > LATE_SECONDS else ""
         return f"{table}{late}", False

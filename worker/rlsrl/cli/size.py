@@ -1,4 +1,4 @@
-"""``rlsrl size``: how fast an experiment will train, what limits it and what would change that."""
+"""``rlsrl size``: estimate the speed of an experiment, its bottleneck and the effect of changes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rlsrl.sizing.workload import Place, Workload
 
 DEFAULT_GIGABITS = 10.0
-"""A second, of a pod's link."""
+"""Gbit/s of a pod's link."""
 NETWORK_HOP_SECONDS = 50e-6
-"""Between two pods of one zone, one way."""
+"""One-way latency between two pods of one zone."""
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
@@ -32,19 +32,19 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Change a field first; can be repeated.")
 @click.option(
     "--cores", metavar="N", type=click.IntRange(min=1),
-    help="On one machine with so many cores, as `rlsrl run` does. By default each worker is a pod with a core.",
+    help="Estimate for `rlsrl run` on N cores. By default each worker is a pod with one core.",
 )  # fmt: skip
 @click.option(
     "--bandwidth", metavar="GBIT", type=POSITIVE,
-    help=f"Gbit/s of each pod's link, {DEFAULT_GIGABITS:g} unless given.",
+    help=f"Gbit/s of each pod's link; by default {DEFAULT_GIGABITS:g}.",
 )  # fmt: skip
 @click.option(
     "--env-step-seconds", metavar="SECONDS", type=POSITIVE,
-    help="What a step of one environment computes. Unless given, one is stepped here for a second.",
+    help="Compute time of one environment step. By default one environment is stepped here for a second.",
 )  # fmt: skip
 @click.option(
     "--minibatch-seconds", metavar="SECONDS", type=POSITIVE,
-    help="What one trainer alone takes for a minibatch, as on a GPU.",
+    help="Time of one minibatch on one trainer, for example on a GPU.",
 )  # fmt: skip
 def size(
     file: Path,
@@ -54,10 +54,10 @@ def size(
     env_step_seconds: float | None,
     minibatch_seconds: float | None,
 ) -> None:
-    """Say how fast the experiment in FILE will train, what limits it, and what changes of it would bring.
+    """Estimate the speed of the experiment in FILE, its bottleneck, and the effect of changes.
 
-    An estimate by a model of the system, from costs that were measured on the machine that is named and from how fast
-    the environment is; nothing is trained. Changes are tried in the model, one at a time.
+    The estimate comes from a model of the system, from costs measured on the machine that the output names, and from
+    the speed of the environment. Nothing is trained. The model tries changes one at a time.
     """
     from rlsrl.envs.vector import EnvironmentFailed
     from rlsrl.runtime.errors import ConfigurationError

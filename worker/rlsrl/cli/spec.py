@@ -20,7 +20,7 @@ from rlsrl.cli.errors import UserError
 def validate(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Check experiment files.
 
-    Names every error at once, with its line, the value, what is allowed and the field that was probably meant.
+    Lists every error with its line, the value, what is allowed and the nearest field.
     """
     num_problems = 0
     for file in files:
@@ -46,7 +46,7 @@ def schema() -> None:
 @click.command()
 @click.argument("path", required=False, default="")
 def explain(path: str) -> None:
-    """Describe the field at PATH, for example spec.actors: type, default, what it allows and its own fields."""
+    """Describe the field at PATH, for example spec.actors: type, default, allowed values and members."""
     try:
         click.echo(explain_field(path))
     except UnknownField as error:

@@ -1,4 +1,4 @@
-"""``rlsrl top``: what the workers of a run do, live: of a run folder's here, of an experiment's on the cluster."""
+"""``rlsrl top``: show the workers of a run live, on this machine or on the cluster."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from rlsrl.runtime.coordination import CoordinatorClient
 
 HERE_SECONDS = 1.0
-"""Between two looks at a run of this machine, whose status is as new as that."""
+"""Refresh interval for a run on this machine. Its status file has the same interval."""
 
 
 @click.command()
 @click.argument("run")
-@click.option("-n", "--namespace", metavar="NAME", help="RUN is an experiment on the cluster, in that namespace.")
+@click.option("-n", "--namespace", metavar="NAME", help="RUN is an experiment on the cluster, in this namespace.")
 @click.option("-a", "--all", "whole", is_flag=True, help="Show every worker of large roles.")
 def top(run: str, namespace: str | None, whole: bool) -> None:
-    """Show what the workers of RUN do: how busy they are, what they wait for, how much they get done.
+    """Show the workers of RUN: load, activities, waits and throughput.
 
-    RUN is a run folder, or the name of one in runs/; with --namespace, and as ``kubectl rlsrl``, an experiment on the
-    cluster. BUSY is the share of the last ten seconds in which a worker waited for nothing, WITH what it was spent on.
-    On a terminal the table is live, until Ctrl-C or the end of a run of this machine; elsewhere it is printed once.
+    RUN is a run folder, or the name of one in runs/. With --namespace, and in ``kubectl rlsrl``, it is an experiment on
+    the cluster. BUSY is the share of the last ten seconds without waiting; WITH splits it by activity. On a terminal
+    the table refreshes until Ctrl-C or the end of a local run; elsewhere it is printed once.
     """
     with quiet_interrupt():
         if namespace is None and not is_kubectl():
@@ -65,7 +65,7 @@ def _top_on_cluster(name: str, namespace: str | None, *, whole: bool) -> None:
 
 
 class _Pages:
-    """The coordinator's status, time and again over one connection, which is made anew when it breaks."""
+    """The coordinator's status over one connection, which is reopened after a failure."""
 
     def __init__(self, kubectl: Kubectl, experiment: Object) -> None:
         self._kubectl = kubectl
@@ -81,10 +81,10 @@ class _Pages:
         self._connection.close()
 
     def shown(self, *, whole: bool) -> str:
-        """The table; with the last page that there was, and a word about it, while the coordinator does not answer.
+        """Return the table; while the coordinator does not answer, that of its last answer with its age.
 
         Raises:
-            UserError: it has not answered yet.
+            UserError: the coordinator has not answered yet.
         """
         try:
             self._newest = self._ask(), time.monotonic()
@@ -93,15 +93,15 @@ class _Pages:
             if self._newest is None:
                 raise
             page, at = self._newest
-            return f"{top_table(page, whole=whole)}\n\nof {span(time.monotonic() - at)} ago: {error.message}"
+            return f"{top_table(page, whole=whole)}\n\n{span(time.monotonic() - at)} old: {error.message}"
         return top_table(self._newest[0], whole=whole)
 
     def _ask(self) -> Mapping[str, Any]:
         from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable
 
         if self._client is None:
-            reached = self._connection.enter_context(coordinator(self._kubectl, self._experiment))
-            self._client = CoordinatorClient(*reached)
+            access = self._connection.enter_context(coordinator(self._kubectl, self._experiment))
+            self._client = CoordinatorClient(*access)
             self._connection.callback(self._client.close)
         try:
             return self._client.status(ANSWER_SECONDS)

@@ -1,4 +1,4 @@
-"""What an experiment's workers do, as a table. Pure: from the coordinator's status page to text."""
+"""The table of ``top``, from the coordinator's status page. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rlsrl.local.worker_report import (
 )
 
 MAX_WORKERS_A_ROLE = 8
-"""Further workers of a role are only counted, and in the role's own line."""
+"""Workers shown of a role. Further workers appear in the role's own line only."""
 HEADER = ("ROLE", "INDEX", "HOST", "STATE", "BUSY", "WITH", "WAITS FOR", "PER SECOND", "VERSION")
 RATE_UNITS = {"policy": "requests"}
-"""What a role's workers count; the others count transitions."""
+"""The unit of a role's rate; by default transitions."""
 
 Page = Mapping[str, Any]
 
 
 def top_table(page: Page, *, whole: bool = False) -> str:
-    """The experiment in a line, then each role and its workers; ``whole`` shows every one of them."""
+    """Return the experiment in a line, then each role and its workers; ``whole`` shows every worker."""
     rows: list[tuple[str, ...]] = []
     for role in mapping(page, "roles"):
         reports = reports_of(page, role)
@@ -55,16 +55,16 @@ def _experiment(page: Page) -> str:
 
 
 def _role(role: str, reports: Sequence[Page]) -> tuple[str, ...]:
-    """All of a role's workers in one row: their number, means and sums."""
+    """Return a role's row: number of workers by state, mean activity, sum of rates."""
     states = [state(report) for report in reports]
-    told = ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states)) or "none"
+    by_state = ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states)) or "none"
     shares = activity(reports)
     rates = [rate for report in reports if (rate := _per_second(report)) is not None]
     return (
         role,
         "",
         "",
-        told,
+        by_state,
         busy(shares),
         works(shares),
         waits(shares),

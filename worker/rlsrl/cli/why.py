@@ -1,4 +1,4 @@
-"""``kubectl rlsrl why``: what is wrong with an experiment on the cluster, and the cure."""
+"""``kubectl rlsrl why``: explain why an experiment on the cluster does not train, with the cure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from datetime import UTC, datetime
 import click
 
 from rlsrl.api.reasons import PHASES, Explanation
-from rlsrl.cli.diagnosis import Finding, diagnose, has_ended_before
+from rlsrl.cli.diagnosis import Diagnosis, diagnose, past_restarts
 from rlsrl.cli.kubectl import Kubectl, own_labels
 from rlsrl.cli.live import quiet_interrupt
-from rlsrl.cli.story import read_status
+from rlsrl.cli.status_view import read_status
 from rlsrl.cli.text import printable, since
 
 KINDS = "pods,deployments,replicasets,statefulsets,persistentvolumeclaims"
 WELL, UNWELL = 0, 1
 MAX_FINDINGS = 8
-"""So that a hundred actors without an image do not hide the first."""
+"""Findings shown: a hundred actors without an image must not hide the first finding."""
 
 
 @click.command()
 @click.argument("name")
-@click.option("-n", "--namespace", metavar="NAME", help="By default the one of kubectl's context.")
+@click.option("-n", "--namespace", metavar="NAME", help="By default the namespace of kubectl's context.")
 def why(name: str, namespace: str | None) -> None:
-    """Say why the experiment NAME on the cluster does not train: condition, pod, reason, its last words, the cure.
+    """Explain why the experiment NAME on the cluster does not train: condition, pod, reason, last output, cure.
 
-    Ends with 0 if all is well, 1 if something is wrong, 2 if it cannot be asked.
+    Exit status: 0 without problems, 1 with problems, 2 if the cluster cannot be asked.
     """
     with quiet_interrupt():
         kubectl = Kubectl(namespace)
@@ -41,25 +41,25 @@ def why(name: str, namespace: str | None) -> None:
         if len(findings) > MAX_FINDINGS:
             click.echo(f"and {len(findings) - MAX_FINDINGS} more")
         if not findings and status.phase is not None:
-            click.echo(f"all is well with {name}: {status.phase}: {_told(PHASES[status.phase], name)}")
-            for line in has_ended_before(objects):
+            click.echo(f"{name} has no problems: {status.phase}: {_phase_text(PHASES[status.phase], name)}")
+            for line in past_restarts(objects):
                 click.echo(f"  {line}")
     sys.exit(UNWELL if findings else WELL)
 
 
-def _told(phase: Explanation, name: str) -> str:
-    """What a phase means, and what can be done about it, if anything."""
+def _phase_text(phase: Explanation, name: str) -> str:
+    """Return the meaning of a phase, with what the user can do, if anything."""
     return " ".join([phase.meaning, *([phase.cure.replace("NAME", name)] if phase.cure != "Nothing." else [])])
 
 
-def _lines(finding: Finding, name: str, now: datetime) -> Iterator[str]:
+def _lines(finding: Diagnosis, name: str, now: datetime) -> Iterator[str]:
     lasting = f", for {since(finding.since, now)}" if finding.since else ""
     yield f"{finding.what}: {finding.reason}{lasting}"
     if finding.message:
         yield f"  {' '.join(finding.message.split())}"
-    if finding.said:
-        yield "  its last words:"
-        yield from (f"    {line}" for line in finding.said)
+    if finding.last_lines:
+        yield "  last output:"
+        yield from (f"    {line}" for line in finding.last_lines)
     if finding.event:
         yield f"  event: {finding.event}"
     if finding.explanation is not None:

@@ -146,7 +146,7 @@ class Faults:
             until(lambda: all_ready(experiment), "every pod is ready again", timeout=timeout)
             goes_on(experiment, timeout=timeout)
         except TimeoutError as error:
-            raise AssertionError(f"{what}: {error}\n{experiment.story()}") from None
+            raise AssertionError(f"{what}: {error}\n{experiment.status_text()}") from None
         self._recovered(what, time.monotonic() - began)
         after = lives(experiment, without=roles)
         assert after == others, f"{what}: {others} became {after}"  # noqa: S101 - what tests are about

@@ -186,9 +186,9 @@ class Experiment:
         try:
             until(lambda: self.phase in phases, f"{self.name} is {' or '.join(phases)}", timeout=seconds)
         except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.story()}") from None
+            raise AssertionError(f"{error}\n{self.status_text()}") from None
 
-    def story(self) -> str:
+    def status_text(self) -> str:
         """What is to be said of it when something is wrong."""
         return self.where.kubectl("describe", "rlexperiment", self.name) + self.where.kubectl(
             "get", "pods", "-o", "wide"

@@ -1,4 +1,4 @@
-"""The story of an experiment on the cluster, as text."""
+"""The text of ``status`` for an experiment on the cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rlsrl.cli.errors import UserError
-from rlsrl.cli.story import read_status, story
+from rlsrl.cli.status_view import read_status, status_view
 from rlsrl.cli.text import columns, span
 from rlsrl.testing.cluster_objects import condition, experiment, workload
 
@@ -28,13 +28,13 @@ RUNNING = experiment("Running", ACCEPTED, COMPLETE, attempt=2, restarts=1, recen
 
 def test_a_running_experiment_on_a_screen() -> None:
     workloads = [workload("trainer", ready=1, replicas=1), workload("actor", ready=1, replicas=2)]
-    assert story(RUNNING, workloads, NOW).splitlines() == [
-        "experiment  research/cartpole, made 5m3s ago",
+    assert status_view(RUNNING, workloads, NOW).splitlines() == [
+        "experiment  research/cartpole, created 5m3s ago",
         "phase       Running for 4m3s: The trainers train.",
         "attempt     2, 1 restart, 1 of the 10 failures in restarts.budget",
         "trained     62,971 env steps, 62 train steps, 5,381 env steps/s",
         "policy      return 243.0, lag 1, version 2.62",
-        "told        2s ago",
+        "updated     2s ago",
         "stop        returnMean 475, envSteps 2,000,000",
         "parameters  volume cartpole-data: kubectl rlsrl params list cartpole",
         "",
@@ -48,41 +48,43 @@ def test_a_running_experiment_on_a_screen() -> None:
     ]
 
 
-def test_numbers_that_the_coordinator_told_long_ago_are_called_old() -> None:
+def test_numbers_of_a_coordinator_that_stopped_answering_are_marked_stale() -> None:
     later = datetime(2026, 1, 1, 13, 0, 0, tzinfo=UTC)
-    assert "told        54m59s ago: The coordinator does not answer the operator" in story(RUNNING, [], later)
+    assert "updated     54m59s ago: The coordinator does not answer the operator" in status_view(RUNNING, [], later)
 
 
 def test_what_is_suspended_says_since_when_and_its_numbers_are_as_old_as_they_should_be() -> None:
     suspended = condition("GangComplete", "Suspended", "suspend is true")
-    told = story(experiment("Suspended", suspended, attempt=1, training=TRAINING), [], datetime(2026, 1, 2, tzinfo=UTC))
-    assert "phase       Suspended for 11h59m: `suspend` is true" in told
-    assert "told        11h54m ago\n" in told
+    text = status_view(
+        experiment("Suspended", suspended, attempt=1, training=TRAINING), [], datetime(2026, 1, 2, tzinfo=UTC)
+    )
+    assert "phase       Suspended for 11h59m: `suspend` is true" in text
+    assert "updated     11h54m ago\n" in text
 
 
 def test_what_has_its_result_says_it_and_no_numbers_are_old_then() -> None:
     message = "stop.returnMean holds: mean return 480.6 after 104869 transitions"
     over = experiment("Succeeded", condition("Finished", "Succeeded", message), attempt=1, training=TRAINING)
-    told = story(over, [], datetime(2026, 1, 2, tzinfo=UTC))
-    assert f"result      {message}" in told
-    assert "phase       Succeeded for 11h59m" in told
-    assert "told" not in told
+    text = status_view(over, [], datetime(2026, 1, 2, tzinfo=UTC))
+    assert f"result      {message}" in text
+    assert "phase       Succeeded for 11h59m" in text
+    assert "updated" not in text
 
 
 def test_without_a_status_it_says_that_no_operator_has_looked() -> None:
-    assert "phase       none: No operator has looked at it" in story(experiment(None), [], NOW)
+    assert "phase       none: No operator has looked at it" in status_view(experiment(None), [], NOW)
 
 
 def test_numbers_that_are_not_known_are_not_made_up() -> None:
-    told = story(experiment("Running", attempt=1, training={}), [], NOW)
-    assert "trained     - env steps, - train steps, - env steps/s" in told
-    assert "policy      return -, lag -, version -" in told
+    text = status_view(experiment("Running", attempt=1, training={}), [], NOW)
+    assert "trained     - env steps, - train steps, - env steps/s" in text
+    assert "policy      return -, lag -, version -" in text
 
 
 def test_weights_in_a_bucket_are_found_there() -> None:
     document = experiment("Running")
     document["spec"]["parameters"]["store"] = {"objectStore": {"url": "s3://weights/here"}}
-    assert "parameters  s3://weights/here: kubectl rlsrl params list" in story(document, [], NOW)
+    assert "parameters  s3://weights/here: kubectl rlsrl params list" in status_view(document, [], NOW)
 
 
 def test_a_status_of_another_version_is_a_user_error() -> None:

@@ -1,4 +1,4 @@
-"""The story of one experiment on a screen. Pure: from what the API server shows, and the time, to lines."""
+"""The text of ``status``: from the API server's objects and the time to lines. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Object
 from rlsrl.cli.text import UNKNOWN, columns, printable, since
 
-OLD_SECONDS = 60.0
-"""Numbers that the coordinator told longer ago are old."""
+STALE_SECONDS = 60.0
+"""Age from which the coordinator's numbers are stale."""
 SINCE: Mapping[Phase, Aspect] = {
     "Pending": ACCEPTED,
     "Queued": GANG_COMPLETE,
@@ -27,14 +27,14 @@ SINCE: Mapping[Phase, Aspect] = {
     "Succeeded": FINISHED,
     "Failed": FINISHED,
 }
-"""By phase: the condition that changed when the experiment came into it."""
+"""The condition whose last transition began each phase."""
 
 
 def read_status(experiment: Object) -> ExperimentStatus:
-    """What the operator says of an experiment.
+    """Return an experiment's status.
 
     Raises:
-        UserError: it is said by an operator of another version, in words that this one does not know.
+        UserError: the status has fields or values that this version of rlsrl does not know.
     """
     try:
         return ExperimentStatus.model_validate(experiment.get("status") or {}, by_alias=True, by_name=False)
@@ -42,23 +42,23 @@ def read_status(experiment: Object) -> ExperimentStatus:
         fault = error.errors()[0]
         where = ".".join(map(str, ("status", *fault["loc"])))
         raise UserError(
-            f"{where}: {fault['msg']}: is the operator of another version than this rlsrl, {version('rlsrl')}?"
+            f"{where}: {fault['msg']}: the operator may have another version than this rlsrl, {version('rlsrl')}"
         ) from error
 
 
 def is_over(status: ExperimentStatus) -> bool:
-    """Whether nothing more will happen."""
+    """Return whether the experiment has ended."""
     return status.phase in ("Succeeded", "Failed")
 
 
-def is_old(status: ExperimentStatus, now: datetime) -> bool:
-    """Whether the numbers are of a run that goes on, and older than they should be."""
-    told = status.training.updated_at if status.training is not None and status.phase == "Running" else None
-    return told is not None and (now - datetime.fromisoformat(told)).total_seconds() > OLD_SECONDS
+def is_stale(status: ExperimentStatus, now: datetime) -> bool:
+    """Return whether the experiment runs and its numbers are stale."""
+    updated = status.training.updated_at if status.training is not None and status.phase == "Running" else None
+    return updated is not None and (now - datetime.fromisoformat(updated)).total_seconds() > STALE_SECONDS
 
 
-def story(experiment: Object, workloads: Sequence[Object], now: datetime) -> str:
-    """The experiment, with the Deployments and StatefulSets that make its pods."""
+def status_view(experiment: Object, workloads: Sequence[Object], now: datetime) -> str:
+    """Return the text for an experiment with its Deployments and StatefulSets."""
     status = read_status(experiment)
     blocks = [columns(list(_facts(experiment, status, now)))]
     if workloads:
@@ -70,8 +70,8 @@ def story(experiment: Object, workloads: Sequence[Object], now: datetime) -> str
 
 def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Iterator[tuple[str, str]]:
     metadata, spec = experiment["metadata"], experiment.get("spec", {})
-    made = since(metadata.get("creationTimestamp"), now)
-    yield "experiment", f"{metadata.get('namespace', '')}/{metadata['name']}, made {made} ago"
+    age = since(metadata.get("creationTimestamp"), now)
+    yield "experiment", f"{metadata.get('namespace', '')}/{metadata['name']}, created {age} ago"
     yield "phase", _phase(status, now)
     if status.attempt is not None:
         yield "attempt", _attempt(status, spec)
@@ -79,8 +79,8 @@ def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Itera
         yield "trained", _trained(training)
         yield "policy", _policy(training)
         if not is_over(status):
-            told = f"{since(training.updated_at, now)} ago" if training.updated_at else UNKNOWN
-            yield "told", f"{told}: {STALE.meaning}" if is_old(status, now) else told
+            updated = f"{since(training.updated_at, now)} ago" if training.updated_at else UNKNOWN
+            yield "updated", f"{updated}: {STALE.meaning}" if is_stale(status, now) else updated
     yield "stop", ", ".join(f"{name} {_number(value)}" for name, value in spec.get("stop", {}).items())
     if (end := next((each for each in status.conditions if each.type == FINISHED), None)) is not None:
         yield "result", end.message
@@ -97,11 +97,11 @@ def _phase(status: ExperimentStatus, now: datetime) -> str:
 
 def _attempt(status: ExperimentStatus, spec: Mapping[str, Any]) -> str:
     restarts = status.restarts or 0
-    told = f"{status.attempt}, {'1 restart' if restarts == 1 else f'{restarts} restarts'}"
+    text = f"{status.attempt}, {'1 restart' if restarts == 1 else f'{restarts} restarts'}"
     budget = spec.get("restarts", {}).get("budget")
     if status.recent_failures and budget is not None:
-        told += f", {status.recent_failures} of the {budget} failures in restarts.budget"
-    return told
+        text += f", {status.recent_failures} of the {budget} failures in restarts.budget"
+    return text
 
 
 def _trained(training: Training) -> str:
