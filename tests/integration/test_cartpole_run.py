@@ -58,7 +58,7 @@ def test_top_shows_it_while_it_lives_and_after(cartpole_run: WatchedRun) -> None
     assert all(role in cartpole_run.top for role in ("actor", "trainer"))
     after = cartpole_run.desk.call("top", "live")
     assert after.returncode == 0
-    assert after.stdout.rstrip().endswith("ago: the run has ended")
+    assert after.stdout.rstrip().endswith("old: the run has ended")
 
 
 @pytest.mark.parametrize("worker", SHOWN_BY)

@@ -103,7 +103,7 @@ def test_several_runs_go_into_one_named_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{empty}"], "holds no returns yet"),
+        (["{empty}"], "has no returns: no episode has ended yet"),
         (["{full}", "-o", "x.nonsense"], "x.nonsense: "),
         (["{full}", "-o", "missing/x.png"], "missing/x.png: "),
         (["{full}/nothing"], "does not exist"),
