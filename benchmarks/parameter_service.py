@@ -26,7 +26,7 @@ from rlsrl.api.placement import PROCESS_ENVIRONMENT
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.parameters.service import LivePublisher, LiveReader, ServiceParameterDB
-from rlsrl.testing.puppet import Puppet
+from rlsrl.testing.process_driver import DrivenProcess
 
 TOKEN = "token"
 POLICY = "default"
@@ -72,7 +72,7 @@ def main() -> None:
     bare()  # the peer is up
     rates: dict[str, list[float]] = {name: [] for name in ("socket", "live", "push", "get")}
     address = f"unix-abstract:rlsrl-benchmark-{uuid.uuid4()}"
-    with tempfile.TemporaryDirectory() as folder, closing(Puppet("rlsrl.testing.parameter_puppet")) as server:
+    with tempfile.TemporaryDirectory() as folder, closing(DrivenProcess("rlsrl.testing.parameter_puppet")) as server:
         server.call("serve", address=address, token=TOKEN, folder=folder)
         with (
             closing(ServiceParameterDB(address, TOKEN)) as db,

@@ -19,7 +19,7 @@ from rlsrl.parameters.service import ServiceParameterDB
 from rlsrl.rpc.tls import tls_from_environment
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.parameter_dbs import ParameterDBConformance, ParameterStore
-from rlsrl.testing.puppet import Puppet
+from rlsrl.testing.process_driver import DrivenProcess
 
 TOKEN = "the-token"
 FOLDERS = {"parameters": "versions", "state": "states"}
@@ -70,7 +70,7 @@ class RemoteClock(ManualClock):
 class ServedStore(FolderStore):
     """A folder that another process serves."""
 
-    def __init__(self, root: Path, server: Puppet, address: str, closing: ExitStack) -> None:
+    def __init__(self, root: Path, server: DrivenProcess, address: str, closing: ExitStack) -> None:
         super().__init__(root)
         self.address = server.call("serve", address=address, token=TOKEN, folder=str(root))
         closing.callback(server.call, "end", address=self.address)
@@ -84,18 +84,18 @@ class ServedStore(FolderStore):
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Puppet]:
-    server = Puppet("rlsrl.testing.parameter_puppet")
+def server() -> Iterator[DrivenProcess]:
+    server = DrivenProcess("rlsrl.testing.parameter_puppet")
     yield server
     server.close()
 
 
 @pytest.fixture(scope="module")
-def tls_server(tls_variables: dict[str, str]) -> Iterator[Puppet]:
+def tls_server(tls_variables: dict[str, str]) -> Iterator[DrivenProcess]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in tls_variables.items():
             patch.setenv(name, value)
-        server = Puppet("rlsrl.testing.parameter_puppet")
+        server = DrivenProcess("rlsrl.testing.parameter_puppet")
     yield server
     server.close()
 
@@ -114,20 +114,20 @@ class TestMemory(ParameterDBConformance):
 
 class TestServiceOverTcp(ParameterDBConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path, server: Puppet) -> Iterator[ParameterStore]:
+    def store(self, tmp_path: Path, server: DrivenProcess) -> Iterator[ParameterStore]:
         with ExitStack() as closing:
             yield ServedStore(tmp_path / "there", server, "127.0.0.1:0", closing)
 
 
 class TestServiceOverAnAbstractSocket(ParameterDBConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path, server: Puppet) -> Iterator[ParameterStore]:
+    def store(self, tmp_path: Path, server: DrivenProcess) -> Iterator[ParameterStore]:
         with ExitStack() as closing:
             yield ServedStore(tmp_path / "there", server, f"unix-abstract:rlsrl-test-{uuid.uuid4()}", closing)
 
 
 class TestServiceOverTls(ParameterDBConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path, tls_server: Puppet, certificates: None) -> Iterator[ParameterStore]:
+    def store(self, tmp_path: Path, tls_server: DrivenProcess, certificates: None) -> Iterator[ParameterStore]:
         with ExitStack() as closing:
             yield ServedStore(tmp_path / "there", tls_server, "127.0.0.1:0", closing)

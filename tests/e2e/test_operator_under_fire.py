@@ -28,9 +28,9 @@ from rlsrl.testing.cluster_api import Api
 from rlsrl.testing.documents import Document, as_sent, variation
 from rlsrl.testing.http_proxy import Request
 from rlsrl.testing.kubectl import Namespace, api_proxy
+from rlsrl.testing.manifest_diff import Manifests, Object, decided_by_spec, difference, normalized
 from rlsrl.testing.operator_process import OperatorProcess
 from rlsrl.testing.recovery import Recovered
-from rlsrl.testing.sameness import Object, Told, difference, of_the_spec, told_by
 from rlsrl.testing.stand_in_node import StandInNode, end_container
 from rlsrl.testing.waiting import until
 
@@ -141,8 +141,8 @@ class Place:
             if each["metadata"]["name"] not in NOT_OURS
         ]
 
-    def told(self) -> Told:
-        return told_by(self.objects())
+    def told(self) -> Manifests:
+        return normalized(self.objects())
 
     def status(self) -> Object:
         found = self.api.get(self.path("RLExperiment", "a")) or {}
@@ -185,7 +185,7 @@ class Place:
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.status()}\n{operator.log.read_text()[-3000:]}") from None
 
-    def await_told(self, operator: OperatorProcess, expected: Told) -> None:
+    def await_told(self, operator: OperatorProcess, expected: Manifests) -> None:
         """Wait until the objects say what they should, and the operator has no more to do."""
 
         def settled() -> bool:
@@ -307,7 +307,7 @@ class Killed:
         return f"{self.at.method} {path}"
 
 
-def do(deed: Deed, place: Place, *, kill_at: int | None, expected: Told | None = None) -> Killed | None:
+def do(deed: Deed, place: Place, *, kill_at: int | None, expected: Manifests | None = None) -> Killed | None:
     """Do it; once the operator is killed, let another one come up and bring everything about that is expected."""
     *before, act = deed.steps
     if not before:
@@ -375,7 +375,7 @@ LIFE: tuple[tuple[Callable[[Place], None], Callable[[Place], bool]], ...] = (
 
 
 @pytest.fixture(scope="module")
-def told_in_life(address: str, node: StandInNode, tmp_path_factory: pytest.TempPathFactory) -> tuple[Told, ...]:
+def told_in_life(address: str, node: StandInNode, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifests, ...]:
     """What the objects say after each deed of a life that nobody disturbs."""
     folder = tmp_path_factory.mktemp("life")
     with new_place(address, node, folder) as place, place.operator() as operator:
@@ -443,7 +443,7 @@ FAULTS: dict[str, Callable[[], Line]] = {
     "fault", [pytest.param(name, marks=[pytest.mark.full] if name != "cut" else []) for name in FAULTS]
 )
 def test_misled_by_its_watches_it_comes_to_the_same(
-    fault: str, make_place: MakePlace, told_in_life: tuple[Told, ...], recovered: Recovered
+    fault: str, make_place: MakePlace, told_in_life: tuple[Manifests, ...], recovered: Recovered
 ) -> None:
     place, seconds = make_place(), []
     with place.operator(statusSeconds=1, calm_seconds=CALM_SECONDS) as operator:
@@ -457,7 +457,7 @@ def test_misled_by_its_watches_it_comes_to_the_same(
     recovered(f"operator's watch events: {fault}", max(seconds), SAME)
 
 
-def test_two_by_mistake_come_to_the_same_and_rest(make_place: MakePlace, told_in_life: tuple[Told, ...]) -> None:
+def test_two_by_mistake_come_to_the_same_and_rest(make_place: MakePlace, told_in_life: tuple[Manifests, ...]) -> None:
     place = make_place()
     with place.operator() as one, place.operator() as two:
         for (act, _), expected in zip(LIFE, told_in_life, strict=True):
@@ -537,7 +537,7 @@ def test_however_a_spec_came_about_the_objects_are_those_of_the_spec(num_sequenc
         with fresh.operator() as operator:
             fresh.create(document["spec"])
             fresh.await_end(operator, end_of(document))
-        expected, found = (of_the_spec(place.objects()) for place in (fresh, edited))
+        expected, found = (decided_by_spec(place.objects()) for place in (fresh, edited))
         assert expected == found, f"seed {seed}: {difference(expected, found)[:SHOWN]}"
         print(f"seed {seed}: {NUM_EDITS} edits, {time.monotonic() - began:.1f} s")  # noqa: T201
 

@@ -25,8 +25,8 @@ from rlsrl.testing.faults import (
     reach_the_goal,
 )
 from rlsrl.testing.kubectl import Experiment, Namespace, namespace
+from rlsrl.testing.manifest_diff import Manifests, decided_by_spec, difference
 from rlsrl.testing.recovery import Recovered
-from rlsrl.testing.sameness import Told, difference, of_the_spec
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(1500)]
@@ -105,10 +105,10 @@ def bring_about(experiment: Experiment, document: Object) -> float:
     return time.monotonic() - began
 
 
-def told(where: Namespace) -> Told:
+def told(where: Namespace) -> Manifests:
     """What its objects say that the spec decides."""
     objects = [each for kind in KINDS for each in where.list(kind) if each["metadata"]["name"] not in NOT_OURS]
-    return of_the_spec(objects)
+    return decided_by_spec(objects)
 
 
 def test_however_a_run_was_edited_it_trains_on_and_is_what_its_spec_says(

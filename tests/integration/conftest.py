@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.testing.live_runs import Desk, LiveRun
-from rlsrl.testing.sightings import WatchedRun, look
+from rlsrl.testing.run_snapshot import WatchedRun, take_snapshot
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cartpole.yaml"
 
@@ -20,9 +20,9 @@ def cartpole_run(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     # Has every process of the run write what it imports to its standard error, which is kept in the logs.
     with desk.begin(environment={"PYTHONPROFILEIMPORTTIME": "1"}) as run:
         run.until(lambda: run.is_complete() and _has_trained(run), "all processes at work, and a training step")
-        sighting = look(run)
+        snapshot = take_snapshot(run)
         top = run.until(lambda: _told_by_top(desk), "what `rlsrl top` shows of workers at work")
-        return WatchedRun(desk=desk, exit_code=run.wait(timeout=250.0), output=run.output, sighting=sighting, top=top)
+        return WatchedRun(desk=desk, exit_code=run.wait(timeout=250.0), output=run.output, snapshot=snapshot, top=top)
 
 
 def _told_by_top(desk: Desk) -> str | None:

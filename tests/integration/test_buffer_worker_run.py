@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.testing.kills import MOMENTS, KillCampaign
+from rlsrl.testing.chaos import MOMENTS, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
 
 EXPERIMENT = GATED_EXPERIMENT + "  bufferWorkers: {{replicas: 1}}\n"

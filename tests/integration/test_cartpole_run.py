@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorboardX.proto.event_pb2 import Event
 
 from rlsrl.runtime.metrics import Metrics
-from rlsrl.testing.sightings import WatchedRun
+from rlsrl.testing.run_snapshot import WatchedRun
 
 SUMMARY_KEYS = {
     "env_steps",
@@ -47,7 +47,7 @@ def imported_by(run: WatchedRun, worker: str) -> set[str]:
 
 
 def test_every_worker_is_in_the_status(cartpole_run: WatchedRun) -> None:
-    status = cartpole_run.sighting.status
+    status = cartpole_run.snapshot.status
     assert status["phase"] == "training"
     assert {role: len(workers) for role, workers in status["roles"].items()} == {"actor": 1, "trainer": 1}
     assert status["totals"]["env_steps"] > 0
@@ -63,7 +63,7 @@ def test_top_shows_it_while_it_lives_and_after(cartpole_run: WatchedRun) -> None
 
 @pytest.mark.parametrize("worker", SHOWN_BY)
 def test_every_worker_shows_its_metrics(cartpole_run: WatchedRun, worker: str) -> None:
-    families = text_string_to_metric_families(cartpole_run.sighting.expositions[worker])
+    families = text_string_to_metric_families(cartpole_run.snapshot.expositions[worker])
     shown = {sample.name: sample.value for family in families for sample in family.samples}
     for name in SHOWN_BY[worker]:
         assert name in shown
@@ -78,21 +78,21 @@ def test_there_is_no_torch_in_a_process_that_neither_learns_nor_infers_by_it(
     def is_torch(file: str) -> bool:
         return "libtorch" in file or "/torch/" in file
 
-    assert any(map(is_torch, cartpole_run.sighting.mapped_files["trainer"])), "this is how torch would show"
-    assert not any(map(is_torch, cartpole_run.sighting.mapped_files[role]))
+    assert any(map(is_torch, cartpole_run.snapshot.mapped_files["trainer"])), "this is how torch would show"
+    assert not any(map(is_torch, cartpole_run.snapshot.mapped_files[role]))
     assert "torch" in imported_by(cartpole_run, "trainer-0"), "this is how an import would show"
     assert "numpy" in imported_by(cartpole_run, f"{role}-0")
     assert "torch" not in imported_by(cartpole_run, f"{role}-0")
 
 
 def test_memory_is_shared_without_a_name_that_could_be_left_behind(cartpole_run: WatchedRun) -> None:
-    for role, files in cartpole_run.sighting.mapped_files.items():
+    for role, files in cartpole_run.snapshot.mapped_files.items():
         assert not any(file.startswith("/dev/shm") for file in files), role
-    assert any(file.startswith("/memfd:") for file in cartpole_run.sighting.mapped_files["actor"])
+    assert any(file.startswith("/memfd:") for file in cartpole_run.snapshot.mapped_files["actor"])
 
 
 def test_its_sockets_have_no_name_on_disk(cartpole_run: WatchedRun) -> None:
-    names = {line.split()[-1] for line in cartpole_run.sighting.sockets}
+    names = {line.split()[-1] for line in cartpole_run.snapshot.sockets}
     uid = cartpole_run.desk.facts().run_uid
     assert names == {f"@rlsrl-{uid}-{what}" for what in ("coordinator", "samples-trainer-0", "parameters")}
 

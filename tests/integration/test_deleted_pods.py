@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.testing.crew import Crew
+from rlsrl.testing.pod_fleet import PodFleet
 from rlsrl.testing.pods import Pods
 from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
 
@@ -48,46 +48,46 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[BUFFERED], []], ids=["by way of a buffer worker", "actors to trainers"])
 def test_whoever_is_deleted_the_ledger_adds_up(tmp_path: Path, stack: ExitStack, overrides: list[str]) -> None:
-    crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
-    crew.trains_on()
+    fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
+    fleet.trains_on()
     for role in ("actor", "trainer", *["buffer"] * len(overrides), "coordinator"):
-        crew.delete((role, 0))
-        crew.trains_on()
-    crew.end()
-    lost = crew.check_ledger()
+        fleet.delete((role, 0))
+        fleet.trains_on()
+    fleet.end()
+    lost = fleet.check_ledger()
     assert lost["rolled_back"] + lost["receiver_died"] > 0, "what the trainer had made since its last version"
 
 
 @pytest.mark.slow
 def test_with_nothing_but_a_bucket_too(tmp_path: Path, stack: ExitStack, bucket: str) -> None:
-    crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=[bucket, BUFFERED]))
-    crew.trains_on()
+    fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[bucket, BUFFERED]))
+    fleet.trains_on()
     for role in ("coordinator", "trainer", "buffer", "actor", "coordinator"):
-        crew.delete((role, 0))
-        crew.trains_on()
-    crew.end()
-    crew.check_ledger()
+        fleet.delete((role, 0))
+        fleet.trains_on()
+    fleet.end()
+    fleet.check_ledger()
 
 
 @pytest.mark.slow
 def test_several_at_once(tmp_path: Path, stack: ExitStack) -> None:
     """As when a node goes: witnesses of each other, too."""
-    crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))
-    crew.trains_on()
+    fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))
+    fleet.trains_on()
     for gone in ([("actor", 0), ("buffer", 0)], [("buffer", 0), ("trainer", 0)], [("coordinator", 0), ("actor", 1)]):
-        crew.delete(*gone)
-        crew.trains_on()
-    crew.end()
-    crew.check_ledger()
+        fleet.delete(*gone)
+        fleet.trains_on()
+    fleet.end()
+    fleet.check_ledger()
 
 
 @pytest.mark.slow
 def test_all_that_hold_pages_are_deleted_at_once_and_never_come_back(tmp_path: Path, stack: ExitStack) -> None:
     """The copies alone say where everything went."""
-    crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))
-    crew.trains_on()
-    for (role, _), pod in crew.running.items():
+    fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))
+    fleet.trains_on()
+    for (role, _), pod in fleet.running.items():
         if role != "coordinator":
-            crew.pods.delete(*pod)
-    crew.nobody_is_left()
-    crew.check_ledger()
+            fleet.pods.delete(*pod)
+    fleet.nobody_is_left()
+    fleet.check_ledger()

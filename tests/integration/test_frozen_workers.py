@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.placement import HEALTH_PORT, HTTP_PORT
-from rlsrl.testing.crew import Crew, stop
+from rlsrl.testing.pod_fleet import PodFleet, stop
 from rlsrl.testing.pods import Pods
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
@@ -48,19 +48,19 @@ def stack() -> Iterator[ExitStack]:
 def test_whoever_is_stopped_is_found_and_started_again(
     tmp_path: Path, stack: ExitStack, overrides: list[str], others_go_on: list[str], others_wait: list[str]
 ) -> None:
-    crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
-    crew.trains_on()
+    fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
+    fleet.trains_on()
     for role in (*others_go_on, *others_wait):
         frozen = role, 0
-        stop(crew.running[frozen][0].pid)
-        for place in crew.running:
-            assert crew.answers(place) is (place != frozen), f"{place}, while {frozen} stands still"
+        stop(fleet.running[frozen][0].pid)
+        for place in fleet.running:
+            assert fleet.answers(place) is (place != frozen), f"{place}, while {frozen} stands still"
         if role in others_go_on:
-            crew.makes_steps()
-        crew.restart(frozen)
-        crew.trains_on()
-    crew.end()
-    crew.check_ledger()
+            fleet.makes_steps()
+        fleet.restart(frozen)
+        fleet.trains_on()
+    fleet.end()
+    fleet.check_ledger()
 
 
 class Gang:
@@ -70,23 +70,23 @@ class Gang:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         launcher = ["--ranks", "2", "--health-at", str(HEALTH_PORT)]
-        self.crew = Crew(Pods(EXPERIMENT, folder, stack, overrides=["trainers={replicas: 2}"]), launcher=launcher)
-        until(lambda: self.crew.answers(self.pod, HEALTH_PORT), "the launcher answers, whatever its ranks are at")
-        self.crew.trains_on()
-        assert self.crew.answers(self.pod, HEALTH_PORT)
+        self.fleet = PodFleet(Pods(EXPERIMENT, folder, stack, overrides=["trainers={replicas: 2}"]), launcher=launcher)
+        until(lambda: self.fleet.answers(self.pod, HEALTH_PORT), "the launcher answers, whatever its ranks are at")
+        self.fleet.trains_on()
+        assert self.fleet.answers(self.pod, HEALTH_PORT)
 
     def stop_rank(self, rank: int) -> None:
-        (pid,) = (worker["pid"] for worker in self.crew.workers("trainer") if worker["index"] == rank)
+        (pid,) = (worker["pid"] for worker in self.fleet.workers("trainer") if worker["index"] == rank)
         stop(pid)
 
     def heals(self) -> None:
         """What does not answer is killed, and the next attempt is another pod."""
-        assert not self.crew.answers(self.pod, HEALTH_PORT)
-        self.crew.restart(self.pod)
-        self.crew.trains_on()
-        assert self.crew.answers(self.pod, HEALTH_PORT)
-        self.crew.end()
-        self.crew.check_ledger()
+        assert not self.fleet.answers(self.pod, HEALTH_PORT)
+        self.fleet.restart(self.pod)
+        self.fleet.trains_on()
+        assert self.fleet.answers(self.pod, HEALTH_PORT)
+        self.fleet.end()
+        self.fleet.check_ledger()
 
 
 @pytest.mark.slow
@@ -94,16 +94,16 @@ class Gang:
 def test_a_rank_that_is_stopped_fails_its_own_pod_alone(tmp_path: Path, stack: ExitStack, rank: int) -> None:
     gang = Gang(tmp_path, stack)
     gang.stop_rank(rank)
-    assert not gang.crew.answers(gang.pod, HTTP_PORT + rank)
-    assert gang.crew.answers(gang.pod, HTTP_PORT + 1 - rank), "it waits for the other one, and lives"
+    assert not gang.fleet.answers(gang.pod, HTTP_PORT + rank)
+    assert gang.fleet.answers(gang.pod, HTTP_PORT + 1 - rank), "it waits for the other one, and lives"
     gang.heals()
 
 
 @pytest.mark.slow
 def test_a_launcher_that_is_stopped_fails_its_pod(tmp_path: Path, stack: ExitStack) -> None:
     gang = Gang(tmp_path, stack)
-    stop(gang.crew.running[gang.pod][0].pid)
-    gang.crew.makes_steps()
+    stop(gang.fleet.running[gang.pod][0].pid)
+    gang.fleet.makes_steps()
     gang.heals()
 
 
@@ -111,14 +111,14 @@ def test_a_launcher_that_is_stopped_fails_its_pod(tmp_path: Path, stack: ExitSta
 @pytest.mark.parametrize("role", ["actor", "buffer", "trainer"])
 def test_one_that_wakes_up_too_late_finds_its_place_taken_and_goes(tmp_path: Path, stack: ExitStack, role: str) -> None:
     """As on a node that was given up and comes back: what it still does counts nowhere twice."""
-    crew = Crew(Pods(EXPERIMENT, tmp_path, stack, overrides=BUFFERED))
-    crew.trains_on()
-    sleeper, _ = crew.running[role, 0]
+    fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=BUFFERED))
+    fleet.trains_on()
+    sleeper, _ = fleet.running[role, 0]
     stop(sleeper.pid)
-    crew.succeed((role, 0))
-    crew.trains_on()
+    fleet.succeed((role, 0))
+    fleet.trains_on()
     sleeper.send_signal(signal.SIGCONT)
     assert sleeper.wait(DEADLINE_SECONDS) == 1
-    crew.makes_steps()
-    crew.end()
-    crew.check_ledger()
+    fleet.makes_steps()
+    fleet.end()
+    fleet.check_ledger()

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
-from rlsrl.testing.sightings import look
+from rlsrl.testing.run_snapshot import take_snapshot
 
 LARGE = "[256, 256]"
 ROOM_BYTES = 200_000
@@ -34,7 +34,7 @@ def test_training_goes_on_and_versions_are_stored_again_once_there_is_room(tmp_p
         run.until(lambda: len(failures()) >= 2, "two versions that the disk did not take")
         durable = run.facts.newest()
         assert durable is not None
-        families = text_string_to_metric_families(look(run).expositions["trainer-0"])
+        families = text_string_to_metric_families(take_snapshot(run).expositions["trainer-0"])
         shown = {sample.name: sample.value for family in families for sample in family.samples}
         assert shown["rlsrl_checkpoints_failed_total"] >= 2
         assert {failure["level"] for failure in failures()} == {"error"}

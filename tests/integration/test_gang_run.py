@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlsrl.testing.kills import MOMENTS, KillCampaign
+from rlsrl.testing.chaos import MOMENTS, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, LiveRun
 
 EXPERIMENT = GATED_EXPERIMENT + "  trainers: {{replicas: 2}}\n"

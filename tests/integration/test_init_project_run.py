@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.testing.live_runs import Desk
-from rlsrl.testing.sightings import look
+from rlsrl.testing.run_snapshot import take_snapshot
 
 
 @pytest.mark.slow
@@ -22,12 +22,12 @@ def test_the_projects_own_environment_and_network_are_trained_and_played(tmp_pat
     changes = ("spec.stop.returnMean=1", "spec.stop.envSteps=1000000000", "spec.parameters.everySteps=2")
     with desk.begin(*(argument for change in changes for argument in ("--set", change))) as run:
         run.until(run.is_complete, "all processes at work")
-        sighting = look(run)
+        snapshot = take_snapshot(run)
         run.until(lambda: (newest := run.facts.newest()) and newest.version.step >= 2, "a version that was trained")
         run.send(signal.SIGINT)
         assert run.wait() == 128 + signal.SIGINT, run.output
     # Nobody can export a network that only its author knows: the actor evaluates it by torch.
-    assert any("libtorch" in file for file in sighting.mapped_files["actor"])
+    assert any("libtorch" in file for file in snapshot.mapped_files["actor"])
     summary = desk.facts().json("summary.json")
     assert summary["train_steps"] >= 2
     assert summary["ledger"]["balanced"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.testing.kills import KILLED_ROLES, MOMENTS, KillCampaign
+from rlsrl.testing.chaos import KILLED_ROLES, MOMENTS, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT
 
 ELSEWHERE = {"policy", "buffer"}

@@ -39,7 +39,7 @@ from rlsrl.rpc.channels import end_call, open_channel, token_metadata
 from rlsrl.rpc.codec import encode
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.testing.parameter_dbs import POLICY, make_parameters
-from rlsrl.testing.puppet import Puppet
+from rlsrl.testing.process_driver import DrivenProcess
 from rlsrl.testing.waiting import until
 
 TOKEN = "the-token"
@@ -60,8 +60,8 @@ class Served:
         self.stack = stack
         self.server = self.start()
 
-    def start(self) -> Puppet:
-        self.server = self.stack.enter_context(closing(Puppet("rlsrl.testing.parameter_puppet")))
+    def start(self) -> DrivenProcess:
+        self.server = self.stack.enter_context(closing(DrivenProcess("rlsrl.testing.parameter_puppet")))
         self.server.call("serve", address=self.address, token=TOKEN, folder=str(self.folder))
         return self.server
 

@@ -33,7 +33,7 @@ from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.rpc.v1.parameters_pb2_grpc import ParametersStub
 from rlsrl.testing.leaks import open_descriptors
 from rlsrl.testing.parameter_dbs import POLICY, got, make_parameters, make_state, push_steps, stored
-from rlsrl.testing.puppet import Puppet
+from rlsrl.testing.process_driver import DrivenProcess
 from rlsrl.testing.waiting import until
 
 TOKEN = "the-token"
@@ -53,8 +53,8 @@ class Served:
         self.stack = stack
         self.server = self.start()
 
-    def start(self, **options: Any) -> Puppet:
-        self.server = self.stack.enter_context(closing(Puppet("rlsrl.testing.parameter_puppet")))
+    def start(self, **options: Any) -> DrivenProcess:
+        self.server = self.stack.enter_context(closing(DrivenProcess("rlsrl.testing.parameter_puppet")))
         self.server.call("serve", address=self.address, token=TOKEN, folder=str(self.folder), **options)
         return self.server
 

@@ -14,7 +14,7 @@ from rich.live import Live
 
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import ProcessState
-from rlsrl.local.picture import View, line, render
+from rlsrl.local.view import RunView, line, render
 
 StatusSource = Callable[[], tuple[Mapping[str, Any] | None, float]]
 """Gives the newest status, None before the first, and its age in seconds."""
@@ -34,10 +34,10 @@ class Viewer:
         self._clock = clock
         self._began = clock()
 
-    def view(self, processes: Sequence[ProcessState]) -> View:
+    def view(self, processes: Sequence[ProcessState]) -> RunView:
         """What is known now."""
         status, age = self._status()
-        return View(
+        return RunView(
             name=self._experiment.metadata.name,
             stop=self._experiment.spec.stop,
             elapsed_seconds=self._clock() - self._began,

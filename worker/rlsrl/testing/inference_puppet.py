@@ -1,4 +1,4 @@
-"""One end of an inference stream in a process of its own: ``Puppet("rlsrl.testing.inference_puppet", ...)``."""
+"""One end of an inference stream in a process of its own: ``DrivenProcess("rlsrl.testing.inference_puppet", ...)``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlsrl.testing.inference_bench import (
     until,
     value_of,
 )
-from rlsrl.testing.puppet import perform
+from rlsrl.testing.process_driver import perform
 
 
 class InferenceEnd:

@@ -38,7 +38,7 @@ from rlsrl.testing.inference_bench import (
     value_of,
 )
 from rlsrl.testing.leaks import assert_leaks_nothing
-from rlsrl.testing.puppet import Puppet
+from rlsrl.testing.process_driver import DrivenProcess
 
 PATIENCE = 2.0
 """Seconds after which a silent server is given up where that is to happen."""
@@ -440,23 +440,27 @@ class InferenceStreamProcessConformance:
         bench.close()
 
     @pytest.fixture
-    def puppets(self) -> Iterator[list[Puppet]]:
-        puppets: list[Puppet] = []
-        yield puppets
-        for puppet in puppets:
-            puppet.close()
+    def processes(self) -> Iterator[list[DrivenProcess]]:
+        processes: list[DrivenProcess] = []
+        yield processes
+        for process in processes:
+            process.close()
 
-    def start(self, puppets: list[Puppet], transport: InferenceTransport, role: str, *addresses: str) -> Puppet:
+    def start(
+        self, processes: list[DrivenProcess], transport: InferenceTransport, role: str, *addresses: str
+    ) -> DrivenProcess:
         reference = f"{type(transport).__module__}:{type(transport).__qualname__}"
-        puppet = Puppet("rlsrl.testing.inference_puppet", role=role, transport=reference, addresses=list(addresses))
-        puppets.append(puppet)
-        return puppet
+        process = DrivenProcess(
+            "rlsrl.testing.inference_puppet", role=role, transport=reference, addresses=list(addresses)
+        )
+        processes.append(process)
+        return process
 
     def test_a_killed_servers_requests_are_asked_again(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
         client = bench.client()
-        server = self.start(puppets, transport, "server", bench.address)
+        server = self.start(processes, transport, "server", bench.address)
         futures = ask(client, 0, 1, 2)
         server.call("wait_for", num_waiting=3)
         assert server.call("take", max_size=2) == [0]
@@ -465,37 +469,37 @@ class InferenceStreamProcessConformance:
         assert server.call("take", max_size=2) == [1]  # taken; 2 waits
         server.kill()
         futures += ask(client, 3)
-        server = self.start(puppets, transport, "server", bench.address)
+        server = self.start(processes, transport, "server", bench.address)
         server.call("serve")
         assert [answer_of(future.result(DEADLINE)) for future in futures] == [0, 1, 2, 3]
         assert server.call("served") == [1, 2, 3]
 
     def test_clients_spread_over_servers_and_find_refuge(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
         addresses = [bench.address, transport.new_address()]
-        servers = [self.start(puppets, transport, "server", address) for address in addresses]
+        servers = [self.start(processes, transport, "server", address) for address in addresses]
         clients = [bench.client(*addresses, home=home, return_seconds=0.1) for home in range(4)]
         for server in servers:
             server.call("serve")
         assert self.asked_of(clients, servers) == [[0, 2], [1, 3]]
         servers[0].kill()
         assert self.asked_of(clients, servers[1:]) == [[0, 1, 2, 3]]
-        servers[0] = self.start(puppets, transport, "server", addresses[0])
+        servers[0] = self.start(processes, transport, "server", addresses[0])
         servers[0].call("serve")
         until(lambda: self.asked_of(clients, servers) == [[0, 2], [1, 3]])
 
-    def asked_of(self, clients: list[DrivenClient], servers: list[Puppet]) -> list[list[int]]:
+    def asked_of(self, clients: list[DrivenClient], servers: list[DrivenProcess]) -> list[list[int]]:
         """Let each client ask its number; returns what each server was asked since the last call."""
         for future in [ask(client, number)[0] for number, client in enumerate(clients)]:
             answer_of(future.result(DEADLINE))
         return [sorted(server.call("served")) for server in servers]
 
     def test_a_frozen_server_is_given_up_for_another(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
         addresses = [bench.address, transport.new_address()]
-        first, second = [self.start(puppets, transport, "server", address) for address in addresses]
+        first, second = [self.start(processes, transport, "server", address) for address in addresses]
         client = bench.client(*addresses, peer_timeout=PATIENCE, return_seconds=0.1)
         second.call("serve")
         futures = ask(client, 0)
@@ -509,9 +513,9 @@ class InferenceStreamProcessConformance:
         until(lambda: self.asked_of([client], [first]) == [[0]])
 
     def test_a_server_is_not_silent_while_its_client_does_not_listen(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
-        server = self.start(puppets, transport, "server", bench.address)
+        server = self.start(processes, transport, "server", bench.address)
         client = bench.own_client(peer_timeout=PATIENCE)
         client.submit(request(1))
         assert client.wait(TICK) == []
@@ -523,7 +527,7 @@ class InferenceStreamProcessConformance:
         assert [value_in(each) for each in wait_for(client, 1)] == [1]
         assert server.call("num_waiting") == 0, "nothing was asked again"
 
-    def have_taken(self, client: InferenceClient, server: Puppet, values: list[int]) -> None:
+    def have_taken(self, client: InferenceClient, server: DrivenProcess, values: list[int]) -> None:
         """Ask for these, and have the server take them."""
         for value in values:
             client.submit(request(value))
@@ -531,20 +535,20 @@ class InferenceStreamProcessConformance:
         assert server.call("take", max_size=EVERYTHING) == values
 
     def test_a_server_that_goes_while_its_client_does_not_listen_is_heard_to_its_end(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
         client, values = bench.own_client(), [*range(20)]
-        server = self.start(puppets, transport, "server", bench.address)
+        server = self.start(processes, transport, "server", bench.address)
         self.have_taken(client, server, values)
         server.call("answer")
         server.call("close")
         assert [value_in(each) for each in wait_for(client, len(values))] == values
 
     def test_all_is_answered_once_and_nothing_left_though_a_request_meets_a_server_that_has_gone(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
         client, values = bench.own_client(), [*range(20)]
-        server = self.start(puppets, transport, "server", bench.address)
+        server = self.start(processes, transport, "server", bench.address)
 
         def come_and_go() -> None:
             self.have_taken(client, server, values)
@@ -569,10 +573,10 @@ class InferenceStreamProcessConformance:
         assert_leaks_nothing(come_and_go, times=60)
 
     def test_a_killed_clients_requests_are_dropped(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
         server, client = bench.server(), bench.client(home=1)
-        other = self.start(puppets, transport, "client", bench.address)
+        other = self.start(processes, transport, "client", bench.address)
         other.call("ask", values=[1, 2, 3])
         until(lambda: server.num_waiting == 3)
         taken = take(server, max_size=2)
@@ -584,10 +588,10 @@ class InferenceStreamProcessConformance:
         assert answer_of(future.result(DEADLINE)) == 4
 
     def test_a_frozen_client_holds_up_nobody_and_goes_on(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
         server, client = bench.server(), bench.client(home=1)
-        other = self.start(puppets, transport, "client", bench.address)
+        other = self.start(processes, transport, "client", bench.address)
         other.call("ask", values=[1])
         until(lambda: server.num_waiting == 1)
         other.stop()
@@ -600,20 +604,20 @@ class InferenceStreamProcessConformance:
 
     @pytest.mark.slow
     def test_a_client_frozen_for_good_is_given_up(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
         server = bench.server()
-        other = self.start(puppets, transport, "client", bench.address)
+        other = self.start(processes, transport, "client", bench.address)
         other.call("ask", values=[1])
         until(lambda: server.num_waiting == 1)
         other.stop()
         until(lambda: server.num_waiting == 0)
 
     def test_closing_a_server_sends_its_clients_to_the_next(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
         addresses = [bench.address, transport.new_address()]
-        first, second = [self.start(puppets, transport, "server", address) for address in addresses]
+        first, second = [self.start(processes, transport, "server", address) for address in addresses]
         client = bench.client(*addresses)
         futures = ask(client, 1)
         first.call("wait_for", num_waiting=1)
@@ -622,9 +626,9 @@ class InferenceStreamProcessConformance:
         assert answer_of(futures[0].result(DEADLINE)) == 1
 
     def test_servers_that_come_and_go_leak_nothing(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
-        client = self.start(puppets, transport, "client", bench.address)
+        client = self.start(processes, transport, "client", bench.address)
 
         def come_and_go() -> None:
             server = bench.transport.server(bench.address, layout=small_layout(), on_refused=print)
@@ -636,10 +640,10 @@ class InferenceStreamProcessConformance:
         assert_leaks_nothing(come_and_go, times=20)
 
     def test_a_client_keeps_nothing_of_servers_that_are_gone(
-        self, bench: InferenceBench, puppets: list[Puppet], transport: InferenceTransport
+        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
     ) -> None:
         client = bench.client()
-        server = self.start(puppets, transport, "server", bench.address)
+        server = self.start(processes, transport, "server", bench.address)
 
         def come_and_go() -> None:
             (answered,) = ask(client, 1)

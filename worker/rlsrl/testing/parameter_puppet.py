@@ -1,4 +1,4 @@
-"""A parameter service in a process of its own: ``Puppet("rlsrl.testing.parameter_puppet")``."""
+"""A parameter service in a process of its own: ``DrivenProcess("rlsrl.testing.parameter_puppet")``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlsrl.parameters.service import ParameterService
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import tls_from_environment
 from rlsrl.testing.clock import ManualClock
-from rlsrl.testing.puppet import REPLY_SECONDS, perform
+from rlsrl.testing.process_driver import REPLY_SECONDS, perform
 
 T = TypeVar("T")
 

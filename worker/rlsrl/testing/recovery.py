@@ -14,7 +14,7 @@ GOAL = "the goal"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RecoveryTime:
     """One row of the table of faults."""
 
     fault: str
@@ -28,12 +28,12 @@ class Recovered(Protocol):
     """Hears of a row that came out as it should."""
 
     def __call__(self, fault: str, seconds: float, end: str = GOAL) -> None:
-        """See ``Row``."""
+        """See ``RecoveryTime``."""
 
 
 def record(fault: str, seconds: float, end: str = GOAL) -> None:
     """Print a row, and keep it where the environment says."""
-    row = Row(fault=fault, end=end, seconds=round(seconds, 1))
+    row = RecoveryTime(fault=fault, end=end, seconds=round(seconds, 1))
     print(f"{row.fault:60s} {row.end:40s} {row.seconds:6.1f} s")  # noqa: T201
     if path := os.environ.get(REPORT_VARIABLE):
         with Path(path).open("a", encoding="utf-8") as file:

@@ -26,7 +26,7 @@ from rlsrl.runtime.ledger import ActorLedger, TrainerLedger
 from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.leaks import open_descriptors, traced_memory
-from rlsrl.testing.puppet import Puppet
+from rlsrl.testing.process_driver import DrivenProcess
 from rlsrl.testing.stream_bench import (
     DEADLINE,
     NUM_LANES,
@@ -671,13 +671,13 @@ class SampleStreamProcessConformance:
         bench.close()
 
     @pytest.fixture
-    def spawn(self, bench: StreamBench, transport: Transport, tmp_path: Path) -> Iterator[Callable[..., Puppet]]:
+    def spawn(self, bench: StreamBench, transport: Transport, tmp_path: Path) -> Iterator[Callable[..., DrivenProcess]]:
         """Starts one end of the stream in a process of its own."""
-        puppets: list[Puppet] = []
+        processes: list[DrivenProcess] = []
         reference = f"{type(transport).__module__}:{type(transport).__qualname__}"
 
-        def spawn(role: str, **arguments: Any) -> Puppet:
-            puppet = Puppet(
+        def spawn(role: str, **arguments: Any) -> DrivenProcess:
+            process = DrivenProcess(
                 "rlsrl.testing.stream_puppet",
                 role=role,
                 transport=reference,
@@ -685,14 +685,14 @@ class SampleStreamProcessConformance:
                 folder=str(tmp_path),
                 arguments=arguments,
             )
-            puppets.append(puppet)
-            return puppet
+            processes.append(process)
+            return process
 
         yield spawn
-        for puppet in puppets:
-            puppet.close()
+        for process in processes:
+            process.close()
 
-    def test_slots_cross_processes_in_order(self, bench: StreamBench, spawn: Callable[..., Puppet]) -> None:
+    def test_slots_cross_processes_in_order(self, bench: StreamBench, spawn: Callable[..., DrivenProcess]) -> None:
         consumer = bench.consumer()
         consumer.grant(2 * NUM_LANES, V1)
         producer = spawn("producer")
@@ -705,7 +705,7 @@ class SampleStreamProcessConformance:
         producer.reply()
 
     def test_the_credit_of_a_killed_holder_goes_to_another(
-        self, bench: StreamBench, spawn: Callable[..., Puppet]
+        self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
         consumer, survivor = bench.consumer(), bench.producer(1)
         victim = spawn("producer", index=0)
@@ -721,7 +721,7 @@ class SampleStreamProcessConformance:
         assert [value_of(slot) for slot in bench.take(consumer, 1)] == [2]
 
     def test_a_slot_arrives_or_is_counted_as_lost_though_its_producer_was_killed_right_after_posting(
-        self, bench: StreamBench, spawn: Callable[..., Puppet], transport: Transport
+        self, bench: StreamBench, spawn: Callable[..., DrivenProcess], transport: Transport
     ) -> None:
         consumer = bench.consumer()
         victim = spawn("producer")
@@ -744,7 +744,7 @@ class SampleStreamProcessConformance:
         assert books.lost["producer_died"] == (1 - len(arrived)) * TRANSITIONS
 
     def test_a_stopped_holder_is_given_up_and_spoils_nothing_when_it_goes_on(
-        self, bench: StreamBench, spawn: Callable[..., Puppet]
+        self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
         consumer, lively = bench.consumer(peer_timeout=PATIENCE, expected_producers=2), bench.producer(1)
         bench.keep_alive(lively)
@@ -772,7 +772,7 @@ class SampleStreamProcessConformance:
         assert bench.balance().in_buffer == 3 * TRANSITIONS
 
     def test_a_killed_consumer_is_replaced_without_loss_or_doubling(
-        self, bench: StreamBench, spawn: Callable[..., Puppet]
+        self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
         first, producer = spawn("consumer"), bench.producer()
         first.call("grant", num_lanes=2 * NUM_LANES, min_version=V1)
@@ -795,7 +795,7 @@ class SampleStreamProcessConformance:
         assert (books.produced, books.lost["receiver_died"]) == (2 * TRANSITIONS, 2 * TRANSITIONS)
 
     def test_a_slot_in_hand_when_the_consumer_is_killed_reaches_the_next(
-        self, bench: StreamBench, spawn: Callable[..., Puppet]
+        self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
         first, producer = spawn("consumer"), bench.producer()
         first.call("grant", num_lanes=NUM_LANES, min_version=V1)
@@ -810,7 +810,7 @@ class SampleStreamProcessConformance:
         assert second.reply() == [[0, 0, 0, 4]]
 
     def test_a_stopped_consumer_delays_and_loses_nothing(
-        self, bench: StreamBench, spawn: Callable[..., Puppet]
+        self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
         consumer, producer = spawn("consumer"), bench.producer()
         consumer.call("grant", num_lanes=NUM_LANES, min_version=V1)
@@ -823,7 +823,7 @@ class SampleStreamProcessConformance:
         assert consumer.reply() == [[0, 0, 0, 1]]
 
     def test_kills_at_any_moment_keep_the_books_right(
-        self, bench: StreamBench, spawn: Callable[..., Puppet], pool: ThreadPoolExecutor
+        self, bench: StreamBench, spawn: Callable[..., DrivenProcess], pool: ThreadPoolExecutor
     ) -> None:
         """Producers die while they produce, consumers while they take; every transition is accounted for in the end."""
         rng = random.Random(7)  # noqa: S311 - a test's
@@ -851,8 +851,8 @@ class SampleStreamProcessConformance:
                 taken += len(slots)
                 consumer.call("release")
                 consumer.call("grant", num_lanes=NUM_LANES * len(slots), min_version=V1)
-            for puppet in rng.sample([consumer, victim], 2):
-                puppet.kill()
+            for process in rng.sample([consumer, victim], 2):
+                process.kill()
         stop.set()
         producing.result(DEADLINE)
         producer.close()
@@ -868,11 +868,11 @@ class SampleStreamProcessConformance:
             yield pool
 
 
-def acquire(bench: StreamBench, consumer: SampleConsumer, puppet: Puppet) -> int:
-    """Have the puppet acquire while the consumer is served; returns the order of the credit."""
-    puppet.send("acquire", timeout=DEADLINE)
-    bench.until(consumer, puppet.has_reply)
-    return int(puppet.reply())
+def acquire(bench: StreamBench, consumer: SampleConsumer, process: DrivenProcess) -> int:
+    """Have the process acquire while the consumer is served; returns the order of the credit."""
+    process.send("acquire", timeout=DEADLINE)
+    bench.until(consumer, process.has_reply)
+    return int(process.reply())
 
 
 def held_resources() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""One end of a sample stream in a process of its own: ``Puppet("rlsrl.testing.stream_puppet", ...)``."""
+"""One end of a sample stream in a process of its own: ``DrivenProcess("rlsrl.testing.stream_puppet", ...)``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.runtime.references import load_callable
 from rlsrl.streams.protocols import SampleConsumer, SampleProducer
-from rlsrl.testing.puppet import perform
+from rlsrl.testing.process_driver import perform
 from rlsrl.testing.stream_bench import ObservableConsumer, StreamBench, fill, value_of
 
 

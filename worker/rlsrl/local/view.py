@@ -38,7 +38,7 @@ SHOWN_STATS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class RunView:
     """What is known at one moment."""
 
     name: str
@@ -69,7 +69,7 @@ class Goal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ProcessRow:
     """One process, or several in one."""
 
     name: str
@@ -105,10 +105,10 @@ def goals(stop: Stop, totals: Mapping[str, Any], elapsed_seconds: float) -> list
     ]
 
 
-def rows(view: View) -> list[Row]:
+def rows(view: RunView) -> list[ProcessRow]:
     """A row a process, in the order of starting; of large roles the first few and a count of the rest."""
     reports = _reports(view)
-    found: list[Row] = []
+    found: list[ProcessRow] = []
     for role in dict.fromkeys(process.role for process in view.processes):
         of_role = [process for process in view.processes if process.role == role]
         shown = of_role if len(of_role) <= MAX_ROWS_A_ROLE else of_role[: MAX_ROWS_A_ROLE - 1]
@@ -116,11 +116,11 @@ def rows(view: View) -> list[Row]:
         if rest := of_role[len(shown) :]:
             states = [_state(process, view, reports) for process in rest]
             counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-            found.append(Row(name=f"{len(rest)} more {role}s", state=counted))
+            found.append(ProcessRow(name=f"{len(rest)} more {role}s", state=counted))
     return found
 
 
-def line(view: View) -> str:
+def line(view: RunView) -> str:
     """The picture in one plain line."""
     parts = [f"{view.elapsed_seconds:7.1f} s", *(_figures(view) if view.status is not None else ["starting"])]
     unwell = [f"{row.name} {row.state}" for row in rows(view) if row.state not in ("running", "ending", "ended")]
@@ -131,7 +131,7 @@ def line(view: View) -> str:
     return " | ".join(parts)
 
 
-def _figures(view: View) -> list[str]:
+def _figures(view: RunView) -> list[str]:
     totals = mapping(view.status, "totals")
     shown = {goal.label: _goal_text(goal) for goal in goals(view.stop, totals, view.elapsed_seconds)}
     shown.pop("seconds", None)  # The line begins with them.
@@ -148,7 +148,7 @@ def _figures(view: View) -> list[str]:
     ]
 
 
-def render(view: View) -> RenderableType:
+def render(view: RunView) -> RenderableType:
     """The picture for a terminal."""
     totals = mapping(view.status, "totals")
     head = Text.assemble((view.name, "bold"), f"  {_phase(view)}  {view.elapsed_seconds:.1f} s")
@@ -170,7 +170,7 @@ def render(view: View) -> RenderableType:
     return Group(head, progress, numbers, table)
 
 
-def _evaluation(view: View) -> list[str]:
+def _evaluation(view: RunView) -> list[str]:
     """The newest evaluation; nothing before the first."""
     stats = [mapping(report, "stats") for report in reports_of(view.status, EVALUATOR)]
     found = [
@@ -181,7 +181,7 @@ def _evaluation(view: View) -> list[str]:
     return [f"evaluated {max(found)[1]:.1f} at step {max(found)[0]:.0f}"] if found else []
 
 
-def _phase(view: View) -> str:
+def _phase(view: RunView) -> str:
     if view.status is None:
         return "starting"
     if view.status_age_seconds > STALE_SECONDS:
@@ -189,7 +189,7 @@ def _phase(view: View) -> str:
     return str(view.status.get("phase", "running"))
 
 
-def _row(process: ProcessState, view: View, reports: Mapping[int, Mapping[str, Any]]) -> Row:
+def _row(process: ProcessState, view: RunView, reports: Mapping[int, Mapping[str, Any]]) -> ProcessRow:
     report = reports.get(process.pid, {}) if process.pid is not None else {}
     stats = {name: value for name, value in mapping(report, "stats").items() if isinstance(value, int | float)}
     shown = [
@@ -197,7 +197,7 @@ def _row(process: ProcessState, view: View, reports: Mapping[int, Mapping[str, A
         for name, value in sorted(stats.items())[:SHOWN_STATS]
     ]
     shares = activity([report])
-    return Row(
+    return ProcessRow(
         name=f"{process.role}-{process.number}",
         state=_state(process, view, reports),
         busy=busy(shares),
@@ -207,7 +207,7 @@ def _row(process: ProcessState, view: View, reports: Mapping[int, Mapping[str, A
     )
 
 
-def _state(process: ProcessState, view: View, reports: Mapping[int, Mapping[str, Any]]) -> str:
+def _state(process: ProcessState, view: RunView, reports: Mapping[int, Mapping[str, Any]]) -> str:
     if process.state != "running":
         return process.state
     report = reports.get(process.pid) if process.pid is not None else None
@@ -216,7 +216,7 @@ def _state(process: ProcessState, view: View, reports: Mapping[int, Mapping[str,
     return state(report)
 
 
-def _reports(view: View) -> dict[int, Mapping[str, Any]]:
+def _reports(view: RunView) -> dict[int, Mapping[str, Any]]:
     """What each worker process said of itself, by pid. The coordinator says nothing of itself: its answer is enough."""
     fresh = view.status is not None and view.status_age_seconds <= STALE_SECONDS
     reports: dict[int, Mapping[str, Any]] = {

@@ -23,7 +23,7 @@ from rlsrl.api.resolved import (
 )
 
 Object = dict[str, Any]
-Told = Mapping[str, Any]
+Manifests = Mapping[str, Any]
 """By kind and name, or by kind, role and number: what an object says."""
 _TEMPLATE_ANNOTATION = "rlsrl.dev/template"
 _CONFIGS: Mapping[str, type[RoleConfig]] = {
@@ -47,7 +47,7 @@ _COUNTED = ("rlsrl.dev/attempt", "deployment.kubernetes.io/revision")
 _COUNTS = ("replicas", "readyReplicas")
 
 
-def told_by(objects: Iterable[Object], *, settings: bool = True) -> Told:
+def normalized(objects: Iterable[Object], *, settings: bool = True) -> Manifests:
     """What objects say.
 
     Uids, times and random names are gone; names and marks that are digests of contents with a uid in them are digests
@@ -75,9 +75,9 @@ def told_by(objects: Iterable[Object], *, settings: bool = True) -> Told:
     return said
 
 
-def of_the_spec(objects: Iterable[Object]) -> Told:
+def decided_by_spec(objects: Iterable[Object]) -> Manifests:
     """What the spec alone decides, by number: not how often it was edited, nor when pods and configs were made."""
-    undated = map(_undated, told_by(objects, settings=False).values())
+    undated = map(_undated, normalized(objects, settings=False).values())
     return {str(number): each for number, each in enumerate(sorted(undated, key=_in_order))}
 
 
@@ -100,7 +100,7 @@ def _undated(found: Object) -> Object:
     return made
 
 
-def difference(expected: Told, found: Told) -> str:
+def difference(expected: Manifests, found: Manifests) -> str:
     """How they differ, for people; nothing where they do not."""
     lines: list[str] = []
     for name in sorted({*expected, *found}):

@@ -11,7 +11,7 @@ from rlsrl.testing.live_runs import Desk, LiveRun, fetch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
+class RunSnapshot:
     """A live run at one moment."""
 
     status: Mapping[str, Any]
@@ -31,12 +31,12 @@ class WatchedRun:
     desk: Desk
     exit_code: int
     output: str
-    sighting: Sighting
+    snapshot: RunSnapshot
     top: str
     """What ``rlsrl top`` showed meanwhile."""
 
 
-def look(run: LiveRun) -> Sighting:
+def take_snapshot(run: LiveRun) -> RunSnapshot:
     """See what a run shows whose processes are all at work."""
     status = run.facts.status()
     if status is None:
@@ -48,7 +48,7 @@ def look(run: LiveRun) -> Sighting:
     }
     addresses["coordinator-0"] = status["endpoints"]["http"]
     uid = run.facts.run_uid
-    return Sighting(
+    return RunSnapshot(
         status=status,
         expositions={name: fetch(f"http://{address}/metrics") for name, address in addresses.items()},
         mapped_files={worker.role: _mapped_files(worker.pid) for worker in run.workers()},

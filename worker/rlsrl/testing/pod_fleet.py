@@ -25,7 +25,7 @@ Place = tuple[str, int]
 """A role, and a number among its pods."""
 
 
-class Crew:
+class PodFleet:
     """Starts everybody, and says how they are. What is called with a ``Place`` is about its present pod."""
 
     def __init__(self, pods: Pods, *, launcher: Sequence[str] = ()) -> None:

@@ -19,11 +19,11 @@ REPLY_SECONDS = 60.0
 """How long a reply may take: never reached."""
 
 
-class PuppetDied(Exception):  # noqa: N818 - named for the fact
+class ProcessEndedError(Exception):
     """The process ended instead of replying."""
 
 
-class PuppetError(Exception):
+class CommandError(Exception):
     """The command raised; ``kind`` is the error's class."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -31,7 +31,7 @@ class PuppetError(Exception):
         self.kind = kind
 
 
-class Puppet:
+class DrivenProcess:
     """The test's hands on such a process. One thread uses it."""
 
     def __init__(self, module: str, **setup: Any) -> None:
@@ -51,8 +51,8 @@ class Puppet:
         """Have a command done; returns its result.
 
         Raises:
-            PuppetError: it raised.
-            PuppetDied: the process ended.
+            CommandError: it raised.
+            ProcessEndedError: the process ended.
         """
         self.send(command, **arguments)
         return self.reply()
@@ -71,12 +71,12 @@ class Puppet:
                 raise TimeoutError(f"no reply within {REPLY_SECONDS} s")
             chunk = self._process.stdout.read(65536)
             if not chunk:
-                raise PuppetDied
+                raise ProcessEndedError
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         kind, value = json.loads(line)
         if kind == "error":
-            raise PuppetError(*value)
+            raise CommandError(*value)
         return value
 
     def has_reply(self) -> bool:

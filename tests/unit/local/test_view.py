@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rlsrl.api.spec import Stop
 from rlsrl.local.controller import ProcessState
-from rlsrl.local.picture import Goal, Row, View, goals, line, render, rows
+from rlsrl.local.view import Goal, ProcessRow, RunView, goals, line, render, rows
 
 
 def process(role: str, number: int, pid: int | None) -> ProcessState:
@@ -46,7 +46,7 @@ STATUS: dict[str, Any] = {
         "version": "1.47",
     },
 }
-VIEW = View(
+VIEW = RunView(
     name="toy",
     stop=Stop(return_mean=475.0, env_steps=2_000_000),
     elapsed_seconds=12.34,
@@ -56,7 +56,7 @@ VIEW = View(
 )
 
 
-def drawn(view: View) -> str:
+def drawn(view: RunView) -> str:
     output = io.StringIO()
     Console(file=output, width=120).print(render(view))
     return output.getvalue()
@@ -82,10 +82,12 @@ def test_how_far_a_goal_is(target: float, current: float | None, fraction: float
 
 def test_rows_join_what_the_controller_and_the_coordinator_know() -> None:
     assert rows(VIEW) == [
-        Row(name="coordinator-0", state="running"),
-        Row(name="trainer-0", state="running", busy="38%", waits="batch 62%", version="1.7", stats="a 12,346  b 2"),
-        Row(name="actor-0", state="running", version="1.6"),
-        Row(name="actor-1", state="restarting"),
+        ProcessRow(name="coordinator-0", state="running"),
+        ProcessRow(
+            name="trainer-0", state="running", busy="38%", waits="batch 62%", version="1.7", stats="a 12,346  b 2"
+        ),
+        ProcessRow(name="actor-0", state="running", version="1.6"),
+        ProcessRow(name="actor-1", state="restarting"),
     ]
 
 
@@ -147,7 +149,7 @@ def test_the_newest_evaluation_is_shown() -> None:
 def test_processes_that_have_ended_are_no_trouble() -> None:
     ended = ProcessState(role="trainer", number=0, state="ended", pid=None)
     view = replace(VIEW, processes=(ended,))
-    assert rows(view) == [Row(name="trainer-0", state="ended")]
+    assert rows(view) == [ProcessRow(name="trainer-0", state="ended")]
     assert "trainer-0" not in line(view)
 
 
