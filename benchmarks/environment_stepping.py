@@ -34,8 +34,8 @@ from rlsrl.envs.native import make_native
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.lanes import ProgramLanes
-from rlsrl.policies.program import ActorProgram, CategoricalHead, DenseLayer, ProgramActor
+from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor, NumpyActor
+from rlsrl.policies.lanes import NumpyLanes
 from rlsrl.runtime.process import wake_threads_promptly
 from rlsrl.workers.rollout import LockstepRollout, Rollout, ThreadedRollout
 
@@ -120,13 +120,13 @@ def made(name: str, is_slow: bool, num_envs: int, num_steps: int) -> tuple[Rollo
     if name == "threads":
         wake_threads_promptly()
         threads = EnvironmentThreads(make, seeds=range(num_envs))
-        actors = ProgramLanes(program(), **sizes), ProgramLanes(program(), **sizes)
+        actors = NumpyLanes(program(), **sizes), NumpyLanes(program(), **sizes)
         return ThreadedRollout(threads, actors, num_steps=num_steps), threads.spec, threads
     envs = make_native(CARTPOLE, num_envs, seed=0) if name == "native" else LoopVectorEnv(make, seeds=range(num_envs))
-    return LockstepRollout(envs, ProgramActor(program(), **sizes), num_steps=num_steps), envs.spec, envs
+    return LockstepRollout(envs, NumpyActor(program(), **sizes), num_steps=num_steps), envs.spec, envs
 
 
-def program() -> ActorProgram:
+def program() -> ExportedActor:
     """Two hidden layers of 64, as a small experiment has them."""
     sizes, offset, layers = (4, HIDDEN, HIDDEN, 2), 0, []
     for number, (in_size, out_size) in enumerate(pairwise(sizes)):
@@ -142,7 +142,7 @@ def program() -> ActorProgram:
         )
         offset += (in_size + 1) * out_size
     spec = LoopVectorEnv(lambda: make_environment(CARTPOLE), seeds=[0]).spec
-    return ActorProgram(
+    return ExportedActor(
         layout="benchmark",
         num_parameters=offset,
         observation=spec.observation,
@@ -151,7 +151,7 @@ def program() -> ActorProgram:
     )
 
 
-def balancing(made: ActorProgram) -> Parameters:
+def balancing(made: ExportedActor) -> Parameters:
     """Weights that push towards where the pole falls."""
     rng = np.random.default_rng(0)
     vector = np.zeros(made.num_parameters, np.float32)

@@ -23,8 +23,8 @@ from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.policies.acting import RolloutActor
 from rlsrl.policies.build import build_network
+from rlsrl.policies.exported import NumpyActor
 from rlsrl.policies.networks import MlpActorCritic
-from rlsrl.policies.program import ProgramActor
 from rlsrl.policies.torch_policy import TorchActor, TorchPolicy
 from rlsrl.testing.rollouts import discrete_env_spec, random_slot
 
@@ -107,7 +107,7 @@ def main() -> None:
     program = policy.export()
     assert program is not None
     sizes: dict[str, Any] = {"num_steps": NUM_STEPS, "num_lanes": NUM_LANES, "rng": np.random.default_rng(0)}
-    actors: dict[str, RolloutActor] = {"program": ProgramActor(program, **sizes), "torch": TorchActor(policy, **sizes)}
+    actors: dict[str, RolloutActor] = {"program": NumpyActor(program, **sizes), "torch": TorchActor(policy, **sizes)}
     for actor in actors.values():
         actor.load(policy.parameters(Version(1, 0)))
     acting = best_of({name: partial(rollout, actor, slot) for name, actor in actors.items()}, 30)

@@ -24,11 +24,11 @@ from rlsrl.parameters.names import file_stem
 from rlsrl.parameters.objects import StoreRefused
 from rlsrl.parameters.protocols import ParameterDB, Parameters, Ref, VersionInfo
 from rlsrl.parameters.terminal import TERMINAL_KEY
-from rlsrl.policies.program import ActorProgram, CategoricalHead, DenseLayer
+from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
-from rlsrl.workers.build.common import PROGRAM_KEY
+from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.evaluator import EvaluatorWorker
 
@@ -39,7 +39,7 @@ LENGTH = 3
 """Steps of an episode; its return is the policy's grade times this."""
 PLAY_STEPS = 64
 """Steps until an evaluation looks whether its episodes have ended, and so of each evaluation here."""
-PROGRAM = ActorProgram(
+PROGRAM = ExportedActor(
     layout="graded",
     num_parameters=3 * NUM_GRADES,
     observation={"observation": ArraySpec(shape=(2,), dtype="float32")},
@@ -138,7 +138,7 @@ class Bench:
         vector = np.zeros(3 * NUM_GRADES, np.float32)
         vector[20 + grade] = 1.0
         version = Version(1, step)
-        metadata = {PROGRAM_KEY: PROGRAM.to_json(), NUMBER_KEY: self._number, "env_steps": 100 * step}
+        metadata = {EXPORTED_ACTOR_KEY: PROGRAM.to_json(), NUMBER_KEY: self._number, "env_steps": 100 * step}
         self._number += 1
         self.db.push(POLICY, Parameters(version=version, vector=vector, layout="graded"), metadata=metadata)
         if terminal:

@@ -15,8 +15,8 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import RolloutActor
 from rlsrl.policies.build import build_network
+from rlsrl.policies.exported import LayoutMismatch, NumpyActor
 from rlsrl.policies.networks import MlpActorCritic
-from rlsrl.policies.program import LayoutMismatch, ProgramActor
 from rlsrl.policies.torch_policy import TorchActor, TorchPolicy
 from rlsrl.testing.rollouts import continuous_action, discrete_action, random_slot
 
@@ -53,7 +53,7 @@ def actor_of(kind: str, policy: TorchPolicy, *, seed: int = 5, greedy: bool = Fa
         return TorchActor(policy, rng=rng, **sizes)
     program = policy.export()
     assert program is not None
-    return ProgramActor(program, rng=rng, **sizes)
+    return NumpyActor(program, rng=rng, **sizes)
 
 
 def slot_with(seed: int, env_spec: EnvSpec = DISCRETE) -> Slot:

@@ -131,7 +131,7 @@ def test_a_policy_answers_there_as_on_the_cpu(kind: str) -> None:
     for device in (CPU, GPU):
         policy = policy_of(kind, device)
         policy.load(policy.parameters(Version(1, 0)))
-        (answer,) = policy.rollout([RolloutRequest(observation=observation, state={})])
+        (answer,) = policy.predict([RolloutRequest(observation=observation, state={})])
         answers.append(answer.distribution)
     expected, found = answers
     assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()

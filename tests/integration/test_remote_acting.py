@@ -26,7 +26,7 @@ from rlsrl.runtime.worker import Worker
 from rlsrl.streams.shared_memory import SharedMemoryConsumer
 from rlsrl.testing.contexts import TOKEN, make_context
 from rlsrl.workers.actor import ActorWorker
-from rlsrl.workers.build.common import PROGRAM_KEY, environment_source, torch_policy
+from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy
 from rlsrl.workers.policy import PolicyWorker
 from rlsrl.workers.ring import RingWorker
 
@@ -69,7 +69,7 @@ class Stage:
         assert exported is not None
         assert self.told.actor.parameters_endpoint is not None
         publisher = BroadcastPublisher(
-            self.told.actor.parameters_endpoint, TOKEN, {PROGRAM_KEY: exported.to_json() if program else None}
+            self.told.actor.parameters_endpoint, TOKEN, {EXPORTED_ACTOR_KEY: exported.to_json() if program else None}
         )
         self._resources.callback(publisher.close)
         publisher.publish(self._parameters)

@@ -23,8 +23,8 @@ from rlsrl.data.version import Version
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network
+from rlsrl.policies.exported import LayoutMismatch, NumpyActor
 from rlsrl.policies.networks import MlpActorCritic
-from rlsrl.policies.program import LayoutMismatch, ProgramActor
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec, empty_slot, random_slot
 
@@ -287,7 +287,7 @@ def test_within_one_version_acting_and_training_see_the_same() -> None:
     )
     program = policy.export()
     assert program is not None
-    actor = ProgramActor(program, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
+    actor = NumpyActor(program, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
     for step in range(6):
         slot = random_slot(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(step))
         slot.arrays["observation"][...] = slot.arrays["observation"] * [0.1, 5.0, 30.0, 1.0] + [
@@ -349,7 +349,7 @@ def test_learns_to_choose_by_the_sign_of_a_feature() -> None:
     learner = Learner(Ppo(policy, **settings), policy.parameters(Version(1, 0)), **LEARNER | {"learning_rate": 1e-2})
     program = policy.export()
     assert program is not None
-    actor = ProgramActor(program, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
+    actor = NumpyActor(program, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
     rng, slot, rewards = np.random.default_rng(1), empty_slot(ENV_SPEC, num_steps=NUM_STEPS, num_lanes=NUM_LANES), []
     slot.arrays["mask"][...] = True
     for step in range(30):
@@ -379,7 +379,7 @@ def test_learns_to_aim_where_observations_and_rewards_have_any_scale() -> None:
     )
     program = policy.export()
     assert program is not None
-    actor = ProgramActor(program, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
+    actor = NumpyActor(program, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
     layout = rollout_layout(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, discounted_return=True)
     slot = Slot(arrays=layout.view(bytearray(layout.nbytes)))
     arrays, returns = slot.arrays, DiscountedReturns(discount=0.0, num_lanes=NUM_LANES)

@@ -160,7 +160,7 @@ def test_images_that_are_arranged_train_as_others_do_to_the_bit(kind: str, monke
     slots = slots_of(kind, 0)
     arranged, plain = learner_of(kind), learner_of(kind)
     arranged.step(slots)
-    monkeypatch.setattr(NatureCnnActorCritic, "arranged", lambda self, observation: observation)
+    monkeypatch.setattr(NatureCnnActorCritic, "to_preferred_layout", lambda self, observation: observation)
     plain.step(slots)
     before = everything(learner_of(kind))
     for path, array in everything(arranged).items():

@@ -25,8 +25,8 @@ from rlsrl.data.version import Version
 from rlsrl.envs.factory import EnvironmentSource, environment_spec
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.program import ActorProgram, CategoricalHead, DenseLayer
-from rlsrl.workers.build.common import PROGRAM_KEY, torch_policy
+from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor
+from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, torch_policy
 
 CARTPOLE = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -39,7 +39,7 @@ spec:
   stop: {envSteps: 1000}
 """
 
-LINEAR = ActorProgram(
+LINEAR = ExportedActor(
     layout="linear",
     num_parameters=10,
     observation={"observation": ArraySpec(shape=(4,), dtype="float32")},
@@ -60,10 +60,10 @@ def make_run(folder: Path, experiment: str = CARTPOLE) -> Path:
 
 
 def push(
-    run: Path, step: int, weights: Any, *, layout: str = "linear", program: ActorProgram | None = LINEAR, tag: str = ""
+    run: Path, step: int, weights: Any, *, layout: str = "linear", program: ExportedActor | None = LINEAR, tag: str = ""
 ) -> None:
     parameters = Parameters(version=Version(1, step), vector=np.array(weights, np.float32), layout=layout)
-    metadata = {PROGRAM_KEY: None if program is None else program.to_json()}
+    metadata = {EXPORTED_ACTOR_KEY: None if program is None else program.to_json()}
     tags = [tag] if tag else []
     FilesystemParameterDB(run / "parameters").push(POLICY_NAME, parameters, tags=tags, metadata=metadata)
 

@@ -85,7 +85,7 @@ def test_acting_it_computes_the_same_to_the_bit_by_the_weights_of_the_moment(
 def test_images_that_are_arranged_have_their_channels_last_and_give_the_same_to_the_bit(precision: str) -> None:
     network = network_for(ATARI, precision=precision)
     pixels = torch.randint(0, 256, (5, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    arranged = network.arranged({"observation": pixels})
+    arranged = network.to_preferred_layout({"observation": pixels})
     assert torch.equal(arranged["observation"], pixels)
     assert arranged["observation"].is_contiguous(memory_format=torch.channels_last)
     for given, expected in zip(network(arranged), network({"observation": pixels}), strict=True):

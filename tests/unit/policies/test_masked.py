@@ -26,10 +26,10 @@ from rlsrl.policies.asking import AskingActor
 from rlsrl.policies.build import build_network
 from rlsrl.policies.distributions import categorical_log_prob_and_entropy
 from rlsrl.policies.export import ExportMismatch, check_export
+from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor, NumpyActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.networks import MlpActorCritic
-from rlsrl.policies.program import MASKED_LOGIT, ActorProgram, ProgramActor
 from rlsrl.policies.torch_policy import TorchActor, TorchPolicy
 from rlsrl.testing.environments import MaskedEnv
 
@@ -58,11 +58,11 @@ class Asking:
         self.begin, self.finish = self._actor.begin, self._actor.finish
 
     def act(self, step: int) -> NDArray[np.int64]:
-        (answer,) = self._policy.rollout([self._actor.ask(step)])
+        (answer,) = self._policy.predict([self._actor.ask(step)])
         return self._actor.act(step, answer)
 
 
-def actor_of(kind: str, policy: TorchPolicy, *, greedy: bool) -> ProgramActor | TorchActor | Asking:
+def actor_of(kind: str, policy: TorchPolicy, *, greedy: bool) -> NumpyActor | TorchActor | Asking:
     rng, sizes = np.random.default_rng(5), {"num_steps": NUM_STEPS, "num_lanes": NUM_LANES}
     if kind == "asking":
         return Asking(policy, rng, greedy)
@@ -70,8 +70,8 @@ def actor_of(kind: str, policy: TorchPolicy, *, greedy: bool) -> ProgramActor | 
         return TorchActor(policy, rng=rng, greedy=greedy, **sizes)
     program = policy.export()
     assert program is not None
-    actor = ProgramActor(
-        ActorProgram.from_json(json.loads(json.dumps(program.to_json()))), rng=rng, greedy=greedy, **sizes
+    actor = NumpyActor(
+        ExportedActor.from_json(json.loads(json.dumps(program.to_json()))), rng=rng, greedy=greedy, **sizes
     )
     actor.load(policy.parameters(Version(1, 0)))
     return actor
@@ -232,8 +232,8 @@ class Inverted(nn.Module):
     def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return self.masked({**observation, MASK: observation[MASK] == 0})
 
-    def actor_program(self, layout: FlatLayout) -> ActorProgram:
-        program = self.masked.actor_program(layout.below("masked"))
+    def export_actor(self, layout: FlatLayout) -> ExportedActor:
+        program = self.masked.export_actor(layout.below("masked"))
         return replace(program, layout=layout.digest)
 
 
@@ -268,7 +268,7 @@ def test_a_network_of_the_users_own_is_masked_without_knowing_of_it() -> None:
 
 
 class Arranging(Opaque):
-    def arranged(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def to_preferred_layout(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         assert MASK not in observation
         return {path: tensor + 1 for path, tensor in observation.items()}
 
@@ -276,7 +276,7 @@ class Arranging(Opaque):
 def test_observations_are_arranged_as_the_network_likes_them_and_the_mask_is_left() -> None:
     observation = {path: torch.zeros(1, *spec.shape) for path, spec in masked_envs().spec.observation.items()}
     networks = [build_network(kind, masked_envs().spec, {}, seed=0) for kind in (Arranging, Opaque)]
-    arranged, as_it_was = (PureNetwork(network).arranged(observation) for network in networks)
+    arranged, as_it_was = (PureNetwork(network).to_preferred_layout(observation) for network in networks)
     assert arranged.keys() == as_it_was.keys() == observation.keys()
     for path, tensor in observation.items():
         assert torch.equal(arranged[path], tensor if path == MASK else tensor + 1)

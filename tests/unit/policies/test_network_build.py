@@ -88,7 +88,7 @@ def test_a_networks_layers_may_be_called_as_they_like() -> None:
     assert torch.equal(PureNetwork(network)(vectors(network), observation)[1], expected)
     policy = TorchPolicy(network, ENV_SPEC)
     policy.load(policy.parameters(Version(1, 1)))
-    (answer,) = policy.rollout([RolloutRequest(observation={"observation": observation["observation"].numpy()})])
+    (answer,) = policy.predict([RolloutRequest(observation={"observation": observation["observation"].numpy()})])
     np.testing.assert_array_equal(answer.distribution, network(observation)[0].detach().numpy())
 
 

@@ -11,9 +11,9 @@ from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
 from rlsrl.policies.export import ExportMismatch, check_export, dense_program
+from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import MlpActorCritic
-from rlsrl.policies.program import ActorProgram
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.rollouts import discrete_env_spec
 
@@ -32,7 +32,7 @@ class Scaled(nn.Module):
         logits = self.actor(observation["observation"]) * self.scale
         return logits, logits.sum(-1)
 
-    def actor_program(self, layout: FlatLayout) -> ActorProgram:
+    def export_actor(self, layout: FlatLayout) -> ExportedActor:
         return dense_program(self.actor, "actor", layout, ENV_SPEC.observation)
 
 
@@ -61,10 +61,10 @@ def test_requests_are_answered_in_order_as_if_each_were_alone() -> None:
     policy = mlp_policy()
     policy.load(policy.parameters(Version(3, 7)))
     requests = requests_of([3, 1, 5])
-    results = policy.rollout(requests)
+    results = policy.predict(requests)
     assert [result.distribution.shape for result in results] == [(3, 3), (1, 3), (5, 3)]
     for request, result in zip(requests, results, strict=True):
-        (alone,) = policy.rollout([request])
+        (alone,) = policy.predict([request])
         np.testing.assert_allclose(result.distribution, alone.distribution, rtol=1e-5, atol=1e-7)
         assert result.version == (3, 7)
         assert dict(result.state) == dict(policy.initial_state(request.num_lanes)) == {}
@@ -76,7 +76,7 @@ def test_read_only_observations_are_fine() -> None:
     policy.load(policy.parameters(Version(1, 0)))
     (request,) = requests_of([2])
     request.observation["observation"].flags.writeable = False
-    assert np.isfinite(policy.rollout([request])[0].distribution).all()
+    assert np.isfinite(policy.predict([request])[0].distribution).all()
 
 
 def test_loaded_weights_are_those_that_answer() -> None:
@@ -84,13 +84,13 @@ def test_loaded_weights_are_those_that_answer() -> None:
     one.load(other.parameters(Version(1, 2)))
     other.load(other.parameters(Version(1, 2)))
     (request,) = requests_of([4])
-    assert np.array_equal(one.rollout([request])[0].distribution, other.rollout([request])[0].distribution)
+    assert np.array_equal(one.predict([request])[0].distribution, other.predict([request])[0].distribution)
     assert np.array_equal(one.parameters(Version(1, 2)).vector, other.parameters(Version(1, 2)).vector)
 
 
 def test_answers_need_weights() -> None:
     with pytest.raises(RuntimeError, match="load"):
-        mlp_policy().rollout(requests_of([1]))
+        mlp_policy().predict(requests_of([1]))
 
 
 def test_parameters_are_read_only_copies() -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import VersionInfo
-from rlsrl.workers.evaluation_choice import Cadence, Share, choose
+from rlsrl.workers.evaluation_choice import EvaluationInterval, Share, choose
 
 ALONE = Share(index=0, num_evaluators=1)
-ALWAYS = Cadence(every_seconds=None, every_versions=None)
+ALWAYS = EvaluationInterval(every_seconds=None, every_versions=None)
 
 
 def stored(number: int, *, at: float = 0.0, **metadata: Any) -> VersionInfo:
@@ -40,9 +40,13 @@ def noted(info: VersionInfo, **metadata: Any) -> VersionInfo:
 
 
 def chosen(
-    versions: list[VersionInfo], *, share: Share = ALONE, cadence: Cadence = ALWAYS, last: VersionInfo | None = None
+    versions: list[VersionInfo],
+    *,
+    share: Share = ALONE,
+    interval: EvaluationInterval = ALWAYS,
+    last: VersionInfo | None = None,
 ) -> int | None:
-    info = choose(versions, share=share, cadence=cadence, last=last)
+    info = choose(versions, share=share, interval=interval, last=last)
     return None if info is None else info.metadata["number"]
 
 
@@ -67,41 +71,41 @@ def test_an_unfinished_evaluation_counts_as_played() -> None:
 
 @pytest.mark.parametrize(("newest", "due"), [(3, None), (4, None), (5, 5), (9, 9)])
 def test_one_of_so_many_versions(newest: int, due: int | None) -> None:
-    cadence = Cadence(every_seconds=None, every_versions=3)
-    assert chosen([played(2), stored(newest)], cadence=cadence) == due
-    assert chosen([stored(newest)], cadence=cadence, last=stored(2)) == due
+    interval = EvaluationInterval(every_seconds=None, every_versions=3)
+    assert chosen([played(2), stored(newest)], interval=interval) == due
+    assert chosen([stored(newest)], interval=interval, last=stored(2)) == due
 
 
 @pytest.mark.parametrize(("at", "due"), [(9.9, None), (10.0, 3)])
 def test_so_many_seconds_between_versions(at: float, due: int | None) -> None:
-    cadence = Cadence(every_seconds=10.0, every_versions=None)
-    assert chosen([played(2, at=0.0), stored(3, at=at)], cadence=cadence) == due
+    interval = EvaluationInterval(every_seconds=10.0, every_versions=None)
+    assert chosen([played(2, at=0.0), stored(3, at=at)], interval=interval) == due
 
 
 @pytest.mark.parametrize(("number", "at", "due"), [(3, 1.0, None), (3, 10.0, 3), (12, 1.0, 12)])
 def test_of_seconds_and_versions_the_first_to_be_reached_counts(number: int, at: float, due: int | None) -> None:
-    cadence = Cadence(every_seconds=10.0, every_versions=10)
-    assert chosen([played(2), stored(number, at=at)], cadence=cadence) == due
+    interval = EvaluationInterval(every_seconds=10.0, every_versions=10)
+    assert chosen([played(2), stored(number, at=at)], interval=interval) == due
 
 
 def test_the_first_version_is_due_at_once() -> None:
-    assert chosen([stored(0)], cadence=Cadence(every_seconds=60.0, every_versions=100)) == 0
+    assert chosen([stored(0)], interval=EvaluationInterval(every_seconds=60.0, every_versions=100)) == 0
 
 
 def test_the_last_version_of_a_run_is_always_due() -> None:
-    rare = Cadence(every_seconds=None, every_versions=100)
-    assert chosen([played(2), stored(3, terminal={"reason": "envSteps"})], cadence=rare) == 3
-    assert chosen([played(2), stored(3)], cadence=rare) is None
-    assert chosen([played(2), played(3, terminal={"reason": "envSteps"})], cadence=rare) is None
+    rare = EvaluationInterval(every_seconds=None, every_versions=100)
+    assert chosen([played(2), stored(3, terminal={"reason": "envSteps"})], interval=rare) == 3
+    assert chosen([played(2), stored(3)], interval=rare) is None
+    assert chosen([played(2), played(3, terminal={"reason": "envSteps"})], interval=rare) is None
 
 
 def test_evaluators_share_by_number() -> None:
     versions = [stored(number) for number in range(6)]
     shares = [Share(index=index, num_evaluators=4) for index in range(4)]
     assert [chosen(versions, share=share) for share in shares] == [4, 5, 2, 3]
-    every_second = Cadence(every_seconds=None, every_versions=2)
-    assert chosen([played(0), stored(4)], share=shares[0], cadence=every_second) is None
-    assert chosen([played(0), stored(8)], share=shares[0], cadence=every_second) == 8
+    every_second = EvaluationInterval(every_seconds=None, every_versions=2)
+    assert chosen([played(0), stored(4)], share=shares[0], interval=every_second) is None
+    assert chosen([played(0), stored(8)], share=shares[0], interval=every_second) == 8
 
 
 def test_a_version_of_a_newer_attempt_is_newer() -> None:
@@ -119,13 +123,13 @@ def test_every_version_has_one_evaluator_and_the_last_is_always_played(
     num_evaluators: int, every_versions: int | None, looks: list[tuple[int, int]]
 ) -> None:
     """Versions come, the old ones go, and evaluators look when they like: nobody plays twice or another's version."""
-    cadence = Cadence(every_seconds=None, every_versions=every_versions)
+    interval = EvaluationInterval(every_seconds=None, every_versions=every_versions)
     results: dict[int, int] = {}
     versions: list[VersionInfo] = [stored(0)]
 
     def look(index: int) -> None:
         share = Share(index=index, num_evaluators=num_evaluators)
-        info = choose(versions, share=share, cadence=cadence, last=None)
+        info = choose(versions, share=share, interval=interval, last=None)
         if info is not None:
             number = info.metadata["number"]
             assert number not in results

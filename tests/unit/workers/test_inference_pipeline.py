@@ -18,7 +18,7 @@ from rlsrl.data.specs import Arrays
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.base import Policy
-from rlsrl.policies.program import ActorProgram
+from rlsrl.policies.exported import ExportedActor
 from rlsrl.runtime.mapping_thread import StageFailed
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.pipe import PipeClosed
@@ -33,7 +33,7 @@ from rlsrl.testing.inference_bench import (
     value_of,
 )
 from rlsrl.workers.fresh import FreshParameters
-from rlsrl.workers.inference import Evaluator, InferencePipeline, PromptInference
+from rlsrl.workers.inference import BatchPredictor, InferencePipeline, PromptInference
 
 DEADLINE = 30.0
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
@@ -57,7 +57,7 @@ class FakePolicy(Policy):
     def load(self, parameters: Parameters) -> None:
         self.loaded.append(parameters.version)
 
-    def rollout(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+    def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
         self.evaluating.set()
         assert self.may_answer.wait(DEADLINE)
         if self.failure is not None:
@@ -68,7 +68,7 @@ class FakePolicy(Policy):
     def initial_state(self, num_envs: int) -> Arrays:
         return {}
 
-    def export(self) -> ActorProgram | None:
+    def export(self) -> ExportedActor | None:
         return None
 
 
@@ -83,10 +83,10 @@ class Bench:
         self.client = self.ends.client()
         self.fresh = FreshParameters()
         self.metrics = Metrics(CollectorRegistry())
-        self.evaluator = Evaluator(self.policy, self.fresh, metrics=self.metrics, now=time.monotonic)
+        self.predictor = BatchPredictor(self.policy, self.fresh, metrics=self.metrics, now=time.monotonic)
         self.waits: list[str] = []
         self.inference = KINDS[kind](
-            self.evaluator,
+            self.predictor,
             self.server,
             self.fresh,
             max_batch_size=max_batch_size,
@@ -202,7 +202,7 @@ def test_the_wait_for_weights_is_counted_as_such(bench: Bench) -> None:
     time.sleep(waited)  # what is measured is that time passes
     bench.inference.put(parameters(V1))
     future.result(DEADLINE)
-    until(lambda: (found := bench.evaluator.take_tally()).batches == 1 and found.seconds["parameters"] >= waited)
+    until(lambda: (found := bench.predictor.take_tally()).batches == 1 and found.seconds["parameters"] >= waited)
 
 
 def test_the_time_without_requests_is_counted_while_it_lasts(bench: Bench) -> None:
@@ -238,8 +238,8 @@ def test_counts_what_was_done(bench: Bench) -> None:
     bench.inference.put(parameters(V1))
     for value in range(3):
         bench.ask(value)[0].result(DEADLINE)
-    counted = bench.evaluator.take_tally()
-    until(lambda: counted.batches == 3 or counted.add(bench.evaluator.take_tally()) is not None)
+    counted = bench.predictor.take_tally()
+    until(lambda: counted.batches == 3 or counted.add(bench.predictor.take_tally()) is not None)
     assert (counted.batches, counted.requests, counted.environments) == (3, 3, 6)
     statistics = counted.statistics()
     assert statistics["batch_environments"] == 2.0
@@ -250,7 +250,7 @@ def test_counts_what_was_done(bench: Bench) -> None:
         "response_seconds",
     }
     assert all(value >= 0 for value in statistics.values())
-    assert bench.evaluator.take_tally().statistics() == {"batches": 0, "requests": 0, "environments": 0}
+    assert bench.predictor.take_tally().statistics() == {"batches": 0, "requests": 0, "environments": 0}
     shown = generate_latest(bench.metrics.registry)
     assert b"rlsrl_inference_requests_total 3.0" in shown
     assert b'rlsrl_inference_seconds_count{stage="compute"} 3.0' in shown
@@ -300,10 +300,10 @@ def test_what_was_answered_counts_though_the_end_comes_before_the_counting(
     bench.inference.put(parameters(V1))
     (future,) = bench.ask(1)
     assert answer_of(future.result(DEADLINE)) == 1
-    assert bench.evaluator.take_tally().batches == 0
+    assert bench.predictor.take_tally().batches == 0
     for batches in (1, 0):
         bench.inference.close(DEADLINE)
-        assert bench.evaluator.take_tally().batches == batches
+        assert bench.predictor.take_tally().batches == batches
 
 
 def test_closing_wakes_who_waits_for_weights(bench: Bench) -> None:

@@ -24,16 +24,16 @@ from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import EnvironmentFailed, LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.lanes import ProgramLanes
-from rlsrl.policies.program import (
+from rlsrl.policies.exported import (
     Activation,
-    ActorProgram,
     CategoricalHead,
     DenseLayer,
+    ExportedActor,
     GaussianHead,
     Head,
-    ProgramActor,
+    NumpyActor,
 )
+from rlsrl.policies.lanes import NumpyLanes
 from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv
 from rlsrl.testing.waiting import until
 from rlsrl.workers import rollout as rollout_module
@@ -82,7 +82,7 @@ def masked() -> gymnasium.Env[Any, Any]:
     return ActionMask(MaskedEnv(3), "action_mask")
 
 
-def program_for(env_spec: EnvSpec) -> ActorProgram:
+def program_for(env_spec: EnvSpec) -> ExportedActor:
     """Two layers."""
     unmasked = env_spec.unmasked
     in_size = sum(int(np.prod(spec.shape)) for spec in unmasked.observation.values())
@@ -97,7 +97,7 @@ def program_for(env_spec: EnvSpec) -> ActorProgram:
         layer("hidden", 0, ends[0], in_size, HIDDEN, "relu"),
         layer("output", ends[1], ends[2], HIDDEN, size, "identity"),
     )
-    return ActorProgram(
+    return ExportedActor(
         layout="test", num_parameters=ends[4], observation=unmasked.observation, layers=layers, head=head
     )
 
@@ -115,7 +115,7 @@ def layer(
     )
 
 
-def weights_for(program: ActorProgram, step: int, *, whole: bool) -> Parameters:
+def weights_for(program: ExportedActor, step: int, *, whole: bool) -> Parameters:
     rng = np.random.default_rng(step)
     vector = rng.integers(-3, 4, program.num_parameters) / 8 if whole else rng.standard_normal(program.num_parameters)
     return Parameters(version=Version(1, step), vector=vector.astype(np.float32), layout="test")
@@ -125,7 +125,7 @@ def lockstep(make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, 
     envs = LoopVectorEnv(make, seeds=options.pop("seeds", range(NUM_ENVS)), **options)
     resources.callback(envs.close)
     program, rng = program_for(envs.spec), np.random.default_rng(7)
-    actor = ProgramActor(program, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng)
+    actor = NumpyActor(program, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng)
     return LockstepRollout(envs, actor, num_steps=NUM_STEPS), envs
 
 
@@ -133,7 +133,7 @@ def threaded(make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, 
     envs = EnvironmentThreads(make, seeds=options.pop("seeds", range(NUM_ENVS)), **options)
     resources.callback(envs.close)
     program, rng = program_for(envs.spec), np.random.default_rng(7)
-    one, another = (ProgramLanes(program, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng) for _ in range(2))
+    one, another = (NumpyLanes(program, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng) for _ in range(2))
     return ThreadedRollout(envs, (one, another), num_steps=NUM_STEPS), envs
 
 

@@ -22,7 +22,7 @@ from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.device import CPU, all_to_device, to_device, to_host
-from rlsrl.policies.program import LayoutMismatch
+from rlsrl.policies.exported import LayoutMismatch
 
 LEARNING_RATE = "learning_rate"
 """What the learning rate is called among a step's metrics."""

@@ -82,7 +82,7 @@ class Ppo(Algorithm):
                 f"a batch of {mask.shape[0]} steps x {mask.shape[1]} lanes = {mask.size} rows cannot be cut into "
                 f"minibatches of {self._minibatch_size}"
             )
-        frames = self._network.arranged(
+        frames = self._network.to_preferred_layout(
             {path: to_device(_rows(slots[path]), params.device) for path in self._observation}
         )
         frames = {**frames, "action": to_device(_rows(_actions(slots)), params.device)}

@@ -79,7 +79,7 @@ def evaluate(
     from rlsrl.envs.vector import EnvironmentFailed
     from rlsrl.local.run_folder import RunFolderError
     from rlsrl.parameters.protocols import ParameterError
-    from rlsrl.policies.program import LayoutMismatch
+    from rlsrl.policies.exported import LayoutMismatch
     from rlsrl.runtime.errors import ConfigurationError
     from rlsrl.workers.evaluation import EvaluationUnfinished, share_episodes
 

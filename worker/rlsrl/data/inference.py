@@ -48,7 +48,7 @@ class RolloutResult:
     """The weights that were evaluated."""
 
 
-def together(requests: Sequence[RolloutRequest]) -> Arrays:
+def batch_observations(requests: Sequence[RolloutRequest]) -> Arrays:
     """The observations of all requests, by path, along the lanes: [sum of N, ...]. Of one request they are its own."""
     if len(requests) == 1:
         return requests[0].observation
@@ -57,7 +57,7 @@ def together(requests: Sequence[RolloutRequest]) -> Arrays:
     }
 
 
-def answers(
+def split_results(
     requests: Sequence[RolloutRequest], distribution: NDArray[np.float32], version: Version
 ) -> list[RolloutResult]:
     """Each request's part of what was computed of them ``together``, [sum of N, A]."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rlsrl.data.inference import RolloutRequest, RolloutResult
 from rlsrl.data.specs import Arrays
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.program import ActorProgram
+from rlsrl.policies.exported import ExportedActor
 
 
 class Policy(ABC):
@@ -23,7 +23,7 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def rollout(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+    def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
         """Answer each request, in order, from one evaluation of all their lanes together."""
 
     @abstractmethod
@@ -31,5 +31,5 @@ class Policy(ABC):
         """The recurrent state an episode begins with, each array [num_envs, ...]; empty without memory."""
 
     @abstractmethod
-    def export(self) -> ActorProgram | None:
+    def export(self) -> ExportedActor | None:
         """The actor as a program that needs no torch; None if it cannot be one."""

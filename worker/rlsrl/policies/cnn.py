@@ -73,8 +73,8 @@ class NatureCnnActorCritic(nn.Module):
             body, dtype = copy.deepcopy(self.body).bfloat16(), torch.bfloat16
         return lambda observation: self._distribution(body(self._image(observation, dtype)).float())
 
-    def arranged(self, observation: Observation) -> Observation:
-        """See ``networks.ArrangingNetwork``: with the channels last, a fifth of the time to read."""
+    def to_preferred_layout(self, observation: Observation) -> Observation:
+        """See ``networks.PreferredLayoutNetwork``: with the channels last, a fifth of the time to read."""
         return {**observation, self._path: observation[self._path].contiguous(memory_format=torch.channels_last)}
 
     def _image(self, observation: Observation, dtype: torch.dtype) -> Tensor:

@@ -12,16 +12,16 @@ from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.specs import Arrays, ArraySpec
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.base import Policy
-from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.program import (
+from rlsrl.policies.exported import (
     MASKED_LOGIT,
     Activation,
-    ActorProgram,
     CategoricalHead,
     DenseLayer,
+    ExportedActor,
     GaussianHead,
 )
-from rlsrl.policies.program_policy import ProgramPolicy
+from rlsrl.policies.flat import FlatLayout
+from rlsrl.policies.numpy_policy import NumpyPolicy
 
 CHECK_LANES = 64
 """Random observations on which a program is compared with its network."""
@@ -40,7 +40,7 @@ def dense_program(
     observation: Mapping[str, ArraySpec],
     *,
     log_std: str | None = None,
-) -> ActorProgram:
+) -> ExportedActor:
     """The program of a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, that gives logits or means.
 
     ``name`` is the tower's name in its network (``"actor"``): with it the parameters are found in ``layout``. The
@@ -64,7 +64,7 @@ def dense_program(
     if pending is None:
         raise ValueError(f"{name} has to end with the nn.Linear that gives the logits or means")
     layers.append(_dense_layer(*pending, "identity", layout))
-    return ActorProgram(
+    return ExportedActor(
         layout=layout.digest,
         num_parameters=layout.num_parameters,
         observation=dict(observation),
@@ -100,7 +100,7 @@ def _dense_layer(name: str, module: nn.Linear, activation: Activation, layout: F
     )
 
 
-def check_export(policy: Policy, program: ActorProgram, parameters: Parameters) -> None:
+def check_export(policy: Policy, program: ExportedActor, parameters: Parameters) -> None:
     """Compare policy and program on random observations, both with these weights. A trainer does so at its start.
 
     Raises:
@@ -109,9 +109,9 @@ def check_export(policy: Policy, program: ActorProgram, parameters: Parameters) 
     policy.load(parameters)
     observation, mask = _random_observation(program.observation), _random_mask(program)
     request = RolloutRequest(observation={**observation, **mask}, state=policy.initial_state(CHECK_LANES))
-    exported = ProgramPolicy(program)
+    exported = NumpyPolicy(program)
     exported.load(parameters)
-    (of_network,), (of_program,) = (each.rollout([request]) for each in (policy, exported))
+    (of_network,), (of_program,) = (each.predict([request]) for each in (policy, exported))
     expected, found = of_network.distribution, of_program.distribution
     # What is illegal in both is equal, and would be the largest output by far.
     legal = (expected != MASKED_LOGIT) | (found != MASKED_LOGIT)
@@ -121,7 +121,7 @@ def check_export(policy: Policy, program: ActorProgram, parameters: Parameters) 
     if not difference <= CHECK_TOLERANCE * largest:
         raise ExportMismatch(
             f"the exported actor's outputs differ from the network's by up to {difference:.3g} where the largest is "
-            f"{largest:.3g}; does the network's actor_program() leave something of its forward() out?"
+            f"{largest:.3g}; does the network's export_actor() leave something of its forward() out?"
         )
 
 
@@ -130,7 +130,7 @@ def _random_observation(specs: Mapping[str, ArraySpec]) -> Arrays:
     return {path: _random_array(rng, spec) for path, spec in specs.items()}
 
 
-def _random_mask(program: ActorProgram) -> Arrays:
+def _random_mask(program: ExportedActor) -> Arrays:
     """Under the mask's path, if there is one: at least one legal choice a lane."""
     head = program.head
     if head.mask is None:

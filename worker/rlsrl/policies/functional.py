@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.networks import ArrangingNetwork, Observation
+from rlsrl.policies.networks import Observation, PreferredLayoutNetwork
 
 
 class PureNetwork:
@@ -40,6 +40,10 @@ class PureNetwork:
             for (holder, name, _), parameter in zip(self._places, own, strict=True):
                 holder[name] = parameter
 
-    def arranged(self, observation: Observation) -> Observation:
-        """The same arrays, in the order of memory that the network reads fastest (``networks.ArrangingNetwork``)."""
-        return self._network.arranged(observation) if isinstance(self._network, ArrangingNetwork) else observation
+    def to_preferred_layout(self, observation: Observation) -> Observation:
+        """The same arrays, in the memory layout that the network prefers."""
+        return (
+            self._network.to_preferred_layout(observation)
+            if isinstance(self._network, PreferredLayoutNetwork)
+            else observation
+        )

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.program import ActorProgram, DenseStack, DenseWeights, feature_major
+from rlsrl.policies.exported import DenseStack, DenseWeights, ExportedActor, feature_major
 from rlsrl.policies.sampling import Chooser, make_sampler
 
 
-class ProgramLane:
+class NumpyLane:
     """Chooses the actions of one lane. One thread uses it at a time."""
 
-    def __init__(self, program: ActorProgram, weights: DenseWeights, chooser: Chooser) -> None:
+    def __init__(self, program: ExportedActor, weights: DenseWeights, chooser: Chooser) -> None:
         self._program = program
         # Unlike dot it keeps the interpreter, which others wait for: handing that over and back takes longer.
         self._stack = DenseStack(weights, 1, product=np.matmul)
@@ -39,14 +39,14 @@ class ProgramLane:
         return actions
 
 
-class ProgramLanes:
-    """Acts as ``ProgramActor`` does, from the same noise, but for what is done once a step: that is done by ``lanes``,
+class NumpyLanes:
+    """Acts as ``NumpyActor`` does, from the same noise, but for what is done once a step: that is done by ``lanes``,
     each as far as it is. One thread owns this; a slot's lanes are filled between its ``begin`` and ``finish``.
 
     A matrix product of one lane is rounded otherwise than one of many, so that what both compute differs as that does.
     """
 
-    def __init__(self, program: ActorProgram, *, num_steps: int, num_lanes: int, rng: np.random.Generator) -> None:
+    def __init__(self, program: ExportedActor, *, num_steps: int, num_lanes: int, rng: np.random.Generator) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``."""
         self._weights = DenseWeights(program)
         self._sampler = make_sampler(
@@ -58,7 +58,7 @@ class ProgramLanes:
             greedy=False,
         )
         self._choosers = [self._sampler.of_lane(lane) for lane in range(num_lanes)]
-        self.lanes = tuple(ProgramLane(program, self._weights, chooser) for chooser in self._choosers)
+        self.lanes = tuple(NumpyLane(program, self._weights, chooser) for chooser in self._choosers)
         """By number."""
 
     def load(self, parameters: Parameters) -> None:

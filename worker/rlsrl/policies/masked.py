@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from rlsrl.policies.exported import MASKED_LOGIT, CategoricalHead, ExportedActor
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.networks import ArrangingNetwork, ExportableActor, Observation
-from rlsrl.policies.program import MASKED_LOGIT, ActorProgram, CategoricalHead
+from rlsrl.policies.networks import ExportableNetwork, Observation, PreferredLayoutNetwork
 
 
 class MaskedActorCritic(nn.Module):
@@ -33,20 +33,20 @@ class MaskedActorCritic(nn.Module):
         logits, value = self.network(self._features(observation))
         return torch.where(observation[self._mask] != 0, logits, MASKED_LOGIT), value
 
-    def arranged(self, observation: Observation) -> Observation:
-        """As the network likes it (``networks.ArrangingNetwork``); the mask stays as it is."""
-        if not isinstance(self.network, ArrangingNetwork):
+    def to_preferred_layout(self, observation: Observation) -> Observation:
+        """As the network likes it (``networks.PreferredLayoutNetwork``); the mask stays as it is."""
+        if not isinstance(self.network, PreferredLayoutNetwork):
             return observation
-        return {**observation, **self.network.arranged(self._features(observation))}
+        return {**observation, **self.network.to_preferred_layout(self._features(observation))}
 
     def _features(self, observation: Observation) -> Observation:
         return {path: tensor for path, tensor in observation.items() if path != self._mask}
 
-    def actor_program(self, layout: FlatLayout) -> ActorProgram | None:
+    def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
         """The network's own program with the mask at its end; None if the network has none."""
-        if not isinstance(self.network, ExportableActor):
+        if not isinstance(self.network, ExportableNetwork):
             return None
-        program = self.network.actor_program(layout.below("network"))
+        program = self.network.export_actor(layout.below("network"))
         if program is None:
             return None
         head = CategoricalHead(num_actions=program.head.num_outputs, mask=self._mask)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.export import dense_program
+from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.program import ActorProgram
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -40,10 +40,10 @@ class ActorCritic(Protocol):
 
 
 @runtime_checkable
-class ExportableActor(Protocol):
+class ExportableNetwork(Protocol):
     """A network whose actor is dense layers only, so that actors need no torch. Optional."""
 
-    def actor_program(self, layout: FlatLayout) -> ActorProgram | None:
+    def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
         """The actor over the flat vector of that layout; None if it cannot be one after all."""
 
 
@@ -56,10 +56,10 @@ class ActingNetwork(Protocol):
 
 
 @runtime_checkable
-class ArrangingNetwork(Protocol):
+class PreferredLayoutNetwork(Protocol):
     """A network that reads observations faster in another order of their dimensions in memory. Optional."""
 
-    def arranged(self, observation: Observation) -> Observation:
+    def to_preferred_layout(self, observation: Observation) -> Observation:
         """The same arrays, [N, *shape], rows one after the other, each in that order: what is evaluated several times
         is brought into it once."""
 
@@ -114,7 +114,7 @@ class MlpActorCritic(nn.Module):
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
         return outputs, self.critic(features).squeeze(-1)
 
-    def actor_program(self, layout: FlatLayout) -> ActorProgram:
+    def export_actor(self, layout: FlatLayout) -> ExportedActor:
         """The actor tower as a program."""
         log_std = None if self.log_std is None else "log_std"
         return dense_program(self.actor, "actor", layout, self._specs, log_std=log_std)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlsrl.data.inference import RolloutRequest, RolloutResult, answers, together
+from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, split_results
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
@@ -18,10 +18,10 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.asking import AskingActor
 from rlsrl.policies.base import Policy
 from rlsrl.policies.device import all_to_device, assign, to_host
+from rlsrl.policies.exported import ExportedActor, LayoutMismatch
 from rlsrl.policies.functional import PureNetwork
-from rlsrl.policies.networks import ActingNetwork, ExportableActor, Observation
+from rlsrl.policies.networks import ActingNetwork, ExportableNetwork, Observation
 from rlsrl.policies.normalization import Standardization, standardizations, standardized
-from rlsrl.policies.program import ActorProgram, LayoutMismatch
 
 
 class TorchPolicy(Policy):
@@ -71,25 +71,25 @@ class TorchPolicy(Policy):
         self._standardizations = standardizations(parameters.statistics, self.env_spec.observation)
         self._version = parameters.version
 
-    def rollout(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+    def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
         """Answer each request, in order, from one forward pass over all their lanes."""
         if self._version is None or self._distribution is None:
-            raise RuntimeError("load() comes before rollout()")
+            raise RuntimeError("load() comes before predict()")
         with torch.inference_mode():
-            observation = standardized(together(requests), self._standardizations)
+            observation = standardized(batch_observations(requests), self._standardizations)
             tensors = all_to_device(observation, self.device)
             distribution: NDArray[np.float32] = to_host(self._distribution(tensors))
-        return answers(requests, distribution, self._version)
+        return split_results(requests, distribution, self._version)
 
     def initial_state(self, num_envs: int) -> Arrays:
         """Empty: the network has no memory."""
         del num_envs
         return {}
 
-    def export(self) -> ActorProgram | None:
-        """The actor as a program, if the network says how (``networks.ExportableActor``)."""
+    def export(self) -> ExportedActor | None:
+        """The actor as a program, if the network says how (``networks.ExportableNetwork``)."""
         network = self._network
-        return network.actor_program(self.layout) if isinstance(network, ExportableActor) else None
+        return network.export_actor(self.layout) if isinstance(network, ExportableNetwork) else None
 
 
 def _acting(network: nn.Module) -> Callable[[Observation], Tensor]:
@@ -102,7 +102,7 @@ def _acting(network: nn.Module) -> Callable[[Observation], Tensor]:
 class TorchActor:
     """Acts by evaluating a policy in this process: ``policies.acting.RolloutActor`` for networks without a program.
 
-    Draws from the same noise as ``ProgramActor``: with equal generators both choose the same actions.
+    Draws from the same noise as ``NumpyActor``: with equal generators both choose the same actions.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class TorchActor:
 
     def act(self, step: int) -> NDArray[Any]:
         """Choose the actions of that step."""
-        (answer,) = self._policy.rollout([self._asking.ask(step)])
+        (answer,) = self._policy.predict([self._asking.ask(step)])
         return self._asking.act(step, answer)
 
     def finish(self) -> None:

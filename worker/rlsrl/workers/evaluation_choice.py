@@ -31,7 +31,7 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cadence:
+class EvaluationInterval:
     """How far apart the versions are that one evaluator plays: at either distance; with neither, any is enough."""
 
     every_seconds: float | None
@@ -41,7 +41,7 @@ class Cadence:
 
 
 def choose(
-    versions: Sequence[VersionInfo], *, share: Share, cadence: Cadence, last: VersionInfo | None
+    versions: Sequence[VersionInfo], *, share: Share, interval: EvaluationInterval, last: VersionInfo | None
 ) -> VersionInfo | None:
     """The version to play now: the newest of the share, if it is due; None if there is nothing to do for now.
 
@@ -51,7 +51,7 @@ def choose(
     Args:
         versions: All that are stored, oldest first.
         share: The evaluator's.
-        cadence: What is due.
+        interval: What is due.
         last: The newest that this evaluator dealt with in this life; what former lives played is told by the versions.
     """
     mine = [info for info in versions if share.holds(info)]
@@ -60,14 +60,14 @@ def choose(
     if not mine or (last is not None and mine[-1].version <= last.version):
         return None
     newest = mine[-1]
-    return newest if TERMINAL_KEY in newest.metadata or _is_due(newest, last, share, cadence) else None
+    return newest if TERMINAL_KEY in newest.metadata or _is_due(newest, last, share, interval) else None
 
 
-def _is_due(newest: VersionInfo, last: VersionInfo | None, share: Share, cadence: Cadence) -> bool:
-    if last is None or (cadence.every_seconds is None and cadence.every_versions is None):
+def _is_due(newest: VersionInfo, last: VersionInfo | None, share: Share, interval: EvaluationInterval) -> bool:
+    if last is None or (interval.every_seconds is None and interval.every_versions is None):
         return True
     places = share.place_of(newest) - share.place_of(last)
     seconds = newest.created_at - last.created_at
-    return (cadence.every_versions is not None and places >= cadence.every_versions) or (
-        cadence.every_seconds is not None and seconds >= cadence.every_seconds
+    return (interval.every_versions is not None and places >= interval.every_versions) or (
+        interval.every_seconds is not None and seconds >= interval.every_seconds
     )

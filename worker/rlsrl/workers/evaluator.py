@@ -25,7 +25,7 @@ from rlsrl.workers.build.common import open_db
 from rlsrl.workers.build.evaluator import EvaluationPlan, begin_evaluation, evaluator_plan
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.evaluation import Evaluation, EvaluationResult, EvaluationUnfinished
-from rlsrl.workers.evaluation_choice import Cadence, Share, choose
+from rlsrl.workers.evaluation_choice import EvaluationInterval, Share, choose
 
 LOOK_SECONDS = 0.5
 """Time between two looks for something to play. They see what ``watch`` does not: that the run has ended."""
@@ -45,7 +45,7 @@ class EvaluatorParts:
     policy_name: str
     plan: EvaluationPlan
     share: Share
-    cadence: Cadence
+    interval: EvaluationInterval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             policy_name=config.policy_name,
             plan=evaluator_plan(config),
             share=Share(index=self._context.index, num_evaluators=config.num_evaluators),
-            cadence=Cadence(every_seconds=config.every_seconds, every_versions=config.every_versions),
+            interval=EvaluationInterval(every_seconds=config.every_seconds, every_versions=config.every_versions),
         )
 
     def _poll(self) -> PollResult:
@@ -108,7 +108,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
     def _begin_next(self, parts: EvaluatorParts) -> None:
         """Begin to play what is due; if nothing is, wait a moment, or end if nothing more will come."""
         versions = self._stored(parts)
-        info = choose(versions, share=parts.share, cadence=parts.cadence, last=self._last)
+        info = choose(versions, share=parts.share, interval=parts.interval, last=self._last)
         if info is not None:
             self._begin(parts, info)
         elif versions and TERMINAL_KEY in versions[-1].metadata:

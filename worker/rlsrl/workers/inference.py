@@ -67,7 +67,7 @@ class InferenceTally:
         return {"batches": self.batches, "requests": self.requests, "environments": self.environments, **means}
 
 
-class Evaluator:
+class BatchPredictor:
     """Evaluates batches with the newest weights, sends the answers and counts both."""
 
     def __init__(self, policy: Policy, fresh: FreshParameters, *, metrics: Metrics, now: Callable[[], float]) -> None:
@@ -88,7 +88,7 @@ class Evaluator:
             tally, self._tally = self._tally, InferenceTally()
             return tally
 
-    def evaluate(self, batch: InferenceBatch) -> Answered:
+    def predict(self, batch: InferenceBatch) -> Answered:
         """Results by the newest weights; waits for some that are as new as any of the requests asks for.
 
         From when the batch was taken it counts as waiting for weights.
@@ -102,7 +102,7 @@ class Evaluator:
             if newer is not None:
                 self._policy.load(newer)
             loaded = self._now()
-            results = self._policy.rollout(batch.requests)
+            results = self._policy.predict(batch.requests)
         except Exception as error:
             batch.fail(error)
             raise
@@ -132,7 +132,7 @@ class Evaluator:
 
 
 class Inference(Protocol):
-    """Has an evaluator answer what a server is asked, from ``start`` to ``close``. The worker's main thread has it."""
+    """Has an predictor answer what a server is asked, from ``start`` to ``close``. The worker's main thread has it."""
 
     def start(self) -> None:
         """Begin."""
@@ -164,7 +164,7 @@ class PromptInference:
 
     def __init__(
         self,
-        evaluator: Evaluator,
+        predictor: BatchPredictor,
         server: InferenceServer,
         fresh: FreshParameters,
         *,
@@ -172,7 +172,7 @@ class PromptInference:
         waiting: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         """``max_batch_size``: lanes that are evaluated together at most; ``waiting`` is told what is waited for."""
-        self._evaluator = evaluator
+        self._evaluator = predictor
         self._server = server
         self._fresh = fresh
         self._max_batch_size = max_batch_size
@@ -241,7 +241,7 @@ class PromptInference:
     def _answer(self) -> None:
         self._idle.close()
         while (batch := self._next()) is not None:
-            answered = self._evaluator.evaluate(batch)
+            answered = self._evaluator.predict(batch)
             self._uncounted.append((answered, self._evaluator.send(answered)))
 
     def _count_and_wait(self) -> None:
@@ -268,7 +268,7 @@ class InferencePipeline:
 
     def __init__(
         self,
-        evaluator: Evaluator,
+        predictor: BatchPredictor,
         server: InferenceServer,
         fresh: FreshParameters,
         *,
@@ -276,7 +276,7 @@ class InferencePipeline:
         waiting: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         """See ``PromptInference``."""
-        self._evaluator = evaluator
+        self._evaluator = predictor
         self._fresh = fresh
         self._batches = _Batches(server, max_batch_size, waiting)
         answered: Pipe[Answered] = Pipe(MAX_ANSWERED)
@@ -311,7 +311,7 @@ class InferencePipeline:
 
     def _evaluate(self, batch: InferenceBatch) -> Answered | None:
         try:
-            return self._evaluator.evaluate(batch)
+            return self._evaluator.predict(batch)
         except PipeClosed:
             return None
 

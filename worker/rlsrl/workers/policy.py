@@ -57,7 +57,7 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
             self._version = newer.version
             parts.inference.put(newer)
             self._context.report_version(newer.version)
-        done = parts.evaluator.take_tally()
+        done = parts.predictor.take_tally()
         self._since.add(done)
         return PollResult(num_samples=done.requests, num_batches=done.batches)
 

@@ -14,7 +14,7 @@ from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import RolloutActor
-from rlsrl.policies.lanes import ProgramLane, ProgramLanes
+from rlsrl.policies.lanes import NumpyLane, NumpyLanes
 from rlsrl.runtime.activity import Stage
 
 LOOK_SECONDS = 0.2
@@ -124,7 +124,7 @@ class ThreadedRollout:
     """
 
     def __init__(
-        self, environments: EnvironmentThreads, actors: tuple[ProgramLanes, ProgramLanes], *, num_steps: int
+        self, environments: EnvironmentThreads, actors: tuple[NumpyLanes, NumpyLanes], *, num_steps: int
     ) -> None:
         """``actors`` act in turns, as a slot is begun while the one before is filled; they draw from one generator."""
         self._environments = environments
@@ -201,7 +201,7 @@ class ThreadedRollout:
         """See ``Rollout``."""
         self._environments.abandon()
 
-    def _fill_lane(self, arrays: Arrays, actors: Sequence[ProgramLane], lane: int, envs: VectorEnv) -> None:
+    def _fill_lane(self, arrays: Arrays, actors: Sequence[NumpyLane], lane: int, envs: VectorEnv) -> None:
         mine, actor, now = _lane_of(arrays, lane), actors[lane], time.monotonic
         envs.begin(mine)
         actor.begin(mine)

@@ -15,12 +15,12 @@ from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.protocols import ParameterSource
 from rlsrl.policies.acting import RolloutActor
-from rlsrl.policies.lanes import ProgramLanes
-from rlsrl.policies.program import ActorProgram, ProgramActor
+from rlsrl.policies.exported import ExportedActor, NumpyActor
+from rlsrl.policies.lanes import NumpyLanes
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import ActorLedger
 from rlsrl.streams.protocols import SampleProducer
-from rlsrl.workers.build.common import PROGRAM_KEY, await_description, derived_seed, torch_policy
+from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, await_description, derived_seed, torch_policy
 from rlsrl.workers.build.environments import environment_threads, lockstep_environments
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.build.samples import open_producer
@@ -103,19 +103,19 @@ def _rollout(
 ) -> Rollout:
     """The policy is evaluated by the torch-free program where it exports one, else by torch in this process."""
     rng = np.random.default_rng(derived_seed(config.seed, "acting", context.index, context.incarnation))
-    given = description[PROGRAM_KEY]
-    program = ActorProgram.from_json(given) if isinstance(given, dict) else None
+    given = description[EXPORTED_ACTOR_KEY]
+    program = ExportedActor.from_json(given) if isinstance(given, dict) else None
     num_steps, num_lanes = config.rollout_length, envs.num_envs
     if isinstance(envs, EnvironmentThreads):
         if program is None:
             raise ConfigurationError(
                 "actors.vectorization: threads evaluate the policy without PyTorch, and policy.network exports nothing "
-                "that could be evaluated so (networks.ExportableActor); allowed are loop and native"
+                "that could be evaluated so (networks.ExportableNetwork); allowed are loop and native"
             )
-        one, another = (ProgramLanes(program, num_steps=num_steps, num_lanes=num_lanes, rng=rng) for _ in range(2))
+        one, another = (NumpyLanes(program, num_steps=num_steps, num_lanes=num_lanes, rng=rng) for _ in range(2))
         return ThreadedRollout(envs, (one, another), num_steps=num_steps)
     if program is not None:
-        actor: RolloutActor = ProgramActor(program, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
+        actor: RolloutActor = NumpyActor(program, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
     else:
         from rlsrl.policies.torch_policy import TorchActor
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rlsrl.policies.torch_policy import TorchPolicy
 
-PROGRAM_KEY = "program"
+EXPORTED_ACTOR_KEY = "program"
 """In the broadcast's description and in a version's metadata: the exported actor, None if it cannot be one."""
 
 DESCRIPTION_SECONDS = 0.2

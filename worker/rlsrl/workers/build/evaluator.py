@@ -12,8 +12,8 @@ from rlsrl.envs.factory import make_environment
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import RolloutActor
-from rlsrl.policies.program import ActorProgram, ProgramActor
-from rlsrl.workers.build.common import PROGRAM_KEY, environment_source, torch_policy
+from rlsrl.policies.exported import ExportedActor, NumpyActor
+from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy
 from rlsrl.workers.evaluation import Evaluation, acting_noise, evaluation_seeds
 
 ROLLOUT_STEPS = 64
@@ -64,7 +64,7 @@ def begin_evaluation(
     source = environment_source(plan.environment)
     envs = LoopVectorEnv(lambda: make_environment(source), seeds=evaluation_seeds(plan.seed, plan.num_environments))
     try:
-        actor = _rollout_actor(plan, metadata.get(PROGRAM_KEY), envs)
+        actor = _rollout_actor(plan, metadata.get(EXPORTED_ACTOR_KEY), envs)
         actor.load(parameters)
         return envs, Evaluation(
             actor,
@@ -83,7 +83,7 @@ def _rollout_actor(plan: EvaluationPlan, program: Any, envs: VectorEnv) -> Rollo
     rng = acting_noise(plan.seed)
     shape = {"num_steps": ROLLOUT_STEPS, "num_lanes": envs.num_envs}
     if program is not None:
-        return ProgramActor(ActorProgram.from_json(program), rng=rng, greedy=plan.greedy, **shape)
+        return NumpyActor(ExportedActor.from_json(program), rng=rng, greedy=plan.greedy, **shape)
     from rlsrl.policies.torch_policy import TorchActor
 
     policy = torch_policy(plan.network, envs.spec, seed=plan.network_seed)

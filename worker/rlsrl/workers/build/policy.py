@@ -12,15 +12,15 @@ from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterSource
 from rlsrl.policies.base import Policy
-from rlsrl.policies.program import ActorProgram
-from rlsrl.policies.program_policy import ProgramPolicy
+from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.numpy_policy import NumpyPolicy
 from rlsrl.runtime.addresses import own_address
 from rlsrl.streams.grpc_inference import GrpcInferenceServer
-from rlsrl.workers.build.common import PROGRAM_KEY, await_description, environment_source, torch_policy
+from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, await_description, environment_source, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.fresh import FreshParameters
-from rlsrl.workers.inference import Evaluator, Inference, InferencePipeline, PromptInference
+from rlsrl.workers.inference import BatchPredictor, Inference, InferencePipeline, PromptInference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class PolicyParts:
 
     parameters: ParameterSource
     fresh: FreshParameters
-    evaluator: Evaluator
+    predictor: BatchPredictor
     inference: Inference
     resources: ExitStack
     """Closes the server and the source of weights."""
@@ -63,10 +63,10 @@ def build_policy_worker(
         resources.callback(server.close)
         fresh = FreshParameters()
         policy = _policy(description, config, env_spec, context)
-        evaluator = Evaluator(policy, fresh, metrics=context.metrics, now=context.clock.monotonic)
-        make = PromptInference if isinstance(policy, ProgramPolicy) else InferencePipeline
+        predictor = BatchPredictor(policy, fresh, metrics=context.metrics, now=context.clock.monotonic)
+        make = PromptInference if isinstance(policy, NumpyPolicy) else InferencePipeline
         inference: Inference = make(
-            evaluator,
+            predictor,
             server,
             fresh,
             max_batch_size=config.max_batch_size,
@@ -75,7 +75,7 @@ def build_policy_worker(
         return PolicyParts(
             parameters=parameters,
             fresh=fresh,
-            evaluator=evaluator,
+            predictor=predictor,
             inference=inference,
             resources=resources.pop_all(),
         )
@@ -85,9 +85,9 @@ def _policy(
     description: Mapping[str, object], config: PolicyWorkerConfig, env_spec: EnvSpec, context: WorkerContext
 ) -> Policy:
     """The torch-free program where the policy exports one, else torch in this process."""
-    program = description[PROGRAM_KEY]
+    program = description[EXPORTED_ACTOR_KEY]
     if isinstance(program, dict):
-        return ProgramPolicy(ActorProgram.from_json(program))
+        return NumpyPolicy(ExportedActor.from_json(program))
     import torch
 
     from rlsrl.policies.device import device_for

@@ -24,7 +24,7 @@ from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.connect import consumer_for
 from rlsrl.streams.protocols import SampleConsumer
-from rlsrl.workers.build.common import PROGRAM_KEY, environment_source, torch_policy
+from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy
 from rlsrl.workers.build.learner import (
     batch_layout,
     build_learner,
@@ -87,7 +87,7 @@ def build_trainer(
     program = policy.export()
     if program is not None:
         check_export(policy, program, learner.parameters(initial.version))
-    description = {PROGRAM_KEY: None if program is None else program.to_json()}
+    description = {EXPORTED_ACTOR_KEY: None if program is None else program.to_json()}
     layout = batch_layout(config, env_spec)
     with ExitStack() as resources:
         page = context.open_ledger_page()

@@ -12,20 +12,20 @@ import pytest
 from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.program import (
-    ActorProgram,
+from rlsrl.policies.exported import (
     CategoricalHead,
     DenseLayer,
     DenseStack,
     DenseWeights,
+    ExportedActor,
     GaussianHead,
-    ProgramActor,
+    NumpyActor,
 )
 from rlsrl.testing.rollouts import discrete_env_spec, empty_slot
 
 FIRST = DenseLayer(name="a", weight_offset=2, bias_offset=14, in_size=4, out_size=3, activation="relu")
 LAST = DenseLayer(name="b", weight_offset=20, bias_offset=0, in_size=3, out_size=2, activation="identity")
-PROGRAM = ActorProgram(
+PROGRAM = ExportedActor(
     layout="0123",
     num_parameters=26,
     observation={
@@ -38,7 +38,7 @@ PROGRAM = ActorProgram(
 
 
 def test_json_round_trip_keeps_the_order_of_observations() -> None:
-    again = ActorProgram.from_json(json.loads(json.dumps(PROGRAM.to_json(), sort_keys=True)))
+    again = ExportedActor.from_json(json.loads(json.dumps(PROGRAM.to_json(), sort_keys=True)))
     assert again == PROGRAM
     assert list(again.observation) == ["observation/z", "observation/a"]
 
@@ -59,7 +59,7 @@ def test_evaluates_the_layers_at_their_offsets() -> None:
 
 def test_a_gaussian_head_adds_the_deviations_that_stand_in_the_vector() -> None:
     program = replace(PROGRAM, head=GaussianHead(num_dimensions=2, log_std_offset=18))
-    assert ActorProgram.from_json(json.loads(json.dumps(program.to_json()))) == program
+    assert ExportedActor.from_json(json.loads(json.dumps(program.to_json()))) == program
     vector = np.random.default_rng(0).standard_normal(26).astype(np.float32)
     parameters = Parameters(version=Version(1, 0), vector=vector, layout="0123")
     frames = [np.ones((3, 6), np.float32), np.arange(6, dtype=np.int32)[np.newaxis]]
@@ -100,18 +100,18 @@ def test_json_that_is_no_program_is_refused(missing: str) -> None:
     value = PROGRAM.to_json()
     del value[missing]
     with pytest.raises(KeyError):
-        ActorProgram.from_json(value)
+        ExportedActor.from_json(value)
 
 
 def test_a_head_of_another_kind_is_refused() -> None:
     value = PROGRAM.to_json()
     value["head"] = {"kind": "quantile", "num_actions": 2}
     with pytest.raises(ValueError, match="quantile"):
-        ActorProgram.from_json(value)
+        ExportedActor.from_json(value)
 
 
 def test_acting_needs_weights() -> None:
-    actor = ProgramActor(PROGRAM, num_steps=2, num_lanes=1, rng=np.random.default_rng(0))
+    actor = NumpyActor(PROGRAM, num_steps=2, num_lanes=1, rng=np.random.default_rng(0))
     with pytest.raises(RuntimeError, match="load"):
         actor.begin(empty_slot(discrete_env_spec(), num_steps=2, num_lanes=1))
 
@@ -126,7 +126,7 @@ def test_weights_are_copied_not_shared() -> None:
 
 def test_acting_by_program_imports_no_torch() -> None:
     code = (
-        "import sys, rlsrl.policies.program_policy, rlsrl.policies.acting, rlsrl.workers.policy\n"
+        "import sys, rlsrl.policies.numpy_policy, rlsrl.policies.acting, rlsrl.workers.policy\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -1,6 +1,6 @@
 """The torch-free form of an actor: dense layers over the flat parameter vector. numpy only.
 
-A trainer exports its actor network once as an ``ActorProgram`` and sends it along with the weights; an actor evaluates
+A trainer exports its actor network once as an ``ExportedActor`` and sends it along with the weights; an actor evaluates
 it with a few matrix products, several times faster than torch at these sizes and without importing it.
 """
 
@@ -114,7 +114,7 @@ HEADS: Mapping[str, type[Head]] = {"categorical": CategoricalHead, "gaussian": G
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorProgram:
+class ExportedActor:
     """How to compute the parameters of the action distribution from an observation and the flat vector."""
 
     layout: str
@@ -184,7 +184,7 @@ def _size(spec: ArraySpec) -> int:
 class DenseWeights:
     """A program's weights, and the statistics that its observations are normalised with. One thread uses them."""
 
-    def __init__(self, program: ActorProgram) -> None:
+    def __init__(self, program: ExportedActor) -> None:
         self.program = program
         self.version: Version | None = None
         """What is loaded; None before."""
@@ -270,12 +270,12 @@ class DenseStack:
             np.copyto(out, MASKED_LOGIT, where=mask == 0)
 
 
-class ProgramActor:
+class NumpyActor:
     """Acts by evaluating a program: ``policies.acting.RolloutActor`` without torch."""
 
     def __init__(
         self,
-        program: ActorProgram,
+        program: ExportedActor,
         *,
         num_steps: int,
         num_lanes: int,

@@ -11,10 +11,10 @@ from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
+from rlsrl.policies.exported import LayoutMismatch
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.normalization import mean_of, variance_of
-from rlsrl.policies.program import LayoutMismatch
-from rlsrl.policies.program_policy import MAX_SIZES, ProgramPolicy
+from rlsrl.policies.numpy_policy import MAX_SIZES, NumpyPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.rollouts import continuous_env_spec, discrete_action, discrete_env_spec
 
@@ -28,7 +28,7 @@ MASKED = EnvSpec(
 KINDS = {"discrete": discrete_env_spec(), "continuous": continuous_env_spec(), "masked": MASKED}
 
 
-def twins(env_spec: EnvSpec) -> tuple[TorchPolicy, ProgramPolicy]:
+def twins(env_spec: EnvSpec) -> tuple[TorchPolicy, NumpyPolicy]:
     """A network and its program, with weights of their own and statistics of what is normalised."""
     network = TorchPolicy(build_network(MlpActorCritic, env_spec, {"hidden_sizes": (8,)}, seed=0), env_spec)
     program = network.export()
@@ -39,7 +39,7 @@ def twins(env_spec: EnvSpec) -> tuple[TorchPolicy, ProgramPolicy]:
     shape = env_spec.observation[path].shape
     statistics = {mean_of(path): rng.standard_normal(shape), variance_of(path): rng.uniform(0.5, 2.0, shape)}
     parameters = replace(network.parameters(Version(3, 7)), vector=vector, statistics=statistics)
-    exported = ProgramPolicy(program)
+    exported = NumpyPolicy(program)
     for policy in (network, exported):
         policy.load(parameters)
     return network, exported
@@ -63,19 +63,19 @@ def test_it_answers_as_the_network_does_for_any_number_of_lanes(kind: str) -> No
     network, exported = twins(KINDS[kind])
     for seed, sizes in enumerate([(3, 1, 5), (9,), (2,), (9,), (3, 1, 5)]):
         requests = [request_of(KINDS[kind], size, seed) for size in sizes]
-        for expected, found in zip(network.rollout(requests), exported.rollout(requests), strict=True):
+        for expected, found in zip(network.predict(requests), exported.predict(requests), strict=True):
             np.testing.assert_allclose(found.distribution, expected.distribution, rtol=1e-4, atol=1e-5)
             assert found.version == expected.version == (3, 7)
 
 
 def test_answers_stay_as_they_were_whatever_is_asked_next() -> None:
     _, exported = twins(KINDS["discrete"])
-    (first,) = exported.rollout([request_of(KINDS["discrete"], 4, seed=1)])
+    (first,) = exported.predict([request_of(KINDS["discrete"], 4, seed=1)])
     before = first.distribution.copy()
     for size in range(1, MAX_SIZES + 3):
-        exported.rollout([request_of(KINDS["discrete"], size, seed=2)])
+        exported.predict([request_of(KINDS["discrete"], size, seed=2)])
     assert np.array_equal(first.distribution, before)
-    assert np.array_equal(exported.rollout([request_of(KINDS["discrete"], 4, seed=1)])[0].distribution, before)
+    assert np.array_equal(exported.predict([request_of(KINDS["discrete"], 4, seed=1)])[0].distribution, before)
 
 
 def test_it_exports_itself_and_takes_no_other_weights() -> None:
@@ -84,11 +84,11 @@ def test_it_exports_itself_and_takes_no_other_weights() -> None:
     assert dict(exported.initial_state(3)) == {}
     with pytest.raises(LayoutMismatch, match="do not fit the program's"):
         exported.load(replace(network.parameters(Version(4, 0)), layout="other"))
-    assert exported.rollout([request_of(KINDS["discrete"], 1, seed=0)])[0].version == (3, 7)
+    assert exported.predict([request_of(KINDS["discrete"], 1, seed=0)])[0].version == (3, 7)
 
 
 def test_nothing_is_evaluated_before_weights_are_there() -> None:
     program = twins(KINDS["discrete"])[0].export()
     assert program is not None
-    with pytest.raises(RuntimeError, match=r"load\(\) comes before rollout\(\)"):
-        ProgramPolicy(program).rollout([request_of(KINDS["discrete"], 1, seed=0)])
+    with pytest.raises(RuntimeError, match=r"load\(\) comes before predict\(\)"):
+        NumpyPolicy(program).predict([request_of(KINDS["discrete"], 1, seed=0)])

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlsrl.data.inference import RolloutRequest, RolloutResult, answers, together
+from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, split_results
 from rlsrl.data.specs import Arrays
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.base import Policy
-from rlsrl.policies.program import ActorProgram, DenseStack, DenseWeights
+from rlsrl.policies.exported import DenseStack, DenseWeights, ExportedActor
 
 MAX_SIZES = 64
 """Batch sizes whose memory is kept; actors of one kind ask in few."""
 
 
-class ProgramPolicy(Policy):
+class NumpyPolicy(Policy):
     """Evaluates a program for any number of lanes."""
 
-    def __init__(self, program: ActorProgram) -> None:
+    def __init__(self, program: ExportedActor) -> None:
         self._program = program
         self._weights = DenseWeights(program)
         self._stacks: dict[int, DenseStack] = {}
@@ -32,17 +32,17 @@ class ProgramPolicy(Policy):
         """
         self._weights.load(parameters)
 
-    def rollout(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+    def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
         """Answer each request, in order, from one evaluation of all their lanes."""
         if (version := self._weights.version) is None:
-            raise RuntimeError("load() comes before rollout()")
-        program, observation = self._program, together(requests)
+            raise RuntimeError("load() comes before predict()")
+        program, observation = self._program, batch_observations(requests)
         num_lanes = sum(request.num_lanes for request in requests)
         features = [observation[path].reshape(num_lanes, -1).T for path in program.observation]
         mask = None if program.head.mask is None else observation[program.head.mask].T
         distribution = np.empty((program.head.distribution_size, num_lanes), np.float32)
         self._stack(num_lanes).forward(features, distribution, mask)
-        return answers(requests, np.ascontiguousarray(distribution.T), version)
+        return split_results(requests, np.ascontiguousarray(distribution.T), version)
 
     def _stack(self, num_lanes: int) -> DenseStack:
         if num_lanes not in self._stacks:
@@ -56,6 +56,6 @@ class ProgramPolicy(Policy):
         del num_envs
         return {}
 
-    def export(self) -> ActorProgram:
+    def export(self) -> ExportedActor:
         """Itself."""
         return self._program
