@@ -1,8 +1,8 @@
-"""Known-bad variants of our own code. Each breaks one promise, and each test that is named for it has to notice.
+"""Known-bad variants of our own code. Each breaks one promise, and every test named for it must notice.
 
-The table is ``mutants.toml``: what goes wrong for users, the text that is replaced and by what, and the tests that fail
-then. A mutant is put into a copy of the source trees, and only its tests run against that. A test that cannot be
-collected, or whose fixtures break, has noticed nothing: it has to fail by itself.
+The table is ``mutants.toml``: the harm to users, the symbol and its change (``mutations.py``), and the tests that fail
+then. A mutant is put into a copy of the source trees, and only its tests run against that copy. A test that cannot be
+collected, or whose fixtures break, has noticed nothing: the test must fail by itself.
 """
 
 from __future__ import annotations
@@ -15,55 +15,58 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mutations import Change
 
 REPOSITORY = Path(__file__).parents[2]
 TREES = ("worker", "operator")
-TEST_SECONDS, RUN_SECONDS = 60, 240
+TEST_SECONDS, RUN_SECONDS = 120, 300
 TESTS_AT_ONCE = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One replacement of text in one file."""
+    """One change of one symbol."""
 
     name: str
     harm: str
     """What users would meet."""
-    file: str
-    old: str
-    """Stands there exactly once."""
-    new: str
+    change: Change
     caught_by: tuple[str, ...]
-    """Tests, of which each has to fail; of one with parameters, at least one case."""
+    """Tests that must all fail; of a test with parameters, at least one case."""
 
-    def applied(self) -> str:
-        """The file's text with the mutant in it."""
-        text = (REPOSITORY / self.file).read_text(encoding="utf-8")
-        found = text.count(self.old)
-        assert found == 1, f"mutant {self.name!r}: its old text is {found} times in {self.file}, not once"
-        return text.replace(self.old, self.new)
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> Mutant:
+        replace, by = (table["delete"], "") if "delete" in table else (table["replace"], table["by"])
+        change = Change(symbol=table["symbol"], replace=replace, by=by)
+        return cls(name=table["name"], harm=table["harm"], change=change, caught_by=tuple(table["caught_by"]))
+
+    def applied(self) -> tuple[Path, str]:
+        """Return the changed file, relative to the repository, and its text."""
+        file, text = self.change.apply([REPOSITORY / tree for tree in TREES])
+        return file.relative_to(REPOSITORY), text
 
 
 def read_mutants() -> list[Mutant]:
     table = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text(encoding="utf-8"))
-    return [Mutant(**{**each, "caught_by": tuple(each["caught_by"])}) for each in table["mutants"]]
+    return [Mutant.read(mutant) for mutant in table["mutants"]]
 
 
 MUTANTS = read_mutants()
 
 
 def run_tests(tests: Sequence[str], trees: Path) -> tuple[int, str]:
-    """Run these tests, and the processes that they start, with the source trees of that folder; what came of it."""
+    """Run these tests, and the processes that they start, with the source trees of that folder; (status, output)."""
     paths = os.pathsep.join(str(trees / tree) for tree in TREES)
     environment = {**os.environ, "PYTHONPATH": paths, "HYPOTHESIS_STORAGE_DIRECTORY": str(trees / "hypothesis")}
     options = ["-q", "-p", "no:cacheprovider", "--tb=short", f"--timeout={TEST_SECONDS}"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
-    # A file, since what a test that is cut short leaves behind would hold a pipe open.
+    # A file: a process that outlives its test would hold a pipe open.
     output = trees / "output.txt"
     with (
         output.open("wb") as file,
@@ -85,14 +88,15 @@ def copy_trees(to: Path) -> Path:
     return to
 
 
-def test_there_are_as_many_as_were_promised_and_each_has_its_own_name() -> None:
+def test_names_are_unique() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 15
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_can_be_made_of_the_code_as_it_is(mutant: Mutant) -> None:
-    assert mutant.new.split() != mutant.old.split()
-    ast.parse(mutant.applied())
+def test_a_mutant_fits_the_code(mutant: Mutant) -> None:
+    file, text = mutant.applied()
+    original = (REPOSITORY / file).read_text(encoding="utf-8")
+    assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(original))
     for test in mutant.caught_by:
         path, _, name = test.partition("::")
         assert name, f"mutant {mutant.name!r}: {test} names no test"
@@ -103,7 +107,8 @@ def test_a_mutant_can_be_made_of_the_code_as_it_is(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     trees = copy_trees(tmp_path)
-    (trees / mutant.file).write_text(mutant.applied(), encoding="utf-8")
+    file, text = mutant.applied()
+    (trees / file).write_text(text, encoding="utf-8")
     status, output = run_tests(mutant.caught_by, trees)
     lines = output.splitlines()
     assert status == pytest.ExitCode.TESTS_FAILED, f"exit status {status}: {mutant.harm}\n{output}"
