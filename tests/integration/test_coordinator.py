@@ -461,7 +461,7 @@ def test_a_command_of_no_known_kind_is_refused(calm: CoordinatorProcess) -> None
 def test_a_command_handler_that_fails_is_told_of_by_check(calm: CoordinatorProcess, join: Join) -> None:
     member = join(calm, on_command=lambda command: {}[command.kind])
     calm.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE)
-    member._thread.join(DEADLINE)
+    member._calls.join(DEADLINE)
     with pytest.raises(MembershipError, match="the membership thread failed") as raised:
         member.check()
     assert isinstance(raised.value.__cause__, KeyError)
@@ -597,7 +597,7 @@ def test_an_old_attempt_is_fenced_and_a_new_one_takes_over(calm: CoordinatorProc
     old = join(coordinator, role="trainer", index=0, attempt=1)
     new = join(coordinator, role="trainer", index=0, attempt=2)
     assert place(new) == (0, 1)
-    until(lambda: not old._thread.is_alive(), "the old one hears of it")
+    until(lambda: old._calls.join(0.0), "the old one hears of it")
     with pytest.raises(JoinRefused, match="succeeded by attempt 2"):
         old.check()
     with pytest.raises(JoinRefused, match="succeeded by attempt 2"):

@@ -207,7 +207,7 @@ def test_a_stranger_is_refused(calm: Served, policy: str) -> None:
     with pytest.raises(SourceRefused, match="UNAUTHENTICATED"):
         reader.get()
     publisher.publish(step(1))
-    publisher._thread.join(LONG)
+    publisher._stream.join(LONG)
     with pytest.raises(ParameterError, match="UNAUTHENTICATED"):
         publisher.publish(step(2))
 
@@ -262,7 +262,7 @@ def test_a_succeeded_trainer_is_told_and_its_versions_reach_nobody(calm: Served,
     assert reader.wait(Version(2, 0), LONG).version == Version(2, 3)
     assert reader.description(LONG) == {"gang": 2}
     old.publish(step(51, attempt=1))
-    old._thread.join(LONG)
+    old._stream.join(LONG)
     with pytest.raises(StaleAttempt, match="succeeded by attempt 2"):
         old.publish(step(52, attempt=1))
     new.publish(step(4, attempt=2))
@@ -433,7 +433,7 @@ def test_a_version_that_is_not_confirmed_is_sent_again_on_another_connection(
     streams = set()
     while len(streams) < 3:  # each is given up in its turn
         with publisher._changed:
-            streams.add(id(publisher._call))
+            streams.add(id(publisher._stream._call))
             publisher._changed.wait(SOON)
     served.server.resume()
     assert served.reader().wait(Version(1, 2), LONG).version == Version(1, 2)
@@ -456,7 +456,7 @@ def test_publishing_never_waits_for_a_server_that_never_answers(address_of: Call
         for number in range(1, 3000):
             publisher.publish(step(number))
         assert publisher.confirmed is None
-    assert not publisher._thread.is_alive()
+    assert publisher._stream.join(0.0)
 
 
 @pytest.mark.parametrize("address_of", [silent_server, nobody])
@@ -466,7 +466,7 @@ def test_a_reader_of_a_server_that_never_answers_ends_at_its_deadlines(address_o
         assert reader.get() is None
         with pytest.raises(SourceTimeout):
             reader.wait(INITIAL, SOON)
-    assert not reader._thread.is_alive()
+    assert reader._stream.join(0.0)
 
 
 def test_ends_that_come_and_go_leave_nothing_behind(calm: Served, policy: str) -> None:

@@ -31,6 +31,7 @@ from rlsrl.parameters.protocols import (
 from rlsrl.parameters.segment import SegmentReader, SegmentWriter
 from rlsrl.rpc.auth import token_matches
 from rlsrl.rpc.local import LAST_BACK_OFF_SECONDS, accept, connect, listen, recv_json, send_json
+from rlsrl.rpc.reconnect import BackOff
 
 _PROTOCOL = 1
 _GREETING_SECONDS = 5.0
@@ -207,7 +208,7 @@ class BroadcastReader:
         self._connection: socket.socket | None = None
         self._greeted = False
         self._retry_at = 0.0
-        self._back_off = _MIN_BACK_OFF_SECONDS
+        self._back_off = BackOff(first_seconds=_MIN_BACK_OFF_SECONDS, max_seconds=LAST_BACK_OFF_SECONDS)
         self._segment: SegmentReader | None = None
         self._successor: SegmentReader | None = None
         self._newest = INITIAL
@@ -294,8 +295,7 @@ class BroadcastReader:
         now = time.monotonic()
         if now < self._retry_at:
             return
-        self._retry_at = now + self._back_off
-        self._back_off = min(self._back_off * 2, LAST_BACK_OFF_SECONDS)
+        self._retry_at = now + self._back_off.next_delay()
         self._connection = connect(self._name, timeout=_MIN_BACK_OFF_SECONDS)
         self._connection.setblocking(False)
         self._greeted = False
@@ -309,7 +309,7 @@ class BroadcastReader:
             raise ValueError("the publisher's answer carries no memory")
         self._successor = SegmentReader(descriptors[0])
         self._greeted = True
-        self._back_off = _MIN_BACK_OFF_SECONDS
+        self._back_off.reset()
 
     def _drain(self, connection: socket.socket) -> None:
         """Forget the wake-ups so far: what they told of is read from the memory."""

@@ -28,6 +28,7 @@ from rlsrl.parameters.database import BlobParameterDB
 from rlsrl.parameters.index import NAME, REMEMBERED_COMMITS, Entry, Index, inline, new_key
 from rlsrl.parameters.objects import Conflict, Objects, StoreRefused, StoreUnreachable
 from rlsrl.parameters.protocols import Corrupt
+from rlsrl.rpc.reconnect import BackOff
 from rlsrl.runtime.clock import Clock, SystemClock
 
 RECHECK_SECONDS = 1.0
@@ -35,6 +36,7 @@ RECHECK_SECONDS = 1.0
 
 _CHANGE_SECONDS = 60.0
 """How long a change is tried again because others came first."""
+_FIRST_BACK_OFF_SECONDS = 0.01
 _MAX_BACK_OFF_SECONDS = 0.5
 _KEPT_HEADS = 128
 """Objects whose first bytes are remembered, so that listing versions again and again costs next to nothing."""
@@ -98,7 +100,7 @@ class ObjectBlobs:
         self._require_conditional_writes()
         deadline = time.monotonic() + self._change_seconds
         uploads: dict[str, _Upload] = {}
-        back_off = 0.01
+        back_off = BackOff(first_seconds=_FIRST_BACK_OFF_SECONDS, max_seconds=_MAX_BACK_OFF_SECONDS)
         while True:
             snapshot = self.snapshot(policy)
             change = _IndexChange(self, policy, snapshot.index, uploads)
@@ -110,8 +112,7 @@ class ObjectBlobs:
                     f"others have been changing policy {policy!r} in {self._objects.name} for "
                     f"{self._change_seconds} seconds"
                 )
-            self._never.wait(random.uniform(0, back_off))  # noqa: S311 - spreads writers, keeps no secret
-            back_off = min(2 * back_off, _MAX_BACK_OFF_SECONDS)
+            self._never.wait(random.uniform(0, back_off.next_delay()))  # noqa: S311 - spreads writers, keeps no secret
 
     def snapshot(self, policy: str) -> _Snapshot:
         """The index as it is now. A corrupt one is replaced by what the objects tell."""

@@ -6,21 +6,19 @@ and the same lease is claimed again when a coordinator is back.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
-import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import grpc
 
 from rlsrl.data.version import Version
-from rlsrl.rpc.channels import open_channel, token_metadata
+from rlsrl.rpc.channels import token_metadata
+from rlsrl.rpc.reconnect import ReconnectingCall
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
@@ -31,17 +29,11 @@ from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import LedgerPage
 from rlsrl.runtime.outbox import Outbox, Stream
 
-FIRST_BACK_OFF_SECONDS = 0.1
-MAX_BACK_OFF_SECONDS = 1.0
-
 STREAMS = "streams"
 """The endpoint that other workers are told of: where a member serves samples or inference."""
 
 LEAVE_TIMEOUT_SECONDS = 5.0
 """Default patience of ``Membership.leave`` with a coordinator that is away."""
-
-_CANCEL_SECONDS = 5.0
-"""How long a cancelled call may take to end: it only has to come back from gRPC's core."""
 
 _FINAL_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
 """Answers that trying again cannot change."""
@@ -79,7 +71,6 @@ class Membership:
     ) -> None:
         """Use ``Membership.join``."""
         self._address = address
-        self._tls = tls
         self._metadata = token_metadata(token)
         self._instance = instance
         self._outbox = outbox
@@ -88,14 +79,13 @@ class Membership:
         self._changed = outbox.changed
         # Guarded by _changed:
         self._welcome: pb.Welcome | None = None
-        self._failure: BaseException | None = None
         self._last_problem = "nobody answered"
-        self._abandoned = False
         self._delivered = False
         self._addresses: dict[str, Mapping[int, str]] = {}
         self._settings: Mapping[str, Any] = {}
-        self._call: grpc.CallIterator[pb.CoordinatorMessage] | None = None
-        self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
+        self._calls = ReconnectingCall(
+            address, tls=tls, name="membership", changed=self._changed, converse=self._converse
+        )
 
     @classmethod
     def join(
@@ -243,7 +233,7 @@ class Membership:
             MembershipError: the membership thread failed; the cause says how.
         """
         with self._changed:
-            failure = self._failure
+            failure = self._calls.failure
         if isinstance(failure, MembershipError):
             raise failure
         if failure is not None:
@@ -261,78 +251,45 @@ class Membership:
             Whether the coordinator took it all. If not, the index stays leased until the lease runs out.
         """
         self._outbox.say_goodbye(pb.Goodbye(reason=reason, done=done))
-        self._thread.join(timeout)
-        self._abandon()
+        self._calls.join(timeout)
+        self._calls.close()
         return self._delivered
 
     def _begin(self, timeout: float) -> None:
-        self._thread.start()
+        self._calls.start()
         with self._changed:
-            answered = self._changed.wait_for(lambda: self._welcome or self._failure, timeout)
+            answered = self._changed.wait_for(lambda: self._welcome or self._calls.failure, timeout)
             problem = self._last_problem
         if self._welcome is not None:
             return
-        self._abandon()
+        self._calls.close()
         if answered:
             self.check()
         raise JoinTimeout(
             f"no place in the roster from the coordinator at {self._address} within {timeout} s: {problem}"
         )
 
-    def _abandon(self) -> None:
-        """End the thread whatever it waits for: a cancelled call is read to its end, never dropped."""
-        with self._changed:
-            self._abandoned = True
-            call = self._call
-            self._changed.notify_all()
-        if call is not None:
-            _cancel(call)
-        self._thread.join(_CANCEL_SECONDS)
-
-    def _run(self) -> None:
-        """One stream after another until goodbye is said or nobody waits for it any more."""
-        back_off = FIRST_BACK_OFF_SECONDS
-        try:
-            while not self._over():
-                welcomed = self._converse()
-                back_off = FIRST_BACK_OFF_SECONDS if welcomed else min(2 * back_off, MAX_BACK_OFF_SECONDS)
-                with self._changed:
-                    self._changed.wait_for(self._over, back_off)
-        except BaseException as failure:  # noqa: BLE001 - raised by check() and join(), where it can be acted upon
-            with self._changed:
-                self._failure = failure
-                self._changed.notify_all()
-
-    def _over(self) -> bool:
-        return self._abandoned or self._delivered
-
-    def _converse(self) -> bool:
-        """One connection, until it ends for whatever reason; returns whether there was a welcome.
+    def _converse(self, channel: grpc.Channel) -> bool:
+        """Hold the Join stream over one connection until it ends; return whether there was a welcome.
 
         Raises:
             JoinRefused: the end is final.
         """
-        with contextlib.closing(open_channel(self._address, self._tls)) as channel:
-            return self._converse_over(channel)
-
-    def _converse_over(self, channel: grpc.Channel) -> bool:
         stream = Stream(self._outbox)
         call = CoordinatorStub(channel).Join(stream, metadata=self._metadata)
-        with self._changed:
-            self._call = call
-            if self._abandoned:
-                _cancel(call)
-        try:
-            for message in call:
-                self._receive(message, stream)
-            self._delivered = stream.said_goodbye
-        except grpc.RpcError as error:
-            self._last_problem = describe(error)
-            if call.code() in _FINAL_CODES:
-                raise JoinRefused(self._last_problem) from error
-        finally:
-            stream.close()
-            _drain(call)
+        with self._calls.reading(call):
+            try:
+                for message in call:
+                    self._receive(message, stream)
+                if stream.said_goodbye:
+                    self._delivered = True
+                    self._calls.finish()
+            except grpc.RpcError as error:
+                self._last_problem = describe(error)
+                if call.code() in _FINAL_CODES:
+                    raise JoinRefused(self._last_problem) from error
+            finally:
+                stream.close()
         return stream.welcomed
 
     def _receive(self, message: pb.CoordinatorMessage, stream: Stream) -> None:
@@ -365,14 +322,3 @@ class Membership:
             self._welcome = self._welcome or welcome
             self._outbox.claim(welcome.index, welcome.incarnation)
             stream.welcome(welcome.heartbeat_seconds)
-
-
-def _drain(call: grpc.CallIterator[pb.CoordinatorMessage]) -> None:
-    """End a call and read it to its end: one that is dropped half-read leaks."""
-    _cancel(call)
-    with contextlib.suppress(grpc.RpcError):
-        deque(call, maxlen=0)
-
-
-def _cancel(call: grpc.CallIterator[pb.CoordinatorMessage]) -> None:
-    call.cancel()  # type: ignore[no-untyped-call]  # so it is in the stubs

@@ -38,6 +38,7 @@ from rlsrl.parameters.service.transfers import (
     parse_header,
 )
 from rlsrl.rpc.channels import end_call, open_channel, token_metadata
+from rlsrl.rpc.reconnect import BackOff
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import parameters_pb2 as pb
@@ -48,8 +49,6 @@ CALL_SECONDS = 60.0
 """Default deadline of one call, all its tries together."""
 LONGEST_WAIT_SECONDS = 20.0
 """How long one call of ``watch`` waits for a version before it asks again."""
-_FIRST_BACK_OFF_SECONDS = 0.1
-_MAX_BACK_OFF_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -243,7 +242,7 @@ class ServiceParameterDB:
         Woken by the answer, by ``close``, or by the deadline.
         """
         deadline = time.monotonic() + self._call_seconds + wait
-        back_off = _FIRST_BACK_OFF_SECONDS
+        back_off = BackOff()
         while True:
             options = {"timeout": max(deadline - time.monotonic(), 0.0), "metadata": self._metadata}
             try:
@@ -257,11 +256,11 @@ class ServiceParameterDB:
                 if not self._closed.is_set():
                     raise
                 raise ServiceUnavailable("closed") from error
-            if time.monotonic() + back_off >= deadline or self._closed.wait(back_off):
+            delay = back_off.next_delay()
+            if time.monotonic() + delay >= deadline or self._closed.wait(delay):
                 raise ServiceUnavailable(
                     f"no answer from the parameter service at {self._address}: {problem}"
                 ) from cause
-            back_off = min(2 * back_off, _MAX_BACK_OFF_SECONDS)
 
 
 class _Connection:

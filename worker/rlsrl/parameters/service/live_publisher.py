@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,18 +17,14 @@ from rlsrl.parameters.service.failures import error_of
 from rlsrl.parameters.service.live import description_messages, version_messages
 from rlsrl.parameters.service.messages import version_from_proto
 from rlsrl.parameters.service.transfers import TRANSFERS
-from rlsrl.rpc.channels import cancel_call, end_call, open_channel, token_metadata
-from rlsrl.rpc.settings import validate_address
+from rlsrl.rpc.channels import token_metadata
+from rlsrl.rpc.reconnect import ReconnectingCall
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.runtime.coordination import describe
 
 CONFIRMATION_SECONDS = 20.0
 """How long a version that was sent may stay unconfirmed before the connection is made anew."""
-_FIRST_BACK_OFF_SECONDS = 0.1
-_MAX_BACK_OFF_SECONDS = 1.0
-_CLOSE_SECONDS = 5.0
-"""How long a cancelled call may take to end: it only has to come back from gRPC's core."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -52,17 +47,13 @@ class LivePublisher:
         """
         self._description = description_messages(check_policy(policy), description)
         self._metadata = token_metadata(token)
-        self._address = validate_address(address)
-        self._tls = tls
         self._changed = threading.Condition(threading.Lock())
         # Guarded by _changed:
         self._newest: Parameters | None = None
         self._confirmed: Version | None = None
-        self._failure: BaseException | None = None
-        self._closed = False
-        self._call: grpc.CallIterator[pb.Published] | None = None
-        self._thread = threading.Thread(target=self._run, name="live-publisher", daemon=True)
-        self._thread.start()
+        self._stream = ReconnectingCall(
+            address, tls=tls, name="live-publisher", changed=self._changed, converse=self._converse
+        )
 
     @property
     def confirmed(self) -> Version | None:
@@ -82,105 +73,77 @@ class LivePublisher:
         """
         check_parameters(parameters)
         with self._changed:
-            if self._closed:
+            if self._stream.is_closed:
                 raise SourceClosed("the publisher is closed")
-            if self._failure is not None:
-                kind = type(self._failure) if isinstance(self._failure, ParameterError) else ParameterError
-                raise kind(f"publishing has failed: {self._failure}") from self._failure
+            if (failure := self._stream.failure) is not None:
+                kind = type(failure) if isinstance(failure, ParameterError) else ParameterError
+                raise kind(f"publishing has failed: {failure}") from failure
             if self._newest is not None and parameters.version <= self._newest.version:
                 raise ValueError(
                     f"version {parameters.version} is not newer than {self._newest.version}, which was published before"
                 )
+            is_first = self._newest is None
             self._newest = parameters
             self._changed.notify_all()
+        if is_first:
+            self._stream.start()
 
     def close(self) -> None:
         """Stop sending; what the coordinator has not confirmed may never arrive. Idempotent."""
-        with self._changed:
-            self._closed = True
-            call = self._call
-            self._changed.notify_all()
-        if call is not None:
-            cancel_call(call)
-        self._thread.join(_CLOSE_SECONDS)
+        self._stream.close()
 
-    def _run(self) -> None:
-        """One stream after another until ``close``. Waits for the first version, then for the coordinator's answers."""
-        back_off = _FIRST_BACK_OFF_SECONDS
-        try:
-            self._await_first_version()
-            while not self._closed:
-                confirmed_some = self._converse()
-                back_off = _FIRST_BACK_OFF_SECONDS if confirmed_some else min(2 * back_off, _MAX_BACK_OFF_SECONDS)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed, back_off)
-        except BaseException as failure:  # noqa: BLE001 - raised by publish(), in the thread that can act on it
-            with self._changed:
-                self._failure = failure
-            _log.warning("publishing_failed", error=repr(failure))
-
-    def _await_first_version(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._newest is not None or self._closed)
-
-    def _converse(self) -> bool:
-        """One connection, until it ends for whatever reason; returns whether it confirmed a version.
+    def _converse(self, channel: grpc.Channel) -> bool:
+        """Publish over one connection until it ends; return whether the coordinator confirmed a version.
 
         Raises:
-            The coordinator's refusal, where trying again would not help.
+            Exception: the coordinator's refusal, where another attempt would not help.
         """
-        with contextlib.closing(open_channel(self._address, self._tls)) as channel:
-            return self._converse_over(channel)
-
-    def _converse_over(self, channel: grpc.Channel) -> bool:
         publish = channel.stream_stream(
             f"/{TRANSFERS}/Publish", request_serializer=None, response_deserializer=pb.Published.FromString
         )
-        stream = _Stream()
-        call = publish(self._messages(stream), metadata=self._metadata)
-        with self._changed:
-            self._call = call
-            if self._closed:
-                cancel_call(call)
-        try:
-            for published in call:
+        progress = _Progress()
+        call = publish(self._messages(progress), metadata=self._metadata)
+        with self._stream.reading(call):
+            try:
+                for published in call:
+                    with self._changed:
+                        self._confirmed = progress.confirmed = version_from_proto(published.version)
+                        self._changed.notify_all()
+            except grpc.RpcError as failed:
+                if not self._stream.is_closed:
+                    _log.info("publishing_interrupted", reason=describe(failed))
+                    error = error_of(failed)
+                    if error is not None and not isinstance(error, Corrupt):  # which the next try mends
+                        _log.warning("publishing_failed", error=repr(error))
+                        raise error from failed
+            finally:
                 with self._changed:
-                    self._confirmed = stream.confirmed = version_from_proto(published.version)
+                    progress.ended = True
                     self._changed.notify_all()
-        except grpc.RpcError as failed:
-            if not self._closed:
-                _log.info("publishing_interrupted", reason=describe(failed))
-                error = error_of(failed)
-                if error is not None and not isinstance(error, Corrupt):  # which the next try mends
-                    raise error from failed
-        finally:
-            with self._changed:
-                stream.ended = True
-                self._changed.notify_all()
-            end_call(call)
-        return stream.confirmed is not None
+        return progress.confirmed is not None
 
-    def _messages(self, stream: _Stream) -> Iterator[bytes]:
-        """What goes up one stream; gRPC takes it in a thread of its own, and may wait for room in between."""
+    def _messages(self, progress: _Progress) -> Iterator[bytes]:
+        """Yield what one stream sends. gRPC takes it in a thread of its own, and may wait for its window in between."""
         yield from self._description
         sent: Version | None = None
-        while (parameters := self._next_to_send(stream, sent)) is not None:
+        while (parameters := self._next_to_send(progress, sent)) is not None:
             yield from version_messages(parameters)
             sent = parameters.version
 
-    def _next_to_send(self, stream: _Stream, sent: Version | None) -> Parameters | None:
-        """The newest parameters, once what was sent is confirmed and there are newer ones; None at the stream's end."""
+    def _next_to_send(self, progress: _Progress, sent: Version | None) -> Parameters | None:
+        """Return the newest parameters once ``sent`` is confirmed and newer ones exist; None at the stream's end."""
         with self._changed:
-            if not self._changed.wait_for(lambda: stream.ended or stream.confirmed == sent, CONFIRMATION_SECONDS):
-                if self._call is not None:
-                    cancel_call(self._call)
-                return None
-            self._changed.wait_for(lambda: stream.ended or (self._newest is not None and self._newest.version != sent))
-            return None if stream.ended else self._newest
+            if self._changed.wait_for(lambda: progress.ended or progress.confirmed == sent, CONFIRMATION_SECONDS):
+                self._changed.wait_for(
+                    lambda: progress.ended or (self._newest is not None and self._newest.version != sent)
+                )
+                return None if progress.ended else self._newest
+        self._stream.cancel()
+        return None
 
 
-class _Stream:
-    """How far one stream has come."""
+class _Progress:
+    """How far one stream has come. Guarded by the publisher's lock."""
 
     def __init__(self) -> None:
         self.confirmed: Version | None = None

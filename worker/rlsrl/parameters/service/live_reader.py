@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -25,16 +24,11 @@ from rlsrl.parameters.service.failures import TransferRefused, error_of
 from rlsrl.parameters.service.live import read_version
 from rlsrl.parameters.service.messages import version_to_proto
 from rlsrl.parameters.service.transfers import MAX_TRANSFER_BYTES, TRANSFERS, Assembly, open_message, parse_header
-from rlsrl.rpc.channels import cancel_call, end_call, open_channel, token_metadata
-from rlsrl.rpc.settings import validate_address
+from rlsrl.rpc.channels import token_metadata
+from rlsrl.rpc.reconnect import ReconnectingCall
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.runtime.coordination import describe
-
-_FIRST_BACK_OFF_SECONDS = 0.1
-_MAX_BACK_OFF_SECONDS = 1.0
-_CLOSE_SECONDS = 5.0
-"""How long a cancelled call may take to end: it only has to come back from gRPC's core."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -60,8 +54,7 @@ class LiveReader:
         Raises:
             ValueError: policy or address cannot be one.
         """
-        self._address = validate_address(address)
-        self._tls = tls
+        self._address = address
         self._policy = check_policy(policy)
         self._max_nbytes = max_transfer_bytes
         self._metadata = token_metadata(token)
@@ -69,12 +62,11 @@ class LiveReader:
         # Guarded by _changed:
         self._description: dict[str, Any] | None = None
         self._newest: Parameters | None = None
-        self._failure: BaseException | None = None
         self._problem = "nobody answered"
-        self._closed = False
-        self._call: grpc.CallIterator[bytes] | None = None
-        self._thread = threading.Thread(target=self._run, name="live-reader", daemon=True)
-        self._thread.start()
+        self._stream = ReconnectingCall(
+            address, tls=tls, name="live-reader", changed=self._changed, converse=self._converse
+        )
+        self._stream.start()
 
     def description(self, timeout: float) -> dict[str, Any]:
         """See ``ParameterSource``. It is there once a publisher has published its first version."""
@@ -99,52 +91,31 @@ class LiveReader:
 
     def close(self) -> None:
         """See ``ParameterSource``."""
-        with self._changed:
-            self._closed = True
-            call = self._call
-            self._changed.notify_all()
-        if call is not None:
-            cancel_call(call)
-        self._thread.join(_CLOSE_SECONDS)
+        self._stream.close()
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float) -> None:
-        self._changed.wait_for(lambda: condition() or self._closed or self._failure is not None, timeout)
+        self._changed.wait_for(
+            lambda: condition() or self._stream.is_closed or self._stream.failure is not None, timeout
+        )
         self._check()
         if not condition():
             raise SourceTimeout(f"nothing came from the coordinator at {self._address} in time: {self._problem}")
 
     def _check(self) -> None:
-        if self._closed:
+        if self._stream.is_closed:
             raise SourceClosed("the reader is closed")
-        if isinstance(self._failure, SourceRefused):
-            raise SourceRefused(str(self._failure)) from self._failure
-        if self._failure is not None:
-            raise ParameterError("the thread that receives weights has died") from self._failure
+        failure = self._stream.failure
+        if isinstance(failure, SourceRefused):
+            raise SourceRefused(str(failure)) from failure
+        if failure is not None:
+            raise ParameterError("the thread that receives weights has died") from failure
 
-    def _run(self) -> None:
-        """One stream after another until ``close``. Waits for what the coordinator pushes."""
-        back_off = _FIRST_BACK_OFF_SECONDS
-        try:
-            while not self._closed:
-                received_some = self._listen()
-                back_off = _FIRST_BACK_OFF_SECONDS if received_some else min(2 * back_off, _MAX_BACK_OFF_SECONDS)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed, back_off)
-        except BaseException as failure:  # noqa: BLE001 - raised by every call, in the thread that can act on it
-            with self._changed:
-                self._failure = failure
-                self._changed.notify_all()
-
-    def _listen(self) -> bool:
-        """One connection, until it ends for whatever reason; returns whether what came was good.
+    def _converse(self, channel: grpc.Channel) -> bool:
+        """Receive over one connection until it ends; return whether it delivered good transfers only, and at least one.
 
         Raises:
-            SourceRefused: trying again would not help.
+            SourceRefused: the coordinator's refusal, where another attempt would not help.
         """
-        with contextlib.closing(open_channel(self._address, self._tls)) as channel:
-            return self._listen_over(channel)
-
-    def _listen_over(self, channel: grpc.Channel) -> bool:
         watch = channel.unary_stream(
             f"/{TRANSFERS}/Watch", request_serializer=pb.WatchRequest.SerializeToString, response_deserializer=None
         )
@@ -153,26 +124,21 @@ class LiveReader:
             policy=self._policy, newer_than=None if newest is None else version_to_proto(newest.version)
         )
         call = watch(request, metadata=self._metadata)
-        with self._changed:
-            self._call = call
-            if self._closed:
-                cancel_call(call)
         received_some = False
-        try:
-            messages = iter(call)
-            for message in messages:
-                self._take(message, messages)
-                received_some = True
-        except grpc.RpcError as failed:
-            self._problem = describe(failed)
-            if not self._closed and (error := error_of(failed)) is not None:
-                raise SourceRefused(str(error)) from error
-        except (TransferRefused, Corrupt) as error:
-            received_some = False  # coming again at once would not make it whole
-            self._problem = str(error)
-            _log.warning("live_weights_spoilt", error=str(error))
-        finally:
-            end_call(call)
+        with self._stream.reading(call):
+            try:
+                messages = iter(call)
+                for message in messages:
+                    self._take(message, messages)
+                    received_some = True
+            except grpc.RpcError as failed:
+                self._problem = describe(failed)
+                if not self._stream.is_closed and (error := error_of(failed)) is not None:
+                    raise SourceRefused(str(error)) from error
+            except (TransferRefused, Corrupt) as error:
+                received_some = False  # an immediate retry would receive the same bytes
+                self._problem = str(error)
+                _log.warning("live_weights_spoilt", error=str(error))
         return received_some
 
     def _take(self, first: bytes, rest: Iterator[bytes]) -> None:

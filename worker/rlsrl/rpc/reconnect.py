@@ -1,0 +1,142 @@
+"""Reconnect after an outage: the delay between attempts, and a thread that keeps one streaming call open.
+
+``BackOff`` serves clients that have their own loop. ``ReconnectingCall`` serves clients whose thread only reads a call:
+the coordinator's Join stream, the publisher and the reader of live weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from rlsrl.rpc.channels import cancel_call, end_call, open_channel
+from rlsrl.rpc.settings import validate_address
+from rlsrl.rpc.tls import Tls
+
+FIRST_BACK_OFF_SECONDS = 0.1
+"""Delay after the first failed attempt."""
+MAX_BACK_OFF_SECONDS = 1.0
+"""Longest delay between two attempts."""
+END_SECONDS = 5.0
+"""How long a cancelled call may take to end. It only has to return from gRPC's core."""
+
+
+class BackOff:
+    """The delay before the next attempt. It doubles with each failure, up to a limit. For one thread."""
+
+    def __init__(
+        self, *, first_seconds: float = FIRST_BACK_OFF_SECONDS, max_seconds: float = MAX_BACK_OFF_SECONDS
+    ) -> None:
+        self._first = first_seconds
+        self._max = max_seconds
+        self._delay = first_seconds
+
+    def next_delay(self) -> float:
+        """Return the seconds to wait after a failed attempt, and double the delay for the failure after it."""
+        delay = self._delay
+        self._delay = min(2 * delay, self._max)
+        return delay
+
+    def reset(self) -> None:
+        """Return to the first delay. Call it after an attempt that succeeded."""
+        self._delay = self._first
+
+
+class ReconnectingCall:
+    """A thread that keeps one streaming call open: when a call ends, the thread waits and makes the next one.
+
+    The owner shares its condition variable: ``failure`` and ``is_closed`` change under that lock, and each change is
+    notified, so that the owner's threads can wait for them together with the owner's own state.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None,
+        name: str,
+        changed: threading.Condition,
+        converse: Callable[[grpc.Channel], bool],
+    ) -> None:
+        """Prepare the thread; ``start`` starts it.
+
+        Args:
+            address: ``unix-abstract:NAME`` or ``HOST:PORT`` of the server.
+            tls: certificates, if the server requires them. Each channel gets the certificates that are current then.
+            name: of the thread.
+            changed: the owner's condition variable. Its lock must not be held when a method is called.
+            converse: make one call over the channel inside ``reading``, and return when the call has ended. True means
+                that the server answered, so the next attempt comes after the first delay. An exception is final.
+
+        Raises:
+            ValueError: the address has neither form.
+        """
+        self._address = validate_address(address)
+        self._tls = tls
+        self._changed = changed
+        self._converse = converse
+        self._call: grpc.CallIterator[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.failure: BaseException | None = None
+        """What ``converse`` raised; the thread has ended. Changes under the owner's lock."""
+        self.is_closed = False
+        """True once no further call is made. Changes under the owner's lock."""
+
+    def start(self) -> None:
+        """Make the first call. Call this once."""
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def reading(self, call: grpc.CallIterator[Any]) -> Iterator[None]:
+        """Let ``cancel`` and ``close`` reach this call inside the block; cancel and drain it after the block."""
+        with self._changed:
+            self._call = call
+            if self.is_closed:
+                cancel_call(call)
+        try:
+            yield
+        finally:
+            end_call(call)
+
+    def cancel(self) -> None:
+        """End the current call; the thread makes a new one. Needs no lock. Any thread may call it."""
+        if (call := self._call) is not None:
+            cancel_call(call)
+
+    def finish(self) -> None:
+        """Make no further call, and let the current one end by itself."""
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the current call, make no further call, and wait up to ``END_SECONDS`` for the thread. Idempotent."""
+        self.finish()
+        self.cancel()
+        self.join(END_SECONDS)
+
+    def join(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for the thread's end; return whether it has ended or never started."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        """Make one call after another until ``close``, ``finish`` or a failure. ``converse`` waits for the server."""
+        back_off = BackOff()
+        try:
+            while not self.is_closed:
+                with contextlib.closing(open_channel(self._address, self._tls)) as channel:
+                    has_answered = self._converse(channel)
+                if has_answered:
+                    back_off.reset()
+                with self._changed:
+                    self._changed.wait_for(lambda: self.is_closed, back_off.next_delay())
+        except BaseException as failure:  # noqa: BLE001 - the owner raises it in the thread that can act on it
+            with self._changed:
+                self.failure = failure
+                self._changed.notify_all()
