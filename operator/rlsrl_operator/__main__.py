@@ -17,7 +17,7 @@ from rlsrl_operator.settings import SettingsError, read_settings
 
 CONFIGURATION_ERROR = 2
 GARBAGE_THRESHOLD = 50_000
-"""Objects that are made before unreachable cycles are looked for."""
+"""InformerCache that are made before unreachable cycles are looked for."""
 
 
 def main() -> int:

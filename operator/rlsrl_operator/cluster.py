@@ -11,7 +11,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
 
-from rlsrl_operator.manifests.subject import MANAGER
+from rlsrl_operator.manifests.context import MANAGER
 from rlsrl_operator.manifests.types import Manifest
 
 CALL_SECONDS = 10
@@ -24,7 +24,7 @@ _VERBS = {"server_side_apply": "apply"}
 """What others call what the client calls otherwise."""
 
 
-class Conflict(Exception):  # noqa: N818 - named for what the server calls it
+class ResourceConflict(Exception):  # noqa: N818 - named for what the server calls it
     """Somebody else was faster, or the object is another one: look again."""
 
 
@@ -65,13 +65,13 @@ class Cluster:
 
         Raises:
             Refused: it is not taken.
-            Conflict: it has another uid than the manifest says.
+            ResourceConflict: it has another uid than the manifest says.
         """
         options = {"field_manager": MANAGER, "force_conflicts": True}
         return await self._write("server_side_apply", manifest, **options)
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Make it; raises ``Conflict`` if there is one, ``Refused`` if it is not taken."""
+        """Make it; raises ``ResourceConflict`` if there is one, ``Refused`` if it is not taken."""
         return await self._write("create", manifest, field_manager=MANAGER)
 
     async def replace(self, manifest: Manifest) -> Manifest:
@@ -113,12 +113,12 @@ class Cluster:
             )
         except ApiException as error:
             if error.status == _CONFLICT or (error.status == _INVALID and "metadata.uid" in fields_of(error)):
-                raise Conflict(message_of(error)) from error
+                raise ResourceConflict(message_of(error)) from error
             if error.status in (_INVALID, _BAD_REQUEST, _FORBIDDEN):
                 raise Refused(message_of(error)) from error
             raise
         if written is None:
-            raise Conflict(f"{manifest['kind']} {manifest['metadata']['name']} is gone")
+            raise ResourceConflict(f"{manifest['kind']} {manifest['metadata']['name']} is gone")
         return written
 
     async def _call(

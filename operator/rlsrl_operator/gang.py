@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from rlsrl.api.pods import is_ready, restarts, terminations
+from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION
 from rlsrl_operator.manifests.kueue import REMOVED_CONDITION, is_held
-from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION
 from rlsrl_operator.manifests.types import Manifest
 
 DONE = "done"

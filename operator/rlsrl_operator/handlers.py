@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 from rlsrl.api.pods import EXPERIMENT_LABEL
 from rlsrl.api.spec import KIND
 from rlsrl_operator.cluster import connect
+from rlsrl_operator.coordinator_status import HttpCoordinatorStatus
 from rlsrl_operator.keyed_queue import KeyedQueue
-from rlsrl_operator.manifests.subject import MANAGER
+from rlsrl_operator.manifests.context import MANAGER
 from rlsrl_operator.metrics import OperatorMetrics, serving
-from rlsrl_operator.numbers import HttpNumbers
 from rlsrl_operator.operator_key import read_key
-from rlsrl_operator.reconcile import Key, Reconciler
+from rlsrl_operator.reconcile import ExperimentKey, Reconciler
 from rlsrl_operator.settings import OperatorSettings
 
 NUM_WORKERS = 16
@@ -41,7 +41,7 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
     """The handlers of one operator; its metrics are served at that port."""
     metrics = OperatorMetrics(CollectorRegistry())
     handlers = kopf.OperatorRegistry()
-    keys: KeyedQueue[Key] | None = None
+    keys: KeyedQueue[ExperimentKey] | None = None
     reconciler: Reconciler | None = None
     tasks: list[asyncio.Task[None]] = []
     resources = contextlib.AsyncExitStack()
@@ -51,7 +51,7 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
             return
         about, is_gone = event["object"], event["type"] == "DELETED"
         kind, metadata = about["kind"], about["metadata"]
-        for key in {Key(namespace, name) for name in names if name}:
+        for key in {ExperimentKey(namespace, name) for name in names if name}:
             version = "" if is_gone else metadata["resourceVersion"]
             if reconciler.wake(key, kind=kind, name=metadata["name"], version=version):
                 keys.add(key)
@@ -71,7 +71,7 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
         reconciler = Reconciler(
             cluster,
             operator_settings,
-            HttpNumbers(session),
+            HttpCoordinatorStatus(session),
             key=key,
             seen=lambda key, status: metrics.experiments.saw(key.namespace, key.name, status),
         )

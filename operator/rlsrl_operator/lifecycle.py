@@ -11,8 +11,8 @@ from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason, GangRea
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
 from rlsrl_operator.gang import Life, attempt_of, configuration_error, judge, parse_time, template_of
+from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_held
-from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl_operator.status import TERMINAL
@@ -27,21 +27,21 @@ QUEUED_SECONDS = 30.0
 
 
 def decide(
-    status: ExperimentStatus, subject: Subject, templates: Templates, pods: Sequence[Manifest], now: datetime
+    status: ExperimentStatus, context: ExperimentContext, templates: Templates, pods: Sequence[Manifest], now: datetime
 ) -> ExperimentStatus:
     """The attempt and the phase that the pods call for."""
-    return _queued(_decide(status, subject, templates, pods, now), subject, _of(TRAINER, pods), now)
+    return _queued(_decide(status, context, templates, pods, now), context, _of(TRAINER, pods), now)
 
 
 def _decide(
-    status: ExperimentStatus, subject: Subject, templates: Templates, pods: Sequence[Manifest], now: datetime
+    status: ExperimentStatus, context: ExperimentContext, templates: Templates, pods: Sequence[Manifest], now: datetime
 ) -> ExperimentStatus:
-    generation = subject.generation
+    generation = context.generation
     attempt = status.attempt or 1
     first = {
         "attempt": attempt,
         "restarts": status.restarts or 0,
-        "phase": status.phase or ("Queued" if subject.queue else "Pending"),
+        "phase": status.phase or ("Queued" if context.queue else "Pending"),
     }
     status = status.model_copy(update=first)
     if status.phase in TERMINAL:
@@ -52,7 +52,7 @@ def _decide(
     trainers = _of(TRAINER, pods)
     complete = statuses.condition(status, GANG_COMPLETE)
     since = parse_time(complete.last_transition_time) if complete is not None and complete.status == "True" else None
-    num_pods = subject.experiment.spec.trainers.num_pods
+    num_pods = context.experiment.spec.trainers.num_pods
     life = Life(attempt=attempt, template=templates[TRAINER], num_pods=num_pods, complete_since=since)
     verdict = judge(trainers, life)
     if verdict.done:
@@ -65,15 +65,15 @@ def _decide(
             status, GANG_COMPLETE, "True" if holds else "False", reason, message, generation=generation, now=now
         )
 
-    if subject.experiment.spec.suspend:
+    if context.experiment.spec.suspend:
         # Trainers that end are meant to.
-        told = status.model_copy(update={"phase": "Suspended"})
-        return gang(told, False, "Suspended", "spec.suspend is true")
+        new_status = status.model_copy(update={"phase": "Suspended"})
+        return gang(new_status, False, "Suspended", "spec.suspend is true")
     if status.phase == "Suspended":
-        resumed = status.model_copy(update={"attempt": attempt + 1, "phase": "Queued" if subject.queue else "Starting"})
+        resumed = status.model_copy(update={"attempt": attempt + 1, "phase": "Queued" if context.queue else "Starting"})
         return gang(resumed, False, "Starting", f"attempt {attempt + 1} goes on from where attempt {attempt} ended")
     if verdict.loss is not None:
-        restarts = subject.experiment.spec.restarts
+        restarts = context.experiment.spec.restarts
         count, counted_at = statuses.failures(status, decay_seconds=restarts.decay_seconds, now=now)
         if verdict.loss.counts:
             count, counted_at = count + 1, now
@@ -95,17 +95,17 @@ def _decide(
 
 
 def _queued(
-    status: ExperimentStatus, subject: Subject, trainers: Sequence[Manifest], now: datetime
+    status: ExperimentStatus, context: ExperimentContext, trainers: Sequence[Manifest], now: datetime
 ) -> ExperimentStatus:
     """Whether the trainers wait in a queue. They do from the first moment, and until all of them are admitted; a gang
     that is made anew, and so is queued again, only if that lasts.
     """
-    if subject.queue is None or status.phase in (*TERMINAL, "Suspended"):
+    if context.queue is None or status.phase in (*TERMINAL, "Suspended"):
         return status
     ours = [pod for pod in trainers if attempt_of(pod) == status.attempt]
     held = [pod for pod in ours if is_held(pod)]
     if status.phase == "Queued":
-        admitted = len(ours) == subject.experiment.spec.trainers.num_pods and not held
+        admitted = len(ours) == context.experiment.spec.trainers.num_pods and not held
         return status.model_copy(update={"phase": "Starting"}) if admitted else status
     lasting = timedelta(seconds=QUEUED_SECONDS)
     out = any(now > parse_time(pod["metadata"]["creationTimestamp"]) + lasting for pod in held)

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import secrets
 
-from rlsrl_operator.cluster import Cluster, Conflict
+from rlsrl_operator.cluster import Cluster, ResourceConflict
 from rlsrl_operator.settings import SecretName
 
 _KEY = "key"
@@ -29,7 +29,7 @@ async def read_key(cluster: Cluster, place: SecretName) -> bytes:
     if found is None:
         try:
             found = await cluster.create(made)
-        except Conflict:
+        except ResourceConflict:
             return await read_key(cluster, place)
     return base64.b64decode(found["data"][_KEY])
 

@@ -3,7 +3,7 @@
 Pods are asked for anew each time, and what is there is never taken from events, so a look that was cut short anywhere
 is made good by the next. What is remembered between looks (see ``objects``) only saves calls.
 
-An experiment of which all is as it should be is looked at when it was woken, and every ``CALM_SECONDS`` besides.
+An experiment of which all is as it should be is looked at when it was woken, and every ``STEADY_SECONDS`` besides.
 Between, only its coordinator is asked for the run's numbers.
 """
 
@@ -25,28 +25,28 @@ from rlsrl.api.reasons import ACCEPTED, READY, AcceptedReason, is_trouble
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
-from rlsrl_operator.cluster import Cluster, Conflict, Refused
+from rlsrl_operator.cluster import Cluster, Refused, ResourceConflict
+from rlsrl_operator.coordinator_status import CoordinatorStatus
+from rlsrl_operator.drift import digest
 from rlsrl_operator.gang import attempt_of, parse_time, template_of
+from rlsrl_operator.informer_cache import InformerCache, NotAdmitted, NotOwned, in_the_way
 from rlsrl_operator.lifecycle import decide, is_settled, overlaid
 from rlsrl_operator.manifests import (
+    ExperimentContext,
     Manifest,
-    Record,
-    Subject,
-    first_record,
+    Revision,
+    first_revision,
     is_anothers,
-    next_record,
-    read_record,
-    record_object,
+    next_revision,
+    read_revision,
+    revision_object,
     token_secret,
     volume_claim,
 )
+from rlsrl_operator.manifests.context import MANAGER, SETTINGS_ANNOTATION, SETTINGS_KEY
 from rlsrl_operator.manifests.kueue import queue_labels
-from rlsrl_operator.manifests.subject import MANAGER, SETTINGS_ANNOTATION, SETTINGS_KEY
 from rlsrl_operator.manifests.templates import refusals
-from rlsrl_operator.numbers import Numbers
-from rlsrl_operator.objects import Foreign, NotYet, Objects, in_the_way
 from rlsrl_operator.operator_key import token_of
-from rlsrl_operator.plan import digest
 from rlsrl_operator.roles import COORDINATOR, roles_of
 from rlsrl_operator.settings import OperatorSettings
 from rlsrl_operator.status import TERMINAL
@@ -59,7 +59,7 @@ TROUBLE_SECONDS = 30.0
 """When to look again at what only somebody else can mend."""
 LOST_SECONDS = 30.0
 """How long a pod may outstay its grace, if it has any, before it is given up: its node is dead or cut off."""
-CALM_SECONDS = 300.0
+STEADY_SECONDS = 300.0
 """How long an experiment that nobody wakes may go without a look: lost news of it are made good then."""
 MAKING_SECONDS = 3.0
 """How long controllers may take to make pods before they are asked what keeps them."""
@@ -69,7 +69,7 @@ _log = structlog.stdlib.get_logger("reconcile")
 
 
 @dataclass(frozen=True, order=True)
-class Key:
+class ExperimentKey:
     """One experiment."""
 
     namespace: str
@@ -79,18 +79,18 @@ class Key:
         return f"{self.namespace}/{self.name}"
 
 
-class LookedAfter(Exception):  # noqa: N818 - named for the experiment
+class ManagedByAnother(Exception):  # noqa: N818 - named for the experiment
     """Another operator looks after the experiment. Whatever we would do, it would undo, and the other way around."""
 
 
 @dataclass
-class _Calm:
+class _SteadyState:
     """An experiment of which all is as it should be: what it takes to tell its numbers."""
 
     document: Manifest
     """As it was written last."""
     status: ExperimentStatus
-    subject: Subject
+    context: ExperimentContext
     until: datetime
     """When it is to be looked at anew."""
 
@@ -101,26 +101,26 @@ class Reconciled:
 
     status: ExperimentStatus
     again_in: float | None
-    calm: _Calm | None = None
+    steady: _SteadyState | None = None
 
 
 @dataclass
 class _Memory:
     """What is remembered of an experiment between two looks. All of it may be lost: then more is asked and written."""
 
-    objects: Objects
-    subject: Subject | None = None
+    objects: InformerCache
+    context: ExperimentContext | None = None
     """Of the present generation."""
     token: str = ""
     asked_at: datetime | None = None
     """When its coordinator was asked for numbers last."""
-    record: tuple[str, Record] | None = None
-    """The present generation's record, by the uid of its object, which never changes."""
+    revision: tuple[str, Revision] | None = None
+    """The present generation's revision, by the uid of its object, which never changes."""
     pruned: int = 0
     """The generation for which what earlier ones needed was removed."""
     wakes: int = 0
     """How often it was woken."""
-    calm: _Calm | None = None
+    steady: _SteadyState | None = None
     said: str = ""
     """The resourceVersion that the last write of its status made."""
 
@@ -132,23 +132,23 @@ class Reconciler:
         self,
         cluster: Cluster,
         settings: OperatorSettings,
-        numbers: Numbers,
+        coordinator_status: CoordinatorStatus,
         *,
         key: bytes,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        seen: Callable[[Key, ExperimentStatus | None], None] = lambda _, __: None,
+        seen: Callable[[ExperimentKey, ExperimentStatus | None], None] = lambda _, __: None,
     ) -> None:
-        """``seen`` is told how an experiment stands after each look; None when it is gone."""
+        """``seen`` is new_status how an experiment stands after each look; None when it is gone."""
         self._cluster = cluster
         self._settings = settings
-        self._numbers = numbers
+        self._coordinator_status = coordinator_status
         self._now = now
         self._seen = seen
-        self._memories: dict[Key, _Memory] = {}
+        self._memories: dict[ExperimentKey, _Memory] = {}
         self._key = key
         """Tokens derive from it, so that one that was deleted comes back as it was."""
 
-    def wake(self, key: Key, *, kind: str, name: str, version: str = "") -> bool:
+    def wake(self, key: ExperimentKey, *, kind: str, name: str, version: str = "") -> bool:
         """Something of the experiment has changed: it itself, or an object of it, which has that resourceVersion now
         or, if that is empty, is gone.
 
@@ -160,45 +160,45 @@ class Reconciler:
         else:
             is_news = kind == "Pod" or memory.objects.tell(kind, name, version)
         if is_news:
-            memory.wakes, memory.calm = memory.wakes + 1, None
+            memory.wakes, memory.steady = memory.wakes + 1, None
         return is_news
 
-    def _memory(self, key: Key) -> _Memory:
+    def _memory(self, key: ExperimentKey) -> _Memory:
         if key not in self._memories:
-            self._memories[key] = _Memory(Objects(self._cluster))
+            self._memories[key] = _Memory(InformerCache(self._cluster))
         return self._memories[key]
 
-    async def reconcile(self, key: Key) -> float | None:
+    async def reconcile(self, key: ExperimentKey) -> float | None:
         """Bring the experiment closer to what it should be; returns the seconds after which to look again."""
         memory = self._memory(key)
-        calm, memory.calm = memory.calm, None
-        if calm is None or self._now() >= calm.until:
+        steady, memory.steady = memory.steady, None
+        if steady is None or self._now() >= steady.until:
             return await self._look_at(key)
         try:
-            return await self._ask(key, calm)
-        except Conflict:
+            return await self._ask(key, steady)
+        except ResourceConflict:
             return RETRY_SECONDS
 
-    async def _ask(self, key: Key, calm: _Calm) -> float:
+    async def _ask(self, key: ExperimentKey, steady: _SteadyState) -> float:
         """Tell the numbers of a run of which all else is as it was said to be."""
         wakes = self._memory(key).wakes
         now = self._now()
-        page = await self._page(calm.subject, calm.status, self._memory(key), now)
-        told = _with_numbers(calm.status, page, generation=calm.document["metadata"]["generation"], now=now)
-        version = await self._say(calm.document, told)
-        calm.document["metadata"]["resourceVersion"] = version
-        self._seen(key, told)
-        self._stay_calm(key, replace(calm, status=told), wakes)
+        page = await self._page(steady.context, steady.status, self._memory(key), now)
+        new_status = _with_training(steady.status, page, generation=steady.document["metadata"]["generation"], now=now)
+        version = await self._write_status(steady.document, new_status)
+        steady.document["metadata"]["resourceVersion"] = version
+        self._seen(key, new_status)
+        self._stay_steady(key, replace(steady, status=new_status), wakes)
         return self._settings.status_seconds
 
-    def _stay_calm(self, key: Key, calm: _Calm, wakes: int) -> None:
+    def _stay_steady(self, key: ExperimentKey, steady: _SteadyState, wakes: int) -> None:
         """Unless it was woken since."""
         memory = self._memory(key)
-        memory.said = calm.document["metadata"]["resourceVersion"]
+        memory.said = steady.document["metadata"]["resourceVersion"]
         if memory.wakes == wakes:
-            memory.calm = calm
+            memory.steady = steady
 
-    async def _look_at(self, key: Key) -> float | None:
+    async def _look_at(self, key: ExperimentKey) -> float | None:
         wakes = self._memory(key).wakes
         document = await self._cluster.get(API_VERSION, KIND, key.namespace, key.name)
         if document is None or "deletionTimestamp" in document["metadata"]:
@@ -207,28 +207,28 @@ class Reconciler:
             self._seen(key, None)
             return None
         try:
-            reconciled = await self._look(document, statuses.read(document))
+            reconciled = await self._reconcile_once(document, statuses.read(document))
             if reconciled is None:
                 return None
-            document["metadata"]["resourceVersion"] = await self._say(document, reconciled.status)
-        except Conflict as conflict:
+            document["metadata"]["resourceVersion"] = await self._write_status(document, reconciled.status)
+        except ResourceConflict as conflict:
             _log.info("conflict", key=str(key), said=str(conflict))
             return RETRY_SECONDS
-        except LookedAfter as error:
+        except ManagedByAnother as error:
             _log.warning("left_to_another_operator", key=str(key), said=str(error))
             return TROUBLE_SECONDS
         self._seen(key, reconciled.status)
-        if reconciled.calm is not None:
-            self._stay_calm(key, reconciled.calm, wakes)
+        if reconciled.steady is not None:
+            self._stay_steady(key, reconciled.steady, wakes)
         return reconciled.again_in
 
-    async def _look(self, document: Manifest, status: ExperimentStatus) -> Reconciled | None:
+    async def _reconcile_once(self, document: Manifest, status: ExperimentStatus) -> Reconciled | None:
         now = self._now()
         generation = document["metadata"]["generation"]
-        memory = self._memory(Key(document["metadata"]["namespace"], document["metadata"]["name"]))
+        memory = self._memory(ExperimentKey(document["metadata"]["namespace"], document["metadata"]["name"]))
 
         def not_accepted(reason: AcceptedReason, message: str) -> Reconciled:
-            told = statuses.with_condition(
+            new_status = statuses.with_condition(
                 status.model_copy(update={"phase": status.phase or "Pending", "observed_generation": generation}),
                 ACCEPTED,
                 "False",
@@ -237,72 +237,72 @@ class Reconciler:
                 generation=generation,
                 now=now,
             )
-            return Reconciled(told, TROUBLE_SECONDS)
+            return Reconciled(new_status, TROUBLE_SECONDS)
 
         try:
-            subject = memory.subject = self._subject(document, memory.subject)
+            context = memory.context = self._context(document, memory.context)
         except SpecError as error:
             return not_accepted("InvalidSpec", str(error))
-        if (left := self._time_left(status, subject, now)) is not None and left <= 0:
+        if (left := self._time_left(status, context, now)) is not None and left <= 0:
             await self._cluster.delete(document)
             return None
-        await memory.objects.begin(subject, now, is_new=generation == 1 and status.phase is None)
+        await memory.objects.begin(context, now, is_new=generation == 1 and status.phase is None)
         try:
-            record, on_record = await self._record(subject, memory)
-        except Foreign as error:
+            revision, found_revision = await self._revision(context, memory)
+        except NotOwned as error:
             return not_accepted("NameConflict", str(error))
-        if record is None:
-            return not_accepted("InvalidSpec", "\n".join(self._not_to_say(subject)))
-        asked = subject
-        if record.experiment != subject.experiment:
-            subject = replace(subject, experiment=record.experiment)
+        if revision is None:
+            return not_accepted("InvalidSpec", "\n".join(self._not_to_say(context)))
+        asked = context
+        if revision.experiment != context.experiment:
+            context = replace(context, experiment=revision.experiment)
         templates = {
             each["metadata"]["labels"][ROLE_LABEL]: template_of(each["spec"]["template"])
-            for each in record.manifests
+            for each in revision.manifests
             if "template" in each.get("spec", {})
         }
-        pods = await self._pods(subject)
-        judged = decide(status, subject, templates, pods, now)
+        pods = await self._pods(context)
+        judged = decide(status, context, templates, pods, now)
         if (judged.attempt, judged.phase) != (status.attempt, status.phase):
             # Written before it is acted upon: whoever takes over from here has to come to the same attempt.
-            document["metadata"]["resourceVersion"] = await self._say(document, judged)
+            document["metadata"]["resourceVersion"] = await self._write_status(document, judged)
         try:
-            if memory.record is None:
+            if memory.revision is None:
                 # Whoever comes second has a conflict, and looks again at what the first has written.
-                made = await memory.objects.create(record_object(subject, record, self._key))
-                memory.record = (made["metadata"]["uid"], record)
-            elif on_record is not None:
-                await memory.objects.keep(on_record)
-            refusal = await self._bring_about(subject, record, judged, pods, memory)
-        except Foreign as error:
+                made = await memory.objects.create(revision_object(context, revision, self._key))
+                memory.revision = (made["metadata"]["uid"], revision)
+            elif found_revision is not None:
+                await memory.objects.keep(found_revision)
+            refusal = await self._apply(context, revision, judged, pods, memory)
+        except NotOwned as error:
             return not_accepted("NameConflict", str(error))
         except Refused as error:
             return not_accepted("InvalidSpec", str(error))
         await self._remove_pods(judged, pods, now)
-        await self._tell_settings(record, pods)
+        await self._tell_settings(revision, pods)
         queue_refuses = refusal is not None
-        told = statuses.summarize(
+        new_status = statuses.summarize(
             judged,
-            subject,
+            context,
             pods,
             now,
-            refusal=refusal or await self._refusal(subject, judged, pods, now),
-            refused_edits=refused(record.experiment, asked.experiment),
-            not_to_say=() if record.experiment == asked.experiment else self._not_to_say(asked),
+            refusal=refusal or await self._refusal(context, judged, pods, now),
+            refused_edits=refused(revision.experiment, asked.experiment),
+            not_to_say=() if revision.experiment == asked.experiment else self._not_to_say(asked),
         )
-        page = await self._page(subject, told, memory, now)
-        told = _with_numbers(told, page, generation=generation, now=now)
-        calm = None
-        if is_settled(told, templates, pods):
-            await self._prune(subject, record, memory)
-            if told.phase not in TERMINAL:
-                until = now + timedelta(seconds=CALM_SECONDS)
-                calm = _Calm(document=document, status=told, subject=subject, until=until)
+        page = await self._page(context, new_status, memory, now)
+        new_status = _with_training(new_status, page, generation=generation, now=now)
+        steady = None
+        if is_settled(new_status, templates, pods):
+            await self._prune(context, revision, memory)
+            if new_status.phase not in TERMINAL:
+                until = now + timedelta(seconds=STEADY_SECONDS)
+                steady = _SteadyState(document=document, status=new_status, context=context, until=until)
         memory.objects.end(now)
         soon = min(self._settings.status_seconds, QUEUE_SECONDS) if queue_refuses else self._settings.status_seconds
-        return Reconciled(told, left if told.phase in TERMINAL else soon, calm)
+        return Reconciled(new_status, left if new_status.phase in TERMINAL else soon, steady)
 
-    def _subject(self, document: Manifest, before: Subject | None) -> Subject:
+    def _context(self, document: Manifest, before: ExperimentContext | None) -> ExperimentContext:
         """Whom the document is about; ``before``, if it still says the same."""
         metadata = document["metadata"]
         labels = queue_labels(metadata.get("labels", {}))
@@ -311,7 +311,7 @@ class Reconciler:
             return before
         written = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": metadata["name"], "labels": labels}}
         experiment: RLExperiment = load_text(json.dumps({**written, "spec": document["spec"]}))
-        return Subject(
+        return ExperimentContext(
             experiment=experiment,
             namespace=metadata["namespace"],
             uid=metadata["uid"],
@@ -319,114 +319,119 @@ class Reconciler:
             settings=self._settings,
         )
 
-    def _not_to_say(self, subject: Subject) -> list[str]:
+    def _not_to_say(self, context: ExperimentContext) -> list[str]:
         """What the experiment says of its pods that the administrator does not let it say."""
-        return [] if self._settings.pod_templates == "any" else refusals(subject.experiment)
+        return [] if self._settings.pod_templates == "any" else refusals(context.experiment)
 
-    async def _record(self, subject: Subject, memory: _Memory) -> tuple[Record | None, Manifest | None]:
-        """What this generation is made of: as it is on record, with the object that says so unless that is as we left
+    async def _revision(self, context: ExperimentContext, memory: _Memory) -> tuple[Revision | None, Manifest | None]:
+        """What this generation is made of: as it is on revision, with the object that says so unless that is as we left
         it; or as it follows from the one before, and then none is remembered. An edit that cannot be leaves everything
         as it was; None for what cannot be from the beginning.
 
         Raises:
-            Foreign: an object that is not ours is in the record's place.
-            LookedAfter: another operator wrote it, or the one before it.
+            NotOwned: an object that is not ours is in the revision's place.
+            ManagedByAnother: another operator wrote it, or the one before it.
         """
-        place = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": subject.metadata(subject.record_name)}
-        if memory.record is not None and memory.objects.is_as_left(place):
-            return memory.record[1], None
+        place = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": context.metadata(context.revision_name)}
+        if memory.revision is not None and memory.objects.is_as_left(place):
+            return memory.revision[1], None
         found = await memory.objects.find(place)
         if found is not None:
             uid = found["metadata"]["uid"]
-            if memory.record is None or memory.record[0] != uid:
-                known = read_record(subject, found, self._key)
-                memory.record = None if known is None else (uid, known)
-            if memory.record is not None:
-                return memory.record[1], {**found, "metadata": place["metadata"]}
-            if subject.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
-                raise Foreign(in_the_way(place))
-            _refuse_anothers(subject, found)
+            if memory.revision is None or memory.revision[0] != uid:
+                known = read_revision(context, found, self._key)
+                memory.revision = None if known is None else (uid, known)
+            if memory.revision is not None:
+                return memory.revision[1], {**found, "metadata": place["metadata"]}
+            if context.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
+                raise NotOwned(in_the_way(place))
+            _refuse_anothers(context, found)
             await self._cluster.delete(found)
-        memory.record = None
-        return self._new_record(subject, await self._earlier_record(subject, memory)), None
+        memory.revision = None
+        return self._new_revision(context, await self._earlier_revision(context, memory)), None
 
-    async def _earlier_record(self, subject: Subject, memory: _Memory) -> Record | None:
-        """What the generation before this one was made of, as far as it is on record."""
-        there = await memory.objects.of_earlier(subject) if subject.generation > 1 else {}
-        for generation in range(subject.generation - 1, 0, -1):
-            found = there.get(replace(subject, generation=generation).record_name)
+    async def _earlier_revision(self, context: ExperimentContext, memory: _Memory) -> Revision | None:
+        """What the generation before this one was made of, as far as it is on revision."""
+        there = await memory.objects.of_earlier(context) if context.generation > 1 else {}
+        for generation in range(context.generation - 1, 0, -1):
+            found = there.get(replace(context, generation=generation).revision_name)
             if found is not None:
-                if (record := read_record(subject, found, self._key)) is None:
-                    _refuse_anothers(subject, found)
-                return record
+                if (revision := read_revision(context, found, self._key)) is None:
+                    _refuse_anothers(context, found)
+                return revision
         return None
 
-    def _new_record(self, subject: Subject, before: Record | None) -> Record | None:
-        if self._not_to_say(subject):
+    def _new_revision(self, context: ExperimentContext, before: Revision | None) -> Revision | None:
+        if self._not_to_say(context):
             return before
         if before is None:
-            return first_record(subject)
-        if refused(before.experiment, subject.experiment):
+            return first_revision(context)
+        if refused(before.experiment, context.experiment):
             return before
         # Nothing runs that would have to stay as it is.
-        return first_record(subject) if before.experiment.spec.suspend else next_record(before, subject)
+        return first_revision(context) if before.experiment.spec.suspend else next_revision(before, context)
 
     @staticmethod
-    def _time_left(status: ExperimentStatus, subject: Subject, now: datetime) -> float | None:
+    def _time_left(status: ExperimentStatus, context: ExperimentContext, now: datetime) -> float | None:
         """Seconds until a finished experiment is to be deleted; None for never."""
-        ttl = subject.experiment.spec.ttl_seconds_after_finished
+        ttl = context.experiment.spec.ttl_seconds_after_finished
         if ttl is None or status.phase not in TERMINAL or status.finished_at is None:
             return None
         return (parse_time(status.finished_at) + timedelta(seconds=ttl) - now).total_seconds()
 
-    async def _pods(self, subject: Subject) -> list[Manifest]:
-        found = await self._cluster.list("v1", "Pod", subject.namespace, subject.own_labels)
+    async def _pods(self, context: ExperimentContext) -> list[Manifest]:
+        found = await self._cluster.list("v1", "Pod", context.namespace, context.own_labels)
         return [pod for pod in found if ROLE_LABEL in pod["metadata"]["labels"]]
 
-    async def _bring_about(
-        self, subject: Subject, record: Record, status: ExperimentStatus, pods: Sequence[Manifest], memory: _Memory
+    async def _apply(
+        self,
+        context: ExperimentContext,
+        revision: Revision,
+        status: ExperimentStatus,
+        pods: Sequence[Manifest],
+        memory: _Memory,
     ) -> str | None:
         """Make all objects what they should be; returns why the experiment's queue does not take the trainers yet if it
         does not.
 
         Raises:
-            Foreign: an object that is not ours is in the way.
+            NotOwned: an object that is not ours is in the way.
             Refused: the API server does not take one.
-            Conflict: somebody else was faster.
+            ResourceConflict: somebody else was faster.
         """
-        secret = await memory.objects.keep(token_secret(subject, token_of(self._key, subject.uid)))
+        secret = await memory.objects.keep(token_secret(context, token_of(self._key, context.uid)))
         if secret is not None:
             memory.token = base64.b64decode(secret["data"][TOKEN_KEY]).decode()
-        if (claim := volume_claim(subject)) is not None:
+        if (claim := volume_claim(context)) is not None:
             await memory.objects.claim(claim)
         refusal = None
-        for manifest in record.manifests:
+        for manifest in revision.manifests:
             if manifest.get("immutable"):
                 await memory.objects.keep(manifest)
                 continue
             try:
                 await memory.objects.apply(overlaid(manifest, status, pods, self._now()))
-            except NotYet as error:
+            except NotAdmitted as error:
                 refusal = str(error)
         return refusal
 
     async def _refusal(
-        self, subject: Subject, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime
+        self, context: ExperimentContext, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime
     ) -> str | None:
         """Why a role has no pod at all, if its controller may not make any: a quota, an admission policy."""
         ready = statuses.condition(status, READY)
         if ready is None or now < parse_time(ready.last_transition_time) + timedelta(seconds=MAKING_SECONDS):
             return None
         there = {pod["metadata"]["labels"][ROLE_LABEL] for pod in pods}
-        for role in roles_of(subject.told) if status.phase not in TERMINAL else ():
+        for role in roles_of(context.configs) if status.phase not in TERMINAL else ():
             if role.name in there or (status.phase == "Queued" and not role.queued):
                 continue
-            workload = await self._cluster.get("apps/v1", role.workload, subject.namespace, subject.name_of(role.name))
+            workload = await self._cluster.get("apps/v1", role.workload, context.namespace, context.name_of(role.name))
             if workload is None:
                 continue
             said = statuses.replica_failure(workload) or await self._cluster.last_event(workload, "FailedCreate")
             if said is not None:
-                return f"{role.workload} {subject.name_of(role.name)}: {said}"
+                return f"{role.workload} {context.name_of(role.name)}: {said}"
         return None
 
     async def _remove_pods(self, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> None:
@@ -445,9 +450,9 @@ class Reconciler:
             ):
                 await self._cluster.delete(pod)
 
-    async def _tell_settings(self, record: Record, pods: Sequence[Manifest]) -> None:
+    async def _tell_settings(self, revision: Revision, pods: Sequence[Manifest]) -> None:
         """A node looks at a pod's volumes about once a minute, and at once when the pod has changed."""
-        settings = next(each for each in record.manifests if SETTINGS_KEY in each.get("data", {}))
+        settings = next(each for each in revision.manifests if SETTINGS_KEY in each.get("data", {}))
         wanted = {SETTINGS_ANNOTATION: digest(settings["data"])[:10]}
         for pod in pods:
             known = pod["metadata"].get("annotations", {})
@@ -455,7 +460,7 @@ class Reconciler:
                 await self._cluster.annotate(pod, wanted)
 
     async def _page(
-        self, subject: Subject, status: ExperimentStatus, memory: _Memory, now: datetime
+        self, context: ExperimentContext, status: ExperimentStatus, memory: _Memory, now: datetime
     ) -> Mapping[str, Any] | None:
         """The coordinator's page, if it is time for one."""
         if status.phase != "Running":
@@ -463,16 +468,18 @@ class Reconciler:
         if memory.asked_at is not None and (now - memory.asked_at).total_seconds() < self._settings.status_seconds:
             return None
         memory.asked_at = now
-        return await self._numbers.ask(f"{subject.name_of(COORDINATOR)}.{subject.namespace}.svc", memory.token)
+        return await self._coordinator_status.ask(
+            f"{context.name_of(COORDINATOR)}.{context.namespace}.svc", memory.token
+        )
 
-    async def _prune(self, subject: Subject, record: Record, memory: _Memory) -> None:
+    async def _prune(self, context: ExperimentContext, revision: Revision, memory: _Memory) -> None:
         """Remove what earlier generations needed and this one does not, once."""
-        if subject.generation not in (1, memory.pruned):
-            wanted = {(each["kind"], each["metadata"]["name"]) for each in record.manifests}
-            await memory.objects.prune(subject, wanted | {("ConfigMap", subject.record_name)})
-        memory.pruned = subject.generation
+        if context.generation not in (1, memory.pruned):
+            wanted = {(each["kind"], each["metadata"]["name"]) for each in revision.manifests}
+            await memory.objects.prune(context, wanted | {("ConfigMap", context.revision_name)})
+        memory.pruned = context.generation
 
-    async def _say(self, document: Manifest, status: ExperimentStatus) -> str:
+    async def _write_status(self, document: Manifest, status: ExperimentStatus) -> str:
         """Write the status if it is another than the document has; returns the document's resourceVersion then."""
         written = statuses.write(status)
         if written == (document.get("status") or {}):
@@ -486,10 +493,10 @@ class Reconciler:
                 await self._announce(document, each.type, each.reason, each.message, each.last_transition_time)
         return str(answer["metadata"]["resourceVersion"])
 
-    async def _announce(self, document: Manifest, aspect: str, reason: str, message: str, since: str) -> None:
+    async def _announce(self, document: Manifest, condition_type: str, reason: str, message: str, since: str) -> None:
         """An event for whoever asks ``kubectl describe``. The same news has the same name, and so comes once."""
         metadata = document["metadata"]
-        mark = digest([metadata["uid"], aspect, reason, since])[:16]
+        mark = digest([metadata["uid"], condition_type, reason, since])[:16]
         stamp = statuses.stamp(self._now())
         event = {
             "apiVersion": "v1",
@@ -513,20 +520,20 @@ class Reconciler:
         }
         try:
             await self._cluster.create(event)
-        except Conflict:
+        except ResourceConflict:
             pass
         except Refused as error:
             _log.warning("event_refused", reason=reason, error=str(error))
 
 
-def _with_numbers(
+def _with_training(
     status: ExperimentStatus, page: Mapping[str, Any] | None, *, generation: int, now: datetime
 ) -> ExperimentStatus:
-    """The status with what the coordinator told; as it was if it told nothing."""
+    """The status with what the coordinator new_status; as it was if it new_status nothing."""
     if page is None:
         return status
-    told = status.model_copy(update={"training": statuses.training(page, now)})
-    return statuses.durable(told, page, generation=generation, now=now)
+    new_status = status.model_copy(update={"training": statuses.training(page, now)})
+    return statuses.durable(new_status, page, generation=generation, now=now)
 
 
 def _given_up_at(pod: Manifest) -> datetime:
@@ -553,6 +560,6 @@ def _lived_seconds(ended: Mapping[str, Any]) -> float:
     return (parse_time(finished) - parse_time(started)).total_seconds()
 
 
-def _refuse_anothers(subject: Subject, found: Manifest) -> None:
-    if is_anothers(subject, found):
-        raise LookedAfter(f"ConfigMap {found['metadata']['name']} is another operator's, with another key")
+def _refuse_anothers(context: ExperimentContext, found: Manifest) -> None:
+    if is_anothers(context, found):
+        raise ManagedByAnother(f"ConfigMap {found['metadata']['name']} is another operator's, with another key")

@@ -46,7 +46,7 @@ class Role:
     workload: Literal["Deployment", "StatefulSet"]
     """What makes its pods."""
     config: Callable[[ResolvedExperiment], RoleConfig | None]
-    """What its workers are told; None where the experiment has no such role."""
+    """What its workers are configs; None where the experiment has no such role."""
     pods: Callable[[RLExperiment, ResolvedExperiment], int]
     """How many pods there should be while the experiment runs."""
     queued: bool = False
@@ -63,14 +63,14 @@ ROLES: tuple[Role, ...] = (
         name=COORDINATOR,
         image=lambda _: "actor",
         workload="StatefulSet",
-        config=lambda told: told.coordinator,
+        config=lambda configs: configs.coordinator,
         pods=lambda _, __: 1,
     ),
     Role(
         name=TRAINER,
         image=lambda _: "learner",
         workload="StatefulSet",
-        config=lambda told: told.trainer,
+        config=lambda configs: configs.trainer,
         pods=lambda experiment, _: experiment.spec.trainers.num_pods,
         queued=True,
     ),
@@ -78,42 +78,42 @@ ROLES: tuple[Role, ...] = (
         name="buffer",
         image=lambda _: "actor",
         workload="Deployment",
-        config=lambda told: told.buffer,
-        pods=lambda _, told: told.coordinator.num_buffer_workers,
+        config=lambda configs: configs.buffer,
+        pods=lambda _, configs: configs.coordinator.num_buffer_workers,
     ),
     Role(
         name="policy",
         image=_acting_image,
         workload="Deployment",
-        config=lambda told: told.policy,
-        pods=lambda _, told: told.coordinator.num_policy_workers,
+        config=lambda configs: configs.policy,
+        pods=lambda _, configs: configs.coordinator.num_policy_workers,
     ),
     Role(
         name=ACTOR,
         image=lambda experiment: "actor" if experiment.spec.policy_workers is not None else _acting_image(experiment),
         workload="Deployment",
-        config=lambda told: told.actor,
-        pods=lambda _, told: told.num_actors,
+        config=lambda configs: configs.actor,
+        pods=lambda _, configs: configs.num_actors,
     ),
     Role(
         name=EVALUATOR,
         image=_acting_image,
         workload="Deployment",
-        config=lambda told: told.evaluator,
-        pods=lambda _, told: told.coordinator.num_evaluators,
+        config=lambda configs: configs.evaluator,
+        pods=lambda _, configs: configs.coordinator.num_evaluators,
     ),
 )
 """In the order in which they are started."""
 BY_NAME: Mapping[str, Role] = {role.name: role for role in ROLES}
 
 
-def roles_of(told: ResolvedExperiment) -> tuple[Role, ...]:
+def roles_of(configs: ResolvedExperiment) -> tuple[Role, ...]:
     """The roles that the experiment has."""
-    return tuple(role for role in ROLES if role.config(told) is not None)
+    return tuple(role for role in ROLES if role.config(configs) is not None)
 
 
 @dataclass(frozen=True, order=True)
-class Connection:
+class RoleConnection:
     """Pods of one role open connections to pods of another."""
 
     source: str
@@ -122,20 +122,20 @@ class Connection:
     """Empty: any port."""
 
 
-def connections(experiment: RLExperiment, told: ResolvedExperiment) -> tuple[Connection, ...]:
+def connections(experiment: RLExperiment, configs: ResolvedExperiment) -> tuple[RoleConnection, ...]:
     """Who connects to whom among the experiment's own pods.
 
     Ranks on several pods reduce gradients between ports that the kernel chooses: any port, among trainers alone.
     """
     stream_ports = {TRAINER: tuple(STREAMS_PORT + rank for rank in range(experiment.spec.trainers.ranks_per_pod))}
     found = []
-    for role in roles_of(told):
-        config = role.config(told)
+    for role in roles_of(configs):
+        config = role.config(configs)
         assert config is not None, "the experiment has the role"  # noqa: S101 - an invariant of our own
         if role.name != COORDINATOR:
-            found.append(Connection(role.name, COORDINATOR, (COORDINATOR_PORT,)))
+            found.append(RoleConnection(role.name, COORDINATOR, (COORDINATOR_PORT,)))
         targets = {address.removeprefix("roster:").partition("/")[0] for address in config.connects_to}
-        found += [Connection(role.name, target, stream_ports.get(target, (STREAMS_PORT,))) for target in targets]
+        found += [RoleConnection(role.name, target, stream_ports.get(target, (STREAMS_PORT,))) for target in targets]
     if experiment.spec.trainers.num_pods > 1:
-        found.append(Connection(TRAINER, TRAINER, ()))
+        found.append(RoleConnection(TRAINER, TRAINER, ()))
     return tuple(sorted(found))

@@ -13,16 +13,16 @@ from rlsrl.api.reasons import (
     GANG_COMPLETE,
     READY,
     AcceptedReason,
-    Aspect,
+    ConditionType,
     PodReason,
     ReadyReason,
     Reason,
 )
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl_operator.gang import attempt_of, parse_time
+from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.kueue import is_held
 from rlsrl_operator.manifests.pods import TLS_KEYS
-from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
 
@@ -52,13 +52,13 @@ def stamp(now: datetime) -> str:
 
 
 def condition(status: ExperimentStatus, name: str) -> Condition | None:
-    """One aspect."""
+    """One condition_type."""
     return next((each for each in status.conditions if each.type == name), None)
 
 
 def with_condition(
     status: ExperimentStatus,
-    name: Aspect,
+    name: ConditionType,
     holds: Literal["True", "False", "Unknown"],
     reason: Reason | PodReason,
     message: str,
@@ -66,7 +66,7 @@ def with_condition(
     generation: int,
     now: datetime,
 ) -> ExperimentStatus:
-    """The status with one aspect said anew; since when it holds moves only with whether it holds."""
+    """The status with one condition_type said anew; since when it holds moves only with whether it holds."""
     before = condition(status, name)
     same = before is not None and before.status == holds
     made = Condition(
@@ -149,13 +149,16 @@ def outcome(before: Training | None, record: Mapping[str, Any] | None, now: date
         return before, "the experiment has its result"
     final = training({"totals": {**result, "version": record.get("version")}}, now)
     known = final.model_dump(exclude_none=True)
-    told = final if before is None else before.model_copy(update=known)
-    return told, f"stop.{record.get('reason')} holds: mean return {told.return_mean} after {told.env_steps} transitions"
+    merged = final if before is None else before.model_copy(update=known)
+    return (
+        merged,
+        f"stop.{record.get('reason')} holds: mean return {merged.return_mean} after {merged.env_steps} transitions",
+    )
 
 
 def summarize(
     status: ExperimentStatus,
-    subject: Subject,
+    context: ExperimentContext,
     pods: Sequence[Manifest],
     now: datetime,
     *,
@@ -166,19 +169,19 @@ def summarize(
     """The status with what the pods show beside the gang's life; ``refusal`` says why some cannot even be made,
     ``refused_edits`` are the fields that the document has otherwise and that cannot be edited, ``not_to_say`` is what
     it says of its pods that is not its own to say."""
-    generation, suspended, queued = subject.generation, status.phase == "Suspended", status.phase == "Queued"
+    generation, suspended, queued = context.generation, status.phase == "Suspended", status.phase == "Queued"
     over = suspended or status.phase in TERMINAL
     by_role = {
         role: [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name]
-        for role in roles_of(subject.told)
+        for role in roles_of(context.configs)
     }
     counts = {
         role.name: role_status(
             found,
             replicas=0
             if suspended or (queued and not role.queued) or (over and role.name != COORDINATOR)
-            else role.pods(subject.experiment, subject.told),
-            selector=subject.selector(role.name),
+            else role.pods(context.experiment, context.configs),
+            selector=context.selector(role.name),
         )
         for role, found in by_role.items()
     }
@@ -192,13 +195,13 @@ def summarize(
     elif over:
         reason, message = "Finished", "the experiment is over"
     elif queued:
-        reason, message = "Queued", f"queue {subject.queue} has not admitted the trainers"
+        reason, message = "Queued", f"queue {context.queue} has not admitted the trainers"
         message += "" if refusal is None else f": {refusal}"
     elif missing:
         reason, message = blocker(pods, attempt=status.attempt or 1) or ("Starting", "pods are being made")
         if reason == "Starting" and refusal is not None:
             reason, message = "FailedCreate", refusal
-        elif reason == "Starting" and (secret := subject.experiment.spec.security.tls_secret) is not None:
+        elif reason == "Starting" and (secret := context.experiment.spec.security.tls_secret) is not None:
             # What a volume lacks is told in events of the pod alone.
             message += f"; pods wait for a Secret {secret} with the keys {', '.join(TLS_KEYS)}"
         message = f"{', '.join(missing)} ready: {message}"

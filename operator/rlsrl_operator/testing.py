@@ -8,8 +8,8 @@ from typing import Any
 
 from rlsrl.api.load import load_text
 from rlsrl.api.pods import CONTAINER, ROLE_LABEL
+from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION, ExperimentContext
 from rlsrl_operator.manifests.kueue import GATE
-from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION, Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import TRAINER
 from rlsrl_operator.settings import Images, OperatorSettings
@@ -27,11 +27,11 @@ VOLUMES_OF_THE_PROFILE = {
 """Of the Pod Security profile ``restricted``."""
 
 
-def subject_of(
+def context_of(
     document: Mapping[str, Any], *, settings: OperatorSettings = SETTINGS, generation: int = 1, uid: str = UID
-) -> Subject:
+) -> ExperimentContext:
     """What manifests of the experiment in a document are made from."""
-    return Subject(
+    return ExperimentContext(
         experiment=load_text(json.dumps(document)),
         namespace="research",
         uid=uid,

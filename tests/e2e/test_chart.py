@@ -15,11 +15,11 @@ import yaml
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.kubectl import namespace, run
-from rlsrl_operator.manifests import first_record, record_object, render, token_secret, volume_claim
+from rlsrl_operator.manifests import first_revision, render, revision_object, token_secret, volume_claim
 from rlsrl_operator.metrics import PORT
 from rlsrl_operator.roles import ROLES
 from rlsrl_operator.settings import OperatorSettings, read_settings
-from rlsrl_operator.testing import subject_of
+from rlsrl_operator.testing import context_of
 
 pytestmark = pytest.mark.e2e
 
@@ -134,9 +134,9 @@ class Case:
     told: Object = field(default_factory=dict)
     """To the operator, beside the defaults; None instead of a default is nothing."""
     more: Mapping[Name, Object] = field(default_factory=dict)
-    """Objects beside those of the defaults, and what they have."""
+    """InformerCache beside those of the defaults, and what they have."""
     less: Set[Name] = frozenset()
-    """Objects of the defaults that are not there."""
+    """InformerCache of the defaults that are not there."""
 
 
 def in_template(**given: Any) -> Object:
@@ -149,10 +149,10 @@ def in_template(**given: Any) -> Object:
 
 
 def roles_in(*places: str) -> dict[Name, Object]:
-    subjects = [{"kind": "ServiceAccount", "name": OPERATOR, "namespace": WHERE}]
+    contexts = [{"kind": "ServiceAccount", "name": OPERATOR, "namespace": WHERE}]
     return {
         **{("Role", place, OPERATOR): {} for place in places},
-        **{("RoleBinding", place, OPERATOR): {"subjects": subjects} for place in places},
+        **{("RoleBinding", place, OPERATOR): {"contexts": contexts} for place in places},
     }
 
 
@@ -395,11 +395,16 @@ def by_name(objects: Sequence[Object]) -> dict[Name, Object]:
 
 def of_an_experiment(document: Object, settings: OperatorSettings) -> list[Object]:
     """All that the operator would make for it."""
-    subject = replace(subject_of(document, settings=settings), namespace=WHERE)
-    rendered = render(subject)
-    claim = volume_claim(subject)
+    context = replace(context_of(document, settings=settings), namespace=WHERE)
+    rendered = render(context)
+    claim = volume_claim(context)
     assert claim is not None
-    return [token_secret(subject, "0" * 64), claim, record_object(subject, first_record(subject), b"key"), *rendered]
+    return [
+        token_secret(context, "0" * 64),
+        claim,
+        revision_object(context, first_revision(context), b"key"),
+        *rendered,
+    ]
 
 
 def try_on_the_cluster(objects: Sequence[Object]) -> None:
@@ -467,7 +472,7 @@ def test_what_is_rendered_is_what_was_asked_for_and_the_server_takes_it(
     path = tmp_path / "settings.yaml"
     path.write_text(found["ConfigMap", WHERE, OPERATOR]["data"]["settings.yaml"], encoding="utf-8")
     settings = read_settings(path)
-    told = OperatorSettings.model_validate(merged(TOLD_BY_DEFAULT, case.told), by_alias=True, by_name=False)
+    told = OperatorSettings.model_validate(merged(TOLD_BY_DEFAULT, case.configs), by_alias=True, by_name=False)
     assert settings == told
 
     cartpole["spec"]["evaluators"] = {"environments": 2}

@@ -18,7 +18,7 @@ import yaml
 from rlsrl.api.load import load_file
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator.lifecycle import overlaid
-from rlsrl_operator.manifests import Manifest, Subject, render, token_secret, volume_claim
+from rlsrl_operator.manifests import ExperimentContext, Manifest, render, token_secret, volume_claim
 from rlsrl_operator.settings import read_settings
 from rlsrl_operator.testing import UID, pod
 
@@ -49,9 +49,9 @@ Dumper.add_representer(
 )
 
 
-def subject(case: str) -> Subject:
+def context(case: str) -> ExperimentContext:
     own = GOLDEN / case / "settings.yaml"
-    return Subject(
+    return ExperimentContext(
         experiment=load_file(GOLDEN / case / "experiment.yaml"),
         namespace="research",
         uid=UID,
@@ -62,7 +62,7 @@ def subject(case: str) -> Subject:
 
 def objects(case: str) -> list[Manifest]:
     """All objects in the order in which they are made, but for the record of them."""
-    about = subject(case)
+    about = context(case)
     claim = volume_claim(about)
     return [token_secret(about, "a-fixed-token"), *([] if claim is None else [claim]), *render(about)]
 
@@ -81,7 +81,7 @@ def overlays() -> dict[str, Any]:
         case: {
             state: {
                 f"{manifest['kind']} {manifest['metadata']['name']}": differs
-                for manifest in render(subject(case))
+                for manifest in render(context(case))
                 if (differs := dict(changes(manifest, overlaid(manifest, status, pods, NOW))))
             }
             for state, (status, pods) in STATES.items()

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from rlsrl_operator.manifests.config import token_secret
-from rlsrl_operator.manifests.record import (
-    Record,
-    first_record,
+from rlsrl_operator.manifests.context import ExperimentContext
+from rlsrl_operator.manifests.revision import (
+    Revision,
+    first_revision,
     is_anothers,
-    next_record,
-    read_record,
-    record_object,
+    next_revision,
+    read_revision,
     render,
+    revision_object,
 )
-from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.manifests.workloads import volume_claim
 
 __all__ = [
+    "ExperimentContext",
     "Manifest",
-    "Record",
-    "Subject",
-    "first_record",
+    "Revision",
+    "first_revision",
     "is_anothers",
-    "next_record",
-    "read_record",
-    "record_object",
+    "next_revision",
+    "read_revision",
     "render",
+    "revision_object",
     "token_secret",
     "volume_claim",
 ]

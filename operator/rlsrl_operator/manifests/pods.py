@@ -8,15 +8,15 @@ from collections.abc import Mapping
 
 from rlsrl.api.placement import COORDINATOR_PORT, HEALTH_PORT, HTTP_PORT, STREAMS_PORT, process_environment
 from rlsrl.api.pods import CONTAINER, TOKEN_KEY, certified_name
-from rlsrl_operator.manifests.network import STORE_ROLES
-from rlsrl_operator.manifests.subject import (
+from rlsrl_operator.manifests.context import (
     ATTEMPT_ANNOTATION,
     DATA_FOLDER,
     SETTINGS_FOLDER,
     STATE_FOLDER,
     TEMPLATE_ANNOTATION,
-    Subject,
+    ExperimentContext,
 )
+from rlsrl_operator.manifests.network import STORE_ROLES
 from rlsrl_operator.manifests.templates import laid_over, template_of_role
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import ACTOR, COORDINATOR, EVALUATOR, MEETING_PORT, TRAINER, Role
@@ -40,10 +40,10 @@ _COORDINATORS_MOUNTS: tuple[Manifest, ...] = (
 )
 
 
-def pod_template(subject: Subject, role: Role) -> Manifest:
+def pod_template(context: ExperimentContext, role: Role) -> Manifest:
     """Metadata and spec of a role's pods."""
-    made = {"metadata": {"labels": subject.labels(role.name)}, "spec": _spec(subject, role)}
-    whole = laid_over(made, template_of_role(subject.experiment, role.name))
+    made = {"metadata": {"labels": context.labels(role.name)}, "spec": _spec(context, role)}
+    whole = laid_over(made, template_of_role(context.experiment, role.name))
     metadata, spec = whole["metadata"], whole["spec"]
     marked = [metadata["labels"], spec, *([metadata["annotations"]] if "annotations" in metadata else [])]
     mark = hashlib.sha256(json.dumps(marked, sort_keys=True).encode()).hexdigest()[:10]
@@ -51,9 +51,9 @@ def pod_template(subject: Subject, role: Role) -> Manifest:
     return {"metadata": {**metadata, "annotations": annotations}, "spec": spec}
 
 
-def _spec(subject: Subject, role: Role) -> Manifest:
-    defaults = subject.settings.defaults_of(role.name)
-    images = subject.settings.images
+def _spec(context: ExperimentContext, role: Role) -> Manifest:
+    defaults = context.settings.defaults_of(role.name)
+    images = context.settings.images
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -66,8 +66,8 @@ def _spec(subject: Subject, role: Role) -> Manifest:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "tolerations": [*_soon_elsewhere(), *defaults.tolerations],
-        "containers": [_container(subject, role)],
-        "volumes": _volumes(subject, role),
+        "containers": [_container(context, role)],
+        "volumes": _volumes(context, role),
         **({"imagePullSecrets": [{"name": name} for name in images.pull_secrets]} if images.pull_secrets else {}),
         **({"nodeSelector": defaults.node_selector} if defaults.node_selector else {}),
         **({"affinity": defaults.affinity} if defaults.affinity else {}),
@@ -81,16 +81,16 @@ def _identity(chosen: Mapping[Identity, int | None]) -> Manifest:
     return {name: number for name, number in ids.items() if number is not None}
 
 
-def _container(subject: Subject, role: Role) -> Manifest:
-    images = subject.settings.images
+def _container(context: ExperimentContext, role: Role) -> Manifest:
+    images = context.settings.images
     return {
         "name": CONTAINER,
-        "image": images.actor if role.image(subject.experiment) == "actor" else images.learner,
+        "image": images.actor if role.image(context.experiment) == "actor" else images.learner,
         "imagePullPolicy": images.pull_policy,
-        "command": _command(subject, role),
-        "env": _environment(subject, role),
-        "ports": _ports(subject, role),
-        "resources": _resources(subject, role),
+        "command": _command(context, role),
+        "env": _environment(context, role),
+        "ports": _ports(context, role),
+        "resources": _resources(context, role),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -101,22 +101,22 @@ def _container(subject: Subject, role: Role) -> Manifest:
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
             {"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True},
-            *([{"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}] if _tls_secret(subject) else []),
+            *([{"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}] if _tls_secret(context) else []),
             {"name": "state", "mountPath": STATE_FOLDER},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point
             *(_COORDINATORS_MOUNTS if role.name == COORDINATOR else ()),
         ],
-        **_credentials(subject, role),
+        **_credentials(context, role),
         **_probes(role),
     }
 
 
-def _command(subject: Subject, role: Role) -> list[str]:
+def _command(context: ExperimentContext, role: Role) -> list[str]:
     worker = ["--role", role.name, "--config", f"{CONFIG_FOLDER}/{role.name}.json"]
     if role.name != TRAINER:
         return ["python", "-m", "rlsrl.workers", *worker]
-    trainers = subject.experiment.spec.trainers
-    name = subject.name_of(TRAINER)
+    trainers = context.experiment.spec.trainers
+    name = context.name_of(TRAINER)
     launcher = ["python", "-m", "rlsrl.workers.gang_launcher", "--ranks", str(trainers.ranks_per_pod)]
     machines = ["--machines", str(trainers.num_pods), "--machine", "$(RLSRL_POD_INDEX)"]
     meeting = ["--meet-at", f"{name}-0.{name}:{MEETING_PORT}", "--once", f"{STATE_FOLDER}/started"]
@@ -124,17 +124,17 @@ def _command(subject: Subject, role: Role) -> list[str]:
     return [*launcher, *machines, *meeting, *health, *worker, "--attempt", "$(RLSRL_ATTEMPT)"]
 
 
-def _environment(subject: Subject, role: Role) -> list[Manifest]:
+def _environment(context: ExperimentContext, role: Role) -> list[Manifest]:
     known: list[Manifest] = [
         *({"name": name, "value": value} for name, value in process_environment(role.name).items()),
         {"name": "RLSRL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "RLSRL_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "RLSRL_TOKEN_FILE", "value": f"{TOKEN_FOLDER}/{TOKEN_KEY}"},
     ]
-    if _tls_secret(subject):
+    if _tls_secret(context):
         known += [
             {"name": "RLSRL_TLS_FOLDER", "value": TLS_FOLDER},
-            {"name": "RLSRL_TLS_NAME", "value": certified_name(subject.name, subject.namespace)},
+            {"name": "RLSRL_TLS_NAME", "value": certified_name(context.name, context.namespace)},
         ]
     if role.name == TRAINER:
         index, attempt = (
@@ -146,22 +146,22 @@ def _environment(subject: Subject, role: Role) -> list[Manifest]:
             {"name": "RLSRL_ATTEMPT", "valueFrom": {"fieldRef": {"fieldPath": attempt}}},
             {"name": "RLSRL_RESULT_FILE", "value": RESULT_FILE},
         ]
-    return [*known, *subject.settings.defaults_of(role.name).extra_env]
+    return [*known, *context.settings.defaults_of(role.name).extra_env]
 
 
-def _tls_secret(subject: Subject) -> str | None:
-    return subject.experiment.spec.security.tls_secret
+def _tls_secret(context: ExperimentContext) -> str | None:
+    return context.experiment.spec.security.tls_secret
 
 
-def _credentials(subject: Subject, role: Role) -> Manifest:
-    store = subject.experiment.spec.parameters.store.object_store
+def _credentials(context: ExperimentContext, role: Role) -> Manifest:
+    store = context.experiment.spec.parameters.store.object_store
     if store is None or store.credentials_secret is None or role.name not in STORE_ROLES:
         return {}
     return {"envFrom": [{"secretRef": {"name": store.credentials_secret}}]}
 
 
-def _ports(subject: Subject, role: Role) -> list[Manifest]:
-    ranks = subject.experiment.spec.trainers.ranks_per_pod if role.name == TRAINER else 1
+def _ports(context: ExperimentContext, role: Role) -> list[Manifest]:
+    ranks = context.experiment.spec.trainers.ranks_per_pod if role.name == TRAINER else 1
     served = {"http": HTTP_PORT}
     if role.name == COORDINATOR:
         served["coordinator"] = COORDINATOR_PORT
@@ -175,10 +175,10 @@ def _ports(subject: Subject, role: Role) -> list[Manifest]:
     ]
 
 
-def _resources(subject: Subject, role: Role) -> Manifest:
+def _resources(context: ExperimentContext, role: Role) -> Manifest:
     """The administrator's, and the GPUs: of them limits and processes a pod have one source."""
-    resources = dict(subject.settings.defaults_of(role.name).resources)
-    trainers = subject.experiment.spec.trainers
+    resources = dict(context.settings.defaults_of(role.name).resources)
+    trainers = context.experiment.spec.trainers
     if role.name == TRAINER and trainers.gpus_per_pod:
         limits = resources.get("limits") or {}
         assert isinstance(limits, dict), "Kubernetes has no other"  # noqa: S101 - an invariant
@@ -205,24 +205,24 @@ def _probes(role: Role) -> Manifest:
     }
 
 
-def _volumes(subject: Subject, role: Role) -> list[Manifest]:
-    config = role.config(subject.told)
+def _volumes(context: ExperimentContext, role: Role) -> list[Manifest]:
+    config = role.config(context.configs)
     assert config is not None, "the experiment has the role"  # noqa: S101 - an invariant of our own
     volumes: list[Manifest] = [
-        {"name": "config", "configMap": {"name": subject.config_name(role.name, config), "defaultMode": 0o444}},
-        {"name": "token", "secret": {"secretName": subject.token_name, "defaultMode": 0o440}},
+        {"name": "config", "configMap": {"name": context.config_name(role.name, config), "defaultMode": 0o444}},
+        {"name": "token", "secret": {"secretName": context.token_name, "defaultMode": 0o440}},
         {"name": "state", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
     ]
-    if (secret := _tls_secret(subject)) is not None:
+    if (secret := _tls_secret(context)) is not None:
         # By key: a Secret without one of them keeps the pod from starting instead of the worker from connecting.
         items = [{"key": key, "path": key} for key in TLS_KEYS]
         volumes.append({"name": "tls", "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}})
     if role.name == COORDINATOR:
-        stays = subject.experiment.spec.parameters.store.filesystem is not None
-        claim = {"persistentVolumeClaim": {"claimName": subject.name_of("data")}}
+        stays = context.experiment.spec.parameters.store.filesystem is not None
+        claim = {"persistentVolumeClaim": {"claimName": context.name_of("data")}}
         volumes.append({"name": "data", **(claim if stays else {"emptyDir": {}})})
-        volumes.append({"name": "settings", "configMap": {"name": subject.settings_name, "defaultMode": 0o444}})
+        volumes.append({"name": "settings", "configMap": {"name": context.settings_name, "defaultMode": 0o444}})
     return volumes
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT
+from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.pods import pod_template
-from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, TRAINER, Role, roles_of
 
 
-def workloads(subject: Subject) -> list[Manifest]:
+def workloads(context: ExperimentContext) -> list[Manifest]:
     """One a role; the trainers' as of no attempt (see ``rlsrl_operator.gang``)."""
     return [
-        _deployment(subject, role) if role.workload == "Deployment" else _stateful_set(subject, role)
-        for role in roles_of(subject.told)
+        _deployment(context, role) if role.workload == "Deployment" else _stateful_set(context, role)
+        for role in roles_of(context.configs)
     ]
 
 
-def services(subject: Subject) -> list[Manifest]:
+def services(context: ExperimentContext) -> list[Manifest]:
     """The coordinator's address, and the names of the trainers' pods."""
     ports = [("coordinator", COORDINATOR_PORT), ("http", HTTP_PORT)]
     coordinator = {
@@ -30,22 +30,22 @@ def services(subject: Subject) -> list[Manifest]:
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": subject.metadata(subject.name_of(role), role),
-            "spec": {"selector": subject.selector(role), **spec},
+            "metadata": context.metadata(context.name_of(role), role),
+            "spec": {"selector": context.selector(role), **spec},
         }
         for role, spec in ((COORDINATOR, coordinator), (TRAINER, trainers))
     ]
 
 
-def volume_claim(subject: Subject) -> Manifest | None:
+def volume_claim(context: ExperimentContext) -> Manifest | None:
     """The experiment's volume; None where weights are in an object store. It stays unless told otherwise."""
-    volume = subject.experiment.spec.parameters.store.filesystem
+    volume = context.experiment.spec.parameters.store.filesystem
     if volume is None:
         return None
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": subject.metadata(subject.name_of("data"), owned=volume.when_deleted == "Delete"),
+        "metadata": context.metadata(context.name_of("data"), owned=volume.when_deleted == "Delete"),
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": volume.size}},
@@ -54,38 +54,38 @@ def volume_claim(subject: Subject) -> Manifest | None:
     }
 
 
-def _deployment(subject: Subject, role: Role) -> Manifest:
+def _deployment(context: ExperimentContext, role: Role) -> Manifest:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": subject.metadata(subject.name_of(role.name), role.name),
+        "metadata": context.metadata(context.name_of(role.name), role.name),
         "spec": {
-            "replicas": role.pods(subject.experiment, subject.told),
-            "selector": {"matchLabels": subject.selector(role.name)},
+            "replicas": role.pods(context.experiment, context.configs),
+            "selector": {"matchLabels": context.selector(role.name)},
             # An index is free only once its holder has gone.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
             "revisionHistoryLimit": 2,
-            "template": pod_template(subject, role),
+            "template": pod_template(context, role),
         },
     }
 
 
-def _stateful_set(subject: Subject, role: Role) -> Manifest:
-    metadata = subject.metadata(subject.name_of(role.name), role.name)
+def _stateful_set(context: ExperimentContext, role: Role) -> Manifest:
+    metadata = context.metadata(context.name_of(role.name), role.name)
     if role.queued:
-        metadata["labels"] |= subject.queue_labels
+        metadata["labels"] |= context.queue_labels
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
         "metadata": metadata,
         "spec": {
-            "replicas": role.pods(subject.experiment, subject.told),
-            "serviceName": subject.name_of(role.name),
-            "selector": {"matchLabels": subject.selector(role.name)},
+            "replicas": role.pods(context.experiment, context.configs),
+            "serviceName": context.name_of(role.name),
+            "selector": {"matchLabels": context.selector(role.name)},
             # A gang is replaced as one: in turn, each waiting until it is ready, it would wait for ever.
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete" if role.name == TRAINER else "RollingUpdate"},
             "revisionHistoryLimit": 2,
-            "template": pod_template(subject, role),
+            "template": pod_template(context, role),
         },
     }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
 
-from rlsrl_operator.cluster import Cluster, Conflict, Refused
+from rlsrl_operator.cluster import Cluster, Refused, ResourceConflict
 from rlsrl_operator.testing import pod
 
 
@@ -36,9 +36,9 @@ def blaming(field: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("refusing", "expected"),
     [
-        (Refusing(409), Conflict),
+        (Refusing(409), ResourceConflict),
         # How a patch is refused that names an object by its uid when there is another one of that name by now.
-        (Refusing(422, **blaming("metadata.uid")), Conflict),
+        (Refusing(422, **blaming("metadata.uid")), ResourceConflict),
         (Refusing(422, **blaming("spec.replicas")), Refused),
         (Refusing(422), Refused),
         (Refusing(403), Refused),

@@ -14,7 +14,7 @@ from rlsrl.api.reasons import GANG_COMPLETE, READY, is_trouble
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import QUEUED_SECONDS, decide, overlaid
-from rlsrl_operator.manifests import Manifest, Subject, first_record, next_record, render
+from rlsrl_operator.manifests import ExperimentContext, Manifest, first_revision, next_revision, render
 from rlsrl_operator.manifests.kueue import (
     PRIORITY_LABEL,
     QUEUE_LABEL,
@@ -25,7 +25,7 @@ from rlsrl_operator.manifests.kueue import (
 )
 from rlsrl_operator.roles import BY_NAME, ROLES
 from rlsrl_operator.status import blocker, condition, stamp, summarize, with_condition
-from rlsrl_operator.testing import pod, subject_of
+from rlsrl_operator.testing import context_of, pod
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 EARLIER = NOW - timedelta(minutes=5)
@@ -33,18 +33,20 @@ LABELS = {QUEUE_LABEL: "team", PRIORITY_LABEL: "urgent"}
 KINDS = ("Deployment", "StatefulSet")
 
 
-def subject(*, labels: dict[str, str] = LABELS, suspend: bool = False, generation: int = 1, **spec: Any) -> Subject:
+def context(
+    *, labels: dict[str, str] = LABELS, suspend: bool = False, generation: int = 1, **spec: Any
+) -> ExperimentContext:
     document = minimal()
     document["metadata"]["labels"] = labels
     others: dict[str, Any] = {role: {} for role in ("policyWorkers", "bufferWorkers", "evaluators")}
     document["spec"] |= {"suspend": suspend, "trainers": {"replicas": 2}, **others, **spec}
-    return subject_of(document, generation=generation)
+    return context_of(document, generation=generation)
 
 
 def decided(
-    status: ExperimentStatus, pods: Sequence[Manifest], *, now: datetime = NOW, about: Subject | None = None
+    status: ExperimentStatus, pods: Sequence[Manifest], *, now: datetime = NOW, about: ExperimentContext | None = None
 ) -> ExperimentStatus:
-    return decide(status, about or subject(), dict.fromkeys(BY_NAME, "1"), pods, now)
+    return decide(status, about or context(), dict.fromkeys(BY_NAME, "1"), pods, now)
 
 
 def running(attempt: int = 1) -> ExperimentStatus:
@@ -67,24 +69,24 @@ def waiting_gang(*, seconds: float, attempt: int = 1) -> list[Manifest]:
 def test_only_what_is_queued_by_the_table_of_roles_names_the_queue() -> None:
     labelled = {
         each["metadata"]["labels"][ROLE_LABEL]: queue_labels(each["metadata"]["labels"])
-        for each in render(subject())
+        for each in render(context())
         if each["kind"] in KINDS
     }
     assert labelled == {role.name: LABELS if role.queued else {} for role in ROLES}
     assert labelled["trainer"] == LABELS
-    assert not any(queue_labels(each["metadata"]["labels"]) for each in render(subject(labels={"team": "a"})))
+    assert not any(queue_labels(each["metadata"]["labels"]) for each in render(context(labels={"team": "a"})))
 
 
 def test_a_run_stays_in_its_queue_until_it_is_suspended() -> None:
-    before = first_record(subject())
-    moved = subject(labels={QUEUE_LABEL: "another"}, generation=2, stop={"trainSteps": 7})
-    after = next_record(before, moved)
+    before = first_revision(context())
+    moved = context(labels={QUEUE_LABEL: "another"}, generation=2, stop={"trainSteps": 7})
+    after = next_revision(before, moved)
     assert queue_labels(after.experiment.metadata.labels) == LABELS
     (trainers,) = (
         each for each in after.manifests if (each["kind"], each["metadata"]["name"][-8:]) == ("StatefulSet", "-trainer")
     )
     assert queue_labels(trainers["metadata"]["labels"]) == LABELS
-    assert first_record(moved).experiment.metadata.labels == {QUEUE_LABEL: "another"}
+    assert first_revision(moved).experiment.metadata.labels == {QUEUE_LABEL: "another"}
 
 
 PHASES: dict[str, tuple[ExperimentStatus, list[Manifest], Phase]] = {
@@ -118,7 +120,7 @@ def test_the_phase(name: str) -> None:
 
 
 def test_without_a_queue_nothing_waits() -> None:
-    about = subject(labels={})
+    about = context(labels={})
     assert decided(ExperimentStatus(), [], about=about).phase == "Pending"
     assert decided(ExperimentStatus(phase="Suspended", attempt=1), [], about=about).phase == "Starting"
     held_by_another = gang(held=True, ready=False, created=stamp(EARLIER))
@@ -126,7 +128,7 @@ def test_without_a_queue_nothing_waits() -> None:
 
 
 def test_suspending_goes_before_waiting() -> None:
-    about = subject(suspend=True)
+    about = context(suspend=True)
     waiting = ExperimentStatus(phase="Queued", attempt=1)
     assert decided(waiting, waiting_gang(seconds=60), about=about).phase == "Suspended"
 
@@ -158,7 +160,7 @@ def test_while_it_waits_the_others_make_room_and_the_coordinator_goes_last(
 ) -> None:
     attempt = 2 if expected["trainer"] == 0 else 1
     status = ExperimentStatus(phase="Queued", attempt=attempt)
-    made = [overlaid(each, status, pods, NOW) for each in render(subject())]
+    made = [overlaid(each, status, pods, NOW) for each in render(context())]
     replicas = {
         each["metadata"]["labels"][ROLE_LABEL]: each["spec"]["replicas"] for each in made if each["kind"] in KINDS
     }
@@ -166,7 +168,7 @@ def test_while_it_waits_the_others_make_room_and_the_coordinator_goes_last(
 
 
 def test_it_is_said_that_it_waits_and_nobody_is_called() -> None:
-    status = summarize(ExperimentStatus(phase="Queued", attempt=1), subject(), waiting_gang(seconds=60), NOW)
+    status = summarize(ExperimentStatus(phase="Queued", attempt=1), context(), waiting_gang(seconds=60), NOW)
     said = condition(status, READY)
     assert said is not None
     assert (said.status, said.reason) == ("False", "Queued")
@@ -175,7 +177,7 @@ def test_it_is_said_that_it_waits_and_nobody_is_called() -> None:
     assert status.phase == "Queued"
     assert status.actors is not None
     assert status.actors.replicas == 0
-    refused = summarize(status, subject(), [], NOW, refusal="scaling down is still in progress")
+    refused = summarize(status, context(), [], NOW, refusal="scaling down is still in progress")
     said = condition(refused, READY)
     assert said is not None
     assert said.message.endswith(": scaling down is still in progress")
@@ -223,6 +225,6 @@ def test_what_is_not_there_yet_is_asked_for_as_it_should_be() -> None:
 
 
 def test_the_queue_is_the_one_on_record_whatever_the_object_says_now() -> None:
-    about = subject()
+    about = context()
     assert about.queue == "team"
-    assert replace(about, experiment=subject(labels={"a": "b"}).experiment).queue is None
+    assert replace(about, experiment=context(labels={"a": "b"}).experiment).queue is None

@@ -15,17 +15,17 @@ from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, is_settled, overlaid
-from rlsrl_operator.manifests import Manifest, Subject, render
+from rlsrl_operator.manifests import ExperimentContext, Manifest, render
 from rlsrl_operator.roles import BY_NAME, TRAINER
 from rlsrl_operator.status import TERMINAL, condition, failures, stamp, with_condition
-from rlsrl_operator.testing import ended, pod, subject_of, waiting
+from rlsrl_operator.testing import context_of, ended, pod, waiting
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 EARLIER = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
 BUDGET, DECAY_SECONDS = 2, 60.0
 
 
-def subject(*, generation: int = 1, budget: int = BUDGET, suspend: bool = False) -> Subject:
+def context(*, generation: int = 1, budget: int = BUDGET, suspend: bool = False) -> ExperimentContext:
     document = minimal()
     document["spec"]["suspend"] = suspend
     document["spec"] |= {
@@ -33,10 +33,12 @@ def subject(*, generation: int = 1, budget: int = BUDGET, suspend: bool = False)
         "restarts": {"budget": budget, "decaySeconds": DECAY_SECONDS},
         **{role: {} for role in ("policyWorkers", "bufferWorkers", "evaluators")},
     }
-    return subject_of(document, generation=generation)
+    return context_of(document, generation=generation)
 
 
-def decided(status: ExperimentStatus, about: Subject, pods: Sequence[Manifest], now: datetime) -> ExperimentStatus:
+def decided(
+    status: ExperimentStatus, about: ExperimentContext, pods: Sequence[Manifest], now: datetime
+) -> ExperimentStatus:
     """With templates that say which generation they are of."""
     return decide(status, about, dict.fromkeys(BY_NAME, str(about.generation)), pods, now)
 
@@ -215,7 +217,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_an_experiment(name: str) -> None:
     case = CASES[name]
-    about = subject(generation=case.generation, budget=case.budget, suspend=case.suspend)
+    about = context(generation=case.generation, budget=case.budget, suspend=case.suspend)
     made = decided(case.before, about, case.pods, NOW)
     over = case.phase in ("Succeeded", "Failed")
     said = condition(made, FINISHED if over else GANG_COMPLETE)
@@ -248,20 +250,20 @@ TERMINAL_PODS: dict[str, list[Manifest]] = {
 @pytest.mark.parametrize("pods", TERMINAL_PODS)
 def test_what_is_over_stays_over(phase: Phase, pods: str) -> None:
     before = running(attempt=3, finished_at=stamp(EARLIER)).model_copy(update={"phase": phase})
-    assert decided(before, subject(generation=2), TERMINAL_PODS[pods], NOW) == before
+    assert decided(before, context(generation=2), TERMINAL_PODS[pods], NOW) == before
 
 
 def test_forgetting_begins_anew_with_each_failure_and_with_nothing_else() -> None:
     before = running(failed=1, seconds_ago=DECAY_SECONDS / 2)
-    assert decided(before, subject(), gang(state=ended(1)), NOW).last_failure_at == stamp(NOW)
-    assert decided(before, subject(generation=2), gang(), NOW).last_failure_at == before.last_failure_at
+    assert decided(before, context(), gang(state=ended(1)), NOW).last_failure_at == stamp(NOW)
+    assert decided(before, context(generation=2), gang(), NOW).last_failure_at == before.last_failure_at
 
 
 def test_a_restart_is_decided_once() -> None:
     """The attempt is written before anything is done; whoever sees the same pods with it decides nothing new."""
     failed = gang(state=ended(1))
-    once = decided(running(), subject(), failed, NOW)
-    assert decided(once, subject(), failed, NOW + timedelta(seconds=1)) == once
+    once = decided(running(), context(), failed, NOW)
+    assert decided(once, context(), failed, NOW + timedelta(seconds=1)) == once
 
 
 STATES = (None, ended(0), ended(0, "done"), ended(1, "boom"), ended(2, "wrong"), waiting("CrashLoopBackOff"))
@@ -289,7 +291,7 @@ STATUSES = st.builds(running, attempt=st.just(3), failed=st.integers(0, 3)) | st
 def test_deciding_again_with_what_was_seen_changes_nothing(
     before: ExperimentStatus, pods: list[Manifest], generation: int, seconds: float
 ) -> None:
-    about = subject(generation=generation)
+    about = context(generation=generation)
     once = decided(before, about, pods, NOW)
     assert decided(once, about, pods, NOW + timedelta(seconds=seconds)) == once
     assert once.attempt in (3, 4)
@@ -300,19 +302,19 @@ def test_deciding_again_with_what_was_seen_changes_nothing(
 
 def test_a_gang_that_is_made_anew_is_complete_anew() -> None:
     later = NOW + timedelta(seconds=30)
-    restarting = decided(running(), subject(), gang(state=ended(1)), NOW)
-    being_made = decided(restarting, subject(), gang(attempt=2, ready=False), later)
+    restarting = decided(running(), context(), gang(state=ended(1)), NOW)
+    being_made = decided(restarting, context(), gang(attempt=2, ready=False), later)
     said = condition(being_made, GANG_COMPLETE)
     assert said is not None
     assert (said.status, said.last_transition_time) == ("False", stamp(NOW))
-    said = condition(decided(being_made, subject(), gang(attempt=2), later), GANG_COMPLETE)
+    said = condition(decided(being_made, context(), gang(attempt=2), later), GANG_COMPLETE)
     assert said is not None
     assert (said.status, said.last_transition_time) == ("True", stamp(later))
 
 
 def test_an_edit_of_trainers_that_are_not_there_yet_needs_no_restart() -> None:
     before = ExperimentStatus(phase="Starting", attempt=1, restarts=0)
-    assert decided(before, subject(generation=2), [], NOW).attempt == 1
+    assert decided(before, context(generation=2), [], NOW).attempt == 1
 
 
 @given(
@@ -359,7 +361,7 @@ def test_trainers_end_first_then_the_others_and_the_coordinator_stays(
     phase: Phase, pods: Sequence[Manifest], expected: dict[str, int]
 ) -> None:
     status = ExperimentStatus(phase=phase, attempt=1, finished_at=stamp(EARLIER) if phase in TERMINAL else None)
-    made = [overlaid(manifest, status, pods, NOW) for manifest in render(subject())]
+    made = [overlaid(manifest, status, pods, NOW) for manifest in render(context())]
     replicas = {
         each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["replicas"]
         for each in made
@@ -370,7 +372,7 @@ def test_trainers_end_first_then_the_others_and_the_coordinator_stays(
 
 def test_evaluators_do_not_play_for_ever() -> None:
     status = ExperimentStatus(phase="Succeeded", attempt=1, finished_at=stamp(NOW))
-    rendered = {(each["kind"], each["metadata"]["name"]): each for each in render(subject())}
+    rendered = {(each["kind"], each["metadata"]["name"]): each for each in render(context())}
     (evaluators,) = [
         each for (kind, name), each in rendered.items() if (kind, name[-9:]) == ("Deployment", "evaluator")
     ]
@@ -380,9 +382,9 @@ def test_evaluators_do_not_play_for_ever() -> None:
 
 
 def test_only_the_trainers_know_the_attempt_and_nothing_rendered_is_changed() -> None:
-    rendered = render(subject())
+    rendered = render(context())
     made = [overlaid(manifest, ExperimentStatus(phase="Running", attempt=7), [], NOW) for manifest in rendered]
-    assert rendered == render(subject())
+    assert rendered == render(context())
     changed = [each for each, before in zip(made, rendered, strict=True) if each != before]
     (trainers,) = changed
     assert trainers["metadata"]["labels"]["rlsrl.dev/role"] == "trainer"

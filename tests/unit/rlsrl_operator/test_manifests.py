@@ -21,17 +21,17 @@ from rlsrl.api.load import SpecError, load_file
 from rlsrl.rpc.tls import FILES
 from rlsrl.testing.documents import Document, minimal, variation
 from rlsrl_operator.manifests import (
+    ExperimentContext,
     Manifest,
-    Subject,
-    first_record,
-    record_object,
+    first_revision,
     render,
+    revision_object,
     token_secret,
     volume_claim,
 )
 from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
 from rlsrl_operator.settings import NetworkPolicies, OperatorSettings, PodDefaults, read_settings
-from rlsrl_operator.testing import SETTINGS, UID, faults_of_restricted, subject_of
+from rlsrl_operator.testing import SETTINGS, UID, context_of, faults_of_restricted
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "manifests"
 SEEDS = st.integers(0, 2**32)
@@ -52,14 +52,14 @@ def document_of(seed: int) -> Document:
     several["spec"]["pacing"]["maxPolicyLag"] = 64
     several["spec"]["algorithm"]["ppo"]["minibatchSize"] *= ranks
     try:
-        subject_of(several)
+        context_of(several)
     except SpecError:
         return document
     return several
 
 
-def golden(case: str) -> Subject:
-    return Subject(
+def golden(case: str) -> ExperimentContext:
+    return ExperimentContext(
         experiment=load_file(GOLDEN / case / "experiment.yaml"),
         namespace="research",
         uid=UID,
@@ -68,20 +68,20 @@ def golden(case: str) -> Subject:
     )
 
 
-GOLDEN_SUBJECTS = [golden(path.name) for path in sorted(GOLDEN.iterdir()) if path.is_dir()]
+GOLDEN_CONTEXTS = [golden(path.name) for path in sorted(GOLDEN.iterdir()) if path.is_dir()]
 
 
-def of_any_subject(test: Callable[[Subject], None]) -> Callable[[], None]:
+def of_any_context(test: Callable[[ExperimentContext], None]) -> Callable[[], None]:
     """Run the test with the golden experiments and with variations."""
 
     def run() -> None:
-        for subject in GOLDEN_SUBJECTS:
-            test(subject)
+        for context in GOLDEN_CONTEXTS:
+            test(context)
 
         @settings(max_examples=20, deadline=None)
         @given(SEEDS)
         def vary(seed: int) -> None:
-            test(subject_of(document_of(seed), settings=OPEN_SETTINGS))
+            test(context_of(document_of(seed), settings=OPEN_SETTINGS))
 
         vary()
 
@@ -89,16 +89,16 @@ def of_any_subject(test: Callable[[Subject], None]) -> Callable[[], None]:
     return run
 
 
-def everything(subject: Subject) -> list[Manifest]:
-    rendered = render(subject)
-    claim = volume_claim(subject)
-    made = [token_secret(subject, "token"), record_object(subject, first_record(subject), b"key"), *rendered]
+def everything(context: ExperimentContext) -> list[Manifest]:
+    rendered = render(context)
+    claim = volume_claim(context)
+    made = [token_secret(context, "token"), revision_object(context, first_revision(context), b"key"), *rendered]
     return made if claim is None else [*made, claim]
 
 
-def workloads(subject: Subject) -> dict[str, Manifest]:
+def workloads(context: ExperimentContext) -> dict[str, Manifest]:
     """By role."""
-    found = [each for each in render(subject) if each["kind"] in ("Deployment", "StatefulSet")]
+    found = [each for each in render(context) if each["kind"] in ("Deployment", "StatefulSet")]
     return {each["metadata"]["labels"]["rlsrl.dev/role"]: each for each in found}
 
 
@@ -112,9 +112,9 @@ def ports(workload: Manifest, prefix: str = "") -> set[int]:
     return {each["containerPort"] for each in container(workload)["ports"] if each["name"].startswith(prefix)}
 
 
-@of_any_subject
-def test_every_pod_satisfies_the_restricted_profile(subject: Subject) -> None:
-    for role, workload in workloads(subject).items():
+@of_any_context
+def test_every_pod_satisfies_the_restricted_profile(context: ExperimentContext) -> None:
+    for role, workload in workloads(context).items():
         pod = workload["spec"]["template"]["spec"]
         assert list(faults_of_restricted(pod)) == [], role
         assert container(workload)["securityContext"]["readOnlyRootFilesystem"] is True
@@ -133,7 +133,7 @@ def test_every_pod_satisfies_the_restricted_profile(subject: Subject) -> None:
     ],
 )
 def test_the_check_of_the_profile_finds(fault: str, change: dict[str, Any]) -> None:
-    pod = workloads(subject_of(minimal()))[TRAINER]["spec"]["template"]["spec"]
+    pod = workloads(context_of(minimal()))[TRAINER]["spec"]["template"]["spec"]
     assert fault in set(faults_of_restricted(pod | change))
 
 
@@ -142,9 +142,9 @@ def option(workload: Manifest, name: str) -> str:
     return str(command[command.index(name) + 1])
 
 
-@of_any_subject
-def test_gpus_ranks_and_ports_of_a_trainer_pod_are_as_many(subject: Subject) -> None:
-    trainers, workload = subject.experiment.spec.trainers, workloads(subject)[TRAINER]
+@of_any_context
+def test_gpus_ranks_and_ports_of_a_trainer_pod_are_as_many(context: ExperimentContext) -> None:
+    trainers, workload = context.experiment.spec.trainers, workloads(context)[TRAINER]
     ranks = int(option(workload, "--ranks"))
     limits = container(workload)["resources"].get("limits", {})
     assert limits == ({trainers.gpu_resource: str(ranks)} if trainers.gpus_per_pod else {})
@@ -157,37 +157,37 @@ def test_gpus_stand_beside_the_administrators_limits_and_only_at_the_trainers() 
     document = minimal()
     document["spec"]["trainers"] = {"gpusPerPod": 1}
     given_settings = SETTINGS.model_copy(update={"roles": {"default": PodDefaults(resources=resources)}})
-    made = workloads(subject_of(document, settings=given_settings))
+    made = workloads(context_of(document, settings=given_settings))
     limits = {"memory": "64Gi", "nvidia.com/gpu": "1"}
     assert container(made[TRAINER])["resources"] == {"requests": {"cpu": "2"}, "limits": limits}
     assert container(made["actor"])["resources"] == resources
     assert resources["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "7"}, "settings are nobody's to change"
 
 
-def allowed(subject: Subject, direction: str, peers: str) -> set[tuple[str, str, int | None]]:
+def allowed(context: ExperimentContext, direction: str, peers: str) -> set[tuple[str, str, int | None]]:
     """(source, target, port) of the experiment's own pods that the policies of one direction allow; None: any port."""
     found = set()
-    for policy in (each for each in render(subject) if each["kind"] == "NetworkPolicy"):
+    for policy in (each for each in render(context) if each["kind"] == "NetworkPolicy"):
         role = policy["metadata"]["labels"]["rlsrl.dev/role"]
-        assert policy["spec"]["podSelector"] == {"matchLabels": subject.selector(role)}
+        assert policy["spec"]["podSelector"] == {"matchLabels": context.selector(role)}
         assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
         assert policy["spec"].get(direction) != [], "the API server takes it for a change each time"
         for rule in policy["spec"].get(direction, ()):
             for peer in rule.get(peers, ()):
                 if (labels := peer.get("podSelector", {}).get("matchLabels", {})).get("rlsrl.dev/role"):
                     assert set(peer) == {"podSelector"}, "in the experiment's namespace"
-                    assert labels == subject.selector(labels["rlsrl.dev/role"])
+                    assert labels == context.selector(labels["rlsrl.dev/role"])
                     other = labels["rlsrl.dev/role"]
                     ends = (other, role) if direction == "ingress" else (role, other)
                     found |= {(*ends, port["port"]) for port in rule.get("ports", ())} or {(*ends, None)}
     return found
 
 
-@of_any_subject
-def test_the_policies_allow_every_connection_of_the_configs_and_nothing_else(subject: Subject) -> None:
-    made, connections = workloads(subject), set()
-    for role in roles_of(subject.told):
-        config = role.config(subject.told)
+@of_any_context
+def test_the_policies_allow_every_connection_of_the_configs_and_nothing_else(context: ExperimentContext) -> None:
+    made, connections = workloads(context), set()
+    for role in roles_of(context.configs):
+        config = role.config(context.configs)
         assert config is not None
         if role.name != COORDINATOR:
             connections |= {(role.name, COORDINATOR, port) for port in ports(made[COORDINATOR], "coordinator")}
@@ -196,22 +196,22 @@ def test_the_policies_allow_every_connection_of_the_configs_and_nothing_else(sub
             connections |= {(role.name, target, port) for port in ports(made[target], "streams")}
     if made[TRAINER]["spec"]["replicas"] > 1:
         connections.add((TRAINER, TRAINER, None))
-    assert allowed(subject, "ingress", "from") == connections
-    assert allowed(subject, "egress", "to") == connections
+    assert allowed(context, "ingress", "from") == connections
+    assert allowed(context, "egress", "to") == connections
 
 
-@of_any_subject
-def test_every_port_that_a_policy_opens_is_one_that_the_container_declares(subject: Subject) -> None:
-    made = workloads(subject)
+@of_any_context
+def test_every_port_that_a_policy_opens_is_one_that_the_container_declares(context: ExperimentContext) -> None:
+    made = workloads(context)
     policies = {
         each["metadata"]["labels"]["rlsrl.dev/role"]: each
-        for each in render(subject)
+        for each in render(context)
         if each["kind"] == "NetworkPolicy"
     }
     assert set(policies) == set(made)
     for role, policy in policies.items():
         opened = {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule.get("ports", ())}
-        unused = ports(made[role], "streams") - used(subject, role)
+        unused = ports(made[role], "streams") - used(context, role)
         kubelets = ports(made[role], "health")  # of the pod's own node, which no policy keeps out
         assert opened == ports(made[role]) - unused - kubelets
         scraped = [rule for rule in policy["spec"].get("ingress", ()) if rule["from"] == [SCRAPER]]
@@ -220,9 +220,9 @@ def test_every_port_that_a_policy_opens_is_one_that_the_container_declares(subje
         assert len(asked) == (role == COORDINATOR)
 
 
-def used(subject: Subject, role: str) -> set[int]:
+def used(context: ExperimentContext, role: str) -> set[int]:
     """Ports at which some other role looks for this one."""
-    return {port for _, target, port in allowed(subject, "egress", "to") if target == role and port is not None}
+    return {port for _, target, port in allowed(context, "egress", "to") if target == role and port is not None}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_the_store_is_reached_by_whom_it_concerns(endpoint: str | None, port: in
     document = minimal()
     store = {"url": "s3://bucket/prefix", **({} if endpoint is None else {"endpoint": endpoint})}
     document["spec"] |= {"parameters": {"store": {"objectStore": store}}, "evaluators": {}, "bufferWorkers": {}}
-    policies = [each for each in render(subject_of(document)) if each["kind"] == "NetworkPolicy"]
+    policies = [each for each in render(context_of(document)) if each["kind"] == "NetworkPolicy"]
     outside = {
         each["metadata"]["labels"]["rlsrl.dev/role"]: [
             rule["ports"] for rule in each["spec"]["egress"] if "to" not in rule
@@ -259,22 +259,24 @@ def test_an_endpoint_whose_port_cannot_be_told_is_refused(endpoint: str) -> None
     store = {"url": "s3://bucket/prefix", "endpoint": endpoint}
     document["spec"]["parameters"] = {"store": {"objectStore": store}}
     with pytest.raises(SpecError, match=r"spec\.parameters\.store\.objectStore\.endpoint"):
-        subject_of(document)
+        context_of(document)
 
 
 def test_without_policies_none_is_made() -> None:
     closed = SETTINGS.model_copy(update={"network_policies": NetworkPolicies(enabled=False)})
-    assert {each["kind"] for each in render(subject_of(minimal(), settings=closed))} == {
+    assert {each["kind"] for each in render(context_of(minimal(), settings=closed))} == {
         *("ConfigMap", "Service", "StatefulSet", "Deployment"),
     }
 
 
-@of_any_subject
-def test_names_fit_with_the_longest_experiment_name(subject: Subject) -> None:
-    longest = subject.experiment.model_copy(
-        update={"metadata": subject.experiment.metadata.model_copy(update={"name": "a" + "-b" * 19 + "c"})}
+@of_any_context
+def test_names_fit_with_the_longest_experiment_name(context: ExperimentContext) -> None:
+    longest = context.experiment.model_copy(
+        update={"metadata": context.experiment.metadata.model_copy(update={"name": "a" + "-b" * 19 + "c"})}
     )
-    about = Subject(experiment=longest, namespace="n", uid=subject.uid, generation=999_999, settings=subject.settings)
+    about = ExperimentContext(
+        experiment=longest, namespace="n", uid=context.uid, generation=999_999, settings=context.settings
+    )
     assert len(about.name) == 40
     made = everything(about)
     names = [(each["kind"], each["metadata"]["name"]) for each in made]
@@ -293,16 +295,16 @@ def test_names_fit_with_the_longest_experiment_name(subject: Subject) -> None:
         assert len(set(declared)) == len(declared)
 
 
-@of_any_subject
-def test_whatever_a_pod_names_is_made(subject: Subject) -> None:
-    made = {(each["kind"], each["metadata"]["name"]): each for each in everything(subject)}
-    for role, workload in workloads(subject).items():
+@of_any_context
+def test_whatever_a_pod_names_is_made(context: ExperimentContext) -> None:
+    made = {(each["kind"], each["metadata"]["name"]): each for each in everything(context)}
+    for role, workload in workloads(context).items():
         for volume in workload["spec"]["template"]["spec"]["volumes"]:
             if "configMap" in volume:
                 told = made["ConfigMap", volume["configMap"]["name"]]
                 assert set(told["data"]) == {"settings.json" if volume["name"] == "settings" else f"{role}.json"}
             if volume["name"] == "tls":
-                assert volume["secret"]["secretName"] == subject.experiment.spec.security.tls_secret, "the user's"
+                assert volume["secret"]["secretName"] == context.experiment.spec.security.tls_secret, "the user's"
             elif "secret" in volume:
                 assert ("Secret", volume["secret"]["secretName"]) in made
             if "persistentVolumeClaim" in volume:
@@ -315,10 +317,10 @@ def test_whatever_a_pod_names_is_made(subject: Subject) -> None:
             assert ("Service", workload["spec"]["serviceName"]) in made
 
 
-@of_any_subject
-def test_all_pods_have_the_certificates_that_the_user_names_or_none_has(subject: Subject) -> None:
-    secret = subject.experiment.spec.security.tls_secret
-    for workload in workloads(subject).values():
+@of_any_context
+def test_all_pods_have_the_certificates_that_the_user_names_or_none_has(context: ExperimentContext) -> None:
+    secret = context.experiment.spec.security.tls_secret
+    for workload in workloads(context).values():
         environment = {each["name"]: each.get("value") for each in container(workload)["env"]}
         mounted = {each["name"]: each for each in container(workload)["volumeMounts"]}
         if secret is None:
@@ -326,20 +328,20 @@ def test_all_pods_have_the_certificates_that_the_user_names_or_none_has(subject:
             assert "RLSRL_TLS_FOLDER" not in environment
             continue
         assert environment["RLSRL_TLS_FOLDER"] == mounted["tls"]["mountPath"]
-        assert environment["RLSRL_TLS_NAME"] == f"{subject.name}-coordinator.research.svc"
+        assert environment["RLSRL_TLS_NAME"] == f"{context.name}-coordinator.research.svc"
         assert "subPath" not in mounted["tls"], "which is not kept up to date"
         (volume,) = [each for each in workload["spec"]["template"]["spec"]["volumes"] if each["name"] == "tls"]
         assert {each["path"] for each in volume["secret"]["items"]} == set(FILES), "where the workers look"
 
 
-@of_any_subject
-def test_workers_read_what_they_are_told_and_no_secret_stands_in_it(subject: Subject) -> None:
-    told = {each["metadata"]["name"]: each for each in render(subject) if each["kind"] == "ConfigMap"}
-    settings = json.loads(told.pop(subject.settings_name)["data"]["settings.json"])
-    for role in roles_of(subject.told):
-        config = role.config(subject.told)
+@of_any_context
+def test_workers_read_what_they_are_told_and_no_secret_stands_in_it(context: ExperimentContext) -> None:
+    told = {each["metadata"]["name"]: each for each in render(context) if each["kind"] == "ConfigMap"}
+    settings = json.loads(told.pop(context.settings_name)["data"]["settings.json"])
+    for role in roles_of(context.configs):
+        config = role.config(context.configs)
         assert config is not None
-        mine = told.pop(subject.config_name(role.name, config))
+        mine = told.pop(context.config_name(role.name, config))
         assert mine["immutable"]
         assert set(mine["data"]) == {f"{role.name}.json"}
         assert type(config).from_json(mine["data"][f"{role.name}.json"]) == config
@@ -347,23 +349,23 @@ def test_workers_read_what_they_are_told_and_no_secret_stands_in_it(subject: Sub
     assert not told
 
 
-@of_any_subject
-def test_everything_goes_with_its_experiment_but_a_volume_that_is_kept(subject: Subject) -> None:
-    for each in everything(subject):
+@of_any_context
+def test_everything_goes_with_its_experiment_but_a_volume_that_is_kept(context: ExperimentContext) -> None:
+    for each in everything(context):
         owners = each["metadata"].get("ownerReferences", [])
-        kept = subject.experiment.spec.parameters.store.filesystem
+        kept = context.experiment.spec.parameters.store.filesystem
         if each["kind"] == "PersistentVolumeClaim" and kept is not None and kept.when_deleted == "Retain":
             assert owners == []
         else:
             assert [(owner["kind"], owner["uid"], owner["controller"]) for owner in owners] == [
-                ("RLExperiment", subject.uid, True)
+                ("RLExperiment", context.uid, True)
             ]
 
 
 @settings(max_examples=20, deadline=None)
 @given(SEEDS)
 def test_rendering_again_gives_the_same(seed: int) -> None:
-    once, again = (everything(subject_of(document_of(seed))) for _ in range(2))
+    once, again = (everything(context_of(document_of(seed))) for _ in range(2))
     assert json.dumps(once) == json.dumps(again)
 
 
@@ -371,8 +373,8 @@ def test_rendering_in_another_process_gives_the_same() -> None:
     """Sets have another order there."""
     program = (
         "import json, sys\n"
-        "from rlsrl_operator.manifests import render; from rlsrl_operator.testing import subject_of\n"
-        "print(json.dumps(render(subject_of(json.loads(sys.argv[1])))))\n"
+        "from rlsrl_operator.manifests import render; from rlsrl_operator.testing import context_of\n"
+        "print(json.dumps(render(context_of(json.loads(sys.argv[1])))))\n"
         "heavy = {'kopf', 'kubernetes', 'aiohttp', 'torch', 'numpy', 'grpc'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
@@ -388,19 +390,19 @@ def test_rendering_in_another_process_gives_the_same() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert printed == {json.dumps(render(subject_of(document))) + "\n"}
+    assert printed == {json.dumps(render(context_of(document))) + "\n"}
 
 
 def test_another_generation_has_another_record_and_pods_of_their_own_only_where_it_says_something_else() -> None:
-    first, second = (subject_of(minimal(), generation=generation) for generation in (1, 2))
-    assert first.record_name != second.record_name
+    first, second = (context_of(minimal(), generation=generation) for generation in (1, 2))
+    assert first.revision_name != second.revision_name
     assert first.token_name == second.token_name
     assert render(first) == render(second)
     document = minimal()
     document["spec"]["pacing"] = {"maxPolicyLag": 2}
     marks = [
         {role: each["spec"]["template"]["metadata"]["annotations"]["rlsrl.dev/template"] for role, each in made.items()}
-        for made in (workloads(first), workloads(subject_of(document, generation=2)))
+        for made in (workloads(first), workloads(context_of(document, generation=2)))
     ]
     assert {role for role in marks[0] if marks[0][role] != marks[1][role]} == {TRAINER}
 
@@ -408,7 +410,7 @@ def test_another_generation_has_another_record_and_pods_of_their_own_only_where_
 def test_settings_reach_the_pods_of_their_role() -> None:
     administrators: OperatorSettings = read_settings(GOLDEN / "gpus" / "settings.yaml")
     document = minimal()
-    made = workloads(subject_of(document, settings=administrators))
+    made = workloads(context_of(document, settings=administrators))
     trainer, actor = (made[role]["spec"]["template"]["spec"] for role in (TRAINER, "actor"))
     assert trainer["priorityClassName"] == "training"
     assert trainer["nodeSelector"] == {"accelerator": "mi300"}
@@ -423,7 +425,7 @@ def test_whom_pods_run_as_is_chosen_or_left_to_the_cluster_within_the_restricted
         "trainer": PodDefaults(security_context={"runAsUser": 2000, "fsGroup": None}),
         "default": PodDefaults(security_context={"runAsUser": None, "runAsGroup": None, "fsGroup": None}),
     }
-    made = workloads(subject_of(minimal(), settings=SETTINGS.model_copy(update={"roles": chosen})))
+    made = workloads(context_of(minimal(), settings=SETTINGS.model_copy(update={"roles": chosen})))
     pods = {role: each["spec"]["template"]["spec"] for role, each in made.items()}
     profile = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     assert pods[TRAINER]["securityContext"] == {**profile, "runAsUser": 2000, "runAsGroup": 10001}
@@ -448,7 +450,7 @@ def test_whom_pods_run_as_is_chosen_or_left_to_the_cluster_within_the_restricted
 def test_who_evaluates_a_network_that_needs_torch_has_it(spec: dict[str, Any], images: dict[str, str]) -> None:
     document = minimal()
     document["spec"] |= {"evaluators": {}, **spec}
-    made = workloads(subject_of(document))
+    made = workloads(context_of(document))
     assert {role: container(made[role])["image"] for role in images} == {
         role: f"registry.example/{image}:1" for role, image in images.items()
     }

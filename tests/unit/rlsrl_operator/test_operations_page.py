@@ -13,7 +13,7 @@ from rlsrl.api.reasons import (
     QUIET,
     REASONS,
     AcceptedReason,
-    Aspect,
+    ConditionType,
     DurableReason,
     EndReason,
     GangReason,
@@ -25,7 +25,7 @@ from rlsrl.api.status import Phase
 REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "kubernetes" / "operations.md").read_text(encoding="utf-8")
 SOURCES = {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / "operator").rglob("*.py")}
-ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
+ASPECTS: tuple[ConditionType, ...] = get_args(ConditionType)
 
 
 def section(title: str) -> str:
@@ -57,12 +57,12 @@ def test_every_condition_has_a_section() -> None:
 
 
 @pytest.mark.parametrize(
-    ("aspect", "reasons"),
+    ("condition_type", "reasons"),
     list(zip(ASPECTS, (AcceptedReason, ReadyReason, GangReason, DurableReason, EndReason), strict=True)),
 )
-def test_every_reason_of_a_condition_is_explained(aspect: Aspect, reasons: object) -> None:
-    table = first_table(section(aspect))
-    assert set(table) == set(REASONS[aspect]) == set(get_args(reasons))
+def test_every_reason_of_a_condition_is_explained(condition_type: ConditionType, reasons: object) -> None:
+    table = first_table(section(condition_type))
+    assert set(table) == set(REASONS[condition_type]) == set(get_args(reasons))
     for reason, cells in table.items():
         status, meaning, cure = cells
         assert status in ("True", "False"), reason

@@ -22,12 +22,12 @@ from kubernetes.aio.client.exceptions import ApiException
 from rlsrl.api.pods import BY_TAINT, CONTAINER, EXPERIMENT_LABEL, ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, FINISHED, READY
 from rlsrl.testing.documents import minimal
-from rlsrl_operator.cluster import Cluster, Conflict
+from rlsrl_operator.cluster import Cluster, ResourceConflict
+from rlsrl_operator.coordinator_status import CoordinatorStatus
+from rlsrl_operator.informer_cache import TRUSTED_SECONDS
 from rlsrl_operator.manifests import Manifest
-from rlsrl_operator.manifests.subject import ATTEMPT_ANNOTATION
-from rlsrl_operator.numbers import Numbers
-from rlsrl_operator.objects import TRUSTED_SECONDS
-from rlsrl_operator.reconcile import CALM_SECONDS, LOST_SECONDS, WORKED_SECONDS, Key, Reconciler
+from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION
+from rlsrl_operator.reconcile import LOST_SECONDS, STEADY_SECONDS, WORKED_SECONDS, ExperimentKey, Reconciler
 from rlsrl_operator.roles import TRAINER
 from rlsrl_operator.settings import Images, SecretName
 from rlsrl_operator.status import condition, read, stamp
@@ -47,7 +47,7 @@ class Resource(SimpleNamespace):
 
 
 class ApiServer:
-    """Objects, behind the calls of the dynamic client that the operator makes."""
+    """InformerCache, behind the calls of the dynamic client that the operator makes."""
 
     def __init__(self) -> None:
         self.objects: dict[Place, Manifest] = {}
@@ -194,23 +194,23 @@ class Counting:
 class World:
     """An experiment, the operator that looks at it, and the controllers that make its pods."""
 
-    def __init__(self, numbers: Numbers | None = None, **spec: Any) -> None:
+    def __init__(self, numbers: CoordinatorStatus | None = None, **spec: Any) -> None:
         document = minimal()
         document["spec"] |= {"trainers": {"replicas": 2}, **spec}
         self.server = ApiServer()
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.server.put(document)
         self.cluster = Cluster(cast("Any", self.server), on_write=lambda kind, verb: None)
-        self.key = Key(NAMESPACE, NAME)
+        self.key = ExperimentKey(NAMESPACE, NAME)
         self.reconciler = Reconciler(self.cluster, SETTINGS, numbers or Silent(), key=b"key", now=lambda: self.now)
 
     @property
     def document(self) -> Manifest:
         return self.server.objects[self.server.place("RLExperiment", NAME)]
 
-    def said(self, aspect: Any) -> tuple[str, str]:
+    def said(self, condition_type: Any) -> tuple[str, str]:
         """Whether it holds, and why."""
-        found = condition(read(self.document), aspect)
+        found = condition(read(self.document), condition_type)
         assert found is not None
         return found.status, found.reason
 
@@ -330,7 +330,7 @@ def test_a_record_that_is_deleted_during_a_look_comes_back_whole(world: World) -
     before = world.server.objects[place]
 
     def delete(kind: str) -> None:
-        if kind == "Pod":  # pods are asked for after the record was found to be as it was left
+        if kind == "Pod":  # pods are asked for after the revision was found to be as it was left
             world.server.meanwhile = lambda kind: None
             world.server.remove("ConfigMap", place[2])
             world.hear()
@@ -454,7 +454,7 @@ def test_that_an_experiment_is_gone_is_news_also_before_it_was_looked_at() -> No
 def test_news_that_were_lost_are_made_good_after_a_while(training: World) -> None:
     (actor,) = (each for each in training.server.of_kind("Deployment") if each["metadata"]["name"] == "a-actor")
     del training.server.objects[training.server.place("Deployment", "a-actor")]
-    training.now += timedelta(seconds=CALM_SECONDS - SETTINGS.status_seconds)
+    training.now += timedelta(seconds=STEADY_SECONDS - SETTINGS.status_seconds)
     training.come_back()
     assert "a-actor" not in training.contents("Deployment")
     training.now += timedelta(seconds=SETTINGS.status_seconds)
@@ -464,11 +464,11 @@ def test_news_that_were_lost_are_made_good_after_a_while(training: World) -> Non
 
 @pytest.mark.parametrize("how", ["look", "come_back"])
 def test_news_that_come_during_a_look_are_looked_at(training: World, how: str) -> None:
-    numbers = cast("Counting", training.reconciler._numbers)
-    numbers.meanwhile = lambda: training.reconciler.wake(training.key, kind="Pod", name="any")
+    coordinator = cast("Counting", training.reconciler._coordinator_status)
+    coordinator.meanwhile = lambda: training.reconciler.wake(training.key, kind="Pod", name="any")
     training.now += timedelta(seconds=SETTINGS.status_seconds)
     getattr(training, how)()
-    numbers.meanwhile = lambda: None
+    coordinator.meanwhile = lambda: None
     training.server.asked.clear()
     training.come_back()
     assert training.server.asked != []
@@ -496,7 +496,7 @@ def test_an_object_that_took_anothers_name_is_not_deleted_for_it(world: World) -
 def test_a_status_that_somebody_else_wrote_meanwhile_is_not_overwritten(world: World) -> None:
     before = copy.deepcopy(world.document)
     world.edit(suspend=True)
-    with pytest.raises(Conflict):
+    with pytest.raises(ResourceConflict):
         asyncio.run(world.cluster.replace_status(before))
 
 

@@ -11,7 +11,7 @@ import pytest
 from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, READY, is_trouble
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl.testing.documents import minimal
-from rlsrl_operator.manifests import Manifest, Subject
+from rlsrl_operator.manifests import ExperimentContext, Manifest
 from rlsrl_operator.status import (
     blocker,
     condition,
@@ -24,7 +24,7 @@ from rlsrl_operator.status import (
     with_condition,
     write,
 )
-from rlsrl_operator.testing import UID, ended, pod, subject_of, waiting
+from rlsrl_operator.testing import UID, context_of, ended, pod, waiting
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 700_000, tzinfo=UTC)
 CREATED = "2026-01-01T00:00:00Z"
@@ -216,10 +216,10 @@ def test_no_status_is_an_empty_one(document: dict[str, Any]) -> None:
     assert read(document) == ExperimentStatus()
 
 
-def subject() -> Subject:
+def context() -> ExperimentContext:
     document = minimal()
     document["spec"] |= {"trainers": {"replicas": 2}, "bufferWorkers": {}}
-    return subject_of(document, generation=4)
+    return context_of(document, generation=4)
 
 
 ALL_READY = [pod("coordinator"), pod(), pod(index=1), pod("buffer"), pod("actor")]
@@ -256,7 +256,7 @@ def test_the_whole_is_summed_up(
     before = with_condition(
         ExperimentStatus(phase=phase, attempt=1), GANG_COMPLETE, complete, "Some", "", generation=1, now=NOW
     )
-    told = summarize(before, subject(), pods, NOW)
+    told = summarize(before, context(), pods, NOW)
     assert (told.phase, told.observed_generation) == (expected_phase, 4)
     said = ready_of(told)
     assert (said.reason, said.message) == (reason, message)
@@ -264,18 +264,18 @@ def test_the_whole_is_summed_up(
     accepted = condition(told, ACCEPTED)
     assert accepted is not None
     assert accepted.status == "True"
-    assert summarize(told, subject(), pods, later(60)) == told, "nothing new is nothing to write"
+    assert summarize(told, context(), pods, later(60)) == told, "nothing new is nothing to write"
 
 
 def test_pods_are_counted_by_role_and_found_by_selector() -> None:
     pods = [*ALL_READY, pod("actor", 1), pod("actor", 2, ready=False)]
-    told = summarize(ExperimentStatus(phase="Running", attempt=1), subject(), pods, NOW)
+    told = summarize(ExperimentStatus(phase="Running", attempt=1), context(), pods, NOW)
     selector = f"rlsrl.dev/experiment=a,rlsrl.dev/role={{}},rlsrl.dev/uid={UID}"
     assert told.trainers == RoleStatus(replicas=2, ready=2, selector=selector.format("trainer"))
     assert told.actors == RoleStatus(replicas=1, ready=1, selector=selector.format("actor")), (
         "never more than there are"
     )
-    over = summarize(told.model_copy(update={"phase": "Succeeded"}), subject(), [pod("coordinator")], NOW)
+    over = summarize(told.model_copy(update={"phase": "Succeeded"}), context(), [pod("coordinator")], NOW)
     assert over.actors == RoleStatus(replicas=0, ready=0, selector=selector.format("actor"))
 
 
@@ -299,12 +299,12 @@ def test_what_somebody_should_look_at(reason: str, expected: bool) -> None:
 
 def test_pods_that_may_not_be_made_are_told_unless_one_that_is_there_is_in_trouble() -> None:
     before = ExperimentStatus(phase="Starting", attempt=1)
-    told = condition(summarize(before, subject(), [], NOW, refusal="Deployment a-actor: exceeded quota"), "Ready")
+    told = condition(summarize(before, context(), [], NOW, refusal="Deployment a-actor: exceeded quota"), "Ready")
     assert told is not None
     assert (told.status, told.reason) == ("False", "FailedCreate")
     assert told.message.endswith("Deployment a-actor: exceeded quota")
     stuck = [pod(state=waiting("ImagePullBackOff"))]
-    told = condition(summarize(before, subject(), stuck, NOW, refusal="Deployment a-actor: exceeded quota"), "Ready")
+    told = condition(summarize(before, context(), stuck, NOW, refusal="Deployment a-actor: exceeded quota"), "Ready")
     assert told is not None
     assert told.reason == "ImagePullBackOff"
 
@@ -312,13 +312,13 @@ def test_pods_that_may_not_be_made_are_told_unless_one_that_is_there_is_in_troub
 def test_pods_that_do_not_start_name_the_secret_that_they_may_lack() -> None:
     document = minimal()
     creating = [pod("actor", state=waiting("ContainerCreating"))]
-    said = ready_of(summarize(ExperimentStatus(), subject_of(document), creating, NOW)).message
+    said = ready_of(summarize(ExperimentStatus(), context_of(document), creating, NOW)).message
     assert "Secret" not in said
     document["spec"]["security"] = {"tlsSecret": "mine"}
-    said = ready_of(summarize(ExperimentStatus(), subject_of(document), creating, NOW)).message
+    said = ready_of(summarize(ExperimentStatus(), context_of(document), creating, NOW)).message
     assert said.endswith("pods wait for a Secret mine with the keys tls.crt, tls.key, ca.crt")
     running = [pod(role) for role in ("coordinator", "trainer", "actor")]
-    assert ready_of(summarize(ExperimentStatus(), subject_of(document), running, NOW)).reason == "Ready"
+    assert ready_of(summarize(ExperimentStatus(), context_of(document), running, NOW)).reason == "Ready"
 
 
 def test_a_deployment_says_what_keeps_it() -> None:

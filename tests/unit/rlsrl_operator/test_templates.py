@@ -11,7 +11,7 @@ from rlsrl_operator.manifests import Manifest, render
 from rlsrl_operator.manifests.templates import SECTIONS, refusals
 from rlsrl_operator.roles import ROLES
 from rlsrl_operator.settings import PodDefaults
-from rlsrl_operator.testing import SETTINGS, faults_of_restricted, subject_of
+from rlsrl_operator.testing import SETTINGS, context_of, faults_of_restricted
 
 
 def with_template(template: dict[str, Any], section: str = "actors", **more: Any) -> dict[str, Any]:
@@ -22,9 +22,9 @@ def with_template(template: dict[str, Any], section: str = "actors", **more: Any
 
 def pods_of(template: dict[str, Any], **settings: Any) -> Manifest:
     """The template of the actors' pods."""
-    subject = subject_of(with_template(template), settings=SETTINGS.model_copy(update=settings))
+    context = context_of(with_template(template), settings=SETTINGS.model_copy(update=settings))
     (found,) = (
-        each for each in render(subject) if each["metadata"]["name"].endswith("-actor") and "Deploy" in each["kind"]
+        each for each in render(context) if each["metadata"]["name"].endswith("-actor") and "Deploy" in each["kind"]
     )
     return dict(found["spec"]["template"])
 
@@ -57,14 +57,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("template", "said"), REFUSED, ids=[said for _, said in REFUSED])
 def test_what_is_not_an_experiments_to_say_is_named(template: dict[str, Any], said: str) -> None:
-    (found,) = refusals(subject_of(with_template(template)).experiment)
+    (found,) = refusals(context_of(with_template(template)).experiment)
     assert said in found
 
 
 def test_devices_have_one_source() -> None:
     template = worker(resources={"limits": {"nvidia.com/gpu": "8"}})
-    assert refusals(subject_of(with_template(template)).experiment) == []
-    (said,) = refusals(subject_of(with_template(template, "trainers")).experiment)
+    assert refusals(context_of(with_template(template)).experiment) == []
+    (said,) = refusals(context_of(with_template(template, "trainers")).experiment)
     assert said.endswith("resources: nvidia.com/gpu follows from spec.trainers.gpusPerPod")
 
 
@@ -97,7 +97,7 @@ def test_it_is_laid_over_what_the_role_needs_and_the_administrator_gives() -> No
         node_selector={"pool": "any", "zone": "z"}, resources={"requests": {"cpu": "1"}}, affinity={"nodeAffinity": {}}
     )
     bare, pod = pods_of({}), pods_of(FULL, roles={"actor": defaults})
-    assert refusals(subject_of(with_template(FULL)).experiment) == []
+    assert refusals(context_of(with_template(FULL)).experiment) == []
     assert pod["metadata"]["labels"] == bare["metadata"]["labels"] | {"team": "a"}
     assert pod["metadata"]["annotations"]["note"] == "b"
     spec = pod["spec"]

@@ -12,7 +12,7 @@ from typing import Final, Literal, NewType
 
 from rlsrl.api.status import Phase
 
-Aspect = Literal["Accepted", "Ready", "GangComplete", "Durable", "Finished"]
+ConditionType = Literal["Accepted", "Ready", "GangComplete", "Durable", "Finished"]
 """The types of conditions."""
 ACCEPTED: Final = "Accepted"
 READY: Final = "Ready"
@@ -90,7 +90,7 @@ PHASES: Mapping[Phase, Explanation] = {
     ),
 }
 
-REASONS: Mapping[Aspect, Mapping[Reason, Judgement]] = {
+REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
     ACCEPTED: {
         "Accepted": Judgement(
             "Every object is as it should be; one that is edited or deleted by hand comes back.", "Nothing.", "True"
@@ -254,12 +254,12 @@ CLAIM_PENDING = Explanation(
 _OTHER_POD_REASON = Explanation("Kubernetes' own word for why the pod does not run.", "`kubectl describe pod`.")
 
 
-def explain(aspect: str, reason: str) -> Explanation:
+def explain(condition_type: str, reason: str) -> Explanation:
     """What a condition's reason means; of Kubernetes' own words that are not in the table, where to look."""
     own: dict[tuple[str, str], Explanation] = {
         (name, word): said for name, reasons in REASONS.items() for word, said in reasons.items()
     }
-    return own.get((aspect, reason)) or POD_REASONS.get(reason) or _OTHER_POD_REASON
+    return own.get((condition_type, reason)) or POD_REASONS.get(reason) or _OTHER_POD_REASON
 
 
 def is_trouble(reason: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlsrl.api.pods import ROLE_LABEL
-from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, PHASES, STALE, UNSEEN, Aspect
+from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, PHASES, STALE, UNSEEN, ConditionType
 from rlsrl.api.status import ExperimentStatus, Phase, Training
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Object
@@ -18,7 +18,7 @@ from rlsrl.cli.text import UNKNOWN, columns, printable, since
 
 STALE_SECONDS = 60.0
 """Age from which the coordinator's numbers are stale."""
-SINCE: Mapping[Phase, Aspect] = {
+SINCE: Mapping[Phase, ConditionType] = {
     "Pending": ACCEPTED,
     "Queued": GANG_COMPLETE,
     "Starting": GANG_COMPLETE,

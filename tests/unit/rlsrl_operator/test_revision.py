@@ -13,28 +13,30 @@ from rlsrl.api.edits import edits
 from rlsrl.api.model import OnEdit
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import (
+    ExperimentContext,
     Manifest,
-    Record,
-    Subject,
-    first_record,
+    Revision,
+    first_revision,
     is_anothers,
-    next_record,
-    read_record,
-    record_object,
+    next_revision,
+    read_revision,
+    revision_object,
 )
-from rlsrl_operator.manifests import record as records
+from rlsrl_operator.manifests import revision as revisions
 from rlsrl_operator.roles import COORDINATOR, TRAINER
 from rlsrl_operator.settings import Images, OperatorSettings, SecretName
-from rlsrl_operator.testing import SETTINGS, subject_of
+from rlsrl_operator.testing import SETTINGS, context_of
 
 KEY = b"the operator's own"
 NEWER = OperatorSettings(images=Images(actor="registry.example/actor:2", learner="registry.example/learner:2"))
 
 
-def subject(spec: Mapping[str, Any], *, generation: int = 1, settings: OperatorSettings = SETTINGS) -> Subject:
+def context(
+    spec: Mapping[str, Any], *, generation: int = 1, settings: OperatorSettings = SETTINGS
+) -> ExperimentContext:
     document = minimal()
     document["spec"] = merged({**document["spec"], **BASE}, spec)
-    return subject_of(document, generation=generation, settings=settings)
+    return context_of(document, generation=generation, settings=settings)
 
 
 BASE: dict[str, Any] = {
@@ -54,15 +56,15 @@ def merged(into: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def templates(record: Record) -> dict[str, Manifest]:
+def templates(revision: Revision) -> dict[str, Manifest]:
     return {
         each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["template"]
-        for each in record.manifests
+        for each in revision.manifests
         if "template" in each.get("spec", {})
     }
 
 
-def replaced(before: Record, after: Record) -> set[str]:
+def replaced(before: Revision, after: Revision) -> set[str]:
     """Roles whose pods are others."""
     was, now = templates(before), templates(after)
     return {role for role in {*was, *now} if was.get(role) != now.get(role)}
@@ -94,38 +96,38 @@ EDITS: dict[str, tuple[dict[str, Any], OnEdit, set[str]]] = {
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_replaces_the_pods_that_its_field_says(name: str) -> None:
     spec, does, roles = EDITS[name]
-    before = subject({})
-    after = subject(spec, generation=2)
+    before = context({})
+    after = context(spec, generation=2)
     assert {edit.effect for edit in edits(before.experiment, after.experiment)} == {does}
-    first = first_record(before)
+    first = first_revision(before)
     # A newer operator with other settings: what is kept is kept as it was.
-    second = next_record(first, subject(spec, generation=2, settings=NEWER))
+    second = next_revision(first, context(spec, generation=2, settings=NEWER))
     assert replaced(first, second) == roles
     assert "registry.example/actor:2" not in json.dumps(second.manifests)
     assert second.experiment == after.experiment
 
 
 def test_live_settings_are_in_the_one_object_that_changes() -> None:
-    first = first_record(subject({}))
-    second = next_record(first, subject({"stop": {"envSteps": 123_456}}, generation=2))
-    was, now = ({each["metadata"]["name"]: each for each in record.manifests} for record in (first, second))
-    assert {name for name in {*was, *now} if was.get(name) != now.get(name)} == {f"{SUBJECT.name}-settings"}
-    told = json.loads(now[f"{SUBJECT.name}-settings"]["data"]["settings.json"])
+    first = first_revision(context({}))
+    second = next_revision(first, context({"stop": {"envSteps": 123_456}}, generation=2))
+    was, now = ({each["metadata"]["name"]: each for each in revision.manifests} for revision in (first, second))
+    assert {name for name in {*was, *now} if was.get(name) != now.get(name)} == {f"{CONTEXT.name}-settings"}
+    told = json.loads(now[f"{CONTEXT.name}-settings"]["data"]["settings.json"])
     assert told[TRAINER]["stop"]["env_steps"] == 123_456
 
 
-SUBJECT = subject({})
+CONTEXT = context({})
 
 
 def test_actors_are_scaled_without_touching_those_that_are_there() -> None:
     alone: dict[str, Any] = {"bufferWorkers": None}
-    first = first_record(subject(alone))
-    second = next_record(first, subject({**alone, "actors": {"replicas": 5}}, generation=2))
+    first = first_revision(context(alone))
+    second = next_revision(first, context({**alone, "actors": {"replicas": 5}}, generation=2))
     assert replaced(first, second) == set()
     (actors,) = (
         each
         for each in second.manifests
-        if (each["kind"], each["metadata"]["name"]) == ("Deployment", SUBJECT.name_of("actor"))
+        if (each["kind"], each["metadata"]["name"]) == ("Deployment", CONTEXT.name_of("actor"))
     )
     assert actors["spec"]["replicas"] == 5
 
@@ -133,43 +135,43 @@ def test_actors_are_scaled_without_touching_those_that_are_there() -> None:
 def test_an_operator_that_makes_pods_otherwise_replaces_those_alone_that_are_edited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = first_record(subject({}))
-    rendered = records.render
+    first = first_revision(context({}))
+    rendered = revisions.render
 
-    def render(about: Subject) -> list[Manifest]:
+    def render(about: ExperimentContext) -> list[Manifest]:
         made = copy.deepcopy(rendered(about))
         for each in made:
             if "template" in each.get("spec", {}):
                 each["spec"]["template"]["spec"]["hostname"] = "of-a-newer-operator"
         return made
 
-    monkeypatch.setattr(records, "render", render)
-    assert replaced(first, next_record(first, subject({}, generation=2))) == set()
-    second = next_record(first, subject({"evaluators": {"replicas": 2, "environments": 3}}, generation=2))
+    monkeypatch.setattr(revisions, "render", render)
+    assert replaced(first, next_revision(first, context({}, generation=2))) == set()
+    second = next_revision(first, context({"evaluators": {"replicas": 2, "environments": 3}}, generation=2))
     assert replaced(first, second) == {"evaluator"}
     assert templates(second)["evaluator"]["spec"]["hostname"] == "of-a-newer-operator"
 
 
 def test_what_is_on_record_is_read_back_and_nothing_that_somebody_else_wrote() -> None:
-    record = first_record(SUBJECT)
-    found = record_object(SUBJECT, record, KEY)
-    assert read_record(SUBJECT, found, KEY) == record
-    assert read_record(SUBJECT, found, b"another operator's") is None
+    revision = first_revision(CONTEXT)
+    found = revision_object(CONTEXT, revision, KEY)
+    assert read_revision(CONTEXT, found, KEY) == revision
+    assert read_revision(CONTEXT, found, b"another operator's") is None
     for name in ("manifests.json", "settings.json", "experiment.json"):
-        assert read_record(SUBJECT, {**found, "data": {**found["data"], name: "[]"}}, KEY) is None
+        assert read_revision(CONTEXT, {**found, "data": {**found["data"], name: "[]"}}, KEY) is None
     unsigned = {name: value for name, value in found["data"].items() if name != "signature"}
-    assert read_record(SUBJECT, {**found, "data": unsigned}, KEY) is None
-    elsewhere = {**found, "metadata": {**found["metadata"], "name": subject({}, generation=2).record_name}}
-    assert read_record(SUBJECT, elsewhere, KEY) is None, "an earlier record does not pass for a later one"
+    assert read_revision(CONTEXT, {**found, "data": unsigned}, KEY) is None
+    elsewhere = {**found, "metadata": {**found["metadata"], "name": context({}, generation=2).revision_name}}
+    assert read_revision(CONTEXT, elsewhere, KEY) is None, "an earlier revision does not pass for a later one"
 
 
 def test_a_record_says_whose_it_is() -> None:
     other = OperatorSettings(images=SETTINGS.images, key_secret=SecretName(namespace="elsewhere", name="its-key"))
-    theirs = record_object(subject({}, settings=other), first_record(SUBJECT), b"another operator's")
-    assert read_record(SUBJECT, theirs, KEY) is None
-    assert is_anothers(SUBJECT, theirs)
-    assert read_record(SUBJECT, theirs, b"another operator's") is not None, "with its key we are that operator"
+    theirs = revision_object(context({}, settings=other), first_revision(CONTEXT), b"another operator's")
+    assert read_revision(CONTEXT, theirs, KEY) is None
+    assert is_anothers(CONTEXT, theirs)
+    assert read_revision(CONTEXT, theirs, b"another operator's") is not None, "with its key we are that operator"
     # What nobody can read any more is nobody's: our own key was lost, or somebody wrote there.
-    assert not is_anothers(SUBJECT, record_object(SUBJECT, first_record(SUBJECT), b"a lost one"))
-    assert not is_anothers(SUBJECT, {**theirs, "data": {}})
-    assert not is_anothers(SUBJECT, {name: value for name, value in theirs.items() if name != "data"})
+    assert not is_anothers(CONTEXT, revision_object(CONTEXT, first_revision(CONTEXT), b"a lost one"))
+    assert not is_anothers(CONTEXT, {**theirs, "data": {}})
+    assert not is_anothers(CONTEXT, {name: value for name, value in theirs.items() if name != "data"})

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from rlsrl.api.status import ExperimentStatus
 from rlsrl.testing.documents import minimal, variation
+from rlsrl_operator.drift import Step, applied, is_ours, is_overruled, step, whole
 from rlsrl_operator.lifecycle import overlaid
 from rlsrl_operator.manifests import Manifest, render
-from rlsrl_operator.manifests.subject import MANAGER
-from rlsrl_operator.plan import Step, applied, is_ours, is_overruled, step, whole
-from rlsrl_operator.testing import pod, subject_of
+from rlsrl_operator.manifests.context import MANAGER
+from rlsrl_operator.testing import context_of, pod
 
 COUNTED = ("Deployment", "StatefulSet", "NetworkPolicy")
 """Kinds of which the server counts the generations."""
@@ -31,12 +31,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def objects(seed: int) -> list[Manifest]:
     status, now = ExperimentStatus(phase="Running", attempt=2), datetime(2026, 1, 1, tzinfo=UTC)
-    return [overlaid(each, status, [pod()], now) for each in render(subject_of(variation(random.Random(seed))))]
+    return [overlaid(each, status, [pod()], now) for each in render(context_of(variation(random.Random(seed))))]
 
 
 def of_kind(kind: str) -> Manifest:
     document = minimal()
-    return next(each for each in render(subject_of(document)) if each["kind"] == kind)
+    return next(each for each in render(context_of(document)) if each["kind"] == kind)
 
 
 KINDS = ("Service", *COUNTED)
@@ -172,11 +172,11 @@ def test_what_is_wanted_anew_and_what_is_not_remembered_is_applied(kind: str) ->
 
 
 def test_what_outlives_its_experiment_is_known_by_its_labels() -> None:
-    about = subject_of(minimal())
+    about = context_of(minimal())
     kept = {"kind": "PersistentVolumeClaim", "metadata": about.metadata("a-data", owned=False)}
     there = copy.deepcopy(kept)
     assert is_ours(kept, there)
-    later = {"kind": kept["kind"], "metadata": subject_of(minimal(), uid="another").metadata("a-data", owned=False)}
+    later = {"kind": kept["kind"], "metadata": context_of(minimal(), uid="another").metadata("a-data", owned=False)}
     assert is_ours(later, there), "the next experiment of that name goes on with its volume"
     there["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
     assert not is_ours(kept, there)

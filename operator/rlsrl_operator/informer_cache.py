@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from rlsrl_operator.cluster import Cluster, Conflict, Refused
-from rlsrl_operator.manifests import Manifest, Subject
+from rlsrl_operator.cluster import Cluster, Refused, ResourceConflict
+from rlsrl_operator.drift import Applied, Step, applied, digest, is_kept, is_ours, is_overruled, step, whole
+from rlsrl_operator.manifests import ExperimentContext, Manifest
 from rlsrl_operator.manifests.kueue import begins_in_queue, stepwise
-from rlsrl_operator.plan import Applied, Step, applied, digest, is_kept, is_ours, is_overruled, step, whole
 
 _API_VERSIONS = {
     "Deployment": "apps/v1",
@@ -37,22 +37,22 @@ Place = tuple[str, str]
 _log = structlog.stdlib.get_logger("objects")
 
 
-class NotYet(Exception):  # noqa: N818 - named for what a queue says
+class NotAdmitted(Exception):  # noqa: N818 - named for what a queue says
     """A queue does not take an object's pods while something is left of those before."""
 
 
-class Foreign(Exception):  # noqa: N818 - named for the object
+class NotOwned(Exception):  # noqa: N818 - named for the object
     """An object that is not ours has a name that we need."""
 
 
-class Objects:
+class InformerCache:
     """Those of one experiment, on one API server."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._applied: dict[Place, Applied] = {}
         """How they were left."""
-        self._told: dict[Place, str] = {}
+        self._reported: dict[Place, str] = {}
         """The resourceVersion of each that a watch told last; empty for one that is gone."""
         self._generation = 0
         """The experiment's, at the last look."""
@@ -63,22 +63,22 @@ class Objects:
 
     def tell(self, kind: str, name: str, version: str) -> bool:
         """That an object has this resourceVersion now, or is gone if that is empty. Returns whether that is news."""
-        self._told[kind, name] = version
+        self._reported[kind, name] = version
         known = self._applied.get((kind, name))
         return known is None or known.version != version
 
-    async def begin(self, subject: Subject, now: datetime, *, is_new: bool) -> None:
+    async def begin(self, context: ExperimentContext, now: datetime, *, is_new: bool) -> None:
         """Look at all of them anew if it is time to. Of a new experiment there is nothing that could be listed."""
         trusted = self._trusted_until is not None and now < self._trusted_until
-        if trusted and subject.generation == self._generation:
+        if trusted and context.generation == self._generation:
             self._seen = {}
             return
-        self._trusted_until, self._generation = None, subject.generation
+        self._trusted_until, self._generation = None, context.generation
         # A few lists cost both sides less than a question for each object.
         self._seen = {} if is_new else {
             (kind, each["metadata"]["name"]): each
             for kind in _API_VERSIONS
-            for each in await self._of_kind(kind, subject)
+            for each in await self._of_kind(kind, context)
         }  # fmt: skip
 
     def end(self, now: datetime) -> None:
@@ -90,8 +90,8 @@ class Objects:
     def is_as_left(self, wanted: Manifest) -> bool:
         """Whether nobody told of a change since we made or saw it."""
         known = self._applied.get(_place(wanted))
-        told = self._told.get(_place(wanted))
-        return self._trusted_until is not None and known is not None and told in (None, known.version)
+        reported = self._reported.get(_place(wanted))
+        return self._trusted_until is not None and known is not None and reported in (None, known.version)
 
     async def find(self, wanted: Manifest) -> Manifest | None:
         """The object of that name. One that is not ours has not our labels, and one of ours may have lost them."""
@@ -104,7 +104,7 @@ class Objects:
         return found
 
     async def create(self, wanted: Manifest) -> Manifest:
-        """Make it; raises ``Conflict`` if there is one."""
+        """Make it; raises ``ResourceConflict`` if there is one."""
         made = await self._cluster.create(wanted)
         self._left(wanted, made)
         return made
@@ -114,7 +114,7 @@ class Objects:
         it.
 
         Raises:
-            Foreign, Refused, Conflict: see ``apply``.
+            NotOwned, Refused, ResourceConflict: see ``apply``.
         """
         if self.is_as_left(wanted):
             return None
@@ -123,7 +123,7 @@ class Objects:
         if found is None:
             try:
                 return await self.create(wanted)
-            except Conflict:
+            except ResourceConflict:
                 if (found := await self.find(wanted)) is None:
                     raise
         made = {**wanted, "data": found.get("data", {})}
@@ -131,7 +131,7 @@ class Objects:
             # Not applied: after whichever interruption it belongs to whoever made it, and to nobody else.
             self._applied[_place(wanted)] = applied(made, found)
         else:
-            await self._bring_about(made, found)
+            await self._apply(made, found)
         return found
 
     async def claim(self, wanted: Manifest) -> None:
@@ -144,7 +144,7 @@ class Objects:
             await self.create(wanted)
             return
         if not is_ours(wanted, found, by_owner=False):
-            raise Foreign(in_the_way(wanted))
+            raise NotOwned(in_the_way(wanted))
         if "deletionTimestamp" in found["metadata"]:
             return  # It goes once no pod uses it, and then comes anew.
         if (owners := wanted["metadata"].get("ownerReferences", [])) != found["metadata"].get("ownerReferences", []):
@@ -156,21 +156,21 @@ class Objects:
         """Make it what it should be.
 
         Raises:
-            Foreign: an object that is not ours is in the way.
-            NotYet: a queue does not take its pods yet.
+            NotOwned: an object that is not ours is in the way.
+            NotAdmitted: a queue does not take its pods yet.
             Refused: the API server does not take it.
-            Conflict: somebody else was faster.
+            ResourceConflict: somebody else was faster.
         """
         if self.is_as_left(wanted) and self._applied[_place(wanted)].digest == digest(wanted):
             return
-        await self._bring_about(wanted, await self.find(wanted))
+        await self._apply(wanted, await self.find(wanted))
 
-    async def _bring_about(self, wanted: Manifest, observed: Manifest | None) -> None:
+    async def _apply(self, wanted: Manifest, observed: Manifest | None) -> None:
         wanted = stepwise(wanted, observed)
         known = self._applied.get(_place(wanted))
         what = step(wanted, observed, known)
         if what is Step.CONFLICT:
-            raise Foreign(in_the_way(wanted))
+            raise NotOwned(in_the_way(wanted))
         if what is Step.NOTHING:
             assert observed is not None and known is not None, "else it is applied"  # noqa: PT018, S101 - an invariant of our own
             self._applied[_place(wanted)] = replace(known, version=observed["metadata"]["resourceVersion"])
@@ -181,7 +181,7 @@ class Objects:
             if observed is None:
                 raise
             if begins_in_queue(wanted, observed):
-                raise NotYet(str(error)) from error
+                raise NotAdmitted(str(error)) from error
             written = await self._cluster.replace(whole(wanted, observed))
         if is_overruled(written):
             written = await self._cluster.replace(whole(wanted, written))
@@ -192,20 +192,20 @@ class Objects:
         place = {"namespace": wanted["metadata"]["namespace"], "name": wanted["metadata"]["name"]}
         _log.info("applied", kind=wanted["kind"], **place)
 
-    async def of_earlier(self, subject: Subject) -> dict[str, Manifest]:
+    async def of_earlier(self, context: ExperimentContext) -> dict[str, Manifest]:
         """The experiment's ConfigMaps by name, those of earlier generations among them."""
-        return {each["metadata"]["name"]: each for each in await self._of_kind("ConfigMap", subject)}
+        return {each["metadata"]["name"]: each for each in await self._of_kind("ConfigMap", context)}
 
-    async def prune(self, subject: Subject, wanted: AbstractSet[Place]) -> None:
+    async def prune(self, context: ExperimentContext, wanted: AbstractSet[Place]) -> None:
         """Remove what earlier generations needed and this one does not."""
         for kind in _PRUNED:
-            for found in await self._of_kind(kind, subject):
+            for found in await self._of_kind(kind, context):
                 owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}
-                if subject.uid in owners and (kind, found["metadata"]["name"]) not in wanted:
+                if context.uid in owners and (kind, found["metadata"]["name"]) not in wanted:
                     await self._cluster.delete(found)
 
-    async def _of_kind(self, kind: str, subject: Subject) -> list[Manifest]:
-        return await self._cluster.list(_API_VERSIONS[kind], kind, subject.namespace, subject.own_labels)
+    async def _of_kind(self, kind: str, context: ExperimentContext) -> list[Manifest]:
+        return await self._cluster.list(_API_VERSIONS[kind], kind, context.namespace, context.own_labels)
 
 
 def in_the_way(wanted: Manifest) -> str:

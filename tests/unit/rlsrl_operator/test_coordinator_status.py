@@ -1,4 +1,4 @@
-"""Asking a coordinator for its numbers, over real HTTP: what is no answer is None, and never an error."""
+"""Asking a coordinator for its coordinator_status, over real HTTP: what is no answer is None, and never an error."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import socket
 import aiohttp
 import pytest
 
-from rlsrl_operator import numbers
-from rlsrl_operator.numbers import HttpNumbers
+from rlsrl_operator import coordinator_status
+from rlsrl_operator.coordinator_status import HttpCoordinatorStatus
 
 DEADLINE_SECONDS = 20
 PAGE = b'{"totals": {"env_steps": 7}}'
@@ -29,8 +29,8 @@ def ask(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> tuple[dict[str
     async def main() -> dict[str, object] | None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with asyncio.timeout(DEADLINE_SECONDS), server, aiohttp.ClientSession() as session:
-            monkeypatch.setattr(numbers, "HTTP_PORT", server.sockets[0].getsockname()[1])
-            return await HttpNumbers(session).ask("127.0.0.1", "the-token")
+            monkeypatch.setattr(coordinator_status, "HTTP_PORT", server.sockets[0].getsockname()[1])
+            return await HttpCoordinatorStatus(session).ask("127.0.0.1", "the-token")
 
     return asyncio.run(main()), requests
 
@@ -58,7 +58,7 @@ NO_ANSWERS = {
     "a list": response(b"[1]"),
     "null": response(b"null"),
     "a page cut short": response(PAGE)[:-5],
-    "a page that is too long": response(b" " * (numbers.MAX_ANSWER_BYTES + 1) + PAGE),
+    "a page that is too long": response(b" " * (coordinator_status.MAX_ANSWER_BYTES + 1) + PAGE),
     "a deep document": response(b"[" * 100_000),
     "an encoding": response(PAGE).replace(b"Content-Length", b"Content-Encoding: identity\r\nContent-Length"),
     "a bomb": response(gzip.compress(bytes(100_000_000))).replace(
@@ -88,23 +88,23 @@ def test_who_is_led_elsewhere_does_not_go(monkeypatch: pytest.MonkeyPatch) -> No
 def test_nobody_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    monkeypatch.setattr(numbers, "HTTP_PORT", port)
+    monkeypatch.setattr(coordinator_status, "HTTP_PORT", port)
 
     async def main() -> None:
         async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
-            assert await HttpNumbers(session).ask("127.0.0.1", "token") is None
+            assert await HttpCoordinatorStatus(session).ask("127.0.0.1", "token") is None
 
     asyncio.run(main())
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(coordinator_status, "ANSWER_SECONDS", 0.05)
     # The kernel accepts, nobody answers.
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(numbers, "HTTP_PORT", silent.getsockname()[1])
+        monkeypatch.setattr(coordinator_status, "HTTP_PORT", silent.getsockname()[1])
 
         async def main() -> None:
             async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
-                assert await HttpNumbers(session).ask("127.0.0.1", "token") is None
+                assert await HttpCoordinatorStatus(session).ask("127.0.0.1", "token") is None
 
         asyncio.run(main())

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from enum import Enum
 
-from rlsrl_operator.manifests.subject import MANAGER
+from rlsrl_operator.manifests.context import MANAGER
 from rlsrl_operator.manifests.types import Manifest
 
 _WITH_GENERATION = frozenset({"Deployment", "StatefulSet", "NetworkPolicy"})

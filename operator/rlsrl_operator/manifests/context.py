@@ -31,7 +31,7 @@ STATE_FOLDER = "/var/lib/rlsrl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class ExperimentContext:
     """One generation of one experiment."""
 
     experiment: RLExperiment
@@ -56,7 +56,7 @@ class Subject:
         return queue_labels(self.experiment.metadata.labels)
 
     @cached_property
-    def told(self) -> ResolvedExperiment:
+    def configs(self) -> ResolvedExperiment:
         """What each role is told."""
         placement = ClusterPlacement(
             run_uid=self.uid,
@@ -72,8 +72,8 @@ class Subject:
         return f"{self.name}-{part}"
 
     @property
-    def record_name(self) -> str:
-        """The name of this generation's record."""
+    def revision_name(self) -> str:
+        """The name of this generation's revision."""
         return self.name_of(f"record-{self.uid[:8]}-{self.generation}")
 
     def config_name(self, role: str, config: RoleConfig) -> str:

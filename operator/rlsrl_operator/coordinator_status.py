@@ -18,14 +18,14 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 """More than the status of 4096 actors has."""
 
 
-class Numbers(Protocol):
+class CoordinatorStatus(Protocol):
     """Where the numbers of a run come from."""
 
     async def ask(self, host: str, token: str) -> dict[str, Any] | None:
         """The coordinator's ``/status``; None if it does not answer."""
 
 
-class HttpNumbers:
+class HttpCoordinatorStatus:
     """Asks over HTTP."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
@@ -33,7 +33,7 @@ class HttpNumbers:
         self._session = session
 
     async def ask(self, host: str, token: str) -> dict[str, Any] | None:
-        """See ``Numbers``."""
+        """See ``CoordinatorStatus``."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         try:

@@ -1,5 +1,6 @@
-"""What a generation of an experiment was made of, on record: an edit changes what it is about, and a newer operator or
-an administrator's other settings change nothing that runs. Pure.
+"""The revision of one generation: the experiment, the settings and the manifests as they were when it was recorded.
+
+A newer operator or other settings of the administrator change nothing of a run that is recorded. Pure.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pydantic import ValidationError
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.spec import RLExperiment
 from rlsrl_operator.manifests.config import live_settings, role_configs
+from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.kueue import queue_labels
 from rlsrl_operator.manifests.network import network_policies
-from rlsrl_operator.manifests.subject import Subject
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.manifests.workloads import services, workloads
 from rlsrl_operator.settings import OperatorSettings
@@ -28,7 +29,7 @@ _WORKLOADS = frozenset({"Deployment", "StatefulSet"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Revision:
     """A generation: what was asked for, by whom it was made, and the objects it was made into."""
 
     experiment: RLExperiment
@@ -38,57 +39,57 @@ class Record:
     """In the order in which they are made."""
 
 
-def render(subject: Subject) -> list[Manifest]:
-    """The objects that an experiment is made into, but for its token, its volume and its record."""
-    policies = network_policies(subject) if subject.settings.network_policies.enabled else []
-    configs = [*role_configs(subject), live_settings(subject)]
-    return [*configs, *services(subject), *policies, *workloads(subject)]
+def render(context: ExperimentContext) -> list[Manifest]:
+    """The objects that an experiment is made into, but for its token, its volume and its revision."""
+    policies = network_policies(context) if context.settings.network_policies.enabled else []
+    configs = [*role_configs(context), live_settings(context)]
+    return [*configs, *services(context), *policies, *workloads(context)]
 
 
-def first_record(subject: Subject) -> Record:
+def first_revision(context: ExperimentContext) -> Revision:
     """Of an experiment that begins."""
-    return Record(experiment=subject.experiment, settings=subject.settings, manifests=tuple(render(subject)))
+    return Revision(experiment=context.experiment, settings=context.settings, manifests=tuple(render(context)))
 
 
-def next_record(before: Record, subject: Subject) -> Record:
+def next_revision(before: Revision, context: ExperimentContext) -> Revision:
     """Of one that was edited: objects that the edit does not change stay as they were made then, and so do pod
     templates. Whether it changes them is judged by one and the same operator.
     """
-    subject = replace(subject, settings=before.settings, experiment=_in_queue_of(before.experiment, subject.experiment))
+    context = replace(context, settings=before.settings, experiment=_in_queue_of(before.experiment, context.experiment))
     kept = _by_name(before.manifests)
-    as_before = _by_name(render(replace(subject, experiment=before.experiment)))
-    made = [_carried(each, as_before.get(_name(each)), kept.get(_name(each))) for each in render(subject)]
-    return replace(before, experiment=subject.experiment, manifests=tuple(made))
+    as_before = _by_name(render(replace(context, experiment=before.experiment)))
+    made = [_carried(each, as_before.get(_name(each)), kept.get(_name(each))) for each in render(context)]
+    return replace(before, experiment=context.experiment, manifests=tuple(made))
 
 
-def record_object(subject: Subject, record: Record, key: bytes) -> Manifest:
-    """The record as an object. Never changed, and signed: what stands there is made with the operator's rights, and
+def revision_object(context: ExperimentContext, revision: Revision, key: bytes) -> Manifest:
+    """The revision as an object. Never changed, and signed: what stands there is made with the operator's rights, and
     whoever may write ConfigMaps may not have those.
     """
     data = {
-        _EXPERIMENT: record.experiment.model_dump_json(by_alias=True, exclude_none=True, indent=1),
-        _SETTINGS: record.settings.model_dump_json(by_alias=True, exclude_none=True, indent=1),
-        _MANIFESTS: json.dumps(record.manifests, indent=1, sort_keys=True),
-        _OPERATOR: str(subject.settings.key_secret),
+        _EXPERIMENT: revision.experiment.model_dump_json(by_alias=True, exclude_none=True, indent=1),
+        _SETTINGS: revision.settings.model_dump_json(by_alias=True, exclude_none=True, indent=1),
+        _MANIFESTS: json.dumps(revision.manifests, indent=1, sort_keys=True),
+        _OPERATOR: str(context.settings.key_secret),
     }
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": subject.metadata(subject.record_name),
+        "metadata": context.metadata(context.revision_name),
         "immutable": True,
-        "data": {**data, _SIGNATURE: _signature(subject.uid, subject.record_name, data, key)},
+        "data": {**data, _SIGNATURE: _signature(context.uid, context.revision_name, data, key)},
     }
 
 
-def read_record(subject: Subject, found: Manifest, key: bytes) -> Record | None:
-    """A record of an experiment from its object; None for one that this operator did not write, or cannot read."""
+def read_revision(context: ExperimentContext, found: Manifest, key: bytes) -> Revision | None:
+    """A revision of an experiment from its object; None for one that this operator did not write, or cannot read."""
     data = dict(found.get("data", {}))
     signature = data.pop(_SIGNATURE, "")
-    expected = _signature(subject.uid, found["metadata"]["name"], data, key)
+    expected = _signature(context.uid, found["metadata"]["name"], data, key)
     if not hmac.compare_digest(signature.encode(), expected.encode()):
         return None
     try:
-        return Record(
+        return Revision(
             experiment=load_text(data[_EXPERIMENT]),
             settings=OperatorSettings.model_validate_json(data[_SETTINGS], by_alias=True, by_name=False),
             manifests=tuple(json.loads(data[_MANIFESTS])),
@@ -97,9 +98,9 @@ def read_record(subject: Subject, found: Manifest, key: bytes) -> Record | None:
         return None
 
 
-def is_anothers(subject: Subject, found: Manifest) -> bool:
-    """Whether a record that cannot be read says that another operator wrote it: one with a key in another place."""
-    ours = str(subject.settings.key_secret)
+def is_anothers(context: ExperimentContext, found: Manifest) -> bool:
+    """Whether a revision that cannot be read says that another operator wrote it: one with a key in another place."""
+    ours = str(context.settings.key_secret)
     said: str = found.get("data", {}).get(_OPERATOR, ours)
     return said != ours
 
