@@ -10,7 +10,7 @@ STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum |
 # Where somebody's environment sets it, each of the many short processes compiles all of our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run s3-server system-tools images test e2e e2e-full test-slow bench bench-report lint format protos crd dashboards docs clean
+.PHONY: help setup run s3-server system-tools images test e2e e2e-full test-slow bench bench-report paired lint format protos crd dashboards docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ bench: setup  ## Measure a workload against peers (W=W1; the first time their en
 
 bench-report: setup  ## Remake table and picture of what was measured, in docs/benchmarks and README
 	$(BIN)/python benchmarks/report.py
+
+paired: setup  ## Compare the speed of HEAD with an older commit on a workload (BASE=REV W=W1; 40 minutes)
+	$(BIN)/python benchmarks/paired.py $(BASE) $(W)
 
 lint: setup  ## ruff, mypy, layers, drift of generated files
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ OUTPUT = "out"
 """The file for what a contestant prints."""
 RUN = "run"
 """rlsrl's run folder."""
+OUR_PROGRAM = Path(sys.executable).with_name("rlsrl")
 TELLING_PINS = ("torch", "numpy", "gymnasium", "ale-py", "mujoco")
 """Of a peer's pins, those that are told with its results beside its own."""
 UP_TO_CORES = sorted({1, 2, CORES})
@@ -107,6 +108,7 @@ class Rlsrl:
     """The real ``rlsrl run`` of this environment: with ledger, metrics, durable versions and all."""
 
     name: str = RLSRL
+    program: Path = OUR_PROGRAM
     end_signal: signal.Signals = signal.SIGINT
     is_optional: bool = False
 
@@ -136,8 +138,7 @@ class Rlsrl:
         """See ``Contestant``."""
         file = folder / "experiment.yaml"
         file.write_text(yaml.safe_dump(self.told(workload, seed=seed), sort_keys=False))
-        program = Path(sys.executable).with_name("rlsrl")
-        return [str(program), "run", str(file), "--run-dir", str(folder / RUN), *setting]
+        return [str(self.program), "run", str(file), "--run-dir", str(folder / RUN), *setting]
 
     def environment(self) -> Mapping[str, str]:
         """Where its actors find the environments of this folder; its workers set their threads themselves."""
@@ -146,7 +147,7 @@ class Rlsrl:
 
     def has_started(self, folder: Path) -> bool:
         """Once a step is trained, and its workers have told where they show their metrics."""
-        return _has_trained(self.progress(folder)) and self.profile(folder) is not None
+        return has_trained(self.progress(folder)) and self.profile(folder) is not None
 
     def progress(self, folder: Path) -> Progress:
         """From the learning curve: what the trainer said after a step."""
@@ -229,7 +230,7 @@ class Peer:
 
     def has_started(self, folder: Path) -> bool:
         """Once an iteration is trained."""
-        return _has_trained(self.progress(folder))
+        return has_trained(self.progress(folder))
 
     def progress(self, folder: Path) -> Progress:
         """From what it prints after each iteration."""
@@ -277,7 +278,8 @@ PEERS: tuple[Peer, ...] = (
 )
 
 
-def _has_trained(progress: Progress) -> bool:
+def has_trained(progress: Progress) -> bool:
+    """Return whether a contestant has finished a training step."""
     return any(steps > 0 for _, steps in progress.points)
 
 
