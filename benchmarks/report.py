@@ -54,6 +54,18 @@ their mean is judged."""
 MEMORY = """\
 `python benchmarks/memory_over_time.py W1`: the growth is a line's through an hour, with its 95 % interval."""
 
+PAIRED = """\
+`make paired BASE=REV W=W1` compares the speed of the checked-out commit with an older one. Both run the workload in
+turn, 30 pairs of 20 s, the order alternating from pair to pair. Each commit runs in its own checkout (a git worktree
+under `.paired/trees`) on the workload as its own `benchmarks/workloads.py` defines it. Commits with the same
+dependencies share this Python environment; for a commit with other dependencies its own `make setup` makes another one.
+
+The command prints the ratio of each pair, and the median ratio with its 90 % bounds. The bounds are order statistics
+(the sign test's), so they assume nothing about the distribution. Beside the speed stands the processor time of one env
+step. A pair counts if other programs used at most 3 % of the machine during both turns. Other pairs are printed and
+discarded. Each pair is kept under `.paired/pairs` as soon as it is measured, and after an interruption the same command
+goes on. One invocation takes at most two hours, and ends after 30 discarded pairs."""
+
 Result = Mapping[str, Any]
 
 
@@ -154,6 +166,7 @@ def page(measured: Measured) -> str:
         parts.append(f"![ratios]({PICTURE})")
     parts += ["## Learning", LEARNING, learning_table(measured.learning)]
     parts += ["## Memory", MEMORY, memory_table(measured.memory)]
+    parts += ["## Two commits", PAIRED]
     if results:
         parts += ["## How each was measured", *(_details(result) for result in results.values())]
     return "\n\n".join(parts) + "\n"
