@@ -105,7 +105,7 @@ class Stream:
         ledger: NoLedger | TrainerLedger = NoLedger()
         if with_ledger:
             ledger = TrainerLedger(LedgerPage.open(Path(self._folder.name) / "trainer-0.page", "trainer", 0))
-        self._consumer = consumer_for(name, tls=None, on_stranger=lambda: None)(
+        self._consumer = consumer_for(name, tls=None, on_unauthenticated=lambda: None)(
             name, token=TOKEN, layout_digest=layout.step_digest, ledger=ledger, slots_per_producer=num_slots
         )
         folder = self._folder.name if with_ledger else ""

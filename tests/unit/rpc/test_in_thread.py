@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from rlsrl.rpc.channels import token_metadata
-from rlsrl.rpc.conversations import ConversationServer, Converser
+from rlsrl.rpc.conversations import ConversationServer, ServerStream
 from rlsrl.rpc.in_thread import InThreadConversation, WaitingLoop
 
 METHOD, TOKEN = "/tests/Echo", "right"
@@ -21,9 +21,9 @@ LAST = b"last"
 
 @pytest.fixture
 def server() -> Iterator[ConversationServer]:
-    async def echo(converser: Converser) -> None:
-        while (message := await converser.read()) is not None:
-            converser.say(message)
+    async def echo(stream: ServerStream) -> None:
+        while (message := await stream.read()) is not None:
+            stream.send(message)
             if message == LAST:
                 return
 

@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from rlsrl.rpc.channels import token_metadata
-from rlsrl.rpc.conversations import Conversation, ConversationServer, Converser
+from rlsrl.rpc.conversations import Conversation, ConversationServer, ServerStream
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE, TLS_NAME_VARIABLE, Tls, TlsUnusable, tls_from_environment
 from rlsrl.testing.certificates import PEER_NAME, Authority, MountedSecret, mounted
 
@@ -53,9 +53,9 @@ def strangers() -> list[None]:
 def serve(strangers: list[None]) -> Iterator[Serve]:
     with ExitStack() as stack:
 
-        async def echo(converser: Converser) -> None:
-            while (message := await converser.read()) is not None:
-                converser.say(message)
+        async def echo(stream: ServerStream) -> None:
+            while (message := await stream.read()) is not None:
+                stream.send(message)
 
         def serve(tls: Tls | None) -> ConversationServer:
             server = ConversationServer(
@@ -64,7 +64,7 @@ def serve(strangers: list[None]) -> Iterator[Serve]:
                 tls=tls,
                 method=METHOD,
                 converse=echo,
-                on_stranger=lambda: strangers.append(None),
+                on_unauthenticated=lambda: strangers.append(None),
             )
             stack.callback(server.close)
             return server

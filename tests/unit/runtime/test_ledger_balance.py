@@ -14,8 +14,8 @@ from rlsrl.runtime.ledger import (
     PageRecord,
     Posted,
     balance,
-    close_books,
     read_pages,
+    settle_ledger,
 )
 
 
@@ -165,7 +165,7 @@ def test_closing_the_books_settles_pages_and_keeps_the_balance(tmp_path: Path) -
     (tmp_path / "actor-9.page").write_bytes(b"")
     before = balance(read_pages(tmp_path), ended=True)
     for _ in range(2):
-        close_books(tmp_path)
+        settle_ledger(tmp_path)
         assert balance(read_pages(tmp_path), ended=True) == before
         assert all(record.unacknowledged == () for record in read_pages(tmp_path))
     zero, one, consumer = read_pages(tmp_path)
@@ -177,9 +177,9 @@ def test_closing_the_books_settles_pages_and_keeps_the_balance(tmp_path: Path) -
 def test_the_books_of_a_live_run_are_not_closed(tmp_path: Path) -> None:
     write(tmp_path, actor(0, Posted(0, 0, 7, 0), produced=7), trainer(0))
     with LedgerPage.open(tmp_path / "trainer-0.page", "trainer", 0), pytest.raises(LedgerError, match="writes"):
-        close_books(tmp_path)
+        settle_ledger(tmp_path)
     assert replace(read_pages(tmp_path)[0], unacknowledged=()) != read_pages(tmp_path)[0]
-    close_books(tmp_path)
+    settle_ledger(tmp_path)
     assert read_pages(tmp_path)[0].unacknowledged == ()
 
 

@@ -28,9 +28,9 @@ from rlsrl.runtime.ledger import (
     Told,
     TrainerLedger,
     balance,
-    close_books,
     inherited,
     read_pages,
+    settle_ledger,
 )
 
 balance_module = sys.modules["rlsrl.runtime.ledger.balance"]  # the package has a function of that name
@@ -265,7 +265,7 @@ def test_with_kills_and_deletions_the_books_balance(
         found.check()
         assert min(found.lost.values()) >= 0, found
         if rng.random() < 0.7:
-            close_books(tmp_path)
+            settle_ledger(tmp_path)
             assert balance(read_pages(tmp_path), ended=True) == found
 
 
@@ -273,7 +273,7 @@ def test_without_a_kill_nothing_is_lost(tmp_path: Path, rng: random.Random) -> N
     run = Run(tmp_path, rng, buffers=True)
     for _ in range(2):
         run.session(rng.randrange(200))
-        close_books(tmp_path)
+        settle_ledger(tmp_path)
     found = balance(read_pages(tmp_path), ended=True)
     found.check()
     assert sum(found.lost.values()) == 0

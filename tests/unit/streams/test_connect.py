@@ -23,6 +23,6 @@ from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProduc
 def test_the_form_of_an_endpoint_is_its_transport(endpoint: str, producer: type, consumer: type) -> None:
     for made, wanted in (
         (producer_for(endpoint, find=str, tls=None), producer),
-        (consumer_for(endpoint, tls=None, on_stranger=lambda: None), consumer),
+        (consumer_for(endpoint, tls=None, on_unauthenticated=lambda: None), consumer),
     ):
         assert made is wanted or (isinstance(made, partial) and made.func is wanted)

@@ -18,7 +18,7 @@ from rlsrl.data.slots import ProducerId
 from rlsrl.data.version import Version
 from rlsrl.rpc.channels import end_call, open_channel, token_metadata
 from rlsrl.rpc.codec import encode
-from rlsrl.rpc.conversations import MAX_UNANSWERED, ConversationServer, Converser
+from rlsrl.rpc.conversations import MAX_UNANSWERED, ConversationServer, ServerStream
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer, wire
 from rlsrl.streams.grpc_samples.producer import ADMISSION_SECONDS
@@ -259,10 +259,10 @@ def test_a_message_goes_out_only_a_few_times_in_the_peer_time_out(tmp_path: Path
 def test_a_consumer_that_makes_no_sense_is_told_apart_from_none(bench: StreamBench) -> None:
     """A server of another kind at that address."""
 
-    async def answer(converser: Converser) -> None:
-        await converser.read()
-        converser.say(wire.note(Kind.POST))
-        await converser.read()
+    async def answer(stream: ServerStream) -> None:
+        await stream.read()
+        stream.send(wire.note(Kind.POST))
+        await stream.read()
 
     server = ConversationServer(bench.address, token=TOKEN, tls=None, method=wire.METHOD, converse=answer)
     with pytest.raises(StreamError, match="sent a POST"):
@@ -273,11 +273,11 @@ def test_a_consumer_that_makes_no_sense_is_told_apart_from_none(bench: StreamBen
 def test_a_consumer_that_never_admits_is_asked_again_over_another_connection(tmp_path: Path) -> None:
     clock = ManualClock()
     bench = StreamBench(UnixTransport(), tmp_path, clock=clock)
-    begun: list[Converser] = []
+    begun: list[ServerStream] = []
 
-    async def listen(converser: Converser) -> None:
-        begun.append(converser)
-        while await converser.read() is not None:
+    async def listen(stream: ServerStream) -> None:
+        begun.append(stream)
+        while await stream.read() is not None:
             pass
 
     server = ConversationServer(bench.address, token=TOKEN, tls=None, method=wire.METHOD, converse=listen)

@@ -24,8 +24,8 @@ from rlsrl.runtime.ledger import (
     LedgerPage,
     TrainerLedger,
     balance,
-    close_books,
     read_pages,
+    settle_ledger,
 )
 from rlsrl.streams.connect import consumer_for
 from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
@@ -60,7 +60,7 @@ class Chain:
 
     def _consumer(self, role: str, ledger: TrainerLedger | BufferLedger, *, slots: int) -> SampleConsumer:
         endpoint = f"{self._name}-{role}"
-        consumer = consumer_for(endpoint, tls=None, on_stranger=lambda: None)(
+        consumer = consumer_for(endpoint, tls=None, on_unauthenticated=lambda: None)(
             endpoint, token=TOKEN, layout_digest=LAYOUT.step_digest, ledger=ledger, slots_per_producer=slots
         )
         self._resources.callback(consumer.close)
@@ -345,7 +345,7 @@ def test_books_of_a_chain_can_be_closed(tmp_path: Path) -> None:
         chain.take(1)
         chain.kill_buffer()
     before = balance(read_pages(tmp_path), ended=True)
-    close_books(tmp_path)
+    settle_ledger(tmp_path)
     after = balance(read_pages(tmp_path), ended=True)
     after.check()
     assert before.to_json() == after.to_json()

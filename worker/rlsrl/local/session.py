@@ -26,7 +26,7 @@ from rlsrl.rpc.auth import TOKEN_VARIABLE, new_token
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE
 from rlsrl.runtime.coordination import CoordinatorClient
 from rlsrl.runtime.durable import write_durably
-from rlsrl.runtime.ledger import balance, close_books, read_pages
+from rlsrl.runtime.ledger import balance, read_pages, settle_ledger
 from rlsrl.workers.build.run_database import RESOLVED
 
 STATUS_INTERVAL_SECONDS = 1.0
@@ -85,7 +85,7 @@ def run_life(
     resolved = resolve(experiment, LocalPlacement(run_uid=folder.record.run_uid, run_folder=folder.path))
     _write_configs(folder, resolved)
     folder.database.policies()  # A store that refuses us does so before anything is started.
-    close_books(folder.ledger)
+    settle_ledger(folder.ledger)
     token = new_token()
     client = CoordinatorClient(resolved.coordinator.coordinator_address, token)
     status_file = StatusFile(folder.status)
@@ -116,7 +116,7 @@ def run_life(
 
 def settle(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:
     """Write the summary of a run of which nothing is running, and return it."""
-    close_books(folder.ledger)
+    settle_ledger(folder.ledger)
     summary = summarize(
         RunFacts(
             name=experiment.metadata.name,

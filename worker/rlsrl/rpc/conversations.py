@@ -119,7 +119,7 @@ class Conversation:
             self._on_end(error)
 
 
-class Converser:
+class ServerStream:
     """The server's end of one conversation. The event loop's alone, but for ``ConversationServer.send`` and ``end``."""
 
     def __init__(self, context: aio.ServicerContext[bytes, bytes]) -> None:
@@ -131,7 +131,7 @@ class Converser:
         self._is_over = False
         self._reason: str | None = None
         self._changed = asyncio.Event()
-        self._roomy = asyncio.Event()
+        self._window_opened = asyncio.Event()
         self._writer = asyncio.create_task(self._write())
 
     async def read(self) -> bytes | None:
@@ -139,7 +139,7 @@ class Converser:
         message: Any = await self._context.read()
         return message if isinstance(message, bytes) else None
 
-    def say(self, message: bytes, *, answers: int = 0) -> None:
+    def send(self, message: bytes, *, answers: int = 0) -> None:
         """Send a message, the answer to so many of the client's, after those before it."""
         if not self._has_left:
             self._outgoing.append((message, answers))
@@ -148,14 +148,14 @@ class Converser:
     def keep_alive(self, message: bytes) -> None:
         """Give a sign of life, unless something is on its way anyhow."""
         if not self._outgoing:
-            self.say(message)
+            self.send(message)
 
-    async def room(self) -> None:
+    async def wait_for_window(self) -> None:
         """A message that is to be answered was taken on; wait while the client is owed as many answers as it may be."""
         self._unanswered += 1
         while self._unanswered >= MAX_UNANSWERED and not self._is_over:
-            self._roomy.clear()
-            await self._roomy.wait()
+            self._window_opened.clear()
+            await self._window_opened.wait()
 
     def end(self, reason: str) -> None:
         """End the call after what was said, with the status ABORTED: whoever reads it is woken by an AbortError."""
@@ -176,7 +176,7 @@ class Converser:
                     message, answers = self._outgoing.popleft()
                     await self._context.write(message)
                     self._unanswered -= answers
-                    self._roomy.set()
+                    self._window_opened.set()
                 if self._reason is not None:
                     await self._context.abort(grpc.StatusCode.ABORTED, self._reason)
                 self._changed.clear()
@@ -188,7 +188,7 @@ class Converser:
             _log.info("stream_broke", error=repr(error))
         finally:
             self._is_over = True
-            self._roomy.set()
+            self._window_opened.set()
 
 
 class ConversationServer:
@@ -201,11 +201,11 @@ class ConversationServer:
         token: str,
         tls: Tls | None,
         method: str,
-        converse: Callable[[Converser], Awaitable[None]],
+        converse: Callable[[ServerStream], Awaitable[None]],
         farewell: bytes | None = None,
         heartbeat: tuple[bytes, float] | None = None,
         max_conversations: int | None = None,
-        on_stranger: Callable[[], None] = lambda: None,
+        on_unauthenticated: Callable[[], None] = lambda: None,
     ) -> None:
         """Listen at the address and serve until ``close``.
 
@@ -218,7 +218,7 @@ class ConversationServer:
             farewell: sent to every client when this end closes, who then ends its call; without it calls are aborted.
             heartbeat: a message for each client to whom nothing else is on its way, and every how many seconds.
             max_conversations: more are turned away with RESOURCE_EXHAUSTED, at once.
-            on_stranger: called on the event loop for every call without the token.
+            on_unauthenticated: called on the event loop for every call without the token.
 
         Raises:
             AddressTaken: somebody else listens there.
@@ -227,14 +227,14 @@ class ConversationServer:
         self._converse = converse
         self._farewell = farewell
         self._heartbeat = heartbeat
-        self._conversers: set[Converser] = set()
+        self._streams: set[ServerStream] = set()
         self._lock = threading.Lock()
         self._mail: list[Callable[[], None]] = []
         """What other threads want done on the event loop, which was woken for it if there is any."""
         self._started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
         async def serve() -> None:
-            server = new_server(token, max_calls=max_conversations, on_stranger=on_stranger)
+            server = new_server(token, max_calls=max_conversations, on_unauthenticated=on_unauthenticated)
             server.add_generic_rpc_handlers((_handler(method, self._serve_one),))
             await self._run(server, address, tls)
 
@@ -246,16 +246,16 @@ class ConversationServer:
     @property
     def num_conversations(self) -> int:
         """Calls that are open."""
-        return len(self._conversers)
+        return len(self._streams)
 
-    def send(self, messages: Iterable[tuple[Converser, bytes]], *, answers: int = 0) -> None:
+    def send(self, messages: Iterable[tuple[ServerStream, bytes]], *, answers: int = 0) -> None:
         """Say each message, which answers so many of its client's. From any thread; after ``close`` nothing happens."""
-        for converser, message in messages:
-            self.post(partial(converser.say, message, answers=answers))
+        for stream, message in messages:
+            self.post(partial(stream.send, message, answers=answers))
 
-    def end(self, converser: Converser, reason: str) -> None:
-        """See ``Converser.end``. From any thread; after ``close`` nothing happens."""
-        self.post(partial(converser.end, reason))
+    def end(self, stream: ServerStream, reason: str) -> None:
+        """See ``ServerStream.end``. From any thread; after ``close`` nothing happens."""
+        self.post(partial(stream.end, reason))
 
     def soon(self, action: Callable[[], None]) -> None:
         """On the event loop: have it done once what is ready now was dealt with."""
@@ -298,11 +298,11 @@ class ConversationServer:
         stopping = asyncio.Event()
         self._started.set_result((bound, asyncio.get_running_loop(), stopping))
         await self._beat(stopping)
-        for converser in self._conversers:
+        for stream in self._streams:
             if self._farewell is not None:
-                converser.say(self._farewell)
+                stream.send(self._farewell)
             else:
-                converser.end("closed")
+                stream.end("closed")
         await server.stop(LEAVE_SECONDS)
 
     async def _beat(self, stopping: asyncio.Event) -> None:
@@ -314,17 +314,17 @@ class ConversationServer:
         while not stopping.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), seconds)
-            for converser in self._conversers:
-                converser.keep_alive(message)
+            for stream in self._streams:
+                stream.keep_alive(message)
 
     async def _serve_one(self, _: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> None:
-        converser = Converser(context)
-        self._conversers.add(converser)
+        stream = ServerStream(context)
+        self._streams.add(stream)
         try:
-            await self._converse(converser)
+            await self._converse(stream)
         finally:
-            self._conversers.discard(converser)
-            await converser.leave()
+            self._streams.discard(stream)
+            await stream.leave()
 
 
 def _handler(method: str, serve: Callable[..., Awaitable[None]]) -> grpc.GenericRpcHandler[Any, Any]:

@@ -29,14 +29,16 @@ class AddressTaken(OSError):  # noqa: N818 - named for the fact
 
 
 def new_server(
-    token: str, *, max_calls: int | None = None, on_stranger: Callable[[], None] = lambda: None
+    token: str, *, max_calls: int | None = None, on_unauthenticated: Callable[[], None] = lambda: None
 ) -> aio.Server:
     """A server in the running event loop that answers UNAUTHENTICATED to every call without the token.
 
-    ``on_stranger`` is called for each of those; calls beyond ``max_calls`` at once get RESOURCE_EXHAUSTED.
+    ``on_unauthenticated`` is called for each of those; calls beyond ``max_calls`` at once get RESOURCE_EXHAUSTED.
     """
     return aio.server(
-        interceptors=[TokenInterceptor(token, on_stranger)], options=_options(), maximum_concurrent_rpcs=max_calls
+        interceptors=[TokenInterceptor(token, on_unauthenticated)],
+        options=_options(),
+        maximum_concurrent_rpcs=max_calls,
     )
 
 
@@ -64,9 +66,9 @@ def bind(server: aio.Server, address: str, tls: Tls | None = None) -> str:
 class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Refuses calls that do not show the token, before their method is looked up or a message is read."""
 
-    def __init__(self, token: str, on_stranger: Callable[[], None]) -> None:
+    def __init__(self, token: str, on_unauthenticated: Callable[[], None]) -> None:
         self._token = token
-        self._on_stranger = on_stranger
+        self._on_unauthenticated = on_unauthenticated
 
     async def intercept_service(
         self,
@@ -79,7 +81,7 @@ class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
             scheme, _, token = shown[0].partition(" ")
             if scheme == "Bearer" and token_matches(token, self._token):
                 return await continuation(handler_call_details)
-        self._on_stranger()
+        self._on_unauthenticated()
         return _REFUSAL
 
 

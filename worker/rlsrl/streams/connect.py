@@ -19,7 +19,11 @@ def producer_for(
 
 
 def consumer_for(
-    endpoint: str, *, tls: Tls | None, on_stranger: Callable[[], None]
+    endpoint: str, *, tls: Tls | None, on_unauthenticated: Callable[[], None]
 ) -> Callable[..., SharedMemoryConsumer | GrpcSampleConsumer]:
-    """Makes the end that grants; see ``producer_for``. ``on_stranger`` hears of each call without the token."""
-    return partial(GrpcSampleConsumer, tls=tls, on_stranger=on_stranger) if ":" in endpoint else SharedMemoryConsumer
+    """Makes the end that grants; see ``producer_for``. ``on_unauthenticated`` hears of each call without the token."""
+    return (
+        partial(GrpcSampleConsumer, tls=tls, on_unauthenticated=on_unauthenticated)
+        if ":" in endpoint
+        else SharedMemoryConsumer
+    )

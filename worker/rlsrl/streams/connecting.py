@@ -43,8 +43,8 @@ class ConnectingProducer(OwnedEnd):
             layout: of this producer's slots.
             producer_id: the leased index and incarnation.
             ledger: written before a slot is posted and after it is acknowledged.
-            told: this index's account with the consumer, as ``PosterLedger.told`` gives it: the consumer settles what
-                former lives left, and counts what it never got as lost.
+            told: this index's account with the consumer, as ``ProducerAccount.told`` gives it: the consumer settles
+                what former lives left, and counts what it never got as lost.
             on_settled: called once, in the thread of ``acquire`` or ``flush``, when the consumer has done so: the
                 entries may be forgotten.
             sequences: where slots get their numbers: rising, from 0 unless given. Producers of one incarnation that

@@ -64,7 +64,7 @@ class WorkerContext:
         LedgerCollector(lambda: page.record, self.metrics.registry)
         return page
 
-    def count_stranger(self) -> None:
+    def count_unauthenticated(self) -> None:
         """A call without the token was refused."""
         self.metrics.strangers_refused.labels(kind="call").inc()
 

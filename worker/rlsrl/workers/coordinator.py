@@ -315,7 +315,7 @@ class MeetingServer:
             log=self._log,
             on_refused=lambda kind: self._metrics.parameter_calls_refused.labels(kind=kind).inc(),
         )
-        server = new_server(self._token, on_stranger=self._metrics.strangers_refused.labels(kind="call").inc)
+        server = new_server(self._token, on_unauthenticated=self._metrics.strangers_refused.labels(kind="call").inc)
         add_CoordinatorServicer_to_server(meeting, server)
         parameters.add_to(server)
         place = self._config.serving([self._config.coordinator_address], 0)

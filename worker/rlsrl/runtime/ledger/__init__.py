@@ -5,7 +5,15 @@
 Each process writes its own page, a small file that survives its SIGKILL; ``balance`` adds the pages of a run up.
 """
 
-from rlsrl.runtime.ledger.balance import CHAIN, Balance, balance, close_books
+from rlsrl.runtime.ledger.accounts import (
+    ACCOUNT_CLOSED,
+    ActorLedger,
+    BufferLedger,
+    ProducerAccount,
+    TrainerLedger,
+    inherited,
+)
+from rlsrl.runtime.ledger.balance import CHAIN, Balance, balance, settle_ledger
 from rlsrl.runtime.ledger.page import MAX_RECORD_BYTES, LedgerPage, read_page, read_pages
 from rlsrl.runtime.ledger.records import (
     DROP_REASONS,
@@ -16,14 +24,6 @@ from rlsrl.runtime.ledger.records import (
     PageRecord,
     Posted,
     Told,
-)
-from rlsrl.runtime.ledger.witnesses import (
-    ACCOUNT_CLOSED,
-    ActorLedger,
-    BufferLedger,
-    PosterLedger,
-    TrainerLedger,
-    inherited,
 )
 
 __all__ = [
@@ -41,12 +41,12 @@ __all__ = [
     "Mark",
     "PageRecord",
     "Posted",
-    "PosterLedger",
+    "ProducerAccount",
     "Told",
     "TrainerLedger",
     "balance",
-    "close_books",
     "inherited",
     "read_page",
     "read_pages",
+    "settle_ledger",
 ]

@@ -126,7 +126,7 @@ def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False)
     )
 
 
-def close_books(folder: Path) -> None:
+def settle_ledger(folder: Path) -> None:
     """Settle on the pages of an ended run what its producers left, so that a later life has nothing to ask about.
 
     For the controller, when no process of the run is alive: after the end and, in case it did not get that far, before

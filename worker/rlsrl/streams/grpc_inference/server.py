@@ -9,7 +9,7 @@ import structlog
 
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.rpc.codec import Malformed
-from rlsrl.rpc.conversations import ConversationServer, Converser
+from rlsrl.rpc.conversations import ConversationServer, ServerStream
 from rlsrl.rpc.tls import Tls
 from rlsrl.streams.grpc_inference import wire
 from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages, Refusal
@@ -31,7 +31,7 @@ class GrpcInferenceServer:
         token: str,
         layout: InferenceLayout,
         on_refused: Callable[[str], None],
-        on_stranger: Callable[[], None] = lambda: None,
+        on_unauthenticated: Callable[[], None] = lambda: None,
         tls: Tls | None = None,
     ) -> None:
         """Serve ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one.
@@ -42,7 +42,7 @@ class GrpcInferenceServer:
             layout: what requests and results look like; clients of another layout are refused.
             on_refused: called, from the server's thread, with the kind of what was refused: ``layout``, ``protocol`` or
                 ``malformed``. Messages over 64 MiB gRPC refuses before they get here.
-            on_stranger: called, from the server's thread, for each call without the token.
+            on_unauthenticated: called, from the server's thread, for each call without the token.
             tls: certificates, where clients have to have one too.
 
         Raises:
@@ -53,7 +53,7 @@ class GrpcInferenceServer:
         self._on_refused = on_refused
         self._messages = LaneMessages(layout)
         self._queue = RequestQueue()
-        self._clients: set[Converser] = set()
+        self._clients: set[ServerStream] = set()
         self._on_arrival: OnArrival | None = None
         self._is_due = False
         """Whether it will be called once all that has come was put into the queue."""
@@ -64,7 +64,7 @@ class GrpcInferenceServer:
             method=wire.METHOD,
             converse=self._converse,
             farewell=wire.note(Kind.LEAVING),
-            on_stranger=on_stranger,
+            on_unauthenticated=on_unauthenticated,
             heartbeat=(wire.note(Kind.ALIVE), HEARTBEAT_SECONDS),
         )
 
@@ -108,10 +108,10 @@ class GrpcInferenceServer:
         else:
             pairs = zip(pending, answers, strict=True)
             messages = [self._messages.result(each.number, result) for each, result in pairs]
-        clients = (cast("Converser", each.client) for each in pending)
+        clients = (cast("ServerStream", each.client) for each in pending)
         self._server.send(zip(clients, messages, strict=True), answers=1)
 
-    async def _converse(self, client: Converser) -> None:
+    async def _converse(self, client: ServerStream) -> None:
         """Serve one client from its hello to the end of its stream."""
         first = await client.read()
         if first is None:
@@ -119,24 +119,24 @@ class GrpcInferenceServer:
         try:
             hello = wire.judge_hello(first, self._layout)
         except Refusal as refusal:
-            client.say(self._refusal(refusal.kind, str(refusal)))
+            client.send(self._refusal(refusal.kind, str(refusal)))
             return
-        client.say(wire.note(Kind.WELCOME))
+        client.send(wire.note(Kind.WELCOME))
         self._clients.add(client)
         try:
             await self._read_requests(client)
         except Malformed as error:
-            client.say(self._refusal("malformed", str(error), name=hello.name))
+            client.send(self._refusal("malformed", str(error), name=hello.name))
         finally:
             self._clients.discard(client)
             self._queue.drop(client)
 
-    async def _read_requests(self, client: Converser) -> None:
+    async def _read_requests(self, client: ServerStream) -> None:
         while (message := await client.read()) is not None:
             header = wire.read(message)
             self._queue.put(client, header.number, self._messages.read_request(header))
             self._arrived()
-            await client.room()
+            await client.wait_for_window()
 
     def _arrived(self) -> None:
         if self._on_arrival is not None and not self._is_due:

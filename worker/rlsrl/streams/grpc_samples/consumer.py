@@ -9,7 +9,7 @@ from typing import Self
 
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.codec import Malformed
-from rlsrl.rpc.conversations import ConversationServer, Converser
+from rlsrl.rpc.conversations import ConversationServer, ServerStream
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.errors import ConfigurationError
@@ -47,14 +47,14 @@ class GrpcSampleConsumer(InboxConsumer):
         expected_producers: int = 0,
         startup_timeout: float = 30.0,
         tls: Tls | None = None,
-        on_stranger: Callable[[], None] = lambda: None,
+        on_unauthenticated: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
         """Serve ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one.
 
         With ``tls`` producers have to have certificates too. The other arguments are those of ``SharedMemoryConsumer``.
-        ``counters`` has ``refused_token`` for calls without the token, of which ``on_stranger`` hears; messages over 64
-        MiB gRPC itself refuses, and ends the connection: ``dismissed`` or ``gone``.
+        ``counters`` has ``refused_token`` for calls without the token, of which ``on_unauthenticated`` hears; messages
+        over 64 MiB gRPC itself refuses, and ends the connection: ``dismissed`` or ``gone``.
 
         Raises:
             AddressTaken: somebody else listens there.
@@ -73,7 +73,7 @@ class GrpcSampleConsumer(InboxConsumer):
         )
         # Twice between two looks, so that one which is late is not taken for silence.
         self._show_life_within = peer_timeout / LOOKS_PER_TIMEOUT / 2
-        self._on_stranger = on_stranger
+        self._on_unauthenticated = on_unauthenticated
         self._server = ConversationServer(
             address,
             token=token,
@@ -81,7 +81,7 @@ class GrpcSampleConsumer(InboxConsumer):
             method=wire.METHOD,
             converse=self._converse,
             max_conversations=MAX_CONNECTIONS,
-            on_stranger=self._refuse_stranger,
+            on_unauthenticated=self._count_unauthenticated,
         )
 
     @property
@@ -105,21 +105,21 @@ class GrpcSampleConsumer(InboxConsumer):
 
     # What follows runs on the event loop.
 
-    def _refuse_stranger(self) -> None:
-        self._on_stranger()
+    def _count_unauthenticated(self) -> None:
+        self._on_unauthenticated()
         with self._changed:
             self._intake.refused(Refusal("token", "a call showed no token, or not this experiment's"))
 
-    async def _converse(self, converser: Converser) -> None:
+    async def _converse(self, stream: ServerStream) -> None:
         """Bring a producer's messages in, from its hello to the end of its stream."""
-        connection = _GrpcWire(self._server, converser, self._show_life_within)
+        connection = _GrpcWire(self._server, stream, self._show_life_within)
         loop = asyncio.get_running_loop()
-        patience = loop.call_later(HANDSHAKE_TIMEOUT_SECONDS, converser.end, "no introduction came in time")
+        patience = loop.call_later(HANDSHAKE_TIMEOUT_SECONDS, stream.end, "no introduction came in time")
         try:
-            while (raw := await converser.read()) is not None:
+            while (raw := await stream.read()) is not None:
                 patience.cancel()
                 if self._bring(connection, raw):
-                    await converser.room()
+                    await stream.wait_for_window()
         finally:
             patience.cancel()
             self.deliver(connection, None)
@@ -145,11 +145,11 @@ class GrpcSampleConsumer(InboxConsumer):
 class _GrpcWire(Wire):
     """A connection. ``touches`` is the event loop's, what ``Wire`` has the owner's thread's."""
 
-    def __init__(self, server: ConversationServer, converser: Converser, show_life_within: float) -> None:
+    def __init__(self, server: ConversationServer, stream: ServerStream, show_life_within: float) -> None:
         super().__init__()
         self.touches = 0
         self._server = server
-        self._converser = converser
+        self._stream = stream
         self._show_life_within = show_life_within
         self._layout: SlotLayout | None = None
 
@@ -182,10 +182,10 @@ class _GrpcWire(Wire):
 
     def tell(self, answer: Answer) -> None:
         solicited = not isinstance(answer, Credit)
-        self._server.send([(self._converser, self._encoded(answer))], answers=int(solicited))
+        self._server.send([(self._stream, self._encoded(answer))], answers=int(solicited))
 
     def hang_up(self, reason: str) -> None:
-        self._server.end(self._converser, reason)
+        self._server.end(self._stream, reason)
 
     def _encoded(self, answer: Answer) -> bytes:
         if isinstance(answer, Credit):

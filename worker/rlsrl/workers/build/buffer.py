@@ -55,7 +55,7 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
             directory=context.directory,
         )
         resources.callback(downstream.close)
-        upstream = consumer_for(endpoint, tls=context.tls, on_stranger=context.count_stranger)(
+        upstream = consumer_for(endpoint, tls=context.tls, on_unauthenticated=context.count_unauthenticated)(
             endpoint,
             token=context.token,
             layout_digest=layout.step_digest,

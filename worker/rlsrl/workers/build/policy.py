@@ -58,7 +58,7 @@ def build_policy_worker(
             tls=context.tls,
             layout=InferenceLayout.of(env_spec),
             on_refused=lambda kind: context.metrics.inference_refused.labels(kind=kind).inc(),
-            on_stranger=context.count_stranger,
+            on_unauthenticated=context.count_unauthenticated,
         )
         resources.callback(server.close)
         fresh = FreshParameters()

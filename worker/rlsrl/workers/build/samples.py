@@ -8,7 +8,7 @@ from itertools import count
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.addresses import Directory
-from rlsrl.runtime.ledger import PosterLedger
+from rlsrl.runtime.ledger import ProducerAccount
 from rlsrl.streams.connect import producer_for
 from rlsrl.streams.sharded import Shard, ShardedProducer
 
@@ -16,7 +16,7 @@ from rlsrl.streams.sharded import Shard, ShardedProducer
 class AddressedLedger:
     """What a producer writes down of the slots it posts to one consumer."""
 
-    def __init__(self, ledger: PosterLedger, consumer: int) -> None:
+    def __init__(self, ledger: ProducerAccount, consumer: int) -> None:
         self._ledger = ledger
         self._consumer = consumer
 
@@ -36,7 +36,7 @@ def open_producer(
     tls: Tls | None,
     layout: SlotLayout,
     producer_id: ProducerId,
-    ledger: PosterLedger,
+    ledger: ProducerAccount,
     directory: Directory,
 ) -> Shard:
     """A producer to the consumers at ``endpoints``, by their index; begins the ledger's new life.

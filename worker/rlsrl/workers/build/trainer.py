@@ -97,7 +97,7 @@ def build_trainer(
         saved = ledgers[gang.rank] if gang.rank < len(ledgers) else None
         ledger.resume(saved, incarnation=context.incarnation)
         endpoint = own_address(config.serving(config.samples_endpoints, context.index))
-        consumer = consumer_for(endpoint, tls=context.tls, on_stranger=context.count_stranger)(
+        consumer = consumer_for(endpoint, tls=context.tls, on_unauthenticated=context.count_unauthenticated)(
             endpoint,
             token=context.token,
             layout_digest=layout.step_digest,

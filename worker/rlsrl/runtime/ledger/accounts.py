@@ -29,7 +29,7 @@ ACCOUNT_CLOSED = 2**63 - 1
 """The mark of an incarnation that was succeeded: nothing is left to account for, no sequence is above it."""
 
 
-class TakerLedger:
+class ConsumerAccount:
     """A consumer's side: what it took, dropped and lost. Any thread may call any method."""
 
     def __init__(self, page: LedgerPage) -> None:
@@ -93,7 +93,7 @@ class TakerLedger:
         self._page.apply(_ended)
 
 
-class TrainerLedger(TakerLedger):
+class TrainerLedger(ConsumerAccount):
     """The trainer's page: also what it trained, and what its checkpoints know of it."""
 
     def trained(self, num_transitions: int) -> None:
@@ -118,7 +118,7 @@ class TrainerLedger(TakerLedger):
         self._page.apply(lambda record: resumed(record, saved, incarnation=incarnation))
 
 
-class PosterLedger(ABC):
+class ProducerAccount(ABC):
     """A producer's side: what it posted and what it cannot know to have arrived. Any thread may call any method."""
 
     def __init__(self, page: LedgerPage) -> None:
@@ -210,14 +210,14 @@ class PosterLedger(ABC):
         self._page.apply(_ended)
 
 
-class ActorLedger(PosterLedger):
+class ActorLedger(ProducerAccount):
     """The actor's page: it posts what it made."""
 
     def _posting(self, record: PageRecord, num_transitions: int) -> PageRecord:
         return record.count(produced=num_transitions)
 
 
-class BufferLedger(TakerLedger, PosterLedger):
+class BufferLedger(ConsumerAccount, ProducerAccount):
     """The buffer worker's page: it posts what it took. A transition goes from held to posted in one update."""
 
     def _posting(self, record: PageRecord, num_transitions: int) -> PageRecord:

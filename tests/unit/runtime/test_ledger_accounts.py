@@ -18,8 +18,8 @@ from rlsrl.runtime.ledger import (
     TrainerLedger,
     inherited,
 )
+from rlsrl.runtime.ledger.accounts import resumed
 from rlsrl.runtime.ledger.records import Mark, PageRecord
-from rlsrl.runtime.ledger.witnesses import resumed
 from rlsrl.streams.protocols import ConsumerLedger, ProducerLedger
 
 
