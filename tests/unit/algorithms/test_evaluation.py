@@ -32,7 +32,7 @@ def rows_of(count: int) -> Tensors:
 def test_many_rows_are_evaluated_a_part_at_a_time(
     numbers: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "PART", numbers)
+    monkeypatch.setattr(evaluation, "MAX_ELEMENTS", numbers)
     evaluate, rows = Counting(), rows_of(20)
     found = evaluated_in_parts(evaluate)(PARAMS, rows)
     assert evaluate.sizes == sizes
@@ -58,7 +58,7 @@ def test_rows_of_another_form_than_those_it_was_compiled_for_are_evaluated_as_ev
 
 @pytest.mark.usefixtures("tracing_only")
 def test_every_part_is_evaluated_by_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "PART", 4 * 9)
+    monkeypatch.setattr(evaluation, "MAX_ELEMENTS", 4 * 9)
     evaluate = Counting()
     compiled = evaluated_in_parts(compiled_evaluation(evaluate, CPU))
     for seed in range(2):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlsrl.algorithms import gradients, spare_core
 from rlsrl.algorithms.base import INDEX, Tensors
-from rlsrl.algorithms.gradients import PiecedGradients, gathered, pieces
+from rlsrl.algorithms.gradients import MicrobatchGradients, gathered, microbatches
 from rlsrl.algorithms.learner import Learner, StepResult
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
@@ -156,14 +156,16 @@ def check(pairs: list[tuple[StepResult, StepResult]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cnn", "cnn in bfloat16"])
-def test_images_that_are_arranged_train_as_others_do_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_in_the_preferred_layout_train_as_others_do_to_the_bit(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slots = slots_of(kind, 0)
-    arranged, plain = learner_of(kind), learner_of(kind)
-    arranged.step(slots)
+    preferred, plain = learner_of(kind), learner_of(kind)
+    preferred.step(slots)
     monkeypatch.setattr(NatureCnnActorCritic, "to_preferred_layout", lambda self, observation: observation)
     plain.step(slots)
     before = everything(learner_of(kind))
-    for path, array in everything(arranged).items():
+    for path, array in everything(preferred).items():
         np.testing.assert_array_equal(everything(plain)[path], array, err_msg=path)
         assert not np.array_equal(before[path], array), path
 
@@ -187,7 +189,7 @@ def test_selected_rows_lie_in_memory_as_they_did() -> None:
         assert chosen[name].stride() == tensor[:3].clone(memory_format=torch.preserve_format).stride(), name
 
 
-def test_a_minibatch_of_images_is_cut_into_equal_pieces() -> None:
+def test_a_minibatch_of_images_is_cut_into_equal_microbatches() -> None:
     rows = {"pixels": torch.zeros(600, 4, 84, 84, dtype=torch.uint8), "action": torch.arange(600)}
     coefficient = torch.tensor(0.5)
     for size, lengths in {
@@ -198,35 +200,35 @@ def test_a_minibatch_of_images_is_cut_into_equal_pieces() -> None:
         128: [128],
         257: [257],
     }.items():
-        entry = {INDEX: torch.arange(size), "weight": torch.rand(size), "clip_range": coefficient}
-        cut = pieces(rows, entry)
-        assert [len(piece[INDEX]) for piece in cut] == lengths, size
+        minibatch = {INDEX: torch.arange(size), "weight": torch.rand(size), "clip_range": coefficient}
+        parts = microbatches(rows, minibatch)
+        assert [len(part[INDEX]) for part in parts] == lengths, size
         for name in (INDEX, "weight"):
-            assert torch.equal(torch.cat([piece[name] for piece in cut]), entry[name])
-        assert all(piece["clip_range"] is coefficient for piece in cut)
+            assert torch.equal(torch.cat([part[name] for part in parts]), minibatch[name])
+        assert all(part["clip_range"] is coefficient for part in parts)
     small = {INDEX: torch.arange(512), "weight": torch.rand(512)}
-    assert pieces({"observation": torch.zeros(600, 17)}, small) == [small]
+    assert microbatches({"observation": torch.zeros(600, 17)}, small) == [small]
 
 
 class TwoHands:
-    """In the place of a spare core: its thread does every second piece, while its owner does the others."""
+    """In the place of a spare core: its thread does every second task, while its owner runs the others."""
 
-    def do(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         with ThreadPoolExecutor(1) as spare:
-            lent = {number: spare.submit(piece) for number, piece in enumerate(pieces) if number % 2}
-            own = {number: piece() for number, piece in enumerate(pieces) if not number % 2}
-            return [own[number] if number in own else lent[number].result() for number in range(len(pieces))]
+            lent = {number: spare.submit(task) for number, task in enumerate(tasks) if number % 2}
+            own = {number: task() for number, task in enumerate(tasks) if not number % 2}
+            return [own[number] if number in own else lent[number].result() for number in range(len(tasks))]
 
 
 def cut_in_four(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its minibatches of 16."""
     observed = sum(math.prod(spec.shape) for spec in KINDS[kind][1].observation.values())
     of_a_row = observed + math.prod(KINDS[kind][1].action.array.shape) + 3  # log-probability, return, value
-    monkeypatch.setattr(gradients, "PIECE", 4 * of_a_row)
+    monkeypatch.setattr(gradients, "MICROBATCH_ELEMENTS", 4 * of_a_row)
 
 
 def check_hands(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it makes a difference, to the bit, who computes a piece."""
+    """Whether it makes a difference, to the bit, which thread computes a microbatch."""
     cut_in_four(kind, monkeypatch)
     learners = []
     monkeypatch.setattr(spare_core, "PROMPT_SECONDS", -1.0)  # of the first learner's, who gets no help
@@ -244,7 +246,7 @@ def check_hands(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tracing_only")
 @pytest.mark.parametrize("kind", ["cnn", "cnn in bfloat16", "continuous"])
-def test_who_computes_a_piece_makes_no_difference_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_of_a_microbatch_makes_no_difference_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_hands(kind, monkeypatch)
 
 
@@ -255,42 +257,44 @@ def test_two_threads_call_what_the_compiler_made(kind: str, monkeypatch: pytest.
     check_hands(kind, monkeypatch)
 
 
-def test_a_step_is_not_taken_if_one_piece_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "PIECE", 2)
+def test_a_step_is_not_taken_if_one_microbatch_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "MICROBATCH_ELEMENTS", 2)
     rows = {"observation": torch.tensor([[1.0], [2.0], [math.inf], [4.0]])}
 
-    def of_a_piece(params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
-        loss = gathered(rows, entry)["observation"].sum()
+    def microbatch_sum(
+        params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+    ) -> tuple[Tensor, Tensors, Tensor]:
+        loss = gathered(rows, minibatch)["observation"].sum()
         return loss, {"loss": loss}, loss * params
 
-    pieced = PiecedGradients(of_a_piece)
+    microbatch_gradients = MicrobatchGradients(microbatch_sum)
     for index, expected in ([0, 1, 3, 0], 8.0), ([0, 1, 2, 3], math.inf):
-        witness, metrics, gradient = pieced(torch.ones(3), {}, rows, {INDEX: torch.tensor(index)})
-        assert (float(witness), float(metrics["loss"])) == (expected, expected)
+        finite_check, metrics, gradient = microbatch_gradients(torch.ones(3), {}, rows, {INDEX: torch.tensor(index)})
+        assert (float(finite_check), float(metrics["loss"])) == (expected, expected)
         assert gradient.tolist() == [expected] * 3
 
 
 @pytest.mark.usefixtures("tracing_only")
 @pytest.mark.parametrize("kind", [name for name in KINDS if name != "cnn in bfloat16"])  # which rounds each sum
-def test_compiled_in_pieces_it_computes_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    done, graphs = [], []
+def test_compiled_in_microbatches_it_computes_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_tasks, graphs = [], []
     before = num_graphs()
 
     class Counting(TwoHands):
-        def do(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
-            done.append(len(pieces))
+        def run(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+            num_tasks.append(len(tasks))
             graphs.append(num_graphs() - before)
-            return super().do(pieces)
+            return super().run(tasks)
 
     cut_in_four(kind, monkeypatch)
     monkeypatch.setattr(gradients, "SpareCore", Counting)
     check(train_both(kind, 2))
-    assert set(done) == {4}
-    assert graphs[:2] == [2, 3], "the evaluation's, a piece's before two threads need it, then that of the rest"
+    assert set(num_tasks) == {4}
+    assert graphs[:2] == [2, 3], "the evaluation's, a microbatch's before two threads need it, then the rest's"
 
 
 @pytest.mark.usefixtures("tracing_only")
-def test_what_is_compiled_of_a_piece_leaves_the_network_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_microbatches_leave_the_network_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else two threads could not call it at once: eagerly, the network's parameters are exchanged for others."""
     cut_in_four("cnn", monkeypatch)
     learner = learner_of("cnn")
@@ -301,17 +305,17 @@ def test_what_is_compiled_of_a_piece_leaves_the_network_alone(monkeypatch: pytes
     seen = []
 
     class Watching(TwoHands):
-        def do(self, pieces: Sequence[Callable[[], Any]]) -> list[Any]:
+        def run(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
             own = [holder.pop(name) for holder, name, _ in places]
             try:
-                results = super().do(pieces)
+                results = super().run(tasks)
                 seen.append(any(name in holder for holder, name, _ in places))
             finally:
                 for (holder, name, _), parameter in zip(places, own, strict=True):
                     holder[name] = parameter
             return results
 
-    monkeypatch.setattr(SpareCore, "do", Watching().do)
+    monkeypatch.setattr(SpareCore, "run", Watching().run)
     assert learner.step(slots_of("cnn", 0)).skipped == 0
     assert seen
     assert not any(seen)

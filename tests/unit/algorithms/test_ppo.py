@@ -102,7 +102,7 @@ def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
     chosen = torch.from_numpy(slots["mask"].reshape(-1))
     assert 0 < int((~chosen).sum()) < len(chosen) // 2
     rows = {path: tensor[chosen] for path, tensor in batch.rows.items()}
-    advantage = torch.from_numpy(batch.aside["advantage"])[chosen]
+    advantage = torch.from_numpy(batch.schedule_inputs["advantage"])[chosen]
     network = build_network(MlpActorCritic, env_spec, {"hidden_sizes": (8,)}, seed=5)
     torch.nn.utils.vector_to_parameters(params.detach(), network.parameters())
     parameters, value = network({"observation": rows["observation"]})
@@ -144,7 +144,7 @@ def test_prepared_rows_are_values_and_advantages_of_the_parameters_given() -> No
     value = policy.pure(params, {"observation": frames})[1].reshape(NUM_STEPS + 1, NUM_LANES)
     torch.testing.assert_close(batch.rows["value"], value[:-1].reshape(-1))
     mask = torch.from_numpy(slots["mask"].reshape(-1))
-    advantage = torch.from_numpy(batch.aside["advantage"])
+    advantage = torch.from_numpy(batch.schedule_inputs["advantage"])
     torch.testing.assert_close(batch.rows["return"][mask], (advantage + batch.rows["value"])[mask])
     assert batch.num_transitions == int(mask.sum())
     explained = 1 - torch.var(batch.rows["return"][mask] - batch.rows["value"][mask]) / torch.var(
@@ -160,11 +160,11 @@ def test_a_step_that_begins_with_the_policy_that_acted_weighs_all_advantages_ali
     proximal = prepared(ppo, params, slots).rows["proximal_log_prob"].numpy().reshape(NUM_STEPS, NUM_LANES)
     slots["behavior_log_prob"][...] = proximal
     alike = prepared(ppo, params, slots)
-    assert (alike.aside["importance"] == 1.0).all()
+    assert (alike.schedule_inputs["importance"] == 1.0).all()
     assert alike.metrics["behavior_kl"] == 0.0
     slots["behavior_log_prob"][...] = proximal - np.float32(np.log(2.0))
     twice = prepared(ppo, params, slots)
-    np.testing.assert_allclose(twice.aside["importance"], 2.0, rtol=1e-6)
+    np.testing.assert_allclose(twice.schedule_inputs["importance"], 2.0, rtol=1e-6)
     assert twice.metrics["behavior_kl"] == pytest.approx(1.0 - np.log(2.0), rel=1e-5)
 
 
@@ -223,7 +223,9 @@ def test_advantages_are_normalised_over_the_transitions_of_each_minibatch() -> N
     ppo = Ppo(policy, **SETTINGS)
     batch = prepared(ppo, make_params(policy), make_slots())
     schedule = ppo.schedule(batch, np.random.default_rng(0), one_rank)
-    normalised = (schedule["advantage"] / torch.from_numpy(batch.aside["importance"])[schedule[INDEX]]).float()
+    normalised = (
+        schedule["advantage"] / torch.from_numpy(batch.schedule_inputs["importance"])[schedule[INDEX]]
+    ).float()
     for k in range(len(normalised)):
         advantage = normalised[k][schedule["weight"][k] > 0]
         assert len(advantage) < 17
@@ -237,7 +239,9 @@ def test_advantages_stay_as_they_are_if_not_normalised() -> None:
     batch = prepared(ppo, make_params(policy), make_slots())
     schedule = ppo.schedule(batch, np.random.default_rng(0), one_rank)
     chosen = schedule["weight"] > 0
-    expected = torch.from_numpy(batch.aside["advantage"] * batch.aside["importance"])[schedule[INDEX]]
+    expected = torch.from_numpy(batch.schedule_inputs["advantage"] * batch.schedule_inputs["importance"])[
+        schedule[INDEX]
+    ]
     assert torch.equal(schedule["advantage"][chosen], expected[chosen].float())
 
 

@@ -1,4 +1,4 @@
-"""The second pair of hands: what it does, what it leaves, and that nobody has to wait for it."""
+"""The helper thread runs tasks while a core is idle, and the owner never waits long for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def square(number: int) -> Callable[[], tuple[int, str]]:
 
 
 @pytest.mark.usefixtures("always_prompt")
-def test_pieces_are_done_by_two_threads_at_once_and_one_of_them_yields_to_everybody_else() -> None:
+def test_tasks_are_run_by_two_threads_at_once_and_one_of_them_yields_to_everybody_else() -> None:
     meeting = threading.Barrier(2)
 
     def met() -> tuple[str, int]:
@@ -42,21 +42,21 @@ def test_pieces_are_done_by_two_threads_at_once_and_one_of_them_yields_to_everyb
 
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     assert own < LOWEST_PRIORITY, "this test has a priority to lose"
-    assert dict(SpareCore().do([met, met])) == {"own": own, "spare": LOWEST_PRIORITY}
+    assert dict(SpareCore().run([met, met])) == {"own": own, "spare": LOWEST_PRIORITY}
 
 
 def test_one_that_is_not_prompt_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare_core, "PROMPT_SECONDS", -1.0)
     core = SpareCore()
     for _ in range(20):
-        assert core.do([square(number) for number in range(3)]) == [(0, "own"), (1, "own"), (4, "own")]
+        assert core.run([square(number) for number in range(3)]) == [(0, "own"), (1, "own"), (4, "own")]
 
 
 @pytest.mark.usefixtures("always_prompt")
-def test_results_come_in_the_order_of_the_pieces() -> None:
+def test_results_come_in_the_order_of_the_tasks() -> None:
     core = SpareCore()
     for _ in range(20):
-        assert [result for result, _ in core.do([square(number) for number in range(7)])] == [n**2 for n in range(7)]
+        assert [result for result, _ in core.run([square(number) for number in range(7)])] == [n**2 for n in range(7)]
 
 
 @pytest.mark.usefixtures("always_prompt")
@@ -74,9 +74,9 @@ def test_nobody_waits_for_one_that_has_lost_its_core() -> None:
 
     core = SpareCore()
     try:
-        assert core.do([slow_where_spare, slow_where_spare]) == ["own", "own"]
-        assert sorted(hands) == ["own", "own", "spare"], "the lost piece is done again"
-        assert core.do([square(2), square(3)]) == [(4, "own"), (9, "own")], "meanwhile it is asked for nothing"
+        assert core.run([slow_where_spare, slow_where_spare]) == ["own", "own"]
+        assert sorted(hands) == ["own", "own", "spare"], "the lost task is run again"
+        assert core.run([square(2), square(3)]) == [(4, "own"), (9, "own")], "meanwhile it is asked for nothing"
     finally:
         may_end.set()
 
@@ -88,7 +88,7 @@ def test_nobody_waits_for_one_that_has_lost_its_core() -> None:
                 lent.set()
             lent.wait(0.1)
 
-        core.do([meet, meet])
+        core.run([meet, meet])
         return lent.is_set()
 
     until(lends_again, "it lends a hand again")
@@ -105,23 +105,23 @@ def test_what_only_the_spare_one_fails_at_its_owner_does() -> None:
         has_failed.wait(PATIENCE)
         return hand()
 
-    assert SpareCore().do([failing_where_spare, failing_where_spare]) == ["own", "own"]
+    assert SpareCore().run([failing_where_spare, failing_where_spare]) == ["own", "own"]
     assert has_failed.is_set()
 
 
 def test_what_fails_is_told() -> None:
     def failing() -> None:
-        raise ArithmeticError("of a piece's")
+        raise ArithmeticError("of a task's")
 
-    with pytest.raises(ArithmeticError, match="of a piece's"):
-        SpareCore().do([failing, failing])
+    with pytest.raises(ArithmeticError, match="of a task's"):
+        SpareCore().run([failing, failing])
 
 
 @pytest.mark.usefixtures("always_prompt")
 def test_its_thread_ends_with_its_owner() -> None:
     before = set(threading.enumerate())
     core = SpareCore()
-    core.do([square(1), square(2)])
+    core.run([square(1), square(2)])
     (thread,) = set(threading.enumerate()) - before
     del core
     gc.collect()

@@ -1,4 +1,4 @@
-"""One optimizer step on one flat vector: clip, Adam, and no step at all where a number is not finite."""
+"""One optimizer step on one flat vector: clip the gradient, apply Adam, skip the step if a number is not finite."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ BETA_SECOND = 0.999
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AdamState:
-    """Adam's memory (Kingma and Ba 2015)."""
+    """The state of Adam (Kingma and Ba 2015)."""
 
     first_moment: Tensor
     """Decaying mean of the gradient, [P]."""
     second_moment: Tensor
     """Decaying mean of its square, [P]."""
     num_steps: Tensor
-    """Steps taken, int64 []: a tensor, so that a compiled step sees it change. A compiler of torch 2.13 takes a float64
-    [] for a number of Python's and loses what is written to it."""
+    """Steps taken, int64 []: a tensor, so that a compiled step sees it change. torch 2.13 compiles a float64 [] as a
+    Python number and loses writes to it."""
     corrections: Tensor
-    """The next step's 1 - beta ** (num_steps + 1), of the first moment and of the second, float32 [2]. It follows from
-    ``num_steps``; a compiled step that computed it would do so anew for every few parameters."""
+    """The next step's bias corrections 1 - beta ** (num_steps + 1) of the two moments, float32 [2]. They follow from
+    ``num_steps``, and are kept because a compiled step would compute them again for every few parameters."""
 
     @classmethod
     def of(cls, *, first_moment: Tensor, second_moment: Tensor, num_steps: Tensor) -> Self:
-        """With the corrections that follow."""
+        """Return a state with the corrections that follow from ``num_steps``."""
         moments = {"first_moment": first_moment, "second_moment": second_moment}
         return cls(**moments, num_steps=num_steps, corrections=_corrections(num_steps))
 
     def stored(self) -> dict[str, Tensor]:
-        """What ``of`` makes an equal one from; not copied."""
+        """Return the arguments from which ``of`` makes an equal state, without copying them."""
         return {name: tensor for name, tensor in vars(self).items() if name != "corrections"}
 
     @classmethod
     def zeros(cls, params: Tensor) -> Self:
-        """Before the first step."""
+        """Return the state before the first step."""
         return cls.of(
             first_moment=torch.zeros_like(params),
             second_moment=torch.zeros_like(params),
@@ -50,22 +50,24 @@ class AdamState:
 def adam_step_(
     params: Tensor,
     gradient: Tensor,
-    loss: Tensor,
+    finite_check: Tensor,
     state: AdamState,
     *,
     learning_rate: Tensor,
     epsilon: float,
     max_gradient_norm: float,
 ) -> tuple[Tensor, Tensor]:
-    """Change ``params`` and ``state`` in place; returns (gradient norm before clipping, whether a step was taken).
+    """Change ``params`` and ``state`` in place; return (gradient norm before clipping, whether the step was taken).
 
-    ``learning_rate`` is a float32 []: a tensor, so that a compiled step sees it change.
+    ``finite_check`` [] is finite only if the step may be taken. ``learning_rate`` is a float32 []: a tensor, so that a
+    compiled step sees it change.
 
-    The gradient is scaled down to ``max_gradient_norm``. If loss or gradient is not finite, neither parameters nor
-    state change at all. There is no branch on a value: this compiles, and ranks that see one gradient do one thing.
+    The gradient is scaled down to ``max_gradient_norm``. If ``finite_check`` or the gradient is not finite, neither
+    parameters nor state change. The function has no branch on a value: it compiles, and ranks with equal gradients take
+    equal steps.
     """
     norm = torch.linalg.vector_norm(gradient)
-    finite = torch.isfinite(norm + loss)
+    finite = torch.isfinite(norm + finite_check)
     gradient = gradient * (max_gradient_norm / (norm + 1e-6)).clamp(max=1.0)
     num_steps = state.num_steps + 1
     first_moment = torch.lerp(state.first_moment, gradient, 1.0 - BETA_FIRST)
@@ -84,6 +86,6 @@ def adam_step_(
 
 
 def _corrections(num_steps: Tensor) -> Tensor:
-    """Of the step that follows so many, float32 [2]."""
+    """Return the bias corrections of the step after ``num_steps`` steps, float32 [2]."""
     exponent = (num_steps + 1).to(torch.float64)
     return torch.stack([1.0 - BETA_FIRST**exponent, 1.0 - BETA_SECOND**exponent]).to(torch.float32)

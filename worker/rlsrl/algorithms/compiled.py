@@ -1,4 +1,4 @@
-"""Functions of tensors compiled as one graph each, for inputs of one form, without asking anything before each call."""
+"""Compile a function of tensors into one graph, for inputs of one form, without torch's checks before each call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Where this process may compile; from then on it uses what it has compiled, and is eager otherwise."""
+    """Allow this process to compile within the block; after it, functions run compiled or eagerly, never recompiled."""
     torch.compiler.set_stance("default")
     try:
         yield
@@ -22,8 +22,11 @@ def compiling() -> Iterator[None]:
 
 
 def compiled(function: Callable[..., Any], device: torch.device) -> Any:
-    """Compiled where it is first called, by itself: torch keeps what it compiled by the code, and nothing asks whose
-    that is, or whether the inputs are of another ``form``."""
+    """Return the function compiled; its first call compiles it.
+
+    torch caches compiled code by code object, and the guards are off. So each call of ``compiled`` makes a code object
+    of its own: two functions with the same code never share a graph.
+    """
 
     def called(*inputs: Any) -> Any:
         return function(*inputs)
@@ -33,18 +36,18 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Any:
 
 
 def form(tensors: Iterable[Tensor], named: Iterable[Mapping[str, Tensor]]) -> list[Any]:
-    """All that what is compiled depends on but the values."""
-    every = [*tensors, *(tensor for each in named for tensor in each.values())]
-    names = [name for each in named for name in each]
+    """Return names, shapes, strides and dtypes: all that compiled code depends on except the values."""
+    every = [*tensors, *(tensor for mapping in named for tensor in mapping.values())]
+    names = [name for mapping in named for name in mapping]
     return [names, [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in every]]
 
 
 def _options(device: torch.device) -> dict[str, Any]:
-    """Of torch.compile."""
+    """Return the options for torch.compile."""
     return {
-        # Kernels are called from C++: of a small network's step that is a tenth. A GPU's would take CUDA's headers.
+        # C++ calls the kernels: that saves a tenth of a small network's step. On a GPU it would need CUDA's headers.
         "cpp_wrapper": device.type == "cpu",
-        # Before each call torch asks a hundred things of the inputs and of what is around them. What may change is
-        # their form alone, which callers look at: what is compiled is pure.
+        # Before each call torch evaluates some hundred guards. Compiled code is pure, so only the inputs' form can
+        # change, and the callers compare that.
         "guard_filter_fn": lambda guards: [False] * len(guards),
     }

@@ -1,4 +1,4 @@
-"""What a batch is worth before its step: its rows evaluated once, in parts where they are large, eager or compiled."""
+"""Evaluate a batch's rows once before its step: in parts where the rows are large, eager or compiled."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from torch import Tensor
 from rlsrl.algorithms.base import Evaluate, Tensors
 from rlsrl.algorithms.compiled import compiled, compiling, form
 
-PART = 1 << 22
-"""Numbers of rows that are evaluated at a time, since networks make several times as much of them: 16 MiB as float32;
-glibc maps what is larger than 32 anew for each use, and pages fault in (``PROCESS_ENVIRONMENT``)."""
+MAX_ELEMENTS = 1 << 22
+"""Array elements of the rows in one part: 16 MiB as float32. Networks allocate several times as much for a part. glibc
+maps an allocation of more than 32 MiB anew for each use, and each use faults its pages in (``PROCESS_ENVIRONMENT``)."""
 
 
 def evaluated_in_parts(evaluate: Evaluate) -> Evaluate:
-    """The same, of any number of rows, without gradients. All parts are of one size, so that they have one form."""
+    """Return ``evaluate`` for any number of rows, without gradients. All parts have one size, and so one form."""
 
     def in_parts(params: Tensor, rows: Tensors) -> Tensors:
         count = len(next(iter(rows.values())))
-        number = -(-count * sum(tensor[0].numel() for tensor in rows.values()) // PART)
+        number = -(-count * sum(tensor[0].numel() for tensor in rows.values()) // MAX_ELEMENTS)
         if number <= 1:
             with torch.no_grad():
                 return evaluate(params, rows)
         size = -(-count // min(number, count))
-        begins = [*range(0, count - size, size), count - size]
+        starts = [*range(0, count - size, size), count - size]
         with torch.no_grad():
-            parts = [evaluate(params, {n: tensor[at : at + size] for n, tensor in rows.items()}) for at in begins]
-        overlap = len(begins) * size - count
+            parts = [
+                evaluate(params, {name: tensor[start : start + size] for name, tensor in rows.items()})
+                for start in starts
+            ]
+        overlap = len(starts) * size - count
         parts[-1] = {name: tensor[overlap:] for name, tensor in parts[-1].items()}
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -34,22 +37,22 @@ def evaluated_in_parts(evaluate: Evaluate) -> Evaluate:
 
 
 def compiled_evaluation(evaluate: Evaluate, device: torch.device) -> Evaluate:
-    """The same, compiled for rows of the form of those that it is called with first; eager for others.
+    """Return ``evaluate`` compiled for rows of the first call's form; rows of another form are evaluated eagerly.
 
-    Raises when it is called first:
-        Exception: what torch's compiler and its helpers raise has no other root.
+    The first call raises:
+        Exception: torch's compiler or one of its helpers failed; their errors have no narrower base.
     """
     graph: Evaluate = compiled(evaluate, device)
-    known: list[object] | None = None
+    compiled_form: list[object] | None = None
 
     def evaluate_form(params: Tensor, rows: Tensors) -> Tensors:
-        nonlocal known
-        given = form([params], [rows])
-        if known is None:
+        nonlocal compiled_form
+        inputs_form = form([params], [rows])
+        if compiled_form is None:
             with compiling():
                 outputs = graph(params, rows)
-            known = given
+            compiled_form = inputs_form
             return outputs
-        return (graph if given == known else evaluate)(params, rows)
+        return (graph if inputs_form == compiled_form else evaluate)(params, rows)
 
     return evaluate_form

@@ -1,4 +1,4 @@
-"""The gradient of a loss by the flat parameters: on one rank, or summed over all of them."""
+"""The gradient of a loss with respect to the flat parameters: on one rank, or summed over all ranks."""
 
 from __future__ import annotations
 
@@ -12,52 +12,58 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from rlsrl.algorithms.base import INDEX, Algorithm, Tensors
 from rlsrl.algorithms.spare_core import SpareCore
 
-PIECE = 1 << 22
-"""Numbers of a minibatch from which on it is cut into pieces: a convolutional network's 16 MiB of float32 pixels, of
-which a core has something for tens of milliseconds."""
+MICROBATCH_ELEMENTS = 1 << 22
+"""Array elements of the largest microbatch: a convolutional network's 16 MiB of float32 pixels. A core computes their
+gradient for tens of milliseconds."""
 
 
 class Gradients(Protocol):
-    """Computes the whole minibatch's gradient; the loss is this rank's share of it."""
+    """Computes the gradient of the whole minibatch; the loss is this rank's share of it."""
 
-    def __call__(self, params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
-        """(witness, metrics, gradient [num_parameters]) of the minibatch that ``gathered`` makes of rows and entry.
+    def __call__(
+        self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+    ) -> tuple[Tensor, Tensors, Tensor]:
+        """Return (finite_check, metrics, gradient [num_parameters]) of the minibatch ``gathered(rows, minibatch)``.
 
-        The witness is finite exactly if the step may be taken, and the same on every rank.
+        ``finite_check`` [] is finite exactly if the step may be taken. It is the same on every rank.
         """
 
 
-def gathered(rows: Tensors, entry: Tensors) -> Tensors:
-    """A minibatch: of the batch's rows those that the schedule's entry names, and what else stands in the entry."""
-    index = entry[INDEX]
+def gathered(rows: Tensors, minibatch: Tensors) -> Tensors:
+    """Return a minibatch's tensors for the loss: the batch's rows that ``INDEX`` selects, and its other inputs."""
+    index = minibatch[INDEX]
     chosen = {path: _selected(tensor, index) for path, tensor in rows.items()}
-    return chosen | {name: tensor for name, tensor in entry.items() if name != INDEX}
+    return chosen | {name: tensor for name, tensor in minibatch.items() if name != INDEX}
 
 
-def pieces(rows: Tensors, entry: Tensors) -> Sequence[Tensors]:
-    """The entry cut into equal ones of at most ``PIECE`` numbers each; as it is where it is small, has no such parts or
-    is a GPU's.
+def microbatches(rows: Tensors, minibatch: Tensors) -> Sequence[Tensors]:
+    """Split a minibatch into equal parts of at most ``MICROBATCH_ELEMENTS`` each.
 
-    The loss of a minibatch is the sum of the pieces' losses, as it is of several ranks' (``Algorithm.loss``).
+    A minibatch stays whole if it is small, has no equal parts of that size, or is on a GPU.
+
+    The losses of the microbatches add up to the minibatch's, as the losses of ranks do (``Algorithm.loss``).
     """
-    size = len(entry[INDEX])
-    if entry[INDEX].device.type != "cpu":
-        return [entry]
-    least = -(-size * sum(tensor[0].numel() for tensor in rows.values()) // PIECE)
-    best_first = sorted(range(least, 2 * least), key=lambda number: number % 2)  # even ones are fair to two cores
+    size = len(minibatch[INDEX])
+    if minibatch[INDEX].device.type != "cpu":
+        return [minibatch]
+    least = -(-size * sum(tensor[0].numel() for tensor in rows.values()) // MICROBATCH_ELEMENTS)
+    best_first = sorted(range(least, 2 * least), key=lambda number: number % 2)  # two cores share an even number
     number = next((number for number in best_first if size % number == 0), 1)
     if number == 1:
-        return [entry]
-    cut = {name: torch.split(tensor, size // number) for name, tensor in entry.items() if tensor.shape[:1] == (size,)}
-    return [{**entry, **{name: parts[each] for name, parts in cut.items()}} for each in range(number)]
+        return [minibatch]
+    split = {
+        name: torch.split(tensor, size // number) for name, tensor in minibatch.items() if tensor.shape[:1] == (size,)
+    }
+    return [{**minibatch, **{name: parts[index] for name, parts in split.items()}} for index in range(number)]
 
 
 def _selected(tensor: Tensor, index: Tensor) -> Tensor:
-    """Rows of a tensor, in its own order of memory: torch would bring them into the usual one, number by number."""
+    """Select rows and keep the tensor's memory order; torch would copy number by number into the default order."""
     if tensor.is_contiguous():
         return tensor.index_select(0, index)
     strides = tensor.stride()
@@ -66,53 +72,61 @@ def _selected(tensor: Tensor, index: Tensor) -> Tensor:
     return tensor.permute(order).index_select(0, index).permute(inverse)
 
 
-class LocalGradients:
-    """One rank: its loss is the whole."""
+class LocalGradients(Gradients):
+    """Gradients on one rank. ``finite_check`` is the loss."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
 
-    def __call__(self, params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
-        """See ``Gradients``; the witness is the loss."""
+    @override
+    def __call__(
+        self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+    ) -> tuple[Tensor, Tensors, Tensor]:
         params = params.detach().requires_grad_()
-        loss, aux = self._algorithm.loss(params, state, gathered(rows, entry))
+        loss, aux = self._algorithm.loss(params, state, gathered(rows, minibatch))
         (gradient,) = torch.autograd.grad(loss, params)
         return loss.detach(), aux.metrics, gradient
 
 
-class PureGradients:
-    """The same as a function of tensors alone, which compiles together with what is around it; slower as it stands."""
+class PureGradients(Gradients):
+    """``LocalGradients`` as a pure function of tensors: it compiles together with its caller, and is slower eagerly."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
 
-    def __call__(self, params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
-        """See ``Gradients``; the witness is the loss."""
-
+    @override
+    def __call__(
+        self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+    ) -> tuple[Tensor, Tensors, Tensor]:
         def loss_of(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-            loss, aux = self._algorithm.loss(params, state, gathered(rows, entry))
+            loss, aux = self._algorithm.loss(params, state, gathered(rows, minibatch))
             return loss, (loss.detach(), aux.metrics)
 
         gradient, (loss, metrics) = torch.func.grad(loss_of, has_aux=True)(params)
         return loss, metrics, gradient
 
 
-class PiecedGradients:
-    """One rank whose minibatches are cut into pieces, some of them for a core that is idle.
+class MicrobatchGradients(Gradients):
+    """Gradients on one rank, microbatch by microbatch; an idle core computes some of them.
 
-    Always the same pieces, added up in the same order: who computed them makes no difference, not to the last bit.
+    The microbatches and the order of their sum never change. So the result has the same bits, whichever thread computed
+    them. ``finite_check`` is the sum of their losses.
     """
 
     def __init__(self, gradients: Gradients) -> None:
-        """``gradients`` of a piece; two threads call it at once."""
+        """Use ``gradients`` for each microbatch; two threads call it at once."""
         self._gradients = gradients
         self._spare_core = SpareCore()
 
-    def __call__(self, params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
-        """See ``Gradients``; the witness is the sum of the pieces' losses."""
-        work = [partial(self._gradients, params, state, rows, piece) for piece in pieces(rows, entry)]
-        losses, metrics, gradients = zip(*self._spare_core.do(work), strict=True)
-        sums = {name: torch.stack([each[name] for each in metrics]).sum() for name in metrics[0]}
+    @override
+    def __call__(
+        self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+    ) -> tuple[Tensor, Tensors, Tensor]:
+        tasks = [
+            partial(self._gradients, params, state, rows, microbatch) for microbatch in microbatches(rows, minibatch)
+        ]
+        losses, metrics, gradients = zip(*self._spare_core.run(tasks), strict=True)
+        sums = {name: torch.stack([part[name] for part in metrics]).sum() for name in metrics[0]}
         total = gradients[0]
         for gradient in gradients[1:]:
             total += gradient
@@ -120,45 +134,48 @@ class PiecedGradients:
 
 
 class FlatLoss(nn.Module):
-    """An algorithm's loss as a module with one parameter: the flat vector, and a one for the loss to ride on."""
+    """An algorithm's loss as a module with one parameter: the flat vector and an element that carries the loss."""
 
     def __init__(self, algorithm: Algorithm, params: Tensor) -> None:
-        """For parameters of that form, [num_parameters], and where they are."""
+        """Make room for parameters of the form of ``params``, [num_parameters], on their device."""
         super().__init__()
         self._algorithm = algorithm
         self.flat = nn.Parameter(torch.ones(params.numel() + 1, device=params.device))
 
-    def forward(self, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors]:
-        """(loss, metrics). The gradient by the parameter's last element is the loss itself."""
-        loss, aux = self._algorithm.loss(self.flat[:-1], state, gathered(rows, entry))
-        # Adds nothing to the value: what is added has the value 0 and the gradient `loss` by the last element.
-        rider = self.flat[-1]
-        return loss + (rider - rider.detach()) * loss.detach(), aux.metrics
+    def forward(self, state: Tensors, rows: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        """Return (loss, metrics). The gradient with respect to the parameter's last element is the loss itself."""
+        loss, aux = self._algorithm.loss(self.flat[:-1], state, gathered(rows, minibatch))
+        # The term added has the value 0, and its gradient with respect to the last element is `loss`.
+        carrier = self.flat[-1]
+        return loss + (carrier - carrier.detach()) * loss.detach(), aux.metrics
 
 
-class ParallelGradients:
-    """All ranks of torch's default process group, by ``DistributedDataParallel`` over one flat parameter.
+class ParallelGradients(Gradients):
+    """Gradients over all ranks of torch's default process group, by ``DistributedDataParallel`` on one flat parameter.
 
-    DDP's hooks fire in ``backward`` only (``autograd.grad`` would leave the ranks apart without a word, pytorch
-    #47562), and it averages, so its result times the number of ranks is the sum of the shares. The loss itself rides
-    along in one more element of the parameter, whose gradient is the loss: each rank learns the whole, and all of them
-    skip the same steps.
+    DDP's hooks run in ``backward`` only: with ``autograd.grad`` the ranks would diverge silently (pytorch #47562). DDP
+    averages, so its result times the number of ranks is the sum of the shares.
+
+    One more element of the parameter has the loss as its gradient. So each rank learns the sum of all losses, which is
+    ``finite_check``, and all ranks skip the same steps.
     """
 
     def __init__(self, loss: FlatLoss) -> None:
-        """A collective call: all ranks make theirs together."""
+        """Make DDP for the module: a collective call, which all ranks make together."""
         self._module = loss
         self._parallel = _parallel(loss)
         self._world_size = torch.distributed.get_world_size()
 
-    def __call__(self, params: Tensor, state: Tensors, rows: Tensors, entry: Tensors) -> tuple[Tensor, Tensors, Tensor]:
-        """See ``Gradients``; the witness is the sum of all ranks' losses."""
+    @override
+    def __call__(
+        self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+    ) -> tuple[Tensor, Tensors, Tensor]:
         flat = self._module.flat
         with torch.no_grad():
             flat[:-1].copy_(params)
         if flat.grad is not None:
             flat.grad.zero_()
-        loss, metrics = self._parallel(state, rows, entry)
+        loss, metrics = self._parallel(state, rows, minibatch)
         loss.backward()
         assert flat.grad is not None, "backward leaves one"  # noqa: S101 - an invariant of torch
         total = flat.grad * self._world_size

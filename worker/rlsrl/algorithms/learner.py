@@ -166,13 +166,13 @@ class Learner:
         tensors = {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in settings.items()}
         learning_rate = tensors.pop(LEARNING_RATE)
         schedule = {name: tensor.to(device) for name, tensor in schedule.items()}
-        for entry in zip(*(tensor.unbind() for tensor in schedule.values()), strict=True):
+        for arrays in zip(*(tensor.unbind() for tensor in schedule.values()), strict=True):
             yield Inputs(
                 params=self._params,
                 adam=self._adam,
                 state=self._state,
                 rows=batch.rows,
-                entry=dict(zip(schedule, entry, strict=True)) | tensors,
+                minibatch=dict(zip(schedule, arrays, strict=True)) | tensors,
                 learning_rate=learning_rate,
             )
 

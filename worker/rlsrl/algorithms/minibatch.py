@@ -1,10 +1,10 @@
-"""One optimizer step on one minibatch, eager or compiled: gather, loss, gradient, clip, Adam, the algorithm's state.
+"""One optimizer step on one minibatch, eager or compiled: gather rows, loss, gradient, clip, Adam, algorithm state.
 
-Both compute the same, though not to the last bit: a compiler sums in another order. Compiled, small networks are
-trained several times as fast, since what an eager step spends its time with is calling many small kernels.
+The compiled step computes the same values, but for the last bits: a compiler sums in another order. Compiled, a small
+network trains several times as fast, since an eager step spends most of its time on calls of small kernels.
 
-On one rank the whole step is one graph. On several, what comes before the ranks' gradients are summed is one graph,
-what comes after it another, and DDP sums between the two. So it is on one whose minibatches are cut into pieces.
+One rank compiles the whole step into one graph. Several ranks compile the part before the sum of gradients and the part
+after it into one graph each, and DDP sums between them. So does one rank whose minibatches are split into microbatches.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlsrl.algorithms.adam import AdamState, adam_step_
 from rlsrl.algorithms.base import Algorithm, Tensors
@@ -22,41 +23,41 @@ from rlsrl.algorithms.gradients import (
     FlatLoss,
     Gradients,
     LocalGradients,
+    MicrobatchGradients,
     ParallelGradients,
-    PiecedGradients,
     PureGradients,
-    pieces,
+    microbatches,
 )
 
 
 class Inputs(NamedTuple):
-    """What a step is made from. Names, shapes and dtypes stay the same over a Learner's life."""
+    """The inputs of a step. Names, shapes and dtypes stay the same over a Learner's life."""
 
     params: Tensor
     """The flat vector, [P]; changed in place."""
     adam: AdamState
     """Changed in place."""
     state: Tensors
-    """The algorithm's own."""
+    """The algorithm's state."""
     rows: Tensors
     """The batch, each [T * B, ...]."""
-    entry: Tensors
-    """The schedule's entry for this minibatch, and the coefficients of the loss."""
+    minibatch: Tensors
+    """The schedule's arrays for this minibatch, and the coefficients of the loss."""
     learning_rate: Tensor
     """float32 []."""
 
 
 class Outcome(NamedTuple):
-    """What came of a step."""
+    """The results of a step."""
 
     metrics: Tensors
-    """What the loss says beside its value, this rank's shares: each []."""
+    """The loss's metrics, this rank's shares: each []."""
     norm: Tensor
-    """Of the gradient before clipping, []."""
+    """The norm of the gradient before clipping, []."""
     finite: Tensor
     """Whether the step was taken, [] bool."""
     state: Tensors
-    """The algorithm's own, from now on."""
+    """The algorithm's state after the step."""
 
 
 Step = Callable[[Inputs], Outcome]
@@ -67,95 +68,97 @@ class Steps(Protocol):
     """Makes a Learner's step."""
 
     def eager(self) -> Step:
-        """The step as it stands. All ranks make theirs together."""
+        """Return the eager step. All ranks call this together."""
 
     def compile(self, example: Inputs) -> Callable[[], Step]:
-        """Compile the step and try it on ``example``, whose params and Adam state it may spoil; for this rank alone.
+        """Compile the step for this rank and run it on ``example``, whose params and Adam state it may overwrite.
 
-        What is returned makes a step of it; all ranks call theirs together. That step never compiles again: for inputs
-        of another form it does without.
+        Returns a function that makes the step; all ranks call theirs together. The step never compiles again: inputs of
+        another form are trained eagerly.
 
         Raises:
-            Exception: what torch's compiler and its helpers raise has no other root.
+            Exception: torch's compiler or one of its helpers failed; their errors have no narrower base.
         """
 
 
-class LocalSteps:
-    """Steps of one rank: its minibatch is the whole."""
+class LocalSteps(Steps):
+    """Steps of one rank, which holds the whole minibatch."""
 
     def __init__(self, algorithm: Algorithm, *, adam_epsilon: float, max_gradient_norm: float) -> None:
         self._algorithm = algorithm
-        self._descend = _Descent(algorithm, adam_epsilon=adam_epsilon, max_gradient_norm=max_gradient_norm)
+        self._update = OptimizerStep(algorithm, adam_epsilon=adam_epsilon, max_gradient_norm=max_gradient_norm)
 
+    @override
     def eager(self) -> Step:
-        """See ``Steps``."""
-        return _step_of(LocalGradients(self._algorithm), self._descend)
+        return _step_of(LocalGradients(self._algorithm), self._update)
 
+    @override
     def compile(self, example: Inputs) -> Callable[[], Step]:
-        """See ``Steps``."""
         gradients, device = PureGradients(self._algorithm), example.params.device
-        step = _step_of(gradients, self._descend)
+        step = _step_of(gradients, self._update)
         with compiling():
-            cut = pieces(example.rows, example.entry)
-            if len(cut) == 1:
+            parts = microbatches(example.rows, example.minibatch)
+            if len(parts) == 1:
                 graph: Step = compiled(step, device)
             else:
-                # By two threads at once: what is compiled no longer changes the network while it runs (PureNetwork).
-                of_a_piece: Gradients = compiled(gradients, device)
-                of_a_piece(example.params, example.state, example.rows, cut[0])  # or each of them would compile it
-                graph = _step_of(PiecedGradients(of_a_piece), compiled(self._descend, device))
+                # Two threads call it at once. They may: compiled code does not change the network (PureNetwork).
+                microbatch_gradients: Gradients = compiled(gradients, device)
+                # Compile it here, or each of the two threads would.
+                microbatch_gradients(example.params, example.state, example.rows, parts[0])
+                graph = _step_of(MicrobatchGradients(microbatch_gradients), compiled(self._update, device))
             graph(example)
-        known = _form(example)
-        return lambda: lambda inputs: (graph if _form(inputs) == known else step)(inputs)
+        compiled_form = _form(example)
+        return lambda: lambda inputs: (graph if _form(inputs) == compiled_form else step)(inputs)
 
 
-class ParallelSteps:
-    """Steps of all ranks of torch's default process group, each with its part of the minibatch."""
+class ParallelSteps(Steps):
+    """Steps of all ranks of torch's default process group, each with its share of the minibatch."""
 
     def __init__(self, algorithm: Algorithm, params: Tensor, *, adam_epsilon: float, max_gradient_norm: float) -> None:
-        """Of parameters like these, and where they are."""
+        """Make steps for parameters of the form of ``params``, on their device."""
         self._algorithm = algorithm
         self._params = params
-        self._descend = _Descent(algorithm, adam_epsilon=adam_epsilon, max_gradient_norm=max_gradient_norm)
+        self._update = OptimizerStep(algorithm, adam_epsilon=adam_epsilon, max_gradient_norm=max_gradient_norm)
 
+    @override
     def eager(self) -> Step:
-        """See ``Steps``."""
-        return _step_of(ParallelGradients(FlatLoss(self._algorithm, self._params)), self._descend)
+        return _step_of(ParallelGradients(FlatLoss(self._algorithm, self._params)), self._update)
 
+    @override
     def compile(self, example: Inputs) -> Callable[[], Step]:
-        """See ``Steps``."""
         loss = FlatLoss(self._algorithm, self._params)
         loss.compile(fullgraph=True, dynamic=False)
         with compiling():
-            descend: _Descend = torch.compile(self._descend.__call__, fullgraph=True, dynamic=False)
-            # Without DDP, whose hooks would wait for ranks that may have failed to compile.
-            value, metrics = loss(example.state, example.rows, example.entry)
+            update: _Update = torch.compile(self._update.__call__, fullgraph=True, dynamic=False)
+            # Without DDP: its hooks would wait for ranks that may have failed to compile.
+            value, metrics = loss(example.state, example.rows, example.minibatch)
             value.backward()
             total = loss.flat.grad
             assert total is not None, "backward leaves one"  # noqa: S101 - an invariant of torch
-            descend(example, total[-1], metrics, total[:-1])
+            update(example, total[-1], metrics, total[:-1])
         loss.flat.grad = None
-        return lambda: _step_of(ParallelGradients(loss), descend)
+        return lambda: _step_of(ParallelGradients(loss), update)
 
 
-_Descend = Callable[[Inputs, Tensor, Tensors, Tensor], Outcome]
-"""What follows the gradient, of what ``Gradients`` give."""
+_Update = Callable[[Inputs, Tensor, Tensors, Tensor], Outcome]
+"""Applies what ``Gradients`` return: (inputs, finite_check, metrics, gradient)."""
 
 
-class _Descent:
-    """Clip, Adam, and the algorithm's state."""
+class OptimizerStep:
+    """Clips the gradient, applies Adam and updates the algorithm's state."""
 
     def __init__(self, algorithm: Algorithm, *, adam_epsilon: float, max_gradient_norm: float) -> None:
         self._algorithm = algorithm
         self._adam_epsilon = adam_epsilon
         self._max_gradient_norm = max_gradient_norm
 
-    def __call__(self, inputs: Inputs, witness: Tensor, metrics: Tensors, gradient: Tensor) -> Outcome:
+    def __call__(self, inputs: Inputs, finite_check: Tensor, metrics: Tensors, gradient: Tensor) -> Outcome:
+        """Apply the gradient, unless it or ``finite_check`` is not finite."""
         with torch.no_grad():
             norm, finite = adam_step_(
                 inputs.params,
                 gradient,
-                witness,
+                finite_check,
                 inputs.adam,
                 learning_rate=inputs.learning_rate,
                 epsilon=self._adam_epsilon,
@@ -166,13 +169,13 @@ class _Descent:
 
 
 def _form(inputs: Inputs) -> list[Any]:
-    """All that a compiled step depends on but the values."""
-    return form([inputs.params, inputs.learning_rate], [vars(inputs.adam), inputs.state, inputs.rows, inputs.entry])
+    """Return all that a compiled step depends on except the values."""
+    return form([inputs.params, inputs.learning_rate], [vars(inputs.adam), inputs.state, inputs.rows, inputs.minibatch])
 
 
-def _step_of(gradients: Gradients, descend: _Descend) -> Step:
+def _step_of(gradients: Gradients, update: _Update) -> Step:
     def step(inputs: Inputs) -> Outcome:
-        witness, metrics, gradient = gradients(inputs.params, inputs.state, inputs.rows, inputs.entry)
-        return descend(inputs, witness, metrics, gradient)
+        finite_check, metrics, gradient = gradients(inputs.params, inputs.state, inputs.rows, inputs.minibatch)
+        return update(inputs, finite_check, metrics, gradient)
 
     return step

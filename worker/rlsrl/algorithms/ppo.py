@@ -104,7 +104,7 @@ class Ppo(Algorithm):
         sums = reduce(np.append(explained, _divergence_sums(log_importance[_rows(mask)])))
         return Batch(
             rows=rows,
-            aside={"mask": _rows(mask), "advantage": _rows(advantage), "importance": np.exp(log_importance)},
+            schedule_inputs={"mask": _rows(mask), "advantage": _rows(advantage), "importance": np.exp(log_importance)},
             num_transitions=int(np.count_nonzero(mask)),
             metrics={
                 "explained_variance": explained_variance(sums[:-2]),
@@ -124,7 +124,7 @@ class Ppo(Algorithm):
         weighted sum is this rank's share of the mean. ``advantage`` [K, M] is normalised if asked for, then weighted by
         importance: min(r A, clip(r) A) w is min(r A w, clip(r) A w) for every w > 0.
         """
-        mask, advantage = batch.aside["mask"], batch.aside["advantage"]
+        mask, advantage = batch.schedule_inputs["mask"], batch.schedule_inputs["advantage"]
         order = np.tile(np.arange(mask.size), (self._epochs, 1))
         index = rng.permuted(order, axis=1).reshape(-1, self._minibatch_size)
         valid = mask[index]
@@ -135,7 +135,7 @@ class Ppo(Algorithm):
         )[..., np.newaxis]
         if self._normalize_advantages:
             chosen = _normalized(chosen, count, total, squares)
-        chosen *= np.where(valid, batch.aside["importance"][index], 0.0)
+        chosen *= np.where(valid, batch.schedule_inputs["importance"][index], 0.0)
         entries = {"weight": valid / np.maximum(count, 1.0), "advantage": chosen}
         return {INDEX: torch.from_numpy(index)} | {
             name: torch.from_numpy(array.astype(np.float32)) for name, array in entries.items()

@@ -1,4 +1,4 @@
-"""Numbers of the training that change as it goes on. A number that does not is a plain float."""
+"""Numbers of the training that may change while it runs. A number that never changes is a plain float."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSchedule:
-    """In a straight line from ``start`` to ``end``, and there from then on."""
+    """Moves linearly from ``start`` to ``end`` and stays there."""
 
     start: float
     end: float
     env_steps: int
-    """Transitions trained, over all ranks and lives of the run, after which ``end`` is reached."""
+    """Transitions, trained by all ranks since the run began, after which the value is ``end``."""
 
     def at(self, env_steps: int) -> float:
-        """The value after so many transitions."""
+        """Return the value after ``env_steps`` trained transitions."""
         progress = min(env_steps / self.env_steps, 1.0)
         return (1.0 - progress) * self.start + progress * self.end
 
 
 Scheduled = float | LinearSchedule
-"""A constant, or how it changes."""
+"""A constant or a schedule."""
 
 
 def value_at(scheduled: Scheduled, env_steps: int) -> float:
-    """The value after so many transitions."""
+    """Return the value after ``env_steps`` trained transitions."""
     return scheduled.at(env_steps) if isinstance(scheduled, LinearSchedule) else scheduled

@@ -1,4 +1,4 @@
-"""A second pair of hands for a training step: a thread that works while a core has nothing else to do."""
+"""A helper thread for a training step: it computes only while a core is otherwise idle."""
 
 from __future__ import annotations
 
@@ -15,88 +15,89 @@ import torch
 T = TypeVar("T")
 
 PROMPT_SECONDS = 0.002
-"""A core is idle if a thread of the lowest priority runs within this time of being woken. Where all are busy it waits
-for a tick of the scheduler's, some milliseconds, or much longer."""
+"""A core is idle if a thread of the lowest priority starts within this time of being woken. While all cores are busy,
+the thread waits for a tick of the scheduler: some milliseconds, or much longer."""
 LOWEST_PRIORITY = 19
 
 
 class SpareCore:
-    """Lends a hand with pieces of work, while there is an idle core. One thread owns it.
+    """Shares tasks with a helper thread while a core is idle. One thread, the owner, uses it.
 
-    Which thread did a piece must make no difference to what comes of it: an owner who has waited for one as long as his
-    own took does it himself, too, as somebody else may need that core now. So pieces are pure, and may be done twice.
+    Tasks are pure, and may be computed twice. If the helper is late, the owner recomputes its task: it waits for the
+    helper no longer than its own last task took, since another process may need the helper's core by then.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spare-core", initializer=_yield_to_all)
-        """Begins with the first offer, and ends with its owner or the process."""
+        """Starts with the first tasks; ends with this object or the process."""
         self._last: Future[None] | None = None
 
-    def do(self, pieces: Sequence[Callable[[], T]]) -> list[T]:
-        """What each of them returns, in their order. They should take about as long each, and milliseconds at least.
+    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """Return the tasks' results, in order. Tasks should take about equally long, and milliseconds at least.
 
         Raises:
-            Exception: what a piece raises.
+            Exception: a task's error.
         """
-        offer = _Offer(pieces)
+        shared = _SharedTasks(tasks)
         if self._last is None or self._last.done():
-            # Where no thread can be had, as when the process ends or is not allowed to, the owner does all.
+            # No thread can be started while the process ends, or beyond its limit: the owner computes all tasks.
             with contextlib.suppress(RuntimeError):
-                self._last = self._thread.submit(offer.lend_a_hand)
-        return offer.do_own_share()
+                self._last = self._thread.submit(shared.help)
+        return shared.complete()
 
 
-class _Offer:
-    """Pieces to be done, by whoever takes them first."""
+class _SharedTasks:
+    """Tasks that the owner and the helper take one by one."""
 
-    def __init__(self, pieces: Sequence[Callable[[], Any]]) -> None:
-        self._pieces = pieces
+    def __init__(self, tasks: Sequence[Callable[[], Any]]) -> None:
+        self._tasks = tasks
         self._made_at = time.monotonic()
         self._changed = threading.Condition()
         self._num_taken = 0
-        self._has_failed = False
-        """The other thread has, at a piece."""
+        self._helper_failed = False
         self._results: dict[int, Any] = {}
 
-    def do_own_share(self) -> list[Any]:
-        """The owner's part of it: pieces while there are any, then those that are not done in time."""
-        took = 0.0
+    def complete(self) -> list[Any]:
+        """Run tasks in the owner's thread until none is left, then those that the helper has not finished in time."""
+        task_seconds = 0.0
         try:
             while (number := self._take()) is not None:
-                began = time.monotonic()
-                self._do(number)
-                took = time.monotonic() - began
+                started = time.monotonic()
+                self._run(number)
+                task_seconds = time.monotonic() - started
         finally:
             with self._changed:
-                self._num_taken = len(self._pieces)  # nobody goes on where the owner has failed
+                self._num_taken = len(self._tasks)  # a failure of the owner stops the helper
         with self._changed:
-            self._changed.wait_for(lambda: self._has_failed or len(self._results) == len(self._pieces), timeout=took)
+            self._changed.wait_for(
+                lambda: self._helper_failed or len(self._results) == len(self._tasks), timeout=task_seconds
+            )
             results = dict(self._results)
-        return [results[number] if number in results else piece() for number, piece in enumerate(self._pieces)]
+        return [results[number] if number in results else task() for number, task in enumerate(self._tasks)]
 
-    def lend_a_hand(self) -> None:
-        """The other thread's part: nothing, if it was not prompt. What a piece raises there its owner finds out."""
+    def help(self) -> None:
+        """Run tasks in the helper's thread, if it started promptly. The owner repeats a task that fails here."""
         if time.monotonic() - self._made_at > PROMPT_SECONDS:
             return
         try:
             while (number := self._take()) is not None:
-                self._do(number)
+                self._run(number)
         except BaseException:
             with self._changed:
-                self._has_failed = True
+                self._helper_failed = True
                 self._changed.notify()
             raise
 
     def _take(self) -> int | None:
-        """The number of a piece that nobody has taken."""
+        """Return the number of a task that neither thread has taken, or None."""
         with self._changed:
-            if self._num_taken == len(self._pieces):
+            if self._num_taken == len(self._tasks):
                 return None
             self._num_taken += 1
             return self._num_taken - 1
 
-    def _do(self, number: int) -> None:
-        result = self._pieces[number]()
+    def _run(self, number: int) -> None:
+        result = self._tasks[number]()
         with self._changed:
             self._results[number] = result
             self._changed.notify()
@@ -104,4 +105,4 @@ class _Offer:
 
 def _yield_to_all() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # of this thread alone
-    torch.set_num_threads(1)  # of its OpenMP and MKL: the process's own has been set
+    torch.set_num_threads(1)  # this thread's OpenMP and MKL have a count of their own
