@@ -19,7 +19,7 @@ TRAINER = "trainer"
 ACTOR = "actor"
 EVALUATOR = "evaluator"
 
-MEETING_PORT = 29500
+MASTER_PORT = 29500
 """Where rank 0's pod lets the gang meet."""
 GRACE_SECONDS = {COORDINATOR: 30, TRAINER: 60}
 """How long a role's pods may take to end; the trainers store a last checkpoint."""

@@ -16,10 +16,10 @@ from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import Account, Mark, PageRecord, Posted
 from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
-from rlsrl.workers.coordinator import read_kept_pages, read_roster
-from rlsrl.workers.record import PAGES, ROSTER, SUCCESSION, open_record
-from rlsrl.workers.roster import Claim, Lease
-from rlsrl.workers.succession import REMEMBERED, Inherited, Succession, Superseded
+from rlsrl.workers.coordinator import read_ledger_copies, read_roster
+from rlsrl.workers.documents import COORDINATORS, LEDGER_COPIES, ROSTER, open_document
+from rlsrl.workers.leadership import MAX_NAMES, FencedDocument, Leadership, Superseded
+from rlsrl.workers.leases import Claim, Lease
 
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -55,7 +55,7 @@ def config(
 
 def test_incarnations_go_on_where_the_last_coordinator_left_them(config: CoordinatorConfig) -> None:
     for life in range(3):
-        record = open_record(config, ROSTER)
+        record = open_document(config, ROSTER)
         roster = read_roster(config, record, now=0.0)
         lease = roster.lease(Claim(role="actor", instance=f"instance-{life}"), 0.0)
         assert isinstance(lease, Lease)
@@ -65,7 +65,7 @@ def test_incarnations_go_on_where_the_last_coordinator_left_them(config: Coordin
 
 
 def test_what_is_no_roster_is_refused_by_its_place(config: CoordinatorConfig) -> None:
-    record = open_record(config, ROSTER)
+    record = open_document(config, ROSTER)
     record.write(b"[]")
     with pytest.raises(ConfigurationError, match=r"roster\.json is no roster"):
         read_roster(config, record, now=0.0)
@@ -85,8 +85,8 @@ PAGE = PageRecord(
 def test_copies_of_pages_are_there_for_the_next_coordinator(config: CoordinatorConfig) -> None:
     capacity = {"actor": 1, "trainer": 1, "policy": 3}
     for life in range(3):
-        record = open_record(config, PAGES)
-        pages = read_kept_pages(capacity, record)
+        record = open_document(config, LEDGER_COPIES)
+        pages = read_ledger_copies(capacity, record)
         expected = replace(PAGE, incarnation=life) if life else None
         assert (pages.get("trainer", 0), pages.get("actor", 0), pages.get("policy", 0)) == (expected, None, None)
         pages.put(replace(PAGE, incarnation=life + 1))
@@ -98,34 +98,34 @@ def test_copies_of_pages_are_there_for_the_next_coordinator(config: CoordinatorC
     "document", [b"[]", b"{", b'{"pages": {"actor": {"0": "AAAA"}}}', b'{"pages": {"actor": {"x": ""}}}']
 )
 def test_what_is_no_copy_is_refused_by_its_place(config: CoordinatorConfig, document: bytes) -> None:
-    record = open_record(config, PAGES)
+    record = open_document(config, LEDGER_COPIES)
     record.write(document)
     with pytest.raises(ConfigurationError, match=r"ledger\.json holds no ledger pages"):
-        read_kept_pages({"actor": 1}, record)
+        read_ledger_copies({"actor": 1}, record)
 
 
 def test_the_coordinator_that_came_last_is_the_present_one(config: CoordinatorConfig) -> None:
-    def succession(process: str) -> Succession:
-        return Succession(open_record(config, SUCCESSION), process)
+    def leadership(process: str) -> Leadership:
+        return Leadership(open_document(config, COORDINATORS), process)
 
-    first, second = succession("first"), succession("second")
-    record = Inherited(open_record(config, ROSTER), first)
-    first.enter()
-    first.enter()  # in the same pod
+    first, second = leadership("first"), leadership("second")
+    record = FencedDocument(open_document(config, ROSTER), first)
+    first.acquire()
+    first.acquire()  # in the same pod
     record.write(b"by the first")
-    second.enter()
+    second.acquire()
     with pytest.raises(Superseded, match="second has taken over from first"):
         record.write(b"by the first, late")
     assert record.read() == b"by the first"
     with pytest.raises(Superseded, match="second has taken over from first"):
-        succession("first").enter()
-    for number in range(REMEMBERED):
-        succession(str(number)).enter()
-    succession(str(REMEMBERED - 1)).check()
+        leadership("first").acquire()
+    for number in range(MAX_NAMES):
+        leadership(str(number)).acquire()
+    leadership(str(MAX_NAMES - 1)).check()
 
 
 @pytest.mark.parametrize("document", [b"{", b"{}", b"[1]"])
 def test_what_is_no_list_of_coordinators_is_refused_by_its_place(config: CoordinatorConfig, document: bytes) -> None:
-    open_record(config, SUCCESSION).write(document)
-    with pytest.raises(ConfigurationError, match=r"coordinators\.json is no list of coordinators"):
-        Succession(open_record(config, SUCCESSION), "anybody").enter()
+    open_document(config, COORDINATORS).write(document)
+    with pytest.raises(ConfigurationError, match=r"coordinators\.json is not a list of coordinators"):
+        Leadership(open_document(config, COORDINATORS), "anybody").acquire()

@@ -162,7 +162,7 @@ class Bench:
             log=structlog.stdlib.get_logger(),
             metrics=self.metrics,
             clock=ManualClock(),
-            membership=self.members,
+            join_session=self.members,
             ledger_folder=Path(),
         )
         worker = EvaluatorWorker(context, open_db=lambda _: (open_db or self.open_db)())

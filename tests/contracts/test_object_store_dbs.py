@@ -15,7 +15,7 @@ from rlsrl.parameters.object_store import ObjectStoreParameterDB
 from rlsrl.parameters.objects import Objects
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.testing.clock import ManualClock
-from rlsrl.testing.parameter_dbs import ParameterDBConformance, ParameterStore
+from rlsrl.testing.parameter_dbs import ParameterDBConformance, StoreUnderTest
 from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
 
 FOLDERS = {"parameters": "versions", "state": "states"}
@@ -64,13 +64,13 @@ class S3Store:
 
 class TestObjectStoreInMemory(ParameterDBConformance):
     @pytest.fixture
-    def store(self) -> ParameterStore:
+    def store(self) -> StoreUnderTest:
         return ObstoreStore(MemoryStore())
 
 
 class TestS3(ParameterDBConformance):
     @pytest.fixture
-    def store(self, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> ParameterStore:
+    def store(self, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> StoreUnderTest:
         for name, value in CREDENTIALS.items():
             monkeypatch.setenv(name, value)
         return S3Store(s3_server)

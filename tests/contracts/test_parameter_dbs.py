@@ -18,7 +18,7 @@ from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.service import ServiceParameterDB
 from rlsrl.rpc.tls import tls_from_environment
 from rlsrl.testing.clock import ManualClock
-from rlsrl.testing.parameter_dbs import ParameterDBConformance, ParameterStore
+from rlsrl.testing.parameter_dbs import ParameterDBConformance, StoreUnderTest
 from rlsrl.testing.process_driver import DrivenProcess
 
 TOKEN = "the-token"
@@ -102,32 +102,32 @@ def tls_server(tls_variables: dict[str, str]) -> Iterator[DrivenProcess]:
 
 class TestFilesystem(ParameterDBConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path) -> ParameterStore:
+    def store(self, tmp_path: Path) -> StoreUnderTest:
         return FolderStore(tmp_path / "not" / "there" / "yet")
 
 
 class TestMemory(ParameterDBConformance):
     @pytest.fixture
-    def store(self) -> ParameterStore:
+    def store(self) -> StoreUnderTest:
         return MemoryStore()
 
 
 class TestServiceOverTcp(ParameterDBConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path, server: DrivenProcess) -> Iterator[ParameterStore]:
+    def store(self, tmp_path: Path, server: DrivenProcess) -> Iterator[StoreUnderTest]:
         with ExitStack() as closing:
             yield ServedStore(tmp_path / "there", server, "127.0.0.1:0", closing)
 
 
 class TestServiceOverAnAbstractSocket(ParameterDBConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path, server: DrivenProcess) -> Iterator[ParameterStore]:
+    def store(self, tmp_path: Path, server: DrivenProcess) -> Iterator[StoreUnderTest]:
         with ExitStack() as closing:
             yield ServedStore(tmp_path / "there", server, f"unix-abstract:rlsrl-test-{uuid.uuid4()}", closing)
 
 
 class TestServiceOverTls(ParameterDBConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path, tls_server: DrivenProcess, certificates: None) -> Iterator[ParameterStore]:
+    def store(self, tmp_path: Path, tls_server: DrivenProcess, certificates: None) -> Iterator[StoreUnderTest]:
         with ExitStack() as closing:
             yield ServedStore(tmp_path / "there", tls_server, "127.0.0.1:0", closing)

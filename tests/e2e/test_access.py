@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import Experiment, Namespace
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -50,7 +50,7 @@ GRPC_PORTS = {"coordinator": 7000, "trainer": 7001, "buffer": 7001, "policy": 70
 def test_every_call_without_the_token_is_refused(where: Namespace, cartpole: Object, actor_image: str) -> None:
     cartpole["spec"]["stop"] = {"wallSeconds": 600}
     where.apply(cartpole)
-    experiment = Experiment(where, cartpole["metadata"]["name"])
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     experiment.await_phase("Running")
     places = [(pod["metadata"]["labels"]["rlsrl.dev/role"], pod["status"]["podIP"]) for pod in experiment.pods()]
     targets = [f"{address}:{GRPC_PORTS[role]}" for role, address in places if role in GRPC_PORTS]

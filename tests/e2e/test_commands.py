@@ -7,13 +7,13 @@ import subprocess
 import pytest
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace
+from rlsrl.testing.kubectl import COMMAND_SECONDS, ClusterExperiment, Namespace
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
-def told(experiment: Experiment, command: str, *arguments: str) -> tuple[int, str, str]:
+def told(experiment: ClusterExperiment, command: str, *arguments: str) -> tuple[int, str, str]:
     """The command's status and what it says."""
     words = ["kubectl", "rlsrl", command, experiment.name, "--namespace", experiment.where.name, *arguments]
     done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
@@ -21,14 +21,14 @@ def told(experiment: Experiment, command: str, *arguments: str) -> tuple[int, st
     return done.returncode, done.stdout, done.stderr
 
 
-def names(experiment: Experiment, role: str | None = None) -> set[str]:
+def names(experiment: ClusterExperiment, role: str | None = None) -> set[str]:
     return {pod["metadata"]["name"] for pod in experiment.pods(role)}
 
 
 def test_a_run_that_is_well_is_told_by_every_command(where: Namespace, cartpole: Object) -> None:
     cartpole["spec"]["stop"] = {"wallSeconds": 600}
     where.apply(cartpole)
-    experiment = Experiment(where, cartpole["metadata"]["name"])
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     experiment.await_phase("Running")
     until(lambda: experiment.condition("Ready").get("status") == "True", "every pod is ready")
     until(lambda: experiment.env_steps() > 0, "the first numbers")
@@ -63,7 +63,7 @@ def test_a_run_that_is_well_is_told_by_every_command(where: Namespace, cartpole:
 def test_what_no_node_takes_is_named_with_the_pod_and_the_cure(where: Namespace, cartpole: Object) -> None:
     cartpole["spec"]["trainers"] = {"replicas": 1, "gpusPerPod": 1, "gpuResource": "example.com/none-has-it"}
     where.apply(cartpole)
-    experiment = Experiment(where, cartpole["metadata"]["name"])
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     until(lambda: experiment.condition("Ready").get("reason") == "Unschedulable", "the operator has seen it")
     code, said, _ = told(experiment, "why")
     assert code == 1
@@ -76,7 +76,7 @@ def test_what_no_node_takes_is_named_with_the_pod_and_the_cure(where: Namespace,
 def test_what_cannot_run_is_told_with_its_last_words(where: Namespace, cartpole: Object) -> None:
     cartpole["spec"]["environment"] = {"id": "CartPole-v9"}
     where.apply(cartpole)
-    experiment = Experiment(where, cartpole["metadata"]["name"])
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     experiment.await_phase("Failed")
     code, said, _ = told(experiment, "why")
     assert code == 1
@@ -87,7 +87,7 @@ def test_what_cannot_run_is_told_with_its_last_words(where: Namespace, cartpole:
 
 def test_an_unknown_experiment_is_answered_with_the_nearest(where: Namespace, cartpole: Object) -> None:
     where.apply(cartpole)
-    misspelt = Experiment(where, "cartpol")
+    misspelt = ClusterExperiment(where, "cartpol")
     for command in ("status", "top", "why", "logs"):
         assert told(misspelt, command) == (
             2,

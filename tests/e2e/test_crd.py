@@ -13,7 +13,7 @@ from kubernetes import client, config
 from rlsrl.api.cel import cel_rules
 from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
-from rlsrl.testing.documents import MODELS, Document, as_sent, empty_unions, perhaps_broken, variation
+from rlsrl.testing.documents import MODELS, JsonDocument, as_sent, empty_unions, perhaps_broken, variation
 from rlsrl.testing.kubectl import Namespace
 
 pytestmark = pytest.mark.e2e
@@ -23,7 +23,7 @@ REFUSALS = (400, 422)
 CONFLICT = 409
 
 
-def models_say(document: Document) -> str:
+def models_say(document: JsonDocument) -> str:
     try:
         load_text(json.dumps(document))
     except SpecError as error:
@@ -32,7 +32,7 @@ def models_say(document: Document) -> str:
 
 
 def server_says(
-    api: client.CustomObjectsApi, namespace: str, document: Document, former: Document | None = None
+    api: client.CustomObjectsApi, namespace: str, document: JsonDocument, former: JsonDocument | None = None
 ) -> str:
     """Why it is refused as a new one, or in the place of ``former``, which is there; nothing for one that is taken."""
     place = ("rlsrl.dev", "v1alpha1", namespace, "rlexperiments")
@@ -115,6 +115,6 @@ def test_both_refuse_the_same_edits(where: Namespace, num_pairs: int) -> None:
     assert 0.3 < verdicts[True] / num_pairs < 0.9
 
 
-def _nearly(document: Document, rng: random.Random) -> Document:
+def _nearly(document: JsonDocument, rng: random.Random) -> JsonDocument:
     """Another stop condition: an edit that is legal."""
     return {**document, "spec": {**document["spec"], "stop": {"envSteps": rng.randint(1, 1000)}}}

@@ -15,7 +15,7 @@ import pytest
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import goes_on
-from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace, namespace
+from rlsrl.testing.kubectl import ClusterExperiment, KubectlFailed, Namespace, namespace
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -38,30 +38,30 @@ ROLES = ("coordinator", "trainer", "policy", "actor")
 
 
 @pytest.fixture(scope="module")
-def edited(system: Namespace) -> Iterator[Experiment]:
+def edited(system: Namespace) -> Iterator[ClusterExperiment]:
     """It trains, with every pod."""
     assert system.name
     with namespace(f"e2e-edits-{uuid.uuid4().hex[:8]}", wait=False) as where:
         where.apply(LONG)
-        yield Experiment(where, "long")
+        yield ClusterExperiment(where, "long")
 
 
 @pytest.fixture
-def long(edited: Experiment) -> Experiment:
+def long(edited: ClusterExperiment) -> ClusterExperiment:
     edited.await_phase("Running")
     until(lambda: edited.condition("Ready").get("status") == "True", "every pod is ready")
     goes_on(edited)
     return edited
 
 
-def edit(experiment: Experiment, **spec: Any) -> float:
+def edit(experiment: ClusterExperiment, **spec: Any) -> float:
     """Merge into the spec; returns when."""
     patch = json.dumps({"spec": spec})
     experiment.where.kubectl("patch", "rlexperiment", experiment.name, "--type=merge", "-p", patch)
     return time.monotonic()
 
 
-def lives(experiment: Experiment, *roles: str) -> set[tuple[str, int]]:
+def lives(experiment: ClusterExperiment, *roles: str) -> set[tuple[str, int]]:
     """The pods of the roles and how often each was restarted: what nobody may have touched."""
     return {
         (pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ())))
@@ -70,7 +70,7 @@ def lives(experiment: Experiment, *roles: str) -> set[tuple[str, int]]:
     }
 
 
-def test_actors_are_scaled_as_anything_is_and_others_roll(long: Experiment) -> None:
+def test_actors_are_scaled_as_anything_is_and_others_roll(long: ClusterExperiment) -> None:
     untouched, attempt = lives(long, *ROLES), long.status["attempt"]
     long.where.kubectl("scale", "rlexperiment/long", "--replicas=3")
     until(
@@ -93,7 +93,7 @@ def test_actors_are_scaled_as_anything_is_and_others_roll(long: Experiment) -> N
     assert long.status["attempt"] == attempt
 
 
-def test_what_would_be_another_experiment_is_refused_and_the_run_goes_on(long: Experiment) -> None:
+def test_what_would_be_another_experiment_is_refused_and_the_run_goes_on(long: ClusterExperiment) -> None:
     before = lives(long, *ROLES)
     with pytest.raises(KubectlFailed, match=r"spec\.seed: .*cannot be edited"):
         edit(long, seed=7)
@@ -107,7 +107,7 @@ def test_what_would_be_another_experiment_is_refused_and_the_run_goes_on(long: E
     assert lives(long, *ROLES) == before
 
 
-def test_a_suspended_experiment_has_no_pods_and_goes_on_from_where_it_was(long: Experiment) -> None:
+def test_a_suspended_experiment_has_no_pods_and_goes_on_from_where_it_was(long: ClusterExperiment) -> None:
     attempt = long.status["attempt"]
     edit(long, suspend=True)
     long.await_phase("Suspended")
@@ -128,7 +128,7 @@ def test_a_suspended_experiment_has_no_pods_and_goes_on_from_where_it_was(long: 
     assert (long.status["restarts"], long.status["recentFailures"]) == (0, 0)
 
 
-def test_live_settings_reach_the_workers_without_a_restart(long: Experiment) -> None:
+def test_live_settings_reach_the_workers_without_a_restart(long: ClusterExperiment) -> None:
     before, attempt = lives(long, *ROLES), long.status["attempt"]
     began = edit(long, algorithm={"ppo": {"learningRate": 0.0625}}, parameters={"everySeconds": 2})
     log = lambda: long.where.kubectl("logs", "long-trainer-0")  # noqa: E731

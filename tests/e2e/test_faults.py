@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from rlsrl.testing.faults import ROLES, Faults, begin, reach_the_goal
-from rlsrl.testing.kubectl import Experiment, Namespace, Nodes
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace, Nodes
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
 
@@ -30,7 +30,7 @@ QUIET = ("configmaps", "secrets", "services", "networkpolicies")
 class Hand:
     """Makes faults of every kind, one at a time."""
 
-    def __init__(self, experiment: Experiment, hands: Nodes, recovered: Recovered) -> None:
+    def __init__(self, experiment: ClusterExperiment, hands: Nodes, recovered: Recovered) -> None:
         self._experiment = experiment
         self._where = experiment.where
         self._hands = hands

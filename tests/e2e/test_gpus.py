@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import Experiment, Namespace, run
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -38,7 +38,7 @@ def test_four_ranks_in_two_pods_are_one_gang(where: Namespace, cartpole: Object)
         "stop": {"trainSteps": 30},
     }
     where.apply(cartpole)
-    experiment = Experiment(where, cartpole["metadata"]["name"])
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     experiment.await_phase("Running")
     pods = experiment.pods("trainer")
     assert len(pods) == 2
@@ -53,7 +53,7 @@ def test_four_ranks_in_two_pods_are_one_gang(where: Namespace, cartpole: Object)
 def test_a_request_that_no_node_has_is_told_with_the_pod(where: Namespace, cartpole: Object) -> None:
     cartpole["spec"]["trainers"] = {"replicas": 2, "gpusPerPod": 1, "gpuResource": "example.com/none"}
     where.apply(cartpole)
-    experiment = Experiment(where, cartpole["metadata"]["name"])
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     until(lambda: experiment.condition("Ready").get("reason") == "Unschedulable", "it is told")
     message = experiment.condition("Ready")["message"]
     assert "trainer 0/2" in message

@@ -14,7 +14,7 @@ import yaml
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import goes_on
-from rlsrl.testing.kubectl import Experiment, Namespace, namespace, run
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace, namespace, run
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
 
@@ -101,7 +101,7 @@ def busy(where: Namespace) -> list[str]:
 def test_actors_follow_what_trainers_can_use(metrics: None, where: Namespace, recovered: Recovered) -> None:
     assert metrics is None
     where.apply(EXPERIMENT)
-    experiment = Experiment(where, NAME)
+    experiment = ClusterExperiment(where, NAME)
     experiment.await_phase("Running")
     goes_on(experiment)
     others = {pod["metadata"]["uid"] for role in ("coordinator", "trainer") for pod in experiment.pods(role)}

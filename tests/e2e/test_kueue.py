@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace, run
+from rlsrl.testing.kubectl import ClusterExperiment, KubectlFailed, Namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(2400)]
@@ -72,7 +72,7 @@ def queue_object(kind: str, name: str, spec: Object | None = None, **metadata: s
     return {**api, "spec": spec or {}}
 
 
-def begin(where: Namespace, name: str) -> Experiment:
+def begin(where: Namespace, name: str) -> ClusterExperiment:
     """An experiment that wants to train for longer than the test takes, in the queue."""
     where.apply(
         {
@@ -89,22 +89,22 @@ def begin(where: Namespace, name: str) -> Experiment:
             },
         }
     )
-    return Experiment(where, name)
+    return ClusterExperiment(where, name)
 
 
-def edit(experiment: Experiment, **spec: Any) -> None:
+def edit(experiment: ClusterExperiment, **spec: Any) -> None:
     patch = json.dumps({"spec": spec})
     experiment.where.kubectl("patch", "rlexperiment", experiment.name, "--type=merge", "-p", patch)
 
 
-def trains_on(experiment: Experiment, beyond: int = 0) -> int:
+def trains_on(experiment: ClusterExperiment, beyond: int = 0) -> int:
     """Waits until it has trained more than that; returns how much."""
     experiment.await_phase("Running", seconds=WAIT_SECONDS)
     until(lambda: experiment.env_steps() > beyond, f"{experiment.name} trains", timeout=WAIT_SECONDS)
     return experiment.env_steps()
 
 
-def waits(experiment: Experiment) -> None:
+def waits(experiment: ClusterExperiment) -> None:
     """Waits until nobody of it is there but trainers that no node has, and it says why."""
     experiment.await_phase("Queued", seconds=WAIT_SECONDS)
 
@@ -119,7 +119,7 @@ def waits(experiment: Experiment) -> None:
     assert f"queue {QUEUE} has not admitted the trainers" in experiment.status_text()
 
 
-def uids(experiment: Experiment, *roles: str) -> set[str]:
+def uids(experiment: ClusterExperiment, *roles: str) -> set[str]:
     return {pod["metadata"]["uid"] for role in roles for pod in experiment.pods(role)}
 
 
@@ -194,7 +194,7 @@ def test_the_examples_train_where_they_say(kueue: None, where: Namespace, pools:
     reserved, spot = pools
     where.kubectl("apply", "--filename", str(EXAMPLES / "queue.yaml"))
     where.kubectl("apply", "--filename", str(EXAMPLES / "cartpole.yaml"))
-    cartpole = Experiment(where, "cartpole")
+    cartpole = ClusterExperiment(where, "cartpole")
     trains_on(cartpole)
     places = {(pod["metadata"]["labels"]["rlsrl.dev/role"], pod["spec"]["nodeName"]) for pod in cartpole.pods()}
     assert places == {("coordinator", reserved), ("trainer", reserved), ("actor", spot)}

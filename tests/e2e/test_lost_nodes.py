@@ -16,7 +16,7 @@ import pytest
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import Faults, all_ready, begin, goes_on, reach_the_goal, role_of, wanted
-from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace, run
+from rlsrl.testing.kubectl import COMMAND_SECONDS, ClusterExperiment, Namespace, run
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
 
@@ -69,7 +69,7 @@ class SecondNode:
         subprocess.run([CLUSTER, LOSSES[how][1], "2"], check=True, timeout=COMMAND_SECONDS)
         until(lambda: node_is_ready(self.name), f"{self.name} is back")
 
-    def take(self, experiment: Experiment, *roles: str) -> None:
+    def take(self, experiment: ClusterExperiment, *roles: str) -> None:
         """The roles' pods run there, and no others."""
         with nothing_new_on(self.near):
             for role in roles:
@@ -78,7 +78,7 @@ class SecondNode:
             until(lambda: self.roles(experiment) == {*roles} and all_ready(experiment), f"{roles} run on {self.name}")
         goes_on(experiment)
 
-    def roles(self, experiment: Experiment) -> set[str]:
+    def roles(self, experiment: ClusterExperiment) -> set[str]:
         return {role_of(pod) for pod in experiment.pods() if pod["spec"].get("nodeName") == self.name}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.testing.faults import NAME, Faults, all_ready, begin, gated_experiment, goes_on, lives, reach_the_goal
-from rlsrl.testing.kubectl import COMMAND_SECONDS, Experiment, Namespace, Nodes, release, run
+from rlsrl.testing.kubectl import COMMAND_SECONDS, ClusterExperiment, Namespace, Nodes, release, run
 from rlsrl.testing.recovery import GOAL, Recovered
 from rlsrl.testing.waiting import until
 
@@ -28,23 +28,23 @@ SMALL = "small"
 SMALL_FOLDER = f"/run/{SMALL}"
 
 
-def apply(where: Namespace, **spec: object) -> Experiment:
+def apply(where: Namespace, **spec: object) -> ClusterExperiment:
     where.apply(gated_experiment(**spec))
-    return Experiment(where, NAME)
+    return ClusterExperiment(where, NAME)
 
 
 def suspend(where: Namespace, holds: bool) -> None:
     where.kubectl("patch", "rlexperiment", NAME, "--type=merge", "-p", json.dumps({"spec": {"suspend": holds}}))
 
 
-def is_told(experiment: Experiment, aspect: str, *reasons: str) -> str:
+def is_told(experiment: ClusterExperiment, aspect: str, *reasons: str) -> str:
     """Wait for one of the reasons; returns the message."""
     until(lambda: experiment.condition(aspect).get("reason") in reasons, f"{aspect} is {' or '.join(reasons)}")
     return str(experiment.condition(aspect)["message"])
 
 
 def after_the_cure(
-    recovered: Recovered, what: str, end: str, experiment: Experiment, cure: Callable[[], object]
+    recovered: Recovered, what: str, end: str, experiment: ClusterExperiment, cure: Callable[[], object]
 ) -> None:
     """Once its cause is mended the run is well, and reaches its goal."""
     began = time.monotonic()

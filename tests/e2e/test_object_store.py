@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import Experiment, Namespace, run
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -88,7 +88,7 @@ def test_it_trains_to_the_goal_and_the_weights_are_good_elsewhere(
     }
     cartpole["spec"]["parameters"]["store"] = {"objectStore": store}
     where.apply(cartpole)
-    experiment = Experiment(where, cartpole["metadata"]["name"])
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     experiment.await_phase("Running")
     until(lambda: experiment.env_steps() > 0, "it trains")
     # Nothing of the coordinator stays with its pod.

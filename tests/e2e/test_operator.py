@@ -11,7 +11,7 @@ import pytest
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import all_ready, begin, goes_on, is_ready, lives, reach_the_goal
-from rlsrl.testing.kubectl import Experiment, Namespace, release
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace, release
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -39,12 +39,12 @@ def short(**spec: object) -> Object:
     return {**SHORT, "spec": {**SHORT["spec"], **spec}}
 
 
-def start(where: Namespace, document: Object) -> Experiment:
+def start(where: Namespace, document: Object) -> ClusterExperiment:
     where.apply(document)
-    return Experiment(where, document["metadata"]["name"])
+    return ClusterExperiment(where, document["metadata"]["name"])
 
 
-def made_for(experiment: Experiment) -> list[str]:
+def made_for(experiment: ClusterExperiment) -> list[str]:
     """Everything that is there of it, its volume apart."""
     found = experiment.where.kubectl("get", KINDS, "-l", f"rlsrl.dev/experiment={experiment.name}", "-o", "name")
     return found.split()

@@ -25,7 +25,7 @@ import pytest
 from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.testing.cluster_api import Api
-from rlsrl.testing.documents import Document, as_sent, variation
+from rlsrl.testing.documents import JsonDocument, as_sent, variation
 from rlsrl.testing.http_proxy import Request
 from rlsrl.testing.kubectl import Namespace, api_proxy
 from rlsrl.testing.manifest_diff import Manifests, Object, decided_by_spec, difference, normalized
@@ -545,11 +545,11 @@ def test_however_a_spec_came_about_the_objects_are_those_of_the_spec(num_sequenc
         list(rows.map(sequence, range(num_sequences)))
 
 
-def end_of(document: Document) -> Callable[[Place], bool]:
+def end_of(document: JsonDocument) -> Callable[[Place], bool]:
     return SUSPENDED if document["spec"].get("suspend") else READY
 
 
-def is_legal(document: Document) -> bool:
+def is_legal(document: JsonDocument) -> bool:
     try:
         load_text(json.dumps(document))
     except SpecError:
@@ -557,7 +557,7 @@ def is_legal(document: Document) -> bool:
     return True
 
 
-def within_reason(rng: random.Random, document: Document) -> Document:
+def within_reason(rng: random.Random, document: JsonDocument) -> JsonDocument:
     """With no more pods than a test can watch, and now and then a gang of two."""
     spec = document["spec"]
     for role in ("policyWorkers", "evaluators"):
@@ -568,7 +568,7 @@ def within_reason(rng: random.Random, document: Document) -> Document:
     return {**document, "metadata": {"name": "a"}}
 
 
-def legal_edit(rng: random.Random, before: Document) -> Document:
+def legal_edit(rng: random.Random, before: JsonDocument) -> JsonDocument:
     """Another document that the experiment may be edited into."""
     for _ in range(1000):
         after = within_reason(rng, variation(rng))
@@ -583,7 +583,7 @@ def legal_edit(rng: random.Random, before: Document) -> Document:
     raise AssertionError(f"no edit of this is found: {before}")
 
 
-def copy_field(source: Document, target: Document, path: list[str]) -> None:
+def copy_field(source: JsonDocument, target: JsonDocument, path: list[str]) -> None:
     """Have a field of the target as the source has it; absent where it is absent."""
     *above, name = path
     for step in above:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import Experiment, Namespace, api_proxy, run
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace, api_proxy, run
 from rlsrl.testing.prometheus import Prometheus, Target
 from rlsrl.testing.waiting import until
 
@@ -113,7 +113,7 @@ def test_every_panel_of_both_dashboards_shows_something_and_no_alert_is_raised(
     system: Namespace, where: Namespace, tmp_path: Path
 ) -> None:
     where.apply(EXPERIMENT)
-    experiment = Experiment(where, "watched")
+    experiment = ClusterExperiment(where, "watched")
     experiment.await_phase("Running")
     with ExitStack() as resources:
         api_server = resources.enter_context(api_proxy())

@@ -12,7 +12,7 @@ import pytest
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import ROLES, all_ready, begin, goes_on, is_ready, reach_the_goal
-from rlsrl.testing.kubectl import Experiment, KubectlFailed, Namespace, Nodes
+from rlsrl.testing.kubectl import ClusterExperiment, KubectlFailed, Namespace, Nodes
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
 
@@ -32,7 +32,7 @@ SETTLED_SECONDS = 20.0
 class Soak:
     """Faults drawn from a seed, and what pods use meanwhile."""
 
-    def __init__(self, experiment: Experiment, hands: Nodes, system: Namespace) -> None:
+    def __init__(self, experiment: ClusterExperiment, hands: Nodes, system: Namespace) -> None:
         self._experiment = experiment
         self._hands = hands
         self._system = system
@@ -69,7 +69,7 @@ def age(pod: Object) -> float:
     return (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds()
 
 
-def throughput(experiment: Experiment, seconds: float) -> float:
+def throughput(experiment: ClusterExperiment, seconds: float) -> float:
     """Environment steps a second that are trained, without a fault."""
     first, began = experiment.env_steps(), time.monotonic()
     until(lambda: time.monotonic() - began > seconds, "time goes by", timeout=2 * seconds)

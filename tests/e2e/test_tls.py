@@ -11,7 +11,7 @@ from rlsrl.api.pods import TOKEN_KEY, certified_name
 from rlsrl.rpc.tls import AUTHORITIES, CERTIFICATE, KEY
 from rlsrl.testing.certificates import Authority, Pair
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import CLUSTER_SECONDS, Experiment, Namespace, run
+from rlsrl.testing.kubectl import CLUSTER_SECONDS, ClusterExperiment, Namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -44,7 +44,7 @@ def test_pods_wait_for_their_certificates_train_with_them_and_take_new_ones(
     old, new = Authority.new(tmp_path), Authority.new(tmp_path)
     carried = certified_name(name, where.name)
     where.apply(cartpole)
-    experiment = Experiment(where, name)
+    experiment = ClusterExperiment(where, name)
     until(
         lambda: "Secret certificates" in experiment.condition("Ready").get("message", ""),
         "the Secret is asked for",
@@ -90,7 +90,7 @@ def test_pods_wait_for_their_certificates_train_with_them_and_take_new_ones(
         assert base64.b64encode(token.encode()).decode() not in text, what
 
 
-def replacements(experiment: Experiment) -> int:
+def replacements(experiment: ClusterExperiment) -> int:
     """How often pods have said that they use other certificates."""
     names = [pod["metadata"]["name"] for pod in experiment.pods()]
     return sum(experiment.where.kubectl("logs", name).count("certificates_replaced") for name in names)

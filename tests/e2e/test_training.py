@@ -10,7 +10,7 @@ import pytest
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import role_of
-from rlsrl.testing.kubectl import Experiment, Namespace, Nodes, run
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace, Nodes, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -19,13 +19,13 @@ GOAL = 475.0
 
 
 @pytest.fixture
-def trained(where: Namespace, cartpole: Object) -> Experiment:
+def trained(where: Namespace, cartpole: Object) -> ClusterExperiment:
     where.apply(cartpole)
-    return Experiment(where, cartpole["metadata"]["name"])
+    return ClusterExperiment(where, cartpole["metadata"]["name"])
 
 
 def test_every_role_trains_to_the_goal_and_the_weights_are_good_elsewhere(
-    cartpole: Object, trained: Experiment, hands: Nodes, tmp_path: Path
+    cartpole: Object, trained: ClusterExperiment, hands: Nodes, tmp_path: Path
 ) -> None:
     trained.await_phase("Running")
     listed = lambda: [line.split() for line in trained.where.kubectl("get", "rlx").splitlines()]  # noqa: E731
@@ -65,7 +65,7 @@ def test_every_role_trains_to_the_goal_and_the_weights_are_good_elsewhere(
     assert json.loads(told)["return_mean"] >= GOAL
 
 
-def allowed_connections(experiment: Experiment) -> set[tuple[str, str, int | None]]:
+def allowed_connections(experiment: ClusterExperiment) -> set[tuple[str, str, int | None]]:
     """Who may connect to whom by the NetworkPolicies: role, role, port; None for any port."""
     allowed: set[tuple[str, str, int | None]] = set()
     for policy in experiment.where.list("networkpolicies", experiment=experiment.name):

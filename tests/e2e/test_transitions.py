@@ -24,7 +24,7 @@ from rlsrl.testing.faults import (
     is_ready,
     reach_the_goal,
 )
-from rlsrl.testing.kubectl import Experiment, Namespace, namespace
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace, namespace
 from rlsrl.testing.manifest_diff import Manifests, decided_by_spec, difference
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
@@ -79,7 +79,7 @@ def legal_transition(rng: random.Random, before: Object) -> tuple[str, Object]:
     raise AssertionError(f"no edit of this is found: {before}")
 
 
-def is_so(experiment: Experiment, spec: Object) -> bool:
+def is_so(experiment: ClusterExperiment, spec: Object) -> bool:
     """Whether the edit is brought about: who is there, and that they work."""
     found, pods = experiment.object, experiment.pods()
     status = found.get("status", {})
@@ -91,7 +91,7 @@ def is_so(experiment: Experiment, spec: Object) -> bool:
     return ready and all_ready(experiment) and all(map(is_ready, pods))
 
 
-def bring_about(experiment: Experiment, document: Object) -> float:
+def bring_about(experiment: ClusterExperiment, document: Object) -> float:
     """Apply it and wait until it is so, and training goes on; returns the seconds."""
     began = time.monotonic()
     experiment.where.apply(document)
@@ -115,7 +115,7 @@ def test_however_a_run_was_edited_it_trains_on_and_is_what_its_spec_says(
     where: Namespace, recovered: Recovered
 ) -> None:
     rng = random.Random(SEED)
-    document, experiment = gated_experiment(), Experiment(where, NAME)
+    document, experiment = gated_experiment(), ClusterExperiment(where, NAME)
     bring_about(experiment, document)
     for number in range(1, NUM_TRANSITIONS + 1):
         fields, document = legal_transition(rng, document)
@@ -130,6 +130,6 @@ def test_however_a_run_was_edited_it_trains_on_and_is_what_its_spec_says(
     print(f"the ledger: {ledger}")  # noqa: T201
     assert not any(ledger["lost"].values()), ledger
     with namespace(f"{where.name}-anew", wait=False) as elsewhere:
-        bring_about(Experiment(elsewhere, NAME), document)
+        bring_about(ClusterExperiment(elsewhere, NAME), document)
         expected = told(elsewhere)
         assert expected == found, difference(expected, found)

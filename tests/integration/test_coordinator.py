@@ -26,8 +26,8 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, CoordinatorUnavailable, WorkerState
 from rlsrl.runtime.identity import POD_VARIABLE
+from rlsrl.runtime.join_session import STREAMS, JoinError, JoinRefused, JoinSession, JoinTimeout
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, PageRecord
-from rlsrl.runtime.roster import STREAMS, JoinRefused, JoinTimeout, Membership, MembershipError
 from rlsrl.testing.waiting import until
 
 TOKEN = "the-token"
@@ -56,9 +56,9 @@ assert "torch" not in sys.modules
 
 MEMBER = """
 import sys, threading
-from rlsrl.runtime.roster import JoinRefused, Membership
+from rlsrl.runtime.join_session import JoinRefused, JoinSession
 
-member = Membership.join(sys.argv[1], sys.argv[2], role="actor", on_command=print, timeout=30)
+member = JoinSession.join(sys.argv[1], sys.argv[2], role="actor", on_command=print, timeout=30)
 print(member.index, member.incarnation, flush=True)
 for line in sys.stdin:
     try:
@@ -139,7 +139,7 @@ def environment() -> dict[str, str]:
 
 
 Start = Callable[..., CoordinatorProcess]
-Join = Callable[..., Membership]
+Join = Callable[..., JoinSession]
 
 
 @pytest.fixture
@@ -166,11 +166,11 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProces
 def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
     with ExitStack() as closing:
 
-        def join(coordinator: CoordinatorProcess, *, role: str = "actor", **options: Any) -> Membership:
+        def join(coordinator: CoordinatorProcess, *, role: str = "actor", **options: Any) -> JoinSession:
             options = {"token": TOKEN, "on_command": lambda command: None, "timeout": DEADLINE} | options
             with monkeypatch.context() as pod:  # of two members with one process's name the earlier is taken for dead
                 pod.setenv(POD_VARIABLE, uuid.uuid4().hex)
-                member = Membership.join(coordinator.address, options.pop("token"), role=role, **options)
+                member = JoinSession.join(coordinator.address, options.pop("token"), role=role, **options)
             closing.callback(member.leave, "test over", timeout=0.5)
             return member
 
@@ -221,7 +221,7 @@ def spawn() -> Iterator[Callable[[CoordinatorProcess], MemberProcess]]:
         yield spawn
 
 
-def place(member: Membership) -> tuple[int, int]:
+def place(member: JoinSession) -> tuple[int, int]:
     return member.index, member.incarnation
 
 
@@ -243,7 +243,7 @@ def test_workers_lease_the_lowest_index_and_goodbye_frees_it(calm: CoordinatorPr
 def test_a_successor_is_given_the_last_page_of_whoever_went(start: Start, join: Join, tmp_path: Path) -> None:
     coordinator = start()
     first = join(coordinator)
-    assert first.kept_page == b""
+    assert first.ledger_copy == b""
     with LedgerPage.open(tmp_path / "a.page", "actor", first.index) as page:
         first.show_page(page)
         ledger = ActorLedger(page)
@@ -260,18 +260,18 @@ def test_a_successor_is_given_the_last_page_of_whoever_went(start: Start, join: 
     coordinator.restart()
     second = join(coordinator)
     assert second.index == first.index
-    assert PageRecord.decode(second.kept_page, role="actor", index=second.index) == left
+    assert PageRecord.decode(second.ledger_copy, role="actor", index=second.index) == left
     assert coordinator.status()["ledger"]["produced"] == 12
 
 
 @pytest.mark.parametrize("page", [b"nonsense", bytes(70_000)])
 def test_a_page_that_is_none_is_refused(calm: CoordinatorProcess, join: Join, page: bytes) -> None:
     worker = join(calm)
-    worker._outbox.show_page(lambda: page)
+    worker._queue.show_page(lambda: page)
     until(lambda: refused(worker), "the coordinator refuses")
 
 
-def refused(worker: Membership) -> bool:
+def refused(worker: JoinSession) -> bool:
     try:
         worker.check()
     except JoinRefused as refusal:
@@ -326,8 +326,8 @@ def test_the_status_the_health_and_the_metrics_are_there_over_http(calm: Coordin
 def test_without_a_coordinator_joining_ends_at_its_deadline() -> None:
     address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
     with pytest.raises(JoinTimeout, match=f"no place in the roster from the coordinator at {address}"):
-        Membership.join(address, TOKEN, role="actor", on_command=print, timeout=0.2)
-    assert "membership" not in {thread.name for thread in threading.enumerate()}
+        JoinSession.join(address, TOKEN, role="actor", on_command=print, timeout=0.2)
+    assert "join-session" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_killed_coordinator_finds_everybody_where_they_were_and_no_row_is_lost_or_doubled(
@@ -371,7 +371,7 @@ def test_leaving_a_coordinator_that_is_gone_ends_at_its_deadline(start: Start, j
     coordinator.kill()
     member.record(1, {})
     assert member.leave("over", timeout=0.2) is False
-    assert "membership" not in {thread.name for thread in threading.enumerate()}
+    assert "join-session" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_an_identity_is_on_disk_before_anybody_is_told_of_it(calm: CoordinatorProcess, join: Join) -> None:
@@ -462,7 +462,7 @@ def test_a_command_handler_that_fails_is_told_of_by_check(calm: CoordinatorProce
     member = join(calm, on_command=lambda command: {}[command.kind])
     calm.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE)
     member._calls.join(DEADLINE)
-    with pytest.raises(MembershipError, match="the membership thread failed") as raised:
+    with pytest.raises(JoinError, match="the join session thread failed") as raised:
         member.check()
     assert isinstance(raised.value.__cause__, KeyError)
 

@@ -19,7 +19,7 @@ from rlsrl_operator.manifests.context import (
 from rlsrl_operator.manifests.network import STORE_ROLES
 from rlsrl_operator.manifests.templates import laid_over, template_of_role
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import ACTOR, COORDINATOR, EVALUATOR, MEETING_PORT, TRAINER, Role
+from rlsrl_operator.roles import ACTOR, COORDINATOR, EVALUATOR, MASTER_PORT, TRAINER, Role
 from rlsrl_operator.settings import Identity
 
 USER = 10001
@@ -119,7 +119,7 @@ def _command(context: ExperimentContext, role: Role) -> list[str]:
     name = context.name_of(TRAINER)
     launcher = ["python", "-m", "rlsrl.workers.gang_launcher", "--ranks", str(trainers.ranks_per_pod)]
     machines = ["--machines", str(trainers.num_pods), "--machine", "$(RLSRL_POD_INDEX)"]
-    meeting = ["--meet-at", f"{name}-0.{name}:{MEETING_PORT}", "--once", f"{STATE_FOLDER}/started"]
+    meeting = ["--meet-at", f"{name}-0.{name}:{MASTER_PORT}", "--once", f"{STATE_FOLDER}/started"]
     health = ["--health-at", str(HEALTH_PORT)]
     return [*launcher, *machines, *meeting, *health, *worker, "--attempt", "$(RLSRL_ATTEMPT)"]
 

@@ -17,7 +17,16 @@ from rlsrl.api.crd import NotStructural, custom_resource_definition, of_model, s
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.model import Model
 from rlsrl.testing.api_server import faults, faults_of_defaults
-from rlsrl.testing.documents import CASES, MODELS, Document, as_sent, empty_unions, minimal, perhaps_broken, variation
+from rlsrl.testing.documents import (
+    CASES,
+    MODELS,
+    JsonDocument,
+    as_sent,
+    empty_unions,
+    minimal,
+    perhaps_broken,
+    variation,
+)
 
 MAX_BYTES = 200 * 1024
 NUM_DOCUMENTS = 450
@@ -33,7 +42,7 @@ def parts(found: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str
             yield from parts(found[key], f"{path}[]")
 
 
-def models_verdict(document: Document) -> list[str]:
+def models_verdict(document: JsonDocument) -> list[str]:
     try:
         load_text(json.dumps(document))
     except SpecError as error:

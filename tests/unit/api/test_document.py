@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlsrl.api.document import MAX_BYTES, MAX_DEPTH, Document, Place, Problem, read_document, write_document
+from rlsrl.api.document import MAX_BYTES, MAX_DEPTH, Document, Problem, SourcePosition, read_document, write_document
 from rlsrl.api.load import SpecError, experiment_of, load_text
 
 EXAMPLE = (Path(__file__).parents[3] / "examples" / "cartpole.yaml").read_text(encoding="utf-8")
@@ -34,9 +34,9 @@ def test_scalars_are_read_as_kubectl_reads_them(text: str, value: Any) -> None:
 def test_every_key_and_value_has_its_place() -> None:
     document = read_document("a:\n  b: [1, {c: 2}]\n", "file")
 
-    assert document.place_of(("a", "b", 1, "c")) == Place(source="file", line=2, column=14)
-    assert document.place_of(("a", "b", 1, "c"), key=True) == Place(source="file", line=2, column=11)
-    assert document.place_of(("a", "missing")) == Place(source="file", line=1, column=1)
+    assert document.place_of(("a", "b", 1, "c")) == SourcePosition(source="file", line=2, column=14)
+    assert document.place_of(("a", "b", 1, "c"), key=True) == SourcePosition(source="file", line=2, column=11)
+    assert document.place_of(("a", "missing")) == SourcePosition(source="file", line=1, column=1)
     assert str(document.place_of(("a", "b", 0))) == "file:2:7"
 
 

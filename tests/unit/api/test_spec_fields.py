@@ -14,7 +14,7 @@ from rlsrl.testing.documents import (
     LEAVES,
     MODELS,
     Case,
-    Document,
+    JsonDocument,
     camel,
     inside,
     is_ignored,
@@ -27,14 +27,14 @@ from rlsrl.testing.documents import (
 )
 
 
-def problems_of(document: Document) -> tuple[str, tuple[Problem, ...]]:
+def problems_of(document: JsonDocument) -> tuple[str, tuple[Problem, ...]]:
     text = json.dumps(document, indent=1)
     with pytest.raises(SpecError) as caught:
         load_text(text)
     return text, caught.value.problems
 
 
-def the_problem(document: Document, path: str) -> Problem:
+def the_problem(document: JsonDocument, path: str) -> Problem:
     text, problems = problems_of(document)
     found = [problem for problem in problems if problem.path == path]
     assert len(found) == 1, f"{path} not among {[problem.path for problem in problems]}"
@@ -206,7 +206,7 @@ def test_two_hundred_legal_variations_are_accepted() -> None:
     assert len(seen) == 200
 
 
-def outcome(document: Document) -> Any:
+def outcome(document: JsonDocument) -> Any:
     try:
         return load_text(json.dumps(document))
     except SpecError as error:

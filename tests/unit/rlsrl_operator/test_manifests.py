@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rlsrl.api.live import with_settings
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.rpc.tls import FILES
-from rlsrl.testing.documents import Document, minimal, variation
+from rlsrl.testing.documents import JsonDocument, minimal, variation
 from rlsrl_operator.manifests import (
     ExperimentContext,
     Manifest,
@@ -42,7 +42,7 @@ OPEN_SETTINGS = SETTINGS.model_copy(
 )
 
 
-def document_of(seed: int) -> Document:
+def document_of(seed: int) -> JsonDocument:
     """A variation, with several ranks and GPUs where it stays legal with them."""
     rng = random.Random(seed)
     document = variation(rng)

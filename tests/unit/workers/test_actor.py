@@ -14,7 +14,7 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.parameters.broadcast import SourceTimeout
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.testing.contexts import RecordingMembership, make_context
+from rlsrl.testing.contexts import RecordingSession, make_context
 from rlsrl.testing.parameter_dbs import make_parameters
 from rlsrl.workers import actor as actor_module
 from rlsrl.workers.actor import ActorWorker
@@ -74,6 +74,6 @@ def test_a_slot_is_filled_with_weights_as_new_as_it_asks_for(tmp_path: Path, mon
         worker._poll()
     assert stage.acted_with == [Version(1, 2)] * 2
     assert [slot.num_transitions for slot in stage.posted] == [2]
-    (work,) = cast("RecordingMembership", stage.context.membership).work
+    (work,) = cast("RecordingSession", stage.context.join_session).work
     assert work.keys() == {"environment", "inference", "copy"}
     assert stage.num_touches >= 2, "it held on to its credit while it waited"

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
-from rlsrl.runtime.roster import MembershipError
-from rlsrl.testing.contexts import RecordingMembership, make_context
+from rlsrl.runtime.join_session import JoinError
+from rlsrl.testing.contexts import RecordingSession, make_context
 from rlsrl.workers.build.common import await_description
 
 
@@ -20,7 +20,7 @@ class Silent:
         raise SourceTimeout(f"nothing in {timeout} s")
 
 
-class Lost(RecordingMembership):
+class Lost(RecordingSession):
     """A place in the roster that is lost at the third look."""
 
     looks = 0
@@ -28,12 +28,12 @@ class Lost(RecordingMembership):
     def check(self) -> None:
         self.looks += 1
         if self.looks == 3:
-            raise MembershipError("the place is another's")
+            raise JoinError("the place is another's")
 
 
 def test_a_worker_that_lost_its_place_does_not_wait_on(tmp_path: Path) -> None:
-    context = make_context("policy", tmp_path, membership=Lost())
-    with pytest.raises(MembershipError, match="another's"):
+    context = make_context("policy", tmp_path, join_session=Lost())
+    with pytest.raises(JoinError, match="another's"):
         await_description(cast("ParameterSource", Silent()), context, still_wanted=lambda: True)
 
 

@@ -32,8 +32,8 @@ from rlsrl.testing.inference_bench import (
     until,
     value_of,
 )
-from rlsrl.workers.fresh import FreshParameters
 from rlsrl.workers.inference import BatchPredictor, InferencePipeline, PromptInference
+from rlsrl.workers.latest_parameters import LatestParameters
 
 DEADLINE = 30.0
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
@@ -81,7 +81,7 @@ class Bench:
         self.policy = FakePolicy()
         self.server = self.ends.server()
         self.client = self.ends.client()
-        self.fresh = FreshParameters()
+        self.fresh = LatestParameters()
         self.metrics = Metrics(CollectorRegistry())
         self.predictor = BatchPredictor(self.policy, self.fresh, metrics=self.metrics, now=time.monotonic)
         self.waits: list[str] = []
@@ -313,7 +313,7 @@ def test_closing_wakes_who_waits_for_weights(bench: Bench) -> None:
     bench.inference.check()
 
 
-def _is_closed(fresh: FreshParameters) -> bool:
+def _is_closed(fresh: LatestParameters) -> bool:
     try:
         fresh.take(INITIAL)
     except PipeClosed:

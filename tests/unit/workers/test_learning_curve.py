@@ -11,16 +11,16 @@ import pytest
 import structlog
 
 from rlsrl.local.metrics_log import read_rows
-from rlsrl.workers.learning_curve import METRICS_FILE, TENSORBOARD_FOLDER, LearningCurve, Row
+from rlsrl.workers.learning_curve import METRICS_FILE, TENSORBOARD_FOLDER, CurveRow, LearningCurve
 
 LOG = structlog.stdlib.get_logger()
 
 
 def rows(
     *sequences: int, instance: str = "a", attempt: int = 1, step: int | None = None, role: str = "trainer"
-) -> list[Row]:
+) -> list[CurveRow]:
     return [
-        Row(
+        CurveRow(
             step=sequence * 10 if step is None else step,
             wall=1000.0 + sequence,
             scalars={"loss": sequence + 0.5},
@@ -171,7 +171,7 @@ def test_a_new_attempt_makes_tensorboard_forget_what_was_undone(curve: LearningC
 def test_scalars_arrive_whatever_they_are(curve: LearningCurve, tmp_path: Path) -> None:
     scalars = {"plain": 0.25, "not a number": math.nan, "infinite": -math.inf, "huge": 1e300, "é": 1.0}
     (row,) = rows(300)
-    curve.append([Row(**{**{name: getattr(row, name) for name in row.__annotations__}, "scalars": scalars})])
+    curve.append([CurveRow(**{**{name: getattr(row, name) for name in row.__annotations__}, "scalars": scalars})])
     (read,) = read_rows(tmp_path / METRICS_FILE)
     assert read.step == 3000
     assert read.scalars["plain"] == 0.25

@@ -24,7 +24,7 @@ from rlsrl.streams.inference import InferenceBatch, InferenceFailed
 from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
 from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
 from rlsrl.streams.protocols import StreamClosed
-from rlsrl.testing.contexts import TOKEN, RecordingMembership, make_context
+from rlsrl.testing.contexts import TOKEN, RecordingSession, make_context
 from rlsrl.workers.build.ring import GroupParts, RingParts
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.ring import MAX_FAILURES, RingWorker
@@ -38,8 +38,8 @@ class Bench:
     """A ring of two groups, and the test in the places of its trainer and its policy worker."""
 
     def __init__(self, folder: Path, resources: ExitStack) -> None:
-        self.membership = RecordingMembership()
-        self.context = make_context("actor", folder, membership=self.membership)
+        self.join_session = RecordingSession()
+        self.context = make_context("actor", folder, join_session=self.join_session)
         groups = tuple(self._group(seed, resources) for seed in (0, 1))
         env_spec = groups[0].envs.spec
         layout = rollout_layout(env_spec, num_steps=STEPS, num_lanes=LANES)
@@ -178,7 +178,7 @@ def test_each_step_has_the_version_that_answered_it(bench: Bench) -> None:
         bench.poll()
     (slot,) = bench.posted()
     assert slot.arrays["version_step"].tolist() == [1, 2, 2]
-    assert bench.membership.reported("version") == [V1, V2]
+    assert bench.join_session.reported("version") == [V1, V2]
 
 
 def test_an_answer_by_older_weights_than_the_credit_allows_is_not_acted_on(bench: Bench) -> None:
@@ -208,7 +208,7 @@ def test_shows_life_and_what_it_waits_for(bench: Bench) -> None:
     calls: list[Any] = []
     bench.parts.producer.touch = lambda: calls.append(touched())  # type: ignore[method-assign]
     bench.poll()
-    assert bench.membership.turns[-2:] == ["inference", "working"]
+    assert bench.join_session.turns[-2:] == ["inference", "working"]
     assert len(calls) == 1
 
 

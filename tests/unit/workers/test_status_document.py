@@ -7,11 +7,11 @@ import pytest
 from rlsrl.data.version import Version
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.ledger import Account, Mark, PageRecord, Posted
-from rlsrl.workers.kept_pages import KeptPages
-from rlsrl.workers.status import Experiment, Member, Phase, Report, build_status, derive_phase
+from rlsrl.workers.ledger_copies import LedgerCopies
+from rlsrl.workers.status import ExperimentInfo, Member, MemberReport, RunPhase, build_status, derive_phase
 
-NO_PAGES = KeptPages({})
-EXPERIMENT = Experiment(name="cartpole", run_uid="u1", heartbeat_seconds=1.0, endpoints={"http": "h:1"}, done=False)
+NO_PAGES = LedgerCopies({})
+EXPERIMENT = ExperimentInfo(name="cartpole", run_uid="u1", heartbeat_seconds=1.0, endpoints={"http": "h:1"}, done=False)
 
 
 def member(role: str, index: int = 0, *, present: bool = True, heard_at: float = 100.0, **report: object) -> Member:
@@ -23,7 +23,7 @@ def member(role: str, index: int = 0, *, present: bool = True, heard_at: float =
         pid=41,
         host="here",
         endpoints={"metrics": "h:2"},
-        report=Report(**{"state": WorkerState.RUNNING} | report),  # type: ignore[arg-type]
+        report=MemberReport(**{"state": WorkerState.RUNNING} | report),  # type: ignore[arg-type]
         heard_at=heard_at,
         present=present,
     )
@@ -93,7 +93,7 @@ def page(role: str, index: int = 0, *left: Posted, **counters: int) -> PageRecor
 
 def test_the_ledger_is_everybodys_present_and_gone() -> None:
     trainer = replace(page("trainer", trained=12, in_buffer=1), marks={0: Mark(0, 3, 8), 1: Mark(0, 2, 5)})
-    pages = KeptPages({"actor": 2, "trainer": 1})
+    pages = LedgerCopies({"actor": 2, "trainer": 1})
     for each in (page("actor", 0, Posted(0, 4, 2, 0), produced=10), page("actor", 1, produced=5), trainer):
         pages.put(each)
     members = [member("actor", 0), member("actor", 1, present=False), member("trainer")]
@@ -137,6 +137,6 @@ TRAINED = {"train_steps": 1.0}
         ([], True, "finished"),
     ],
 )
-def test_the_phase_follows_from_the_trainers(members: list[Member], done: bool, phase: Phase) -> None:
+def test_the_phase_follows_from_the_trainers(members: list[Member], done: bool, phase: RunPhase) -> None:
     assert derive_phase(members, done=done) == phase
     assert build_status(replace(EXPERIMENT, done=done), members, NO_PAGES, 0.0)["phase"] == phase

@@ -22,7 +22,7 @@ from rlsrl.runtime.ledger import ActorLedger, TrainerLedger, balance, read_pages
 from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
 from rlsrl.streams.protocols import StreamTimeout
 from rlsrl.testing.clock import ManualClock
-from rlsrl.testing.contexts import TOKEN, RecordingMembership, make_context
+from rlsrl.testing.contexts import TOKEN, RecordingSession, make_context
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.waiting import until
 from rlsrl.workers.compiling import StepCompiler
@@ -90,12 +90,12 @@ class Bench:
         self._resources = ExitStack()
         self._folder = folder
         self.clock = ManualClock()
-        self.membership = RecordingMembership()
+        self.join_session = RecordingSession()
         self.learner = FakeLearner(version.step)
         self.published: list[Parameters] = []
         self.stored: list[Checkpoint] = []
         self.ended = threading.Event()
-        self.context = make_context("trainer", folder, membership=self.membership, clock=self.clock)
+        self.context = make_context("trainer", folder, join_session=self.join_session, clock=self.clock)
         trainer_page = self._resources.enter_context(self.context.open_ledger_page())
         actor_page = self._resources.enter_context(make_context("actor", folder).open_ledger_page())
         self.ledger = TrainerLedger(trainer_page)
@@ -382,10 +382,10 @@ def test_rows_come_at_their_time_and_the_last_step_has_one(make_bench: Callable[
     bench.train(2)
     assert bench.ended.wait(DEADLINE_SECONDS)
     bench.thread.check()
-    assert [step for step, _ in bench.membership.rows] == [2, 4]
-    _, scalars = bench.membership.rows[0]
+    assert [step for step, _ in bench.join_session.rows] == [2, 4]
+    _, scalars = bench.join_session.rows[0]
     assert (scalars["env_steps"], scalars["train_steps"], scalars["policy_lag"]) == (2 * SLOT, 2, 0)
     assert (scalars["train_seconds"], scalars["env_steps_per_second"]) == (1.5, 2 * SLOT / 1.5)
     assert scalars["train/loss"] == 0.5
-    assert bench.membership.reported("version") == [Version(1, 2), Version(1, 4)]
+    assert bench.join_session.reported("version") == [Version(1, 2), Version(1, 4)]
     bench.end()

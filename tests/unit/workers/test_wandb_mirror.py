@@ -22,12 +22,12 @@ from structlog.testing import capture_logs
 
 from rlsrl.api.resolved import CoordinatorConfig, ParameterStoreConfig
 from rlsrl.api.spec import Wandb
+from rlsrl.runtime.join_session import JoinSession
 from rlsrl.runtime.metrics import Metrics
-from rlsrl.runtime.roster import Membership
 from rlsrl.testing.folder_watch import FolderWatch
 from rlsrl.workers import wandb_mirror
 from rlsrl.workers.coordinator import CoordinatorWorker
-from rlsrl.workers.learning_curve import LearningCurve, Row
+from rlsrl.workers.learning_curve import CurveRow, LearningCurve
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Follower, Options, num_rows_written
 
@@ -42,9 +42,9 @@ def curve(tmp_path: Path) -> Iterator[LearningCurve]:
     curve.close()
 
 
-def rows(*sequences: int, attempt: int = 1) -> list[Row]:
+def rows(*sequences: int, attempt: int = 1) -> list[CurveRow]:
     return [
-        Row(
+        CurveRow(
             step=sequence * 10,
             wall=1000.0 + sequence,
             scalars={"loss": sequence + 0.5, "return_mean": -float(sequence)},
@@ -301,7 +301,7 @@ def test_a_coordinator_hands_on_every_row_and_counts_failures(tmp_path: Path, fa
     running = threading.Thread(target=worker.run)
     running.start()
     with FolderWatch(folder) as watch:
-        member = Membership.join(
+        member = JoinSession.join(
             config.coordinator_address, "token", role="trainer", index=0, attempt=1, on_command=print, timeout=DEADLINE
         )
         for step in (0, 10, 20):

@@ -7,27 +7,27 @@ from prometheus_client import generate_latest
 from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import LedgerError, PageRecord
 from rlsrl.testing.clock import ManualClock
-from rlsrl.testing.contexts import RecordingMembership, make_context
+from rlsrl.testing.contexts import RecordingSession, make_context
 
 
 def test_waiting_is_counted_and_shown_meanwhile_also_when_it_fails(tmp_path: Path) -> None:
-    clock, membership = ManualClock(), RecordingMembership()
-    context = make_context("actor", tmp_path, membership=membership, clock=clock)
+    clock, join_session = ManualClock(), RecordingSession()
+    context = make_context("actor", tmp_path, join_session=join_session, clock=clock)
     with context.waiting("credit"):
-        assert membership.turns == ["credit"]
+        assert join_session.turns == ["credit"]
         clock.advance(2.0)
-    assert membership.turns == ["credit", "working"]
+    assert join_session.turns == ["credit", "working"]
     with pytest.raises(ValueError, match="does not go back"), context.waiting("credit"):
         clock.advance(-1.0)
-    assert membership.turns[-1] == "working"
+    assert join_session.turns[-1] == "working"
     assert b'rlsrl_waiting_seconds_total{reason="credit"} 2.0' in generate_latest(context.metrics.registry)
 
 
 def test_a_version_is_reported_and_shown(tmp_path: Path) -> None:
-    membership = RecordingMembership()
-    context = make_context("trainer", tmp_path, membership=membership)
+    join_session = RecordingSession()
+    context = make_context("trainer", tmp_path, join_session=join_session)
     context.report_version(Version(3, 14))
-    assert membership.reported("version") == [Version(3, 14)]
+    assert join_session.reported("version") == [Version(3, 14)]
     shown = generate_latest(context.metrics.registry)
     assert b"rlsrl_version_attempt 3.0" in shown
     assert b"rlsrl_version_step 14.0" in shown
@@ -45,8 +45,8 @@ def test_the_ledger_page_is_this_workers_own_and_is_shown(tmp_path: Path) -> Non
 
 def test_where_the_page_is_gone_it_begins_on_the_copy(tmp_path: Path) -> None:
     copy = PageRecord(role="actor", index=2, incarnation=4, lives=5).count(produced=9)
-    membership = RecordingMembership(kept_page=copy.encode())
-    context = make_context("actor", tmp_path, index=2, incarnation=5, membership=membership)
+    join_session = RecordingSession(ledger_copy=copy.encode())
+    context = make_context("actor", tmp_path, index=2, incarnation=5, join_session=join_session)
     with context.open_ledger_page() as page:
         assert page.record == replace(copy, restored=True)
-        assert membership.page is page
+        assert join_session.page is page

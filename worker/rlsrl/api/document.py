@@ -26,7 +26,7 @@ _INTEGER_LIMIT = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class SourcePosition:
     """A position in a user's text."""
 
     source: str
@@ -44,7 +44,7 @@ class Place:
 class Problem:
     """One error in a document."""
 
-    place: Place
+    place: SourcePosition
     path: str
     """The field, for example ``spec.actors.replicas``; empty for the text as a whole."""
     message: str
@@ -78,21 +78,21 @@ class Document:
     source: str
     value: Any
     """Mappings, lists, strings, numbers, booleans and None."""
-    keys: Mapping[Path, Place] = field(default_factory=dict)
+    keys: Mapping[Path, SourcePosition] = field(default_factory=dict)
     """The place of each mapping key, by path."""
-    values: Mapping[Path, Place] = field(default_factory=dict)
+    values: Mapping[Path, SourcePosition] = field(default_factory=dict)
     """The place where each value begins, by path."""
     problems: tuple[Problem, ...] = ()
     """Parts that could not be read. Their value is None."""
 
-    def place_of(self, path: Path, *, key: bool = False) -> Place:
+    def place_of(self, path: Path, *, key: bool = False) -> SourcePosition:
         """Return the place of the value at ``path``, or of its key; if absent, that of the enclosing mapping."""
         places = self.keys if key else self.values
         while path:
             if path in places:
                 return places[path]
             path, places = path[:-1], self.keys
-        return Place(source=self.source, line=1, column=1)
+        return SourcePosition(source=self.source, line=1, column=1)
 
     @property
     def unreadable(self) -> bool:
@@ -114,10 +114,10 @@ class Document:
             inner = current or {}
             return {**inner, step: put(inner.get(step), (*at, step))}
 
-        def outside(places: Mapping[Path, Place]) -> dict[Path, Place]:
+        def outside(places: Mapping[Path, SourcePosition]) -> dict[Path, SourcePosition]:
             return {at: place for at, place in places.items() if at[: len(path)] != path}
 
-        made = {path[:length]: Place(source=other.source) for length in range(1, len(path) + 1)}
+        made = {path[:length]: SourcePosition(source=other.source) for length in range(1, len(path) + 1)}
         return replace(
             self,
             value=put(self.value, ()),
@@ -209,8 +209,8 @@ class _Reader:
     def __init__(self, source: str, at: tuple[str, ...]) -> None:
         self._source = source
         self._at = at
-        self._keys: dict[Path, Place] = {}
-        self._values: dict[Path, Place] = {}
+        self._keys: dict[Path, SourcePosition] = {}
+        self._values: dict[Path, SourcePosition] = {}
         self._problems: list[Problem] = []
         self._num_values = 0
         self._open: set[int] = set()
@@ -298,11 +298,11 @@ class _Reader:
             Problem(place=self._place(mark), path=show_path(path) if path else "", message=message, allowed=allowed)
         )
 
-    def _place(self, mark: yaml.Mark | None) -> Place:
+    def _place(self, mark: yaml.Mark | None) -> SourcePosition:
         if self._at:
-            return Place(source=self._source)
+            return SourcePosition(source=self._source)
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        return Place(source=self._source, line=line, column=column)
+        return SourcePosition(source=self._source, line=line, column=column)
 
 
 def _compose(text: str) -> list[yaml.Node]:

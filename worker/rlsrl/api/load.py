@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rlsrl.api.document import Document, Place, Problem, SpecError, read_document, read_value, write_document
+from rlsrl.api.document import Document, Problem, SourcePosition, SpecError, read_document, read_value, write_document
 from rlsrl.api.fields import Path, allowed, allowed_at, find, nearest, parse_path, show_path, show_value
 from rlsrl.api.model import RULES
 from rlsrl.api.rules import Violation
@@ -21,8 +21,8 @@ from rlsrl.api.spec import RLExperiment
 __all__ = [
     "Difference",
     "Document",
-    "Place",
     "Problem",
+    "SourcePosition",
     "SpecError",
     "apply_overrides",
     "differences",
@@ -45,7 +45,7 @@ def load_file(path: FilePath, overrides: Sequence[str] = ()) -> RLExperiment:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError(
-            (Problem(place=Place(source=str(path)), path="", message=f"cannot be read: {reason}"),)
+            (Problem(place=SourcePosition(source=str(path)), path="", message=f"cannot be read: {reason}"),)
         ) from error
     return load_text(text, source=str(path), overrides=overrides)
 
@@ -139,13 +139,13 @@ def _override(document: Document, override: str) -> Document:
     path = parse_path(text.strip())
     if not equals or not text.strip():
         problem = Problem(
-            place=Place(source=source),
+            place=SourcePosition(source=source),
             path="",
             message="is not of the form path=value",
             allowed="for example algorithm.ppo.epochs=2",
         )
     elif find(path) is None:
-        problem = _unknown_field(Place(source=source), path)
+        problem = _unknown_field(SourcePosition(source=source), path)
     else:
         return document.with_value(path, read_value(value, source, path))
     return replace(document, problems=(*document.problems, problem))
@@ -201,7 +201,7 @@ _WRONG = {
 """What is wrong with a value, by pydantic's type of error. Every other type of error concerns the value's type."""
 
 
-def _unknown_field(place: Place, path: Path, value: Any = None) -> Problem:
+def _unknown_field(place: SourcePosition, path: Path, value: Any = None) -> Problem:
     known = path[:-1]
     while find(known) is None:
         known = known[:-1]

@@ -60,7 +60,7 @@ class Directory:
     """Finds the address at which to connect, each time anew: a member's successor may be elsewhere."""
 
     def __init__(self, address_of: Callable[[str, int], str | None]) -> None:
-        """``address_of(role, index)`` says where a member is now, for example ``Membership.address_of``."""
+        """``address_of(role, index)`` says where a member is now, for example ``JoinSession.address_of``."""
         self._address_of = address_of
 
     def find(self, address: str) -> str | None:

@@ -14,17 +14,17 @@ from rlsrl.data.version import Version
 from rlsrl.runtime.activity import Stage
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.coordination import WorkerState
+from rlsrl.runtime.join_session import JoinSession
 from rlsrl.runtime.ledger import LedgerPage
 from rlsrl.runtime.metrics import Metrics
-from rlsrl.runtime.roster import Membership
 from rlsrl.workers.context import WorkerContext
 
 TOKEN = "a-token-for-tests"  # noqa: S105 - nobody else's
 
 
 @dataclass
-class RecordingMembership:
-    """Stands in for ``Membership``: keeps what would go up the Join stream. Any thread may call it."""
+class RecordingSession:
+    """Stands in for ``JoinSession``: keeps what would go up the Join stream. Any thread may call it."""
 
     reports: list[dict[str, Any]] = field(default_factory=list)
     """What each call of ``report`` said, without what it left open."""
@@ -38,7 +38,7 @@ class RecordingMembership:
     """Where members of other roles are."""
     failure: Exception | None = None
     """What ``check`` raises from now on; None for nothing."""
-    kept_page: bytes = b""
+    ledger_copy: bytes = b""
     """The ledger page that the coordinator kept of the life before."""
     page: LedgerPage | None = None
     """The ledger page that would be shown to it."""
@@ -91,7 +91,7 @@ def make_context(
     index: int = 0,
     incarnation: int = 0,
     attempt: int = 1,
-    membership: RecordingMembership | None = None,
+    join_session: RecordingSession | None = None,
     clock: Clock | None = None,
 ) -> WorkerContext:
     """The context of a worker whose ledger is in ``folder``."""
@@ -105,6 +105,6 @@ def make_context(
         log=structlog.stdlib.get_logger(role),
         metrics=Metrics(CollectorRegistry()),
         clock=clock or SystemClock(),
-        membership=cast("Membership", membership or RecordingMembership()),
+        join_session=cast("JoinSession", join_session or RecordingSession()),
         ledger_folder=folder,
     )

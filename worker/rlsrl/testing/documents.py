@@ -15,12 +15,12 @@ from pydantic.fields import FieldInfo
 from rlsrl.api.model import Model
 from rlsrl.api.spec import RLExperiment
 
-Document = dict[str, Any]
+JsonDocument = dict[str, Any]
 """A document as JSON has it."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class FieldType:
     """A field's type without None and Annotated, and its constraints."""
 
     type: Any
@@ -32,7 +32,7 @@ class Kind:
         return found[-1] if found else None
 
     @property
-    def items(self) -> tuple[Kind, ...]:
+    def items(self) -> tuple[FieldType, ...]:
         """Of a tuple's or mapping's parts."""
         return tuple(kind_of(argument) for argument in get_args(self.type) if argument is not Ellipsis)
 
@@ -43,7 +43,7 @@ class Case:
 
     path: tuple[str, ...]
     models: tuple[type[Model], ...]
-    kind: Kind
+    kind: FieldType
     required: bool
 
     @property
@@ -52,7 +52,7 @@ class Case:
         return ".".join(self.path)
 
 
-def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> Kind:
+def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> FieldType:
     """Strip ``| None`` and ``Annotated``; collect constraints, inner ones first."""
     if get_origin(annotation) in (Union, types.UnionType):
         (annotation,) = (each for each in get_args(annotation) if each is not type(None))
@@ -60,7 +60,7 @@ def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> Kind:
         inner, *extra = get_args(annotation)
         flat = tuple(item for each in extra for item in (each.metadata if isinstance(each, FieldInfo) else (each,)))
         return kind_of(inner, flat + metadata)
-    return Kind(annotation, metadata)
+    return FieldType(annotation, metadata)
 
 
 def is_ignored(field: FieldInfo) -> bool:
@@ -107,7 +107,7 @@ EXAMPLES = {
 """Legal strings whose pattern no generator needs to solve; factories share one."""
 
 
-POD_TEMPLATES: tuple[Document, ...] = (
+POD_TEMPLATES: tuple[JsonDocument, ...] = (
     {},
     {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}}},
     {"spec": {"nodeSelector": {"pool": "spot"}, "tolerations": [{"key": "spot", "operator": "Exists"}]}},
@@ -147,7 +147,7 @@ def legal(case: Case) -> Any:
     return low if low is not None else kind.bound("le") / 2
 
 
-def minimal() -> Document:
+def minimal() -> JsonDocument:
     """A legal document with as little as can be."""
     return {
         "apiVersion": "rlsrl.dev/v1alpha1",
@@ -157,7 +157,7 @@ def minimal() -> Document:
     }
 
 
-def with_value(case: Case, value: Any) -> Document:
+def with_value(case: Case, value: Any) -> JsonDocument:
     """A document that is legal but for the field: what the way to it needs is there, other union members are not."""
     document = minimal()
     mapping = document
@@ -176,7 +176,7 @@ def with_value(case: Case, value: Any) -> Document:
     return document
 
 
-def wrong_types(kind: Kind) -> list[Any]:
+def wrong_types(kind: FieldType) -> list[Any]:
     """Values of types that the field does not take."""
     if get_origin(kind.type) is Literal:
         return [1, True, ["x"], {"x": 1}]
@@ -192,7 +192,7 @@ def wrong_types(kind: Kind) -> list[Any]:
     }[kind.type]
 
 
-def out_of_range(kind: Kind) -> list[Any]:
+def out_of_range(kind: FieldType) -> list[Any]:
     """Values of the right type that the field does not take."""
     if get_origin(kind.type) is Literal:
         return ["other", get_args(kind.type)[0].upper() + "_"]
@@ -209,7 +209,7 @@ def out_of_range(kind: Kind) -> list[Any]:
     return [above if above is not None else low - 1, -(10**18), high + 1, high * 2 + 1, 10**18]
 
 
-def variation(rng: random.Random) -> Document:
+def variation(rng: random.Random) -> JsonDocument:
     """A legal document: each field present or not, with any legal value; what rules across fields demand comes last."""
     document = minimal()
     for case in LEAVES:
@@ -224,7 +224,7 @@ def variation(rng: random.Random) -> Document:
         mapping[case.path[-1]] = random_legal(case, rng)
     spec = document["spec"]
     trainers = {name: value for name, value in spec.get("trainers", {}).items() if name == "gpuResource"}
-    actors: Document = {"replicas": rng.randint(1, 8), "rolloutLength": rng.choice([1, 5, 16, 128, 2048])}
+    actors: JsonDocument = {"replicas": rng.randint(1, 8), "rolloutLength": rng.choice([1, 5, 16, 128, 2048])}
     actors[rng.choice(["environments", "environmentsPerActor"])] = rng.randint(2, 64)
     spec["actors"] = actors
     if rng.random() < 0.5:
@@ -247,7 +247,7 @@ def variation(rng: random.Random) -> Document:
     return document
 
 
-def _vectorizations(spec: Document) -> list[str]:
+def _vectorizations(spec: JsonDocument) -> list[str]:
     """Those that are legal beside the rest."""
     around = {"factory", "atari", "maxEpisodeSteps", "frameStack", "actionMask"} & set(spec["environment"])
     has_program = "cnn" not in spec.get("policy", {}).get("network", {}) and "policyWorkers" not in spec
@@ -279,7 +279,7 @@ def random_legal(case: Case, rng: random.Random) -> Any:
     return legal(case)
 
 
-def other_member_given(document: Document, case: Case) -> bool:
+def other_member_given(document: JsonDocument, case: Case) -> bool:
     """Whether a union on the field's way already holds another member."""
     for depth, (step, model) in enumerate(zip(case.path, case.models, strict=True)):
         members = camel(model.exactly_one)
@@ -291,7 +291,7 @@ def other_member_given(document: Document, case: Case) -> bool:
     return False
 
 
-def inside(document: Document, path: tuple[str, ...]) -> Document:
+def inside(document: JsonDocument, path: tuple[str, ...]) -> JsonDocument:
     """What stands in a document at a path."""
     for step in path:
         document = document[step]
@@ -303,7 +303,7 @@ def camel(names: tuple[str, ...]) -> list[str]:
     return [to_camel(name) for name in names]
 
 
-def empty_unions() -> list[Document]:
+def empty_unions() -> list[JsonDocument]:
     """Documents of which each is refused for a union that has no member; few others leave out an only one."""
     return [
         with_value(case, {})
@@ -312,7 +312,7 @@ def empty_unions() -> list[Document]:
     ]
 
 
-def perhaps_broken(rng: random.Random) -> Document:
+def perhaps_broken(rng: random.Random) -> JsonDocument:
     """A variation that was changed somewhere below ``spec``: about half of them are not legal any more."""
     document = variation(rng)
     for _ in range(rng.choice([0, 1, 1, 2])):
@@ -329,19 +329,19 @@ def as_sent(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e21 else value
 
 
-def _change_a_value(document: Document, rng: random.Random) -> None:
+def _change_a_value(document: JsonDocument, rng: random.Random) -> None:
     case, mapping = _some_place(document, rng)
     wrong = [*wrong_types(case.kind), *(out_of_range(case.kind) if case in LEAVES else [])]
     mapping[case.path[-1]] = rng.choice(wrong) if rng.random() < 0.7 else random_legal(case, rng)
 
 
-def _misspell(document: Document, rng: random.Random) -> None:
+def _misspell(document: JsonDocument, rng: random.Random) -> None:
     case, mapping = _some_place(document, rng)
     if case.path[-1] in mapping:
         mapping[case.path[-1] + "s"] = mapping.pop(case.path[-1])
 
 
-def _leave_out(document: Document, rng: random.Random) -> None:
+def _leave_out(document: JsonDocument, rng: random.Random) -> None:
     case, mapping = _some_place(document, rng)
     if rng.random() < 0.5:
         mapping.pop(case.path[-1], None)
@@ -349,12 +349,12 @@ def _leave_out(document: Document, rng: random.Random) -> None:
         mapping[case.path[-1]] = None
 
 
-def _add(document: Document, rng: random.Random) -> None:
+def _add(document: JsonDocument, rng: random.Random) -> None:
     case, mapping = _some_place(document, rng)
     mapping.setdefault(case.path[-1], legal(case))
 
 
-def _give_another_member(document: Document, rng: random.Random) -> None:
+def _give_another_member(document: JsonDocument, rng: random.Random) -> None:
     unions = [case for case in CASES if case.path[-1] in camel(case.models[-1].exactly_one)]
     case = rng.choice(unions)
     mapping = _mapping_at(document, case.path[:-1])
@@ -362,7 +362,7 @@ def _give_another_member(document: Document, rng: random.Random) -> None:
         mapping[case.path[-1]] = legal(case)
 
 
-def _break_arithmetic(document: Document, rng: random.Random) -> None:
+def _break_arithmetic(document: JsonDocument, rng: random.Random) -> None:
     """Small numbers where rules compare and divide them."""
     spec = document["spec"]
     if rng.random() < 0.5:
@@ -375,7 +375,7 @@ def _break_arithmetic(document: Document, rng: random.Random) -> None:
             mapping[path[-1]] = rng.choice([1, 2, 3, 4, 6, 7, 8, 12])
 
 
-def _leave_the_end_open(document: Document, rng: random.Random) -> None:
+def _leave_the_end_open(document: JsonDocument, rng: random.Random) -> None:
     """No number of transitions for schedules to end with, or no end at all."""
     spec = document["spec"]
     spec["stop"] = rng.choice([{}, {"trainSteps": 10}, {"trainSteps": 10}])
@@ -385,7 +385,7 @@ def _leave_the_end_open(document: Document, rng: random.Random) -> None:
         ppo[name] = {"linear": rng.choice([{}, {"envSteps": 100}])}
 
 
-def _vectorize(document: Document, rng: random.Random) -> None:
+def _vectorize(document: JsonDocument, rng: random.Random) -> None:
     """Other than by a loop, beside what perhaps cannot be stepped so."""
     spec = document["spec"]
     environment, actors = _mapping_at(spec, ("environment",)), _mapping_at(spec, ("actors",))
@@ -419,7 +419,7 @@ ARITHMETIC = (
 """The numbers below ``spec`` that rules compute with."""
 
 
-def _some_place(document: Document, rng: random.Random) -> tuple[Case, Document]:
+def _some_place(document: JsonDocument, rng: random.Random) -> tuple[Case, JsonDocument]:
     """A field below ``spec`` and the mapping of the document that it would stand in."""
     while True:
         case = rng.choice(CASES)
@@ -428,7 +428,7 @@ def _some_place(document: Document, rng: random.Random) -> tuple[Case, Document]
             return case, mapping
 
 
-def _mapping_at(document: Document, path: tuple[str, ...]) -> Document | None:
+def _mapping_at(document: JsonDocument, path: tuple[str, ...]) -> JsonDocument | None:
     found: Any = document
     for step in path:
         found = found.get(step) if isinstance(found, dict) else None

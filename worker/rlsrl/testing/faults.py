@@ -9,7 +9,7 @@ from typing import Any
 
 from rlsrl.api.pods import ROLE_LABEL
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import Experiment, Namespace
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
@@ -65,18 +65,18 @@ def is_ready(pod: Object) -> bool:
     return ready == ["True"] and "deletionTimestamp" not in pod["metadata"]
 
 
-def wanted(experiment: Experiment) -> Counter[str]:
+def wanted(experiment: ClusterExperiment) -> Counter[str]:
     """How many pods of each role it asks for."""
     spec = experiment.object["spec"]
     return Counter({role: spec.get(field, {}).get("replicas", 0) if field else 1 for role, field in ROLES.items()})
 
 
-def all_ready(experiment: Experiment) -> bool:
+def all_ready(experiment: ClusterExperiment) -> bool:
     """Whether every role has its pods."""
     return Counter(role_of(pod) for pod in experiment.pods() if is_ready(pod)) == wanted(experiment)
 
 
-def lives(experiment: Experiment, *, without: Sequence[str] = ()) -> dict[str, tuple[str, int]]:
+def lives(experiment: ClusterExperiment, *, without: Sequence[str] = ()) -> dict[str, tuple[str, int]]:
     """Uid and restarts of every pod of the other roles."""
     return {
         pod["metadata"]["name"]: (
@@ -88,23 +88,23 @@ def lives(experiment: Experiment, *, without: Sequence[str] = ()) -> dict[str, t
     }
 
 
-def goes_on(experiment: Experiment, *, timeout: float = DEADLINE_SECONDS) -> None:
+def goes_on(experiment: ClusterExperiment, *, timeout: float = DEADLINE_SECONDS) -> None:
     """Wait for environment steps that nobody has seen yet."""
     steps = experiment.env_steps()
     until(lambda: experiment.env_steps() > steps, "training goes on", timeout=timeout)
 
 
-def begin(where: Namespace, **spec: Any) -> Experiment:
+def begin(where: Namespace, **spec: Any) -> ClusterExperiment:
     """A run that trains, with all its pods, and goes on until it is let."""
     where.apply(gated_experiment(**spec))
-    experiment = Experiment(where, NAME)
+    experiment = ClusterExperiment(where, NAME)
     experiment.await_phase("Running")
     until(lambda: all_ready(experiment), "every pod is ready")
     until(lambda: experiment.env_steps() > 0, "it trains")
     return experiment
 
 
-def reach_the_goal(experiment: Experiment) -> None:
+def reach_the_goal(experiment: ClusterExperiment) -> None:
     """Let it, to its end: only the coordinator stays, and the ledger adds up."""
     for pod in experiment.pods("actor"):
         if is_ready(pod):
@@ -120,7 +120,7 @@ def reach_the_goal(experiment: Experiment) -> None:
 class Faults:
     """Does something to an experiment, and waits until it is well again."""
 
-    def __init__(self, experiment: Experiment, recovered: Recovered) -> None:
+    def __init__(self, experiment: ClusterExperiment, recovered: Recovered) -> None:
         """``recovered`` hears of each fault."""
         self._experiment = experiment
         self._recovered = recovered
@@ -152,7 +152,7 @@ class Faults:
         assert after == others, f"{what}: {others} became {after}"  # noqa: S101 - what tests are about
 
 
-def _is_hit(experiment: Experiment, before: dict[str, tuple[str, int]], names: set[str]) -> bool:
+def _is_hit(experiment: ClusterExperiment, before: dict[str, tuple[str, int]], names: set[str]) -> bool:
     """Whether one of these pods is another, or restarted, or gone, or going: that of a lost node is for long."""
     now = lives(experiment)
     going = {pod["metadata"]["name"] for pod in experiment.pods() if "deletionTimestamp" in pod["metadata"]}

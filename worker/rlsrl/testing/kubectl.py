@@ -138,7 +138,7 @@ def _reader() -> ApiReader:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class ClusterExperiment:
     """An experiment in a namespace."""
 
     where: Namespace

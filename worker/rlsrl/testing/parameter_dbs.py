@@ -1,6 +1,6 @@
 """What every parameter database must do, as tests to inherit.
 
-A test module subclasses ``ParameterDBConformance`` and gives it a fixture ``store``, a fresh ``ParameterStore``.
+A test module subclasses ``ParameterDBConformance`` and gives it a fixture ``store``, a fresh ``StoreUnderTest``.
 """
 
 # ruff: noqa: D102, S101 - these are tests, named for what they say
@@ -37,7 +37,7 @@ LONG = 60.0
 """Seconds to watch where something will come: never reached."""
 
 
-class ParameterStore(Protocol):
+class StoreUnderTest(Protocol):
     """One store under test."""
 
     @property
@@ -85,7 +85,7 @@ def got(db: ParameterDB, ref: Version | str = "latest") -> Parameters:
 class ParameterDBConformance:
     """Inherit it, add a fixture ``store``, and pytest runs it."""
 
-    def test_what_was_pushed_comes_back_to_the_bit(self, store: ParameterStore) -> None:
+    def test_what_was_pushed_comes_back_to_the_bit(self, store: StoreUnderTest) -> None:
         rng = np.random.default_rng(0)
         pushed = Parameters(
             version=Version(3, 7),
@@ -110,7 +110,7 @@ class ParameterDBConformance:
             there = read.statistics[name]
             assert (there.dtype, there.shape, there.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
-    def test_what_is_stored_cannot_be_changed_through_arrays(self, store: ParameterStore) -> None:
+    def test_what_is_stored_cannot_be_changed_through_arrays(self, store: StoreUnderTest) -> None:
         db = store.open()
         mine = make_parameters(Version(1, 1), fill=1, mean=np.zeros(2))
         db.push(POLICY, mine)
@@ -121,7 +121,7 @@ class ParameterDBConformance:
                 array[0] = 5
         np.testing.assert_array_equal(got(db).vector, np.ones(16))
 
-    def test_a_version_is_named_by_itself_its_text_a_tag_or_as_latest(self, store: ParameterStore) -> None:
+    def test_a_version_is_named_by_itself_its_text_a_tag_or_as_latest(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 5, 6)
         db.push(POLICY, make_parameters(Version(2, 1500)), tags=["best", "released-1.0"])
@@ -131,14 +131,14 @@ class ParameterDBConformance:
         assert got(db, "best").version == got(db, "released-1.0").version == Version(2, 1500)
         assert got(db, "latest").version == got(db).version == Version(2, 1501)
 
-    def test_versions_are_ordered_by_attempt_then_step_as_numbers(self, store: ParameterStore) -> None:
+    def test_versions_are_ordered_by_attempt_then_step_as_numbers(self, store: StoreUnderTest) -> None:
         db = store.open()
         for attempt, step in [(1, 9), (1, 10), (1, 2), (9, 3), (10, 1), (10, 0)]:
             db.push(POLICY, make_parameters(Version(attempt, step)))
         assert stored(db) == ["1.2", "1.9", "1.10", "9.3", "10.0", "10.1"]
         assert got(db).version == Version(10, 1)
 
-    def test_a_version_is_described(self, store: ParameterStore) -> None:
+    def test_a_version_is_described(self, store: StoreUnderTest) -> None:
         db = store.open()
         store.clock.advance(12.5)
         pushed_at = store.clock.time()
@@ -164,7 +164,7 @@ class ParameterDBConformance:
         ],
         ids=["weights", "layout", "size", "statistics"],
     )
-    def test_a_version_never_changes(self, store: ParameterStore, other: Parameters) -> None:
+    def test_a_version_never_changes(self, store: StoreUnderTest, other: Parameters) -> None:
         db = store.open()
         push_steps(db, 1)
         for writer in (db, store.open()):
@@ -174,7 +174,7 @@ class ParameterDBConformance:
         assert (read.layout, dict(read.statistics)) == ("layout-1", {})
         np.testing.assert_array_equal(read.vector, np.ones(16))
 
-    def test_repeating_a_push_makes_sure_of_its_tags_and_changes_nothing_else(self, store: ParameterStore) -> None:
+    def test_repeating_a_push_makes_sure_of_its_tags_and_changes_nothing_else(self, store: StoreUnderTest) -> None:
         db = store.open()
         db.push(POLICY, make_parameters(Version(1, 1)), metadata={"env_steps": 1})
         created_at = db.versions(POLICY)[0].created_at
@@ -183,7 +183,7 @@ class ParameterDBConformance:
         (info,) = db.versions(POLICY)
         assert (info.tags, info.created_at, info.metadata) == (("best",), created_at, {"env_steps": 1})
 
-    def test_a_succeeded_attempt_is_fenced_off(self, store: ParameterStore) -> None:
+    def test_a_succeeded_attempt_is_fenced_off(self, store: StoreUnderTest) -> None:
         old, new = store.open(), store.open()
         push_steps(old, 1, 2, attempt=1)
         push_steps(new, 1, 2, attempt=2)
@@ -196,7 +196,7 @@ class ParameterDBConformance:
         push_steps(new, 3, attempt=2)
         assert stored(new) == ["2.2", "2.3"]
 
-    def test_a_succeeded_attempt_saves_no_state(self, store: ParameterStore) -> None:
+    def test_a_succeeded_attempt_saves_no_state(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, attempt=1)
         db.save_state(POLICY, make_state(Version(1, 1)))
@@ -207,7 +207,7 @@ class ParameterDBConformance:
         assert state is not None
         assert state.values == {}
 
-    def test_a_version_comes_with_its_state(self, store: ParameterStore) -> None:
+    def test_a_version_comes_with_its_state(self, store: StoreUnderTest) -> None:
         db = store.open()
         version = Version(1, 4)
         state = make_state(version, a=1)
@@ -221,7 +221,7 @@ class ParameterDBConformance:
         assert (loaded.version, loaded.values) == (version, {"a": 1})
         np.testing.assert_array_equal(loaded.arrays["adam/m"], state.arrays["adam/m"])
 
-    def test_a_repeated_push_replaces_the_state(self, store: ParameterStore) -> None:
+    def test_a_repeated_push_replaces_the_state(self, store: StoreUnderTest) -> None:
         db = store.open()
         for number in (1, 2):
             db.push(POLICY, make_parameters(Version(1, 1)), state=make_state(Version(1, 1), number=number))
@@ -229,13 +229,13 @@ class ParameterDBConformance:
         assert state is not None
         assert state.values == {"number": 2}
 
-    def test_states_that_come_with_versions_are_kept_like_others(self, store: ParameterStore) -> None:
+    def test_states_that_come_with_versions_are_kept_like_others(self, store: StoreUnderTest) -> None:
         db = store.open()
         for step in range(1, 6):
             db.push(POLICY, make_parameters(Version(1, step)), state=make_state(Version(1, step)))
         assert [info.version.step for info in db.versions(POLICY) if info.has_state] == [3, 4, 5]
 
-    def test_a_state_of_another_version_is_refused_and_nothing_is_stored(self, store: ParameterStore) -> None:
+    def test_a_state_of_another_version_is_refused_and_nothing_is_stored(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1)
         with pytest.raises(ValueError, match=r"state of version 1\.3 cannot be pushed with version 1\.2"):
@@ -243,7 +243,7 @@ class ParameterDBConformance:
         assert stored(db) == ["1.1"]
         assert db.load_state(POLICY) is None
 
-    def test_a_push_that_is_refused_leaves_no_state(self, store: ParameterStore) -> None:
+    def test_a_push_that_is_refused_leaves_no_state(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, attempt=1)
         push_steps(db, 1, attempt=2)
@@ -254,7 +254,7 @@ class ParameterDBConformance:
         assert db.load_state(POLICY) is None
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-    def test_what_is_not_finite_is_never_stored(self, store: ParameterStore, bad: float) -> None:
+    def test_what_is_not_finite_is_never_stored(self, store: StoreUnderTest, bad: float) -> None:
         db = store.open()
         push_steps(db, 1)
         vector = np.zeros(8, dtype=np.float32)
@@ -266,11 +266,11 @@ class ParameterDBConformance:
         assert stored(db) == ["1.1"]
 
     @pytest.mark.parametrize("vector", [np.zeros((2, 2), np.float32), np.zeros(4)], ids=["matrix", "float64"])
-    def test_a_vector_is_flat_float32(self, store: ParameterStore, vector: NDArray[Any]) -> None:
+    def test_a_vector_is_flat_float32(self, store: StoreUnderTest, vector: NDArray[Any]) -> None:
         with pytest.raises(ValueError, match="flat float32"):
             store.open().push(POLICY, Parameters(version=Version(1, 1), vector=vector, layout="layout-1"))
 
-    def test_newer_than_gives_only_what_is_newer(self, store: ParameterStore) -> None:
+    def test_newer_than_gives_only_what_is_newer(self, store: StoreUnderTest) -> None:
         db = store.open()
         assert db.get(POLICY, newer_than=INITIAL) is None
         push_steps(db, 4, 5)
@@ -283,7 +283,7 @@ class ParameterDBConformance:
         assert db.get(POLICY, "best", newer_than=Version(1, 4)) is None
         assert db.get(POLICY, "best", newer_than=Version(1, 3)) is not None
 
-    def test_missing_names_are_answered_with_what_there_is(self, store: ParameterStore) -> None:
+    def test_missing_names_are_answered_with_what_there_is(self, store: StoreUnderTest) -> None:
         db = store.open()
         with pytest.raises(VersionNotFound, match="stored policies: none"):
             db.get(POLICY)
@@ -299,7 +299,7 @@ class ParameterDBConformance:
             db.get(POLICY, "1.2", newer_than=INITIAL)
 
     @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "white space", "x" * 64, "ü"])
-    def test_names_are_safe_as_file_names(self, store: ParameterStore, name: str) -> None:
+    def test_names_are_safe_as_file_names(self, store: StoreUnderTest, name: str) -> None:
         db = store.open()
         push_steps(db, 1)
         with pytest.raises(ValueError, match="allowed"):
@@ -311,13 +311,13 @@ class ParameterDBConformance:
         assert stored(db) == ["1.1"]
 
     @pytest.mark.parametrize("name", ["latest", "1.1", "7.1500"])
-    def test_a_tag_is_no_other_reference(self, store: ParameterStore, name: str) -> None:
+    def test_a_tag_is_no_other_reference(self, store: StoreUnderTest, name: str) -> None:
         db = store.open()
         push_steps(db, 1)
         with pytest.raises(ValueError, match="already name versions"):
             db.tag(POLICY, "latest", name)
 
-    def test_policies_are_apart(self, store: ParameterStore) -> None:
+    def test_policies_are_apart(self, store: StoreUnderTest) -> None:
         db = store.open()
         db.push("opponent", make_parameters(Version(5, 1)), tags=["best"])
         push_steps(db, 1, attempt=1)
@@ -326,7 +326,7 @@ class ParameterDBConformance:
         with pytest.raises(VersionNotFound):
             db.get(POLICY, "best")
 
-    def test_a_misspelt_policy_is_not_created(self, store: ParameterStore) -> None:
+    def test_a_misspelt_policy_is_not_created(self, store: StoreUnderTest) -> None:
         db = store.open()
         attempts: list[Callable[[], Any]] = [
             lambda: db.tag(POLICY, "latest", "best"),
@@ -339,7 +339,7 @@ class ParameterDBConformance:
         assert db.prune(POLICY, keep_last=1) == []
         assert (db.policies(), db.versions(POLICY), db.load_state(POLICY)) == ([], [], None)
 
-    def test_a_tag_moves_and_what_it_left_can_be_pruned(self, store: ParameterStore) -> None:
+    def test_a_tag_moves_and_what_it_left_can_be_pruned(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2, 3, 4)
         db.tag(POLICY, Version(1, 1), "best", "first")
@@ -353,7 +353,7 @@ class ParameterDBConformance:
         with pytest.raises(VersionNotFound, match=r"no version 1\.2"):
             db.tag(POLICY, Version(1, 2), "best")
 
-    def test_retention_keeps_the_newest_the_tagged_and_the_latest(self, store: ParameterStore) -> None:
+    def test_retention_keeps_the_newest_the_tagged_and_the_latest(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2, 3, 4, 5)
         db.tag(POLICY, Version(1, 2), "milestone")
@@ -366,7 +366,7 @@ class ParameterDBConformance:
         with pytest.raises(ValueError, match="keep_last is -1"):
             db.prune(POLICY, keep_last=-1)
 
-    def test_what_belongs_to_a_pruned_version_goes_with_it(self, store: ParameterStore) -> None:
+    def test_what_belongs_to_a_pruned_version_goes_with_it(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2)
         for step in (1, 2):
@@ -379,7 +379,7 @@ class ParameterDBConformance:
         assert (second.has_state, second.metadata) == (True, {"return_mean": 1.0})
         assert db.load_state(POLICY, Version(1, 1)) is None
 
-    def test_retention_never_takes_what_resuming_needs(self, store: ParameterStore) -> None:
+    def test_retention_never_takes_what_resuming_needs(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2, 3)
         db.save_state(POLICY, make_state(Version(1, 2)))
@@ -388,14 +388,14 @@ class ParameterDBConformance:
         assert state is not None
         assert state.version == Version(1, 2)
 
-    def test_retention_never_takes_the_newest_whole_version(self, store: ParameterStore) -> None:
+    def test_retention_never_takes_the_newest_whole_version(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2, 3)
         store.corrupt(POLICY, Version(1, 3), "parameters")
         db.prune(POLICY, keep_last=1)
         assert got(db).version == Version(1, 2)
 
-    def test_annotations_add_and_replace_keys(self, store: ParameterStore) -> None:
+    def test_annotations_add_and_replace_keys(self, store: StoreUnderTest) -> None:
         db = store.open()
         db.push(POLICY, make_parameters(Version(1, 1)), metadata={"env_steps": 10, "nested": {"a": (1, 2)}})
         db.annotate(POLICY, Version(1, 1), {"return_mean": 475.25, "env_steps": 11})
@@ -414,7 +414,7 @@ class ParameterDBConformance:
         ("value", "names"),
         [(float("nan"), "nan"), ({1: "a"}, "key 1"), (np.float32(1.0), "float32"), (object(), "object")],
     )
-    def test_metadata_are_json(self, store: ParameterStore, value: Any, names: str) -> None:
+    def test_metadata_are_json(self, store: StoreUnderTest, value: Any, names: str) -> None:
         db = store.open()
         push_steps(db, 1)
         metadata: dict[str, Any] = {"good": 1, "deep": [value]}
@@ -429,7 +429,7 @@ class ParameterDBConformance:
         (info,) = db.versions(POLICY)
         assert (info.metadata, info.has_state) == ({}, False)
 
-    def test_a_query_finds_versions_that_hold_every_key_with_its_value(self, store: ParameterStore) -> None:
+    def test_a_query_finds_versions_that_hold_every_key_with_its_value(self, store: StoreUnderTest) -> None:
         db = store.open()
         pushed: list[dict[str, Any]] = [{"a": 1, "b": [1, 2]}, {"a": 1, "b": None}, {"a": 2}, {}]
         for step, metadata in enumerate(pushed):
@@ -445,7 +445,7 @@ class ParameterDBConformance:
         assert found(c=None) == []
         assert found() == [0, 1, 2, 3]
 
-    def test_a_state_comes_back_to_the_bit(self, store: ParameterStore) -> None:
+    def test_a_state_comes_back_to_the_bit(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2)
         arrays: dict[str, NDArray[Any]] = {
@@ -471,7 +471,7 @@ class ParameterDBConformance:
         with pytest.raises(VersionNotFound):
             db.load_state(POLICY, Version(1, 3))
 
-    def test_a_state_saved_again_is_replaced(self, store: ParameterStore) -> None:
+    def test_a_state_saved_again_is_replaced(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1)
         db.save_state(POLICY, make_state(Version(1, 1), num_saves=1))
@@ -480,14 +480,14 @@ class ParameterDBConformance:
         assert state is not None
         assert state.values == {"num_saves": 2}
 
-    def test_only_the_last_few_states_are_kept(self, store: ParameterStore) -> None:
+    def test_only_the_last_few_states_are_kept(self, store: StoreUnderTest) -> None:
         db = store.open()
         for step in range(1, 6):
             push_steps(db, step)
             db.save_state(POLICY, make_state(Version(1, step)))
         assert [info.version.step for info in db.versions(POLICY) if info.has_state] == [3, 4, 5]
 
-    def test_resuming_takes_the_newest_state_that_is_whole_with_whole_parameters(self, store: ParameterStore) -> None:
+    def test_resuming_takes_the_newest_state_that_is_whole_with_whole_parameters(self, store: StoreUnderTest) -> None:
         db = store.open()
 
         def resumed() -> Version | None:
@@ -509,7 +509,7 @@ class ParameterDBConformance:
         store.corrupt(POLICY, Version(1, 1), "state")
         assert resumed() is None
 
-    def test_latest_skips_corrupt_versions_and_a_named_one_says_so(self, store: ParameterStore) -> None:
+    def test_latest_skips_corrupt_versions_and_a_named_one_says_so(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2, 3)
         store.corrupt(POLICY, Version(1, 3), "parameters")
@@ -525,7 +525,7 @@ class ParameterDBConformance:
         with pytest.raises(Corrupt, match="000003"):
             db.get(POLICY)
 
-    def test_pushing_a_corrupt_version_again_makes_it_whole(self, store: ParameterStore) -> None:
+    def test_pushing_a_corrupt_version_again_makes_it_whole(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2)
         db.save_state(POLICY, make_state(Version(1, 2)))
@@ -536,7 +536,7 @@ class ParameterDBConformance:
         assert state is not None
         assert state.version == Version(1, 2)
 
-    def test_watching_gives_the_newest_at_once_then_what_comes(self, store: ParameterStore) -> None:
+    def test_watching_gives_the_newest_at_once_then_what_comes(self, store: StoreUnderTest) -> None:
         db = store.open()
         assert list(db.watch(POLICY, SHORT)) == []
         push_steps(db, 1, 2)
@@ -546,7 +546,7 @@ class ParameterDBConformance:
         push_steps(db, 3, 4)
         assert next(versions) == Version(1, 4)
 
-    def test_a_push_wakes_who_watches(self, store: ParameterStore) -> None:
+    def test_a_push_wakes_who_watches(self, store: StoreUnderTest) -> None:
         """Through the same database and through another."""
         db, other = store.open(), store.open()
         watching = threading.Barrier(3, timeout=LONG)
@@ -562,7 +562,7 @@ class ParameterDBConformance:
             push_steps(db, 1)
             assert [future.result(LONG) for future in seen] == [Version(1, 1)] * 2
 
-    def test_readers_read_whole_versions_while_a_writer_pushes_and_prunes(self, store: ParameterStore) -> None:
+    def test_readers_read_whole_versions_while_a_writer_pushes_and_prunes(self, store: StoreUnderTest) -> None:
         num_versions = 40
         writer = store.open()
         push_steps(writer, 0)
@@ -601,7 +601,7 @@ class ParameterDBConformance:
             pool.submit(write).result(LONG)
             assert all(future.result(LONG) > 0 for future in reads)
 
-    def test_one_of_two_racing_writers_of_a_version_wins(self, store: ParameterStore) -> None:
+    def test_one_of_two_racing_writers_of_a_version_wins(self, store: StoreUnderTest) -> None:
         def push(fill: int) -> bool:
             db = store.open()
             start.wait()

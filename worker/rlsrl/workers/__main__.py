@@ -37,10 +37,10 @@ from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
 from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
+from rlsrl.runtime.join_session import STREAMS, JoinSession
 from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave, raise_open_files_limit
-from rlsrl.runtime.roster import STREAMS, Membership
 from rlsrl.runtime.worker import Worker
 from rlsrl.workers.context import WorkerContext
 
@@ -137,7 +137,7 @@ class _Process:
         self._early: list[Command] = []
         """Commands that came before there was a worker."""
         self._worker: Worker[Any] | None = None
-        self._membership: Membership | None = None
+        self._join_session: JoinSession | None = None
         self._configured = False
 
     def run(self) -> None:
@@ -159,7 +159,7 @@ class _Process:
                 endpoints[STREAMS] = own_address(self._config.serves_at)
             # Imported while the coordinator, too, is starting: with torch that takes a second.
             make_worker = _import_worker(self._arguments.role, self._config)
-            membership = self._membership = Membership.join(
+            join_session = self._join_session = JoinSession.join(
                 self._config.coordinator_address,
                 token,
                 tls=tls,
@@ -174,29 +174,29 @@ class _Process:
             )
             reason = "failed"
             try:
-                self._config = self._told(membership)
-                self._work(self._context(membership, metrics, tls), make_worker)
+                self._config = self._told(join_session)
+                self._work(self._context(join_session, metrics, tls), make_worker)
                 reason = "exit"
             finally:
-                membership.leave(reason, done=self._worker is not None and self._worker.done)
+                join_session.leave(reason, done=self._worker is not None and self._worker.done)
             result = None if self._worker is None else self._worker.result
-            if result is not None and membership.index == 0 and (path := os.environ.get(RESULT_VARIABLE)) is not None:
+            if result is not None and join_session.index == 0 and (path := os.environ.get(RESULT_VARIABLE)) is not None:
                 Path(path).write_text(f"{DONE} {json.dumps(result)}", encoding="ascii")
 
-    def _context(self, membership: Membership, metrics: Metrics, tls: Tls | None) -> WorkerContext:
-        role, index = self._arguments.role, membership.index
+    def _context(self, join_session: JoinSession, metrics: Metrics, tls: Tls | None) -> WorkerContext:
+        role, index = self._arguments.role, join_session.index
         _log(self._config, role, index)
         return WorkerContext(
             role=role,
             index=index,
-            incarnation=membership.incarnation,
+            incarnation=join_session.incarnation,
             attempt=self._arguments.attempt,
             token=token_from_environment(),
             tls=tls,
             log=structlog.stdlib.get_logger(role),
             metrics=metrics,
             clock=SystemClock(),
-            membership=membership,
+            join_session=join_session,
             ledger_folder=Path(self._config.ledger_folder),
         )
 
@@ -212,12 +212,12 @@ class _Process:
         worker.configure(self._config)
         with self._lock:
             # A command that came meanwhile is not overruled.
-            context.membership.report(state=WorkerState.RUNNING if worker.is_running else WorkerState.PAUSED)
+            context.join_session.report(state=WorkerState.RUNNING if worker.is_running else WorkerState.PAUSED)
             self._configured = True
         self._on_settings()
         context.log.info("configured")
         worker.run()
-        context.membership.report(state=WorkerState.EXITING)
+        context.join_session.report(state=WorkerState.EXITING)
 
     def _ready_page(self) -> tuple[str, bytes]:
         if not self._configured:
@@ -234,16 +234,16 @@ class _Process:
     def _on_settings(self) -> None:
         """Hand on what was told, as soon as there is somebody to take it."""
         with self._lock:
-            if not self._configured or self._worker is None or self._membership is None:
+            if not self._configured or self._worker is None or self._join_session is None:
                 return
-            if (told := self._told(self._membership)) != self._config:
+            if (told := self._told(self._join_session)) != self._config:
                 self._config = told
                 self._worker.adopt(told)
 
-    def _told(self, membership: Membership) -> RoleConfig:
+    def _told(self, join_session: JoinSession) -> RoleConfig:
         """The config with the settings of the moment; as it is where those are none of ours."""
         try:
-            return with_settings(self._config, membership.settings)
+            return with_settings(self._config, join_session.settings)
         except (KeyError, ValueError) as error:
             structlog.stdlib.get_logger(self._arguments.role).warning("settings_not_taken", error=str(error))
             return self._config
@@ -252,8 +252,8 @@ class _Process:
         handles = {CommandKind.START: worker.start, CommandKind.PAUSE: worker.pause, CommandKind.EXIT: worker.exit}
         handles[command.kind]()
         states = {CommandKind.START: WorkerState.RUNNING, CommandKind.PAUSE: WorkerState.PAUSED}
-        if self._membership is not None:
-            self._membership.report(state=states.get(command.kind, WorkerState.EXITING))
+        if self._join_session is not None:
+            self._join_session.report(state=states.get(command.kind, WorkerState.EXITING))
 
 
 def _import_worker(role: str, config: RoleConfig) -> MakeWorker:

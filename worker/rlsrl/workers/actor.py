@@ -39,7 +39,7 @@ class ActorWorker(Worker[ActorConfig]):
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "without parts it is exiting"  # noqa: S101 - an invariant of our own
-        self._context.membership.check()
+        self._context.join_session.check()
         if parts.rollout.has_room:
             self._begin(parts)
         slot = parts.rollout.advance(touch=parts.producer.touch, still_wanted=lambda: not self.exiting)

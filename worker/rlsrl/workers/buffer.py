@@ -34,7 +34,7 @@ class BufferWorker(Worker[BufferConfig]):
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
-        self._context.membership.check()
+        self._context.join_session.check()
         parts.relay.check()
         with self._context.waiting("samples" if parts.relay.num_orders else "credit"):
             parts.relay.receive(WAKE_SECONDS)

@@ -15,9 +15,9 @@ from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.activity import WORKING, Stage
 from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.clock import Clock
+from rlsrl.runtime.join_session import JoinSession
 from rlsrl.runtime.ledger import LedgerPage, PageRecord, inherited
 from rlsrl.runtime.metrics import LedgerCollector, Metrics
-from rlsrl.runtime.roster import Membership
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class WorkerContext:
     log: structlog.stdlib.BoundLogger
     metrics: Metrics
     clock: Clock
-    membership: Membership
+    join_session: JoinSession
     ledger_folder: Path
     _waiting_seconds: dict[str, Counter] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By reason: to look a label up takes longer than many a wait."""
@@ -45,7 +45,7 @@ class WorkerContext:
     @property
     def directory(self) -> Directory:
         """Finds the workers that this one talks to."""
-        return Directory(self.membership.address_of)
+        return Directory(self.join_session.address_of)
 
     def open_ledger_page(self) -> LedgerPage:
         """This worker's ledger page, shown among its metrics and to the coordinator.
@@ -57,10 +57,10 @@ class WorkerContext:
         """
         self.ledger_folder.mkdir(parents=True, exist_ok=True)
         page = LedgerPage.open(self.ledger_folder / f"{self.role}-{self.index}.page", self.role, self.index)
-        payload = self.membership.kept_page
+        payload = self.join_session.ledger_copy
         kept = PageRecord.decode(payload, role=self.role, index=self.index) if payload else None
         page.apply(lambda record: inherited(record, kept, incarnation=self.incarnation))
-        self.membership.show_page(page)
+        self.join_session.show_page(page)
         LedgerCollector(lambda: page.record, self.metrics.registry)
         return page
 
@@ -70,17 +70,17 @@ class WorkerContext:
 
     def report_stats(self, stats: Mapping[str, float]) -> None:
         """Send the newest statistics up the Join stream."""
-        self.membership.report(stats=stats)
+        self.join_session.report(stats=stats)
 
     def report_version(self, version: Version) -> None:
         """Say which version this worker made or acts with."""
-        self.membership.report(version=version)
+        self.join_session.report(version=version)
         self.metrics.version_attempt.set(version.attempt)
         self.metrics.version_step.set(version.step)
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
         """Count work that was done by its stages, and show it."""
-        self.membership.spent(seconds)
+        self.join_session.spent(seconds)
         for stage, each in seconds.items():
             self.metrics.working_seconds.labels(stage=stage).inc(each)
 
@@ -89,24 +89,24 @@ class WorkerContext:
         counter = self._waiting_seconds.get(what)
         if counter is None:
             counter = self._waiting_seconds[what] = self.metrics.waiting_seconds.labels(reason=what)
-        return _Wait(what, self.membership, self.clock, counter)
+        return _Wait(what, self.join_session, self.clock, counter)
 
 
 class _Wait:
     """One wait. Actors wait up to some thousand times a second: ``contextlib.contextmanager`` takes twice as long."""
 
-    __slots__ = ("_began", "_clock", "_counter", "_membership", "_what")
+    __slots__ = ("_began", "_clock", "_counter", "_join_session", "_what")
 
-    def __init__(self, what: str, membership: Membership, clock: Clock, counter: Counter) -> None:
+    def __init__(self, what: str, join_session: JoinSession, clock: Clock, counter: Counter) -> None:
         self._what = what
-        self._membership = membership
+        self._join_session = join_session
         self._clock = clock
         self._counter = counter
 
     def __enter__(self) -> None:
         self._began = self._clock.monotonic()
-        self._membership.turn_to(self._what)
+        self._join_session.turn_to(self._what)
 
     def __exit__(self, *_: object) -> None:
-        self._membership.turn_to(WORKING)
+        self._join_session.turn_to(WORKING)
         self._counter.inc(self._clock.monotonic() - self._began)

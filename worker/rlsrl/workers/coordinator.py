@@ -1,8 +1,8 @@
-"""The coordinator: the experiment's one small meeting point.
+"""The coordinator: the experiment's control point.
 
-Its main thread only watches. One thread runs the event loop that serves gRPC (``rlsrl.workers.meeting``, and the
-weights: ``rlsrl.parameters.service``, whose disk has threads of its own), another answers HTTP: ``/status``,
-``/healthz`` and ``/metrics``. No sample goes through here, and workers go on while it is away.
+The main thread only watches. One thread runs the event loop of the gRPC server, which serves ``CoordinatorService`` and
+``ParameterService`` (its disk has threads of its own). Another thread answers HTTP: ``/status``, ``/healthz`` and
+``/metrics``. No sample passes through the coordinator, and workers continue while it is away.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from rlsrl.runtime.ledger import LedgerError
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
-from rlsrl.workers.kept_pages import KeptPages
+from rlsrl.workers.coordinator_service import CoordinatorService, RoleSettings
+from rlsrl.workers.documents import COORDINATORS, LEDGER_COPIES, ROSTER, StoredDocument, open_document
+from rlsrl.workers.leadership import FencedDocument, Leadership
 from rlsrl.workers.learning_curve import LearningCurve
-from rlsrl.workers.meeting import Meeting, RoleSettings
-from rlsrl.workers.record import PAGES, ROSTER, SUCCESSION, Record, open_record
-from rlsrl.workers.roster import Roster
-from rlsrl.workers.status import Experiment
-from rlsrl.workers.succession import Inherited, Succession
+from rlsrl.workers.leases import Leases
+from rlsrl.workers.ledger_copies import LedgerCopies
+from rlsrl.workers.status import ExperimentInfo
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
 
@@ -73,7 +73,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._token = token
         self._tls = tls
         self._metrics = metrics
-        self._server: MeetingServer | None = None
+        self._server: CoordinatorServer | None = None
         self._http: MetricsServer | None = None
         self._curve: LearningCurve | None = None
         self._wandb: WandbMirror | None = None
@@ -115,7 +115,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             guarded={"/status": self._status_page},
             on_refused=lambda kind: self._metrics.strangers_refused.labels(kind=kind).inc(),
         )
-        self._server = MeetingServer(
+        self._server = CoordinatorServer(
             self._settings.config,
             token=self._token,
             tls=self._tls,
@@ -139,7 +139,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         server.check()
         if self._settings is not None and self._settings.look():
             server.adopt(self._settings.by_role, self._settings.config, ANSWER_SECONDS)
-        heartbeats, rows = server.meeting.num_heartbeats, server.meeting.num_rows
+        heartbeats, rows = server.service.num_heartbeats, server.service.num_rows
         if self._wandb is not None:
             self._wandb.poll(new_rows=rows > self._num_rows)
         result = PollResult(num_samples=rows - self._num_rows, num_batches=heartbeats - self._num_heartbeats)
@@ -184,8 +184,8 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         return self._server.status(ANSWER_SECONDS)
 
 
-class MeetingServer:
-    """Runs a ``Meeting`` and a ``ParameterService`` behind one gRPC server, in an event loop of its own thread.
+class CoordinatorServer:
+    """Runs one gRPC server, with ``CoordinatorService`` and ``ParameterService``, on an event loop in its own thread.
 
     ``start`` returns once it serves, ``stop`` once it has ended; ``check`` raises what it died of, and ``on_end`` is
     called from the thread when it ends for whatever reason.
@@ -220,28 +220,28 @@ class MeetingServer:
         self._clock = clock
         self._log = log
         self._on_end = on_end
-        self._experiment = Experiment(
+        self._experiment = ExperimentInfo(
             name=config.experiment,
             run_uid=config.run_uid,
             heartbeat_seconds=config.heartbeat_seconds,
             endpoints=endpoints,
             done=False,
         )
-        succession = Succession(open_record(config, SUCCESSION), own_process())
+        leadership = Leadership(open_document(config, COORDINATORS), own_process())
         try:
-            succession.enter()
+            leadership.acquire()
         except OSError as error:
             log.warning("record_not_written", error=repr(error))  # what is written later tries that first
-        self._record = Inherited(open_record(config, ROSTER), succession)
-        self._roster = read_roster(config, self._record, now=clock.monotonic())
-        self._pages_record = Inherited(open_record(config, PAGES), succession)
-        self._pages = read_kept_pages(self._roster.capacity, self._pages_record)
-        self._serving: Future[tuple[Meeting, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._roster_document = FencedDocument(open_document(config, ROSTER), leadership)
+        self._roster = read_roster(config, self._roster_document, now=clock.monotonic())
+        self._copies_document = FencedDocument(open_document(config, LEDGER_COPIES), leadership)
+        self._copies = read_ledger_copies(self._roster.capacity, self._copies_document)
+        self._serving: Future[tuple[CoordinatorService, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="meeting", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="coordinator-service", daemon=True)
 
     @property
-    def meeting(self) -> Meeting:
+    def service(self) -> CoordinatorService:
         """What is served; after ``start``."""
         return self._serving.result(0)[0]
 
@@ -261,10 +261,10 @@ class MeetingServer:
         Raises:
             TimeoutError: the event loop did not answer in time.
         """
-        meeting, loop, _ = self._serving.result(timeout)
+        service, loop, _ = self._serving.result(timeout)
         if not self._thread.is_alive():
             raise TimeoutError("the event loop has ended")
-        return asyncio.run_coroutine_threadsafe(meeting.describe(), loop).result(timeout)
+        return asyncio.run_coroutine_threadsafe(service.describe(), loop).result(timeout)
 
     def adopt(self, settings: RoleSettings, config: CoordinatorConfig, timeout: float) -> None:
         """Go on with other values of live settings, from any thread.
@@ -272,8 +272,8 @@ class MeetingServer:
         Raises:
             TimeoutError: the event loop did not answer in time.
         """
-        meeting, loop, _ = self._serving.result(timeout)
-        asyncio.run_coroutine_threadsafe(meeting.adopt(settings, capacity_of(config)), loop).result(timeout)
+        service, loop, _ = self._serving.result(timeout)
+        asyncio.run_coroutine_threadsafe(service.adopt(settings, capacity_of(config)), loop).result(timeout)
 
     def check(self) -> None:
         """Raise what the thread died of, with its cause."""
@@ -298,12 +298,12 @@ class MeetingServer:
             self._on_end()
 
     async def _serve(self) -> None:
-        meeting = Meeting(
+        service = CoordinatorService(
             experiment=self._experiment,
             roster=self._roster,
-            record=self._record,
-            pages=self._pages,
-            pages_record=self._pages_record,
+            document=self._roster_document,
+            copies=self._copies,
+            copies_document=self._copies_document,
             curve=self._curve,
             settings=self._settings,
             metrics=self._metrics,
@@ -316,7 +316,7 @@ class MeetingServer:
             on_refused=lambda kind: self._metrics.parameter_calls_refused.labels(kind=kind).inc(),
         )
         server = new_server(self._token, on_unauthenticated=self._metrics.strangers_refused.labels(kind="call").inc)
-        add_CoordinatorServicer_to_server(meeting, server)
+        add_CoordinatorServicer_to_server(service, server)
         parameters.add_to(server)
         place = self._config.serving([self._config.coordinator_address], 0)
         bind(server, own_address(place), self._tls)
@@ -324,14 +324,14 @@ class MeetingServer:
             bind(server, forwarded, self._tls)
         await server.start()
         stopping = asyncio.Event()
-        self._serving.set_result((meeting, asyncio.get_running_loop(), stopping))
-        watching = asyncio.create_task(meeting.watch())
+        self._serving.set_result((service, asyncio.get_running_loop(), stopping))
+        watching = asyncio.create_task(service.watch())
         waiting = asyncio.create_task(stopping.wait())
         try:
             await asyncio.wait({watching, waiting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await server.stop(STOP_SECONDS)
-            await meeting.keep()
+            await service.keep()
             await asyncio.to_thread(parameters.close)
             waiting.cancel()
         if watching.done():
@@ -388,7 +388,7 @@ def capacity_of(config: CoordinatorConfig) -> dict[str, int]:
     return {role: count for role, count in wanted.items() if count}
 
 
-def read_roster(config: CoordinatorConfig, record: Record, *, now: float) -> Roster:
+def read_roster(config: CoordinatorConfig, record: StoredDocument, *, now: float) -> Leases:
     """The roster that an earlier coordinator of this run left, or an empty one.
 
     Raises:
@@ -398,21 +398,21 @@ def read_roster(config: CoordinatorConfig, record: Record, *, now: float) -> Ros
     capacity = capacity_of(config)
     try:
         value = json.loads(record.read())
-        return Roster.from_json(value, lease_seconds=config.lease_seconds, capacity=capacity, now=now)
+        return Leases.from_json(value, lease_seconds=config.lease_seconds, capacity=capacity, now=now)
     except FileNotFoundError:
-        return Roster(lease_seconds=config.lease_seconds, capacity=capacity)
+        return Leases(lease_seconds=config.lease_seconds, capacity=capacity)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{record} is no roster: {error!r}") from error
 
 
-def read_kept_pages(capacity: Mapping[str, int], record: Record) -> KeptPages:
+def read_ledger_copies(capacity: Mapping[str, int], record: StoredDocument) -> LedgerCopies:
     """The copies of ledger pages that an earlier coordinator of this run left, if any.
 
     Raises:
         ConfigurationError: what is there are no such copies.
         OSError: it cannot be read.
     """
-    pages = KeptPages(capacity)
+    pages = LedgerCopies(capacity)
     try:
         return pages.restore(json.loads(record.read()))
     except FileNotFoundError:

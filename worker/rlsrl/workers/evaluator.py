@@ -100,7 +100,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
-        self._context.membership.check()
+        self._context.join_session.check()
         if self._playing is None:
             self._begin_next(parts)
         return NOTHING if self._playing is None else self._step(parts, self._playing)
@@ -173,7 +173,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             self._store(parts, info, {"unfinished": f"the mean return is {mean}"}, "unfinished")
             return
         summary = {**result.to_json(), "greedy": parts.plan.greedy}
-        self._context.membership.record(info.version.step, _scalars(info, result))
+        self._context.join_session.record(info.version.step, _scalars(info, result))
         self._context.metrics.evaluation_return_mean.set(mean)
         self._store(parts, info, summary, "stored")
         self._statistics |= {"return_mean": mean, "return_std": result.return_std, "step": float(info.version.step)}

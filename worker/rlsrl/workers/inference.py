@@ -20,7 +20,7 @@ from rlsrl.runtime.mapping_thread import MappingThread, StageFailed
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.pipe import Pipe, PipeClosed
 from rlsrl.streams.inference import InferenceBatch, InferenceServer
-from rlsrl.workers.fresh import FreshParameters
+from rlsrl.workers.latest_parameters import LatestParameters
 
 WAKE_SECONDS = 0.2
 """How long the evaluating thread waits for requests before it looks whether it should end."""
@@ -70,7 +70,7 @@ class InferenceTally:
 class BatchPredictor:
     """Evaluates batches with the newest weights, sends the answers and counts both."""
 
-    def __init__(self, policy: Policy, fresh: FreshParameters, *, metrics: Metrics, now: Callable[[], float]) -> None:
+    def __init__(self, policy: Policy, fresh: LatestParameters, *, metrics: Metrics, now: Callable[[], float]) -> None:
         """``now`` gives monotonic seconds."""
         self._policy = policy
         self._fresh = fresh
@@ -166,7 +166,7 @@ class PromptInference:
         self,
         predictor: BatchPredictor,
         server: InferenceServer,
-        fresh: FreshParameters,
+        fresh: LatestParameters,
         *,
         max_batch_size: int,
         waiting: Callable[[str], AbstractContextManager[None]],
@@ -270,7 +270,7 @@ class InferencePipeline:
         self,
         predictor: BatchPredictor,
         server: InferenceServer,
-        fresh: FreshParameters,
+        fresh: LatestParameters,
         *,
         max_batch_size: int,
         waiting: Callable[[str], AbstractContextManager[None]],

@@ -24,7 +24,7 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CurveRow:
     """One row of the learning curve, and who sent it."""
 
     step: int
@@ -87,7 +87,7 @@ class LearningCurve:
             self._file.close()
             raise
 
-    def append(self, rows: Sequence[Row]) -> int:
+    def append(self, rows: Sequence[CurveRow]) -> int:
         """Keep the rows that are new, in order; returns how many. When it returns, a kill cannot take them.
 
         Raises:
@@ -115,7 +115,7 @@ class LearningCurve:
         self._file.close()
         self._events.close()
 
-    def _append_events(self, rows: Sequence[Row]) -> None:
+    def _append_events(self, rows: Sequence[CurveRow]) -> None:
         try:
             for row in rows:
                 self._write_event(row)
@@ -125,24 +125,24 @@ class LearningCurve:
             # The rows are safe; the next life of the coordinator writes their events.
             self._log.exception("events_not_written")
 
-    def _write_event(self, row: Row) -> None:
+    def _write_event(self, row: CurveRow) -> None:
         if self._attempt is not None and row.attempt > self._attempt:
             # A new trainer gang goes on from the last durable version; the steps after it were undone.
             self._events.write_restart(row.step, row.wall)
         self._events.write_scalars(row.step, row.wall, row.scalars)
 
-    def _note_attempt(self, row: Row) -> None:
+    def _note_attempt(self, row: CurveRow) -> None:
         """Only trainers have attempts, counted from 1: other roles' rows say nothing of them."""
         self._attempt = row.attempt or self._attempt
 
-    def _mark(self, row: Row) -> None:
+    def _mark(self, row: CurveRow) -> None:
         self._marks[row.instance] = max(row.sequence, self._marks.get(row.instance, -1))
 
-    def _read(self) -> Iterator[Row]:
+    def _read(self) -> Iterator[CurveRow]:
         with self._path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    yield Row.from_line(line)
+                    yield CurveRow.from_line(line)
                 except (TypeError, ValueError, KeyError):
                     self._log.warning("row_not_readable", path=str(self._path), line=number)
 

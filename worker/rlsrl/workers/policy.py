@@ -50,7 +50,7 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "without parts it is exiting"  # noqa: S101 - an invariant of our own
-        self._context.membership.check()
+        self._context.join_session.check()
         parts.inference.check()
         newer = self._newer(parts)
         if newer is not None:

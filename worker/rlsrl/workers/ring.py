@@ -60,7 +60,7 @@ class RingWorker(Worker[ActorConfig]):
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
-        self._context.membership.check()
+        self._context.join_session.check()
         self._hand_out_credits(parts)
         answer = self._next_answer(parts)
         if answer is None:

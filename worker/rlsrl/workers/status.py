@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from rlsrl.data.version import Version
 from rlsrl.runtime.coordination import WorkerState
-from rlsrl.workers.kept_pages import KeptPages
+from rlsrl.workers.ledger_copies import LedgerCopies
 
-Phase = Literal["starting", "training", "paused", "recovering", "finished"]
+RunPhase = Literal["starting", "training", "paused", "recovering", "finished"]
 """Where the experiment stands: before its first training step; training; told to pause; without a trainer that it had;
 at its end."""
 
@@ -23,7 +23,7 @@ TOTALS = ("env_steps", "train_steps", "env_steps_per_second", "return_mean", "po
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class MemberReport:
     """A worker's last heartbeat."""
 
     state: WorkerState = WorkerState.CONFIGURING
@@ -46,7 +46,7 @@ class Member:
     pid: int
     host: str
     endpoints: Mapping[str, str]
-    report: Report
+    report: MemberReport
     heard_at: float
     """When it last gave a sign of life, in seconds on the coordinator's clock."""
     present: bool
@@ -54,7 +54,7 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class ExperimentInfo:
     """What the coordinator knows apart from its members."""
 
     name: str
@@ -66,11 +66,13 @@ class Experiment:
     """Whether trainer rank 0 said that its work is complete."""
 
 
-def build_status(experiment: Experiment, members: Iterable[Member], pages: KeptPages, now: float) -> dict[str, Any]:
+def build_status(
+    experiment: ExperimentInfo, members: Iterable[Member], copies: LedgerCopies, now: float
+) -> dict[str, Any]:
     """The status document.
 
     ``members`` holds for each (role, index) the one that was there last, present or gone. Gone ones are not listed;
-    they count for the phase, and their ``pages`` in the ledger, since what they counted stays true.
+    they count for the phase, and their ``copies`` in the ledger, since what they counted stays true.
     """
     everyone = sorted(members, key=lambda member: (member.role, member.index))
     present = [member for member in everyone if member.present]
@@ -79,7 +81,7 @@ def build_status(experiment: Experiment, members: Iterable[Member], pages: KeptP
         "run_uid": experiment.run_uid,
         "phase": derive_phase(everyone, done=experiment.done),
         "totals": _totals(everyone),
-        "ledger": pages.books(member.role for member in present),
+        "ledger": copies.books(member.role for member in present),
         "roles": {
             role: [_worker(member, experiment, now) for member in present if member.role == role]
             for role in sorted({member.role for member in everyone})
@@ -88,7 +90,7 @@ def build_status(experiment: Experiment, members: Iterable[Member], pages: KeptP
     }
 
 
-def derive_phase(members: Iterable[Member], *, done: bool) -> Phase:
+def derive_phase(members: Iterable[Member], *, done: bool) -> RunPhase:
     """The phase, from the trainers' states."""
     if done:
         return "finished"
@@ -104,12 +106,12 @@ def derive_phase(members: Iterable[Member], *, done: bool) -> Phase:
 
 
 def _totals(members: Iterable[Member]) -> dict[str, float | str | None]:
-    report = next((member.report for member in members if (member.role, member.index) == (TRAINER, 0)), Report())
+    report = next((member.report for member in members if (member.role, member.index) == (TRAINER, 0)), MemberReport())
     totals: dict[str, float | str | None] = {name: _finite(report.stats.get(name)) for name in TOTALS}
     return totals | {"version": _text(report.version)}
 
 
-def _worker(member: Member, experiment: Experiment, now: float) -> dict[str, Any]:
+def _worker(member: Member, experiment: ExperimentInfo, now: float) -> dict[str, Any]:
     age = max(0.0, now - member.heard_at)
     return {
         "index": member.index,

@@ -69,13 +69,13 @@ class TrainerWorker(Worker[TrainerConfig]):
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
-        self._context.membership.check()
+        self._context.join_session.check()
         slots = parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=WAKE_SECONDS)
         parts.buffer.put(slots, oldest_outstanding=min(parts.consumer.outstanding, default=None))
         for slot in slots:
             parts.consumer.release(slot)
         parts.checkpoints.check()
-        self._context.membership.check()
+        self._context.join_session.check()
         return PollResult(num_samples=sum(slot.num_transitions for slot in slots), num_batches=len(slots))
 
     def _stats(self) -> Mapping[str, float]:

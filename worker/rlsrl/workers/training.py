@@ -334,7 +334,7 @@ class TrainingThread:
         self._context.report_version(self._version)
         self._context.report_stats(scalars)
         if self._gang.rank == 0:
-            self._context.membership.record(self._version.step, scalars)
+            self._context.join_session.record(self._version.step, scalars)
 
     def _scalars(self, result: StepResult, policy_lag: int) -> dict[str, float]:
         progress = self._progress

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
-from rlsrl.workers.learning_curve import METRICS_FILE, Row
+from rlsrl.workers.learning_curve import METRICS_FILE, CurveRow
 
 NOT_INSTALLED = 2
 """Exit code where starting again does not help."""
@@ -61,7 +61,7 @@ class Follower:
         self._path = path
         self._offset = 0
 
-    def new_rows(self) -> Iterator[Row]:
+    def new_rows(self) -> Iterator[CurveRow]:
         """The rows that are new since the last call, so far as they were taken; none but whole lines."""
         try:
             file = self._path.open("rb")
@@ -75,7 +75,7 @@ class Follower:
                 self._offset += len(line)
                 # What is no row the learning curve itself has told of.
                 with contextlib.suppress(TypeError, ValueError, KeyError):
-                    yield Row.from_line(line)
+                    yield CurveRow.from_line(line)
 
 
 def num_rows_written(folder: Path, run_uid: str) -> int:
@@ -129,7 +129,7 @@ def begin_run(wandb: Any, options: Options) -> Any:
     return run
 
 
-def write_rows(run: Any, rows: Iterable[Row]) -> None:
+def write_rows(run: Any, rows: Iterable[CurveRow]) -> None:
     """Hand the rows over."""
     for row in rows:
         run.log({STEP: row.step, "attempt": row.attempt, **row.scalars})

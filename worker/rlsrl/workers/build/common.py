@@ -71,11 +71,11 @@ def await_description(
     """What a trainer says of its policy; None if this worker is no longer wanted before one has.
 
     Raises:
-        MembershipError: the worker lost its place meanwhile.
+        JoinError: the worker lost its place meanwhile.
     """
     with context.waiting("trainer"):
         while still_wanted():
-            context.membership.check()
+            context.join_session.check()
             try:
                 return parameters.description(timeout=DESCRIPTION_SECONDS)
             except SourceTimeout:

@@ -19,8 +19,8 @@ from rlsrl.streams.grpc_inference import GrpcInferenceServer
 from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, await_description, environment_source, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.fresh import FreshParameters
 from rlsrl.workers.inference import BatchPredictor, Inference, InferencePipeline, PromptInference
+from rlsrl.workers.latest_parameters import LatestParameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class PolicyParts:
     """What a policy worker is made of."""
 
     parameters: ParameterSource
-    fresh: FreshParameters
+    fresh: LatestParameters
     predictor: BatchPredictor
     inference: Inference
     resources: ExitStack
@@ -61,7 +61,7 @@ def build_policy_worker(
             on_unauthenticated=context.count_unauthenticated,
         )
         resources.callback(server.close)
-        fresh = FreshParameters()
+        fresh = LatestParameters()
         policy = _policy(description, config, env_spec, context)
         predictor = BatchPredictor(policy, fresh, metrics=context.metrics, now=context.clock.monotonic)
         make = PromptInference if isinstance(policy, NumpyPolicy) else InferencePipeline

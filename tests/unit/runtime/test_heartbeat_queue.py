@@ -9,7 +9,7 @@ from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.activity import WORKING
 from rlsrl.runtime.coordination import WorkerState
-from rlsrl.runtime.outbox import MAX_RECORDS, MAX_RECORDS_PER_HEARTBEAT, Outbox, Stream
+from rlsrl.runtime.heartbeat_queue import MAX_RECORDS, MAX_RECORDS_PER_HEARTBEAT, HeartbeatQueue, JoinMessages
 from rlsrl.testing.clock import ManualClock
 
 LONG = 3600.0
@@ -21,12 +21,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def outbox(clock: ManualClock) -> Outbox:
-    return Outbox(pb.Hello(role="trainer", instance="i"), wall_clock=lambda: 12.5, monotonic=clock.monotonic)
+def queue(clock: ManualClock) -> HeartbeatQueue:
+    return HeartbeatQueue(pb.Hello(role="trainer", instance="i"), wall_clock=lambda: 12.5, monotonic=clock.monotonic)
 
 
-def welcomed(outbox: Outbox) -> Stream:
-    stream = Stream(outbox)
+def welcomed(queue: HeartbeatQueue) -> JoinMessages:
+    stream = JoinMessages(queue)
     assert next(stream).WhichOneof("kind") == "hello"
     stream.welcome(LONG)
     return stream
@@ -36,12 +36,12 @@ def sequences(message: pb.WorkerMessage) -> list[int]:
     return [record.sequence for record in message.heartbeat.records]
 
 
-def test_the_first_heartbeat_follows_the_welcome_at_once_with_the_newest_report(outbox: Outbox) -> None:
-    outbox.report(state=WorkerState.RUNNING, stats={"a": 1.0})
-    outbox.turn_to("batch")
-    outbox.report(stats={"b": 2.0}, version=Version(2, 7))
-    outbox.record(7, {"loss": 0.5})
-    heartbeat = next(welcomed(outbox)).heartbeat
+def test_the_first_heartbeat_follows_the_welcome_at_once_with_the_newest_report(queue: HeartbeatQueue) -> None:
+    queue.report(state=WorkerState.RUNNING, stats={"a": 1.0})
+    queue.turn_to("batch")
+    queue.report(stats={"b": 2.0}, version=Version(2, 7))
+    queue.record(7, {"loss": 0.5})
+    heartbeat = next(welcomed(queue)).heartbeat
     assert heartbeat.state == pb.WORKER_STATE_RUNNING
     assert heartbeat.waiting_for == "batch"
     assert dict(heartbeat.stats) == {"a": 1.0, "b": 2.0}
@@ -51,104 +51,104 @@ def test_the_first_heartbeat_follows_the_welcome_at_once_with_the_newest_report(
     ]
 
 
-def test_a_heartbeat_says_how_the_last_seconds_were_spent(outbox: Outbox, clock: ManualClock) -> None:
+def test_a_heartbeat_says_how_the_last_seconds_were_spent(queue: HeartbeatQueue, clock: ManualClock) -> None:
     def activity() -> dict[str, float]:
-        return dict(outbox.heartbeat(-1)[0].activity)
+        return dict(queue.heartbeat(-1)[0].activity)
 
     clock.advance(5.0)
     assert activity() == {}, "what is being built is not counted"
-    outbox.report(state=WorkerState.RUNNING)
+    queue.report(state=WorkerState.RUNNING)
     clock.advance(1.0)
-    outbox.turn_to("credit")
+    queue.turn_to("credit")
     clock.advance(3.0)
     assert activity() == {"working": 0.25, "credit": 0.75}, "a wait that lasts is counted, too"
-    outbox.report(state=WorkerState.PAUSED)
-    outbox.turn_to(WORKING)
+    queue.report(state=WorkerState.PAUSED)
+    queue.turn_to(WORKING)
     clock.advance(100.0)
     assert activity() == {}, "nothing within the last seconds"
 
 
-def test_a_heartbeat_says_what_is_waited_for_and_nothing_of_work(outbox: Outbox) -> None:
+def test_a_heartbeat_says_what_is_waited_for_and_nothing_of_work(queue: HeartbeatQueue) -> None:
     def waiting_for() -> str:
-        return outbox.heartbeat(-1)[0].waiting_for
+        return queue.heartbeat(-1)[0].waiting_for
 
-    outbox.report(state=WorkerState.RUNNING)
+    queue.report(state=WorkerState.RUNNING)
     assert waiting_for() == ""
-    outbox.turn_to("credit")
+    queue.turn_to("credit")
     assert waiting_for() == "credit"
-    outbox.turn_to(WORKING)
+    queue.turn_to(WORKING)
     assert waiting_for() == ""
 
 
-def test_each_heartbeat_carries_the_ledger_page_as_it_is_then(outbox: Outbox) -> None:
-    assert next(welcomed(outbox)).heartbeat.ledger_page == b""
+def test_each_heartbeat_carries_the_ledger_page_as_it_is_then(queue: HeartbeatQueue) -> None:
+    assert next(welcomed(queue)).heartbeat.ledger_page == b""
     page = [b"old"]
-    outbox.show_page(lambda: page[0])
-    stream = welcomed(outbox)
+    queue.show_page(lambda: page[0])
+    stream = welcomed(queue)
     assert next(stream).heartbeat.ledger_page == b"old"
     page[0] = b"new"
-    outbox.say_goodbye(pb.Goodbye(reason="over"))
+    queue.say_goodbye(pb.Goodbye(reason="over"))
     assert next(stream).heartbeat.ledger_page == b"new", "the last one too"
     assert next(stream).WhichOneof("kind") == "goodbye"
 
 
-def test_a_later_stream_claims_the_lease_of_the_first(outbox: Outbox) -> None:
-    outbox.claim(3, 4)
-    hello = next(Stream(outbox)).hello
+def test_a_later_stream_claims_the_lease_of_the_first(queue: HeartbeatQueue) -> None:
+    queue.claim(3, 4)
+    hello = next(JoinMessages(queue)).hello
     assert (hello.index, hello.incarnation) == (3, 4)
 
 
-def test_records_are_sent_again_on_the_next_stream_until_they_are_acknowledged(outbox: Outbox) -> None:
+def test_records_are_sent_again_on_the_next_stream_until_they_are_acknowledged(queue: HeartbeatQueue) -> None:
     for step in range(3):
-        outbox.record(step, {})
-    assert sequences(next(welcomed(outbox))) == [0, 1, 2]
-    outbox.acknowledge(1)
-    assert sequences(next(welcomed(outbox))) == [2]
-    outbox.acknowledge(2)
-    assert sequences(next(welcomed(outbox))) == []
-    assert outbox.unacknowledged == 0
+        queue.record(step, {})
+    assert sequences(next(welcomed(queue))) == [0, 1, 2]
+    queue.acknowledge(1)
+    assert sequences(next(welcomed(queue))) == [2]
+    queue.acknowledge(2)
+    assert sequences(next(welcomed(queue))) == []
+    assert queue.unacknowledged == 0
 
 
-def test_a_backlog_goes_in_pieces_without_waiting_for_the_next_heartbeat(outbox: Outbox) -> None:
+def test_a_backlog_goes_in_pieces_without_waiting_for_the_next_heartbeat(queue: HeartbeatQueue) -> None:
     total = 2 * MAX_RECORDS_PER_HEARTBEAT + 1
     for step in range(total):
-        outbox.record(step, {})
-    stream = welcomed(outbox)
+        queue.record(step, {})
+    stream = welcomed(queue)
     pieces = [sequences(next(stream)) for _ in range(3)]
     assert [len(piece) for piece in pieces] == [MAX_RECORDS_PER_HEARTBEAT, MAX_RECORDS_PER_HEARTBEAT, 1]
     assert [sequence for piece in pieces for sequence in piece] == list(range(total))
 
 
-def test_a_full_queue_gives_up_the_oldest_and_says_so(outbox: Outbox) -> None:
+def test_a_full_queue_gives_up_the_oldest_and_says_so(queue: HeartbeatQueue) -> None:
     for step in range(MAX_RECORDS + 2):
-        outbox.record(step, {})
-    heartbeat = next(welcomed(outbox)).heartbeat
+        queue.record(step, {})
+    heartbeat = next(welcomed(queue)).heartbeat
     assert heartbeat.records[0].sequence == 2
     assert heartbeat.records_dropped == 2
-    assert outbox.unacknowledged == MAX_RECORDS
+    assert queue.unacknowledged == MAX_RECORDS
 
 
-def test_goodbye_comes_after_the_last_report_and_the_last_acknowledgement(outbox: Outbox) -> None:
-    stream = welcomed(outbox)
+def test_goodbye_comes_after_the_last_report_and_the_last_acknowledgement(queue: HeartbeatQueue) -> None:
+    stream = welcomed(queue)
     next(stream)
-    outbox.record(1, {})
-    outbox.say_goodbye(pb.Goodbye(reason="over", done=True))
-    outbox.say_goodbye(pb.Goodbye(reason="second thoughts"))
+    queue.record(1, {})
+    queue.say_goodbye(pb.Goodbye(reason="over", done=True))
+    queue.say_goodbye(pb.Goodbye(reason="second thoughts"))
     last = next(stream)
     assert last.heartbeat.state == pb.WORKER_STATE_EXITING
     assert sequences(last) == [0]
     with pulling(stream) as (pulled, thread):
         assert not pulled
         assert not stream.said_goodbye
-        outbox.acknowledge(0)
+        queue.acknowledge(0)
         thread.join(10)
     assert [(m.goodbye.reason, m.goodbye.done) for m in pulled] == [("over", True)]
     assert stream.said_goodbye
     assert list(stream) == []
 
 
-def test_closing_wakes_whoever_waits_for_the_next_message(outbox: Outbox) -> None:
-    stream = Stream(outbox)
+def test_closing_wakes_whoever_waits_for_the_next_message(queue: HeartbeatQueue) -> None:
+    stream = JoinMessages(queue)
     next(stream)
     with pulling(stream) as (pulled, thread):
         stream.close()

@@ -12,71 +12,71 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
-from rlsrl.workers.kept_pages import KeptPages
+from rlsrl.workers.coordinator_service import LOOK_SECONDS, CoordinatorService, report_of
+from rlsrl.workers.documents import DocumentFile
 from rlsrl.workers.learning_curve import LearningCurve
-from rlsrl.workers.meeting import LOOK_SECONDS, Meeting, report_of
-from rlsrl.workers.record import RecordFile
-from rlsrl.workers.roster import Claim, Roster
-from rlsrl.workers.status import Experiment
+from rlsrl.workers.leases import Claim, Leases
+from rlsrl.workers.ledger_copies import LedgerCopies
+from rlsrl.workers.status import ExperimentInfo
 
 LEASE_SECONDS = 10.0
 
-Check = Callable[[Meeting, Roster, ManualClock], None]
+Check = Callable[[CoordinatorService, Leases, ManualClock], None]
 
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Callable[[Check, str], None]:
-    """Runs a check on a meeting with one actor, which is the process of that name."""
+    """Runs a check on a service with one actor, which is the process of that name."""
 
     async def run(check: Check, process: str) -> None:
         log, clock = structlog.stdlib.get_logger(), ManualClock()
-        roster = Roster(lease_seconds=LEASE_SECONDS, capacity={"actor": 1})
+        roster = Leases(lease_seconds=LEASE_SECONDS, capacity={"actor": 1})
         roster.lease(Claim(role="actor", instance="a", process=process), clock.monotonic())
         curve = LearningCurve(tmp_path, now=clock.time(), log=log)
-        meeting = Meeting(
-            experiment=Experiment(name="e", run_uid="u", heartbeat_seconds=1.0, endpoints={}, done=False),
+        service = CoordinatorService(
+            experiment=ExperimentInfo(name="e", run_uid="u", heartbeat_seconds=1.0, endpoints={}, done=False),
             roster=roster,
-            record=RecordFile(tmp_path / "roster.json"),
-            pages=KeptPages(roster.capacity),
-            pages_record=RecordFile(tmp_path / "ledger.json"),
+            document=DocumentFile(tmp_path / "roster.json"),
+            copies=LedgerCopies(roster.capacity),
+            copies_document=DocumentFile(tmp_path / "ledger.json"),
             curve=curve,
             settings={},
             metrics=Metrics(CollectorRegistry()),
             clock=clock,
             log=log,
         )
-        check(meeting, roster, clock)
+        check(service, roster, clock)
         curve.close()
 
     return lambda check, process: asyncio.run(run(check, process))
 
 
-def look_for(seconds: float, meeting: Meeting, clock: ManualClock) -> None:
+def look_for(seconds: float, service: CoordinatorService, clock: ManualClock) -> None:
     """Look as often as ``watch`` does."""
     for _ in range(round(seconds / LOOK_SECONDS)):
         clock.advance(LOOK_SECONDS)
-        meeting.look()
+        service.look()
 
 
 def test_silence_ends_a_lease(watch: Callable[[Check, str], None]) -> None:
-    def check(meeting: Meeting, roster: Roster, clock: ManualClock) -> None:
-        look_for(LEASE_SECONDS, meeting, clock)
+    def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
+        look_for(LEASE_SECONDS, service, clock)
         assert roster.holder("a") is not None
-        look_for(LOOK_SECONDS, meeting, clock)
+        look_for(LOOK_SECONDS, service, clock)
         assert roster.holder("a") is None
 
     watch(check, own_process())
 
 
 def test_it_shows_how_many_workers_there_are_and_should_be(watch: Callable[[Check, str], None]) -> None:
-    def check(meeting: Meeting, roster: Roster, clock: ManualClock) -> None:
+    def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
         def shown(name: str) -> float | None:
-            return meeting._metrics.registry.get_sample_value(f"rlsrl_{name}", {"worker_role": "actor"})
+            return service._metrics.registry.get_sample_value(f"rlsrl_{name}", {"worker_role": "actor"})
 
-        look_for(LOOK_SECONDS, meeting, clock)
+        look_for(LOOK_SECONDS, service, clock)
         assert (shown("workers"), shown("workers_wanted")) == (1, 1)
         assert shown("heartbeat_age_seconds") == LOOK_SECONDS
-        look_for(LEASE_SECONDS + LOOK_SECONDS, meeting, clock)
+        look_for(LEASE_SECONDS + LOOK_SECONDS, service, clock)
         assert (shown("workers"), shown("workers_wanted")) == (0, 1)
 
     watch(check, own_process())
@@ -85,21 +85,21 @@ def test_it_shows_how_many_workers_there_are_and_should_be(watch: Callable[[Chec
 def test_the_time_in_which_the_coordinator_itself_was_frozen_does_not_count(
     watch: Callable[[Check, str], None],
 ) -> None:
-    def check(meeting: Meeting, roster: Roster, clock: ManualClock) -> None:
-        look_for(LEASE_SECONDS / 2, meeting, clock)
+    def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
+        look_for(LEASE_SECONDS / 2, service, clock)
         clock.advance(100 * LEASE_SECONDS)
-        meeting.look()
-        look_for(LEASE_SECONDS, meeting, clock)
+        service.look()
+        look_for(LEASE_SECONDS, service, clock)
         assert roster.holder("a") is not None
-        look_for(LOOK_SECONDS, meeting, clock)
+        look_for(LOOK_SECONDS, service, clock)
         assert roster.holder("a") is None
 
     watch(check, own_process())
 
 
 def test_the_index_of_a_process_that_is_known_to_be_dead_is_free_at_once(watch: Callable[[Check, str], None]) -> None:
-    def check(meeting: Meeting, roster: Roster, clock: ManualClock) -> None:
-        meeting.look()
+    def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
+        service.look()
         assert roster.holder("a") is None
 
     watch(check, own_process() + "0")

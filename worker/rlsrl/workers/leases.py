@@ -53,13 +53,13 @@ class Wait:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class LeaseRefusal:
     """Never: asking again will not help."""
 
     reason: str
 
 
-class Roster:
+class Leases:
     """The leases of all roles."""
 
     def __init__(self, *, lease_seconds: float, capacity: Mapping[str, int]) -> None:
@@ -96,16 +96,16 @@ class Roster:
         """The lease that instance holds."""
         return next((lease for lease in self._leases.values() if lease.held and lease.instance == instance), None)
 
-    def lease(self, claim: Claim, now: float) -> Lease | Wait | Refusal:
+    def lease(self, claim: Claim, now: float) -> Lease | Wait | LeaseRefusal:
         """Decide on a claim. The caller makes ``to_json`` durable before it tells the worker of a lease.
 
         Asking twice is harmless: the instance that holds a lease is given the same again.
         """
         if claim.role not in self._capacity:
-            return Refusal(reason=f"this experiment has no {claim.role!r}, only {', '.join(self.roles)}")
+            return LeaseRefusal(reason=f"this experiment has no {claim.role!r}, only {', '.join(self.roles)}")
         seen = max((lease.attempt for lease in self._of(claim.role)), default=0)
         if claim.attempt < seen:
-            return Refusal(reason=f"{claim.role} attempt {claim.attempt} was succeeded by attempt {seen}")
+            return LeaseRefusal(reason=f"{claim.role} attempt {claim.attempt} was succeeded by attempt {seen}")
         if (held := self.holder(claim.instance)) is not None:
             return self._again(held, claim, now)
         self._bury(claim)
@@ -186,10 +186,12 @@ class Roster:
             if (lease.role, lease.process) == (claim.role, claim.process):
                 self._put(replace(lease, held=False))
 
-    def _again(self, held: Lease, claim: Claim, now: float) -> Lease | Refusal:
+    def _again(self, held: Lease, claim: Claim, now: float) -> Lease | LeaseRefusal:
         same = claim.role == held.role and claim.index in (None, held.index)
         if not same or claim.incarnation not in (None, held.incarnation):
-            return Refusal(reason=f"this process already is {held.role} {held.index}, incarnation {held.incarnation}")
+            return LeaseRefusal(
+                reason=f"this process is {held.role} {held.index} already, incarnation {held.incarnation}"
+            )
         return self._put(replace(held, heard_at=now))
 
     def _lowest_free(self, claim: Claim, now: float) -> Lease | Wait:
@@ -199,22 +201,22 @@ class Roster:
             return Wait(reason=f"every {claim.role} index is held")
         return self._new(claim, index, now)
 
-    def _fixed(self, claim: Claim, index: int, now: float) -> Lease | Wait | Refusal:
+    def _fixed(self, claim: Claim, index: int, now: float) -> Lease | Wait | LeaseRefusal:
         if not 0 <= index < self._capacity[claim.role]:
-            return Refusal(reason=f"{claim.role} indices are below {self._capacity[claim.role]}; {index} is not")
+            return LeaseRefusal(reason=f"{claim.role} indices are below {self._capacity[claim.role]}; {index} is not")
         before = self._leases.get((claim.role, index))
         if before is not None and before.held and before.attempt >= claim.attempt:
             return Wait(reason=f"{claim.role} {index} of attempt {before.attempt} is held by another process")
         return self._new(claim, index, now)
 
-    def _reclaim(self, claim: Claim, index: int, incarnation: int, now: float) -> Lease | Refusal:
+    def _reclaim(self, claim: Claim, index: int, incarnation: int, now: float) -> Lease | LeaseRefusal:
         """The instance says it was given this lease before; so it was, unless somebody else has had it since."""
         before = self._leases.get((claim.role, index))
         mine = before is not None and (before.instance, before.incarnation) == (claim.instance, incarnation)
         forgotten = before is None or (before.incarnation < incarnation and not before.held)
         if not (mine or forgotten):
             assert before is not None, "an index nobody had is forgotten"  # noqa: S101 - an invariant of our own
-            return Refusal(
+            return LeaseRefusal(
                 reason=f"{claim.role} {index} was given to another process (incarnation {before.incarnation}) "
                 f"since this one (incarnation {incarnation}) was last heard of"
             )

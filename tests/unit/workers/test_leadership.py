@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.workers.record import RecordFile
-from rlsrl.workers.succession import Inherited, Succession, Superseded
+from rlsrl.workers.documents import DocumentFile
+from rlsrl.workers.leadership import FencedDocument, Leadership, Superseded
 
 
 def test_whoever_was_followed_writes_nothing_and_does_not_come_back(tmp_path: Path) -> None:
-    names, roster = RecordFile(tmp_path / "coordinators.json"), RecordFile(tmp_path / "roster.json")
+    names, roster = DocumentFile(tmp_path / "coordinators.json"), DocumentFile(tmp_path / "roster.json")
 
-    def comes_up(process: str) -> Inherited:
-        succession = Succession(names, process)
-        succession.enter()
-        return Inherited(roster, succession)
+    def comes_up(process: str) -> FencedDocument:
+        leadership = Leadership(names, process)
+        leadership.acquire()
+        return FencedDocument(roster, leadership)
 
     earlier = comes_up("on the node that is cut off")
     earlier.write(b"first")

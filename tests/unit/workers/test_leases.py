@@ -8,26 +8,26 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlsrl.workers.roster import Claim, Lease, Refusal, Roster, Wait
+from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Leases, Wait
 
 LEASE_SECONDS = 10.0
 CAPACITY = {"actor": 3, "trainer": 2}
 
 
 @pytest.fixture
-def roster() -> Roster:
-    return Roster(lease_seconds=LEASE_SECONDS, capacity=CAPACITY)
+def roster() -> Leases:
+    return Leases(lease_seconds=LEASE_SECONDS, capacity=CAPACITY)
 
 
-def lease(roster: Roster, instance: str, now: float = 0.0, **claim: object) -> Lease:
+def lease(roster: Leases, instance: str, now: float = 0.0, **claim: object) -> Lease:
     given = roster.lease(Claim(**{"role": "actor", "instance": instance} | claim), now)  # type: ignore[arg-type]
     assert isinstance(given, Lease), given
     return given
 
 
-def refused(roster: Roster, instance: str, now: float = 0.0, **claim: object) -> str:
+def refused(roster: Leases, instance: str, now: float = 0.0, **claim: object) -> str:
     answer = roster.lease(Claim(**{"role": "actor", "instance": instance} | claim), now)  # type: ignore[arg-type]
-    assert isinstance(answer, Refusal), answer
+    assert isinstance(answer, LeaseRefusal), answer
     return answer.reason
 
 
@@ -35,25 +35,25 @@ def place(given: Lease) -> tuple[int, int]:
     return given.index, given.incarnation
 
 
-def after_restart(roster: Roster, now: float) -> Roster:
+def after_restart(roster: Leases, now: float) -> Leases:
     value = json.loads(json.dumps(roster.to_json()))
-    return Roster.from_json(value, lease_seconds=LEASE_SECONDS, capacity=CAPACITY, now=now)
+    return Leases.from_json(value, lease_seconds=LEASE_SECONDS, capacity=CAPACITY, now=now)
 
 
-def test_workers_get_the_lowest_free_index_of_their_role(roster: Roster) -> None:
+def test_workers_get_the_lowest_free_index_of_their_role(roster: Leases) -> None:
     assert [place(lease(roster, name)) for name in "abc"] == [(0, 0), (1, 0), (2, 0)]
     assert place(lease(roster, "t", role="trainer")) == (0, 0)
     roster.release("b")
     assert place(lease(roster, "d")) == (1, 1)
 
 
-def test_asking_twice_gives_the_same(roster: Roster) -> None:
+def test_asking_twice_gives_the_same(roster: Leases) -> None:
     assert place(lease(roster, "a")) == place(lease(roster, "a", 5.0)) == (0, 0)
     assert roster.holder("a") is not None
     assert len(roster.holders) == 1
 
 
-def test_a_full_role_waits_until_an_index_is_free(roster: Roster) -> None:
+def test_a_full_role_waits_until_an_index_is_free(roster: Leases) -> None:
     for name in "abc":
         lease(roster, name)
     assert isinstance(roster.lease(Claim(role="actor", instance="d"), 0.0), Wait)
@@ -61,7 +61,7 @@ def test_a_full_role_waits_until_an_index_is_free(roster: Roster) -> None:
     assert place(lease(roster, "d")) == (1, 1)
 
 
-def test_heartbeats_keep_a_lease_and_silence_ends_it(roster: Roster) -> None:
+def test_heartbeats_keep_a_lease_and_silence_ends_it(roster: Leases) -> None:
     lease(roster, "a", 0.0)
     lease(roster, "b", 0.0)
     assert roster.heartbeat("a", 8.0)
@@ -71,19 +71,19 @@ def test_heartbeats_keep_a_lease_and_silence_ends_it(roster: Roster) -> None:
     assert place(lease(roster, "c", 12.0)) == (1, 1)
 
 
-def test_silence_counts_only_while_somebody_listens(roster: Roster) -> None:
+def test_silence_counts_only_while_somebody_listens(roster: Leases) -> None:
     lease(roster, "a", 0.0)
     assert roster.expire(100.0, listening_since=95.0) == ()
     assert len(roster.expire(106.0, listening_since=95.0)) == 1
 
 
-def test_one_that_was_frozen_gets_its_lease_back_if_nobody_had_the_index_since(roster: Roster) -> None:
+def test_one_that_was_frozen_gets_its_lease_back_if_nobody_had_the_index_since(roster: Leases) -> None:
     lease(roster, "a")
     roster.expire(100.0, listening_since=0.0)
     assert place(lease(roster, "a", 101.0, index=0, incarnation=0)) == (0, 0)
 
 
-def test_one_whose_index_went_to_another_is_refused(roster: Roster) -> None:
+def test_one_whose_index_went_to_another_is_refused(roster: Leases) -> None:
     lease(roster, "a")
     roster.expire(100.0, listening_since=0.0)
     assert place(lease(roster, "b", 100.0)) == (0, 1)
@@ -92,7 +92,7 @@ def test_one_whose_index_went_to_another_is_refused(roster: Roster) -> None:
     assert "given to another process" in refused(roster, "a", 102.0, index=0, incarnation=0)
 
 
-def test_a_restarted_coordinator_knows_its_holders_and_gives_them_time_to_come_back(roster: Roster) -> None:
+def test_a_restarted_coordinator_knows_its_holders_and_gives_them_time_to_come_back(roster: Leases) -> None:
     lease(roster, "a")
     lease(roster, "b")
     restarted = after_restart(roster, now=1000.0)
@@ -101,7 +101,7 @@ def test_a_restarted_coordinator_knows_its_holders_and_gives_them_time_to_come_b
     assert [each.instance for each in restarted.expire(1010.5, listening_since=1000.0)] == ["a"]
 
 
-def test_a_coordinator_without_memory_believes_what_nobody_contradicts(roster: Roster) -> None:
+def test_a_coordinator_without_memory_believes_what_nobody_contradicts(roster: Leases) -> None:
     assert place(lease(roster, "a", index=1, incarnation=7)) == (1, 7)
     roster.release("a")
     assert place(lease(roster, "b")) == (0, 0)
@@ -109,13 +109,13 @@ def test_a_coordinator_without_memory_believes_what_nobody_contradicts(roster: R
     assert "given to another process" in refused(roster, "d", index=0, incarnation=3)
 
 
-def test_the_same_place_claimed_by_another_instance_is_refused(roster: Roster) -> None:
+def test_the_same_place_claimed_by_another_instance_is_refused(roster: Leases) -> None:
     lease(roster, "a")
     roster.release("a")
     assert "given to another process" in refused(roster, "b", index=0, incarnation=0)
 
 
-def test_who_comes_after_another_in_one_place_need_not_wait_for_it(roster: Roster) -> None:
+def test_who_comes_after_another_in_one_place_need_not_wait_for_it(roster: Leases) -> None:
     first = lease(roster, "a", role="actor", process="pod/1/0")
     other = lease(roster, "b", role="actor", process="pod/2/0")
     again = lease(roster, "c", role="actor", process="pod/1/0")
@@ -129,12 +129,12 @@ def test_who_comes_after_another_in_one_place_need_not_wait_for_it(roster: Roste
 
 
 @pytest.mark.parametrize("claim", [{"index": 1}, {"index": 0, "incarnation": 1}, {"role": "trainer"}])
-def test_a_holder_cannot_be_somebody_else_as_well(roster: Roster, claim: dict[str, object]) -> None:
+def test_a_holder_cannot_be_somebody_else_as_well(roster: Leases, claim: dict[str, object]) -> None:
     lease(roster, "a")
-    assert "already is actor 0, incarnation 0" in refused(roster, "a", **claim)
+    assert "is actor 0 already, incarnation 0" in refused(roster, "a", **claim)
 
 
-def test_a_rank_of_a_later_attempt_takes_over_and_the_earlier_is_fenced(roster: Roster) -> None:
+def test_a_rank_of_a_later_attempt_takes_over_and_the_earlier_is_fenced(roster: Leases) -> None:
     assert place(lease(roster, "a", role="trainer", index=0, attempt=1)) == (0, 0)
     assert place(lease(roster, "b", role="trainer", index=0, attempt=2)) == (0, 1)
     assert not roster.heartbeat("a", 1.0)
@@ -143,7 +143,7 @@ def test_a_rank_of_a_later_attempt_takes_over_and_the_earlier_is_fenced(roster: 
     assert "succeeded by attempt 2" in refused(after_restart(roster, 0.0), "c", role="trainer", attempt=1, index=1)
 
 
-def test_a_rank_of_the_same_attempt_waits_for_the_one_that_is_there(roster: Roster) -> None:
+def test_a_rank_of_the_same_attempt_waits_for_the_one_that_is_there(roster: Leases) -> None:
     lease(roster, "a", role="trainer", index=1, attempt=1)
     waiting = Claim(role="trainer", instance="b", index=1, attempt=1)
     assert isinstance(roster.lease(waiting, 0.0), Wait)
@@ -152,11 +152,11 @@ def test_a_rank_of_the_same_attempt_waits_for_the_one_that_is_there(roster: Rost
 
 
 @pytest.mark.parametrize("index", [-1, 2])
-def test_a_rank_that_does_not_exist_is_refused(roster: Roster, index: int) -> None:
+def test_a_rank_that_does_not_exist_is_refused(roster: Leases, index: int) -> None:
     assert "below 2" in refused(roster, "a", role="trainer", index=index, attempt=1)
 
 
-def test_a_role_that_does_not_exist_is_refused_with_those_that_do(roster: Roster) -> None:
+def test_a_role_that_does_not_exist_is_refused_with_those_that_do(roster: Leases) -> None:
     assert refused(roster, "a", role="actr") == "this experiment has no 'actr', only actor, trainer"
 
 
@@ -169,12 +169,12 @@ def test_a_role_that_does_not_exist_is_refused_with_those_that_do(roster: Roster
         lambda value: value["roles"]["actor"]["0"].pop("instance"),
     ],
 )
-def test_a_document_that_is_no_roster_is_refused(roster: Roster, edit: Callable[[dict[str, object]], object]) -> None:
+def test_a_document_that_is_no_roster_is_refused(roster: Leases, edit: Callable[[dict[str, object]], object]) -> None:
     lease(roster, "a")
     value = roster.to_json()
     edit(value)
     with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
-        Roster.from_json(value, lease_seconds=1.0, capacity=CAPACITY, now=0.0)
+        Leases.from_json(value, lease_seconds=1.0, capacity=CAPACITY, now=0.0)
 
 
 class AnyOrderOfEvents(RuleBasedStateMachine):
@@ -188,7 +188,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.roster = Roster(lease_seconds=LEASE_SECONDS, capacity=CAPACITY)
+        self.roster = Leases(lease_seconds=LEASE_SECONDS, capacity=CAPACITY)
         self.believed: dict[str, tuple[int, int]] = {}
         self.ever: dict[tuple[int, int], str] = {}
         self.last_incarnation: dict[int, int] = {}
@@ -204,7 +204,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         if isinstance(answer, Wait):
             assert not known
             assert not free
-        elif isinstance(answer, Refusal):
+        elif isinstance(answer, LeaseRefusal):
             assert known, "a newcomer is given an index or waits for one"
             del self.believed[instance]
         else:

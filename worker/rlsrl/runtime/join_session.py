@@ -25,33 +25,33 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.activity import Stage
 from rlsrl.runtime.coordination import Command, WorkerState, describe
+from rlsrl.runtime.heartbeat_queue import HeartbeatQueue, JoinMessages
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import LedgerPage
-from rlsrl.runtime.outbox import Outbox, Stream
 
 STREAMS = "streams"
 """The endpoint that other workers are told of: where a member serves samples or inference."""
 
 LEAVE_TIMEOUT_SECONDS = 5.0
-"""Default patience of ``Membership.leave`` with a coordinator that is away."""
+"""Default patience of ``JoinSession.leave`` with a coordinator that is away."""
 
 _FINAL_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
 """Answers that trying again cannot change."""
 
 
-class MembershipError(Exception):
+class JoinError(Exception):
     """The worker has no place in the roster."""
 
 
-class JoinRefused(MembershipError):  # noqa: N818 - named for what the coordinator did
+class JoinRefused(JoinError):  # noqa: N818 - named for what the coordinator did
     """The coordinator said no, at first or after an absence; the text is its reason."""
 
 
-class JoinTimeout(MembershipError, TimeoutError):  # noqa: N818 - it is a TimeoutError
+class JoinTimeout(JoinError, TimeoutError):  # noqa: N818 - it is a TimeoutError
     """No coordinator gave this worker a place in time; the text says what happened last."""
 
 
-class Membership:
+class JoinSession:
     """A worker's lease of an index, kept alive by one thread until ``leave``.
 
     The thread waits for messages, and beside a training thread it costs next to nothing: nothing here polls. Every
@@ -65,18 +65,18 @@ class Membership:
         token: str,
         tls: Tls | None,
         instance: str,
-        outbox: Outbox,
+        queue: HeartbeatQueue,
         on_command: Callable[[Command], None],
         on_settings: Callable[[], None],
     ) -> None:
-        """Use ``Membership.join``."""
+        """Use ``JoinSession.join``."""
         self._address = address
         self._metadata = token_metadata(token)
         self._instance = instance
-        self._outbox = outbox
+        self._queue = queue
         self._on_command = on_command
         self._on_settings = on_settings
-        self._changed = outbox.changed
+        self._changed = queue.changed
         # Guarded by _changed:
         self._welcome: pb.Welcome | None = None
         self._last_problem = "nobody answered"
@@ -84,7 +84,7 @@ class Membership:
         self._addresses: dict[str, Mapping[int, str]] = {}
         self._settings: Mapping[str, Any] = {}
         self._calls = ReconnectingCall(
-            address, tls=tls, name="membership", changed=self._changed, converse=self._converse
+            address, tls=tls, name="join-session", changed=self._changed, converse=self._converse
         )
 
     @classmethod
@@ -110,7 +110,7 @@ class Membership:
             address: ``unix-abstract:NAME`` or ``HOST:PORT`` of the coordinator.
             token: the experiment's token.
             role: the worker's role.
-            on_command: called from the membership thread with each command; must return at once and not raise.
+            on_command: called from the join session thread with each command; must not block or raise.
             timeout: seconds to wait at most.
             tls: certificates, where the coordinator wants them.
             index: the index this worker must have (a trainer's rank); None takes the lowest free one.
@@ -118,7 +118,7 @@ class Membership:
             endpoints: where this worker serves what, for example ``{"metrics": "127.0.0.1:4711"}``; others are told
                 the one named ``STREAMS``.
             follows: roles whose members' addresses ``address_of`` is to know.
-            on_settings: called from the membership thread when ``settings`` changed; must return at once and not raise.
+            on_settings: called from the join session thread when ``settings`` changed; must not block or raise.
             wall_clock: Unix seconds, for the records' time.
 
         Raises:
@@ -137,17 +137,17 @@ class Membership:
             endpoints=endpoints,
             follows=sorted(follows),
         )
-        membership = cls(
+        join_session = cls(
             address=validate_address(address),
             token=token,
             tls=tls,
             instance=hello.instance,
-            outbox=Outbox(hello, wall_clock=wall_clock),
+            queue=HeartbeatQueue(hello, wall_clock=wall_clock),
             on_command=on_command,
             on_settings=on_settings,
         )
-        membership._begin(timeout)
-        return membership
+        join_session._begin(timeout)
+        return join_session
 
     @property
     def index(self) -> int:
@@ -162,7 +162,7 @@ class Membership:
         return self._welcome.incarnation
 
     @property
-    def kept_page(self) -> bytes:
+    def ledger_copy(self) -> bytes:
         """The ledger page of whoever had the index before, as the coordinator knew it last; empty for none."""
         assert self._welcome is not None, "join waits for it"  # noqa: S101 - an invariant of our own
         return self._welcome.ledger_page
@@ -175,7 +175,7 @@ class Membership:
     @property
     def unacknowledged(self) -> int:
         """Records that the coordinator has not confirmed yet."""
-        return self._outbox.unacknowledged
+        return self._queue.unacknowledged
 
     def address_of(self, role: str, index: int) -> str | None:
         """Where the member of a followed role serves its streams; None while nobody holds that index.
@@ -202,27 +202,27 @@ class Membership:
 
         What is None stays as it was. ``stats`` replaces the values under the keys it holds.
         """
-        self._outbox.report(state=state, stats=stats, version=version)
+        self._queue.report(state=state, stats=stats, version=version)
 
     def turn_to(self, doing: str) -> None:
         """Say what the worker waits for from now on, or that it works again (``rlsrl.runtime.activity.WORKING``)."""
-        self._outbox.turn_to(doing)
+        self._queue.turn_to(doing)
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
         """Say on what stages so many seconds of the work until now were spent."""
-        self._outbox.spent(seconds)
+        self._queue.spent(seconds)
 
     def show_page(self, page: LedgerPage) -> None:
         """Send a copy of the worker's ledger page with each heartbeat, for the time when the page itself is gone."""
-        self._outbox.show_page(page.encode)
+        self._queue.show_page(page.encode)
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add a row to the learning curve. It is kept here until the coordinator confirms it, and sent again if needed.
 
-        Never waits: with ``MAX_RECORDS`` (``rlsrl.runtime.outbox``) rows unconfirmed the oldest goes, and the
+        Never waits: with ``MAX_RECORDS`` (``rlsrl.runtime.heartbeat_queue``) rows unconfirmed the oldest goes, and the
         heartbeats say how many went.
         """
-        self._outbox.record(step, scalars)
+        self._queue.record(step, scalars)
 
     def check(self) -> None:
         """Raise what the worker lost its place by; call it now and then, since nothing else says so.
@@ -230,14 +230,14 @@ class Membership:
         Raises:
             JoinRefused: the index was given to another process while this one was away, or the gang was succeeded: this
                 worker must exit.
-            MembershipError: the membership thread failed; the cause says how.
+            JoinError: the join session thread failed; the cause says how.
         """
         with self._changed:
             failure = self._calls.failure
-        if isinstance(failure, MembershipError):
+        if isinstance(failure, JoinError):
             raise failure
         if failure is not None:
-            raise MembershipError("the membership thread failed") from failure
+            raise JoinError("the join session thread failed") from failure
 
     def leave(self, reason: str, *, done: bool = False, timeout: float = LEAVE_TIMEOUT_SECONDS) -> bool:
         """Hand over the records that wait, say goodbye and give the index back. Idempotent.
@@ -250,7 +250,7 @@ class Membership:
         Returns:
             Whether the coordinator took it all. If not, the index stays leased until the lease runs out.
         """
-        self._outbox.say_goodbye(pb.Goodbye(reason=reason, done=done))
+        self._queue.say_goodbye(pb.Goodbye(reason=reason, done=done))
         self._calls.join(timeout)
         self._calls.close()
         return self._delivered
@@ -275,7 +275,7 @@ class Membership:
         Raises:
             JoinRefused: the end is final.
         """
-        stream = Stream(self._outbox)
+        stream = JoinMessages(self._queue)
         call = CoordinatorStub(channel).Join(stream, metadata=self._metadata)
         with self._calls.reading(call):
             try:
@@ -292,12 +292,12 @@ class Membership:
                 stream.close()
         return stream.welcomed
 
-    def _receive(self, message: pb.CoordinatorMessage, stream: Stream) -> None:
+    def _receive(self, message: pb.CoordinatorMessage, stream: JoinMessages) -> None:
         kind = message.WhichOneof("kind")
         if kind == "welcome":
             self._be_welcomed(message.welcome, stream)
         elif kind == "records_ack":
-            self._outbox.acknowledge(message.records_ack.sequence)
+            self._queue.acknowledge(message.records_ack.sequence)
         elif kind == "peers":
             with self._changed:
                 self._addresses[message.peers.role] = dict(message.peers.addresses)
@@ -316,9 +316,9 @@ class Membership:
             self._settings = settings
         self._on_settings()
 
-    def _be_welcomed(self, welcome: pb.Welcome, stream: Stream) -> None:
+    def _be_welcomed(self, welcome: pb.Welcome, stream: JoinMessages) -> None:
         self._take_settings(welcome.settings)
         with self._changed:
             self._welcome = self._welcome or welcome
-            self._outbox.claim(welcome.index, welcome.incarnation)
+            self._queue.claim(welcome.index, welcome.incarnation)
             stream.welcome(welcome.heartbeat_seconds)

@@ -1,7 +1,7 @@
-"""What a worker has to tell the coordinator: its newest report, the records nobody confirmed yet, and its goodbye.
+"""Collects what a worker sends to the coordinator: its newest report, its unacknowledged rows and its goodbye.
 
-An ``Outbox`` lives as long as the worker; each Join stream takes its messages from a ``Stream`` of it, which gRPC's own
-sending thread iterates. Reports are overwritten by newer ones, records are kept until they are acknowledged.
+A ``HeartbeatQueue`` lives as long as the worker. Each Join stream takes its messages from a ``JoinMessages``, which
+gRPC's own sending thread iterates. A report overwrites the one before; rows stay until they are acknowledged.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MAX_RECORDS_PER_HEARTBEAT = 256
 """So that a backlog does not make one huge message."""
 
 
-class Outbox:
+class HeartbeatQueue:
     """Collects what is to be sent. Any thread may call any method; none waits."""
 
     def __init__(
         self, hello: pb.Hello, *, wall_clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """An outbox whose streams begin with ``hello``; ``wall_clock`` gives the records' Unix seconds."""
+        """A queue whose streams begin with ``hello``; ``wall_clock`` gives the records' Unix seconds."""
         self._wall_clock = wall_clock
         self.changed = threading.Condition()
         """Guards everything here and in the streams; notified when a stream has something new to do."""
@@ -144,17 +144,17 @@ class Outbox:
             return heartbeat, len(waiting) - len(heartbeat.records)
 
 
-class Stream(Iterator[pb.WorkerMessage]):
+class JoinMessages(Iterator[pb.WorkerMessage]):
     """The messages of one Join stream, in order: hello; after the welcome a heartbeat every ``heartbeat_seconds``;
     goodbye.
 
-    ``next`` waits until a message is due; ``welcome``, ``close`` and the outbox's ``say_goodbye`` and ``acknowledge``
+    ``next`` waits until a message is due; ``welcome``, ``close`` and the queue's ``say_goodbye`` and ``acknowledge``
     wake it.
     """
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-        self._changed = outbox.changed
+    def __init__(self, queue: HeartbeatQueue) -> None:
+        self._queue = queue
+        self._changed = queue.changed
         self._hello_sent = False
         self._heartbeat_seconds: float | None = None
         self._due_at = 0.0
@@ -189,7 +189,7 @@ class Stream(Iterator[pb.WorkerMessage]):
         with self._changed:
             if not self._hello_sent:
                 self._hello_sent = True
-                return pb.WorkerMessage(hello=self._outbox.hello())
+                return pb.WorkerMessage(hello=self._queue.hello())
             while not (self._closed or self._said_goodbye):
                 if (message := self._due()) is not None:
                     return message
@@ -199,18 +199,18 @@ class Stream(Iterator[pb.WorkerMessage]):
     def _due(self) -> pb.WorkerMessage | None:
         if self._heartbeat_seconds is None:
             return None
-        if self._outbox.goodbye is not None and self._last_report_sent:
-            if self._outbox.unacknowledged == 0:
+        if self._queue.goodbye is not None and self._last_report_sent:
+            if self._queue.unacknowledged == 0:
                 self._said_goodbye = True
-                return pb.WorkerMessage(goodbye=self._outbox.goodbye)
-        elif self._outbox.goodbye is not None or time.monotonic() >= self._due_at:
+                return pb.WorkerMessage(goodbye=self._queue.goodbye)
+        elif self._queue.goodbye is not None or time.monotonic() >= self._due_at:
             return pb.WorkerMessage(heartbeat=self._heartbeat(self._heartbeat_seconds))
         return None
 
     def _heartbeat(self, heartbeat_seconds: float) -> pb.Heartbeat:
-        heartbeat, num_left = self._outbox.heartbeat(self._sent)
+        heartbeat, num_left = self._queue.heartbeat(self._sent)
         if heartbeat.records:
             self._sent = heartbeat.records[-1].sequence
-        self._last_report_sent = self._outbox.goodbye is not None and num_left == 0
+        self._last_report_sent = self._queue.goodbye is not None and num_left == 0
         self._due_at = time.monotonic() + (0.0 if num_left else heartbeat_seconds)
         return heartbeat

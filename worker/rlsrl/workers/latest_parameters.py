@@ -11,7 +11,7 @@ from rlsrl.runtime.pipe import PipeClosed
 CLOSED = "nobody gets newer weights any more"
 
 
-class FreshParameters:
+class LatestParameters:
     """Holds the newest weights. One thread puts, one takes; the taker says when it needs newer ones than there are."""
 
     def __init__(self) -> None:

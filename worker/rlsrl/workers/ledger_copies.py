@@ -13,7 +13,7 @@ from typing import Any, Self
 from rlsrl.runtime.ledger import CHAIN, PageRecord, balance
 
 
-class KeptPages:
+class LedgerCopies:
     """The newest known page of each index. An index of which nothing is known has an empty one."""
 
     def __init__(self, capacity: Mapping[str, int]) -> None:

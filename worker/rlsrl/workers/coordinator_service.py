@@ -26,15 +26,15 @@ from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.coordination import Command, WorkerState
 from rlsrl.runtime.identity import is_dead
+from rlsrl.runtime.join_session import STREAMS
 from rlsrl.runtime.ledger import MAX_RECORD_BYTES, LedgerError, PageRecord
 from rlsrl.runtime.metrics import Metrics
-from rlsrl.runtime.roster import STREAMS
-from rlsrl.workers.kept_pages import KeptPages
-from rlsrl.workers.learning_curve import LearningCurve, Row
-from rlsrl.workers.record import Record
-from rlsrl.workers.roster import Claim, Lease, Refusal, Roster, Wait
-from rlsrl.workers.status import TRAINER, Experiment, Member, Report, build_status
-from rlsrl.workers.succession import Superseded
+from rlsrl.workers.documents import StoredDocument
+from rlsrl.workers.leadership import Superseded
+from rlsrl.workers.learning_curve import CurveRow, LearningCurve
+from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Leases, Wait
+from rlsrl.workers.ledger_copies import LedgerCopies
+from rlsrl.workers.status import TRAINER, ExperimentInfo, Member, MemberReport, build_status
 
 HELLO_SECONDS = 10.0
 """How long a new stream may be silent."""
@@ -49,19 +49,19 @@ SETTINGS = "settings"
 MAX_QUEUED = 256
 """Messages to one worker that wait to be sent; a worker that reads so slowly gets no more commands."""
 
-Context = aio.ServicerContext[pb.WorkerMessage, pb.CoordinatorMessage]
+JoinContext = aio.ServicerContext[pb.WorkerMessage, pb.CoordinatorMessage]
 
 
 RoleSettings = Mapping[str, Mapping[str, Any]]
 """Values of the live settings of each role that has some, by role (see ``rlsrl.api.live``)."""
 
 
-class Malformed(ValueError):  # noqa: N818 - named for the message
+class MalformedMessage(ValueError):  # noqa: N818 - named for the message
     """A peer's message is not what the protocol allows; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class MemberState:
     """The worker that was last at a (role, index), and what it said."""
 
     claim: Claim
@@ -69,21 +69,21 @@ class Seen:
     pid: int
     host: str
     endpoints: dict[str, str]
-    report: Report
+    report: MemberReport
     heard_at: float
 
 
-class Meeting(CoordinatorServicer):
+class CoordinatorService(CoordinatorServicer):
     """Serves Join, Status and Send. ``watch`` must run beside it, and all in the same event loop."""
 
     def __init__(
         self,
         *,
-        experiment: Experiment,
-        roster: Roster,
-        record: Record,
-        pages: KeptPages,
-        pages_record: Record,
+        experiment: ExperimentInfo,
+        roster: Leases,
+        document: StoredDocument,
+        copies: LedgerCopies,
+        copies_document: StoredDocument,
         curve: LearningCurve,
         settings: RoleSettings,
         metrics: Metrics,
@@ -94,13 +94,13 @@ class Meeting(CoordinatorServicer):
         self._metrics = metrics
         self._experiment = experiment
         self._roster = roster
-        self._roster_document = _Document(record, roster.to_json)
-        self._pages = pages
-        self._pages_document = _Document(pages_record, pages.to_json)
+        self._roster_writer = _DocumentWriter(document, roster.to_json)
+        self._copies = copies
+        self._copies_writer = _DocumentWriter(copies_document, copies.to_json)
         self._curve = curve
         self._clock = clock
         self._log = log
-        self._seen: dict[tuple[str, int], Seen] = {}
+        self._seen: dict[tuple[str, int], MemberState] = {}
         self._connections: dict[str, _Connection] = {}
         self._listening_since = self._looked_at = self._kept_at = clock.monotonic()
         self._freed = asyncio.Event()
@@ -128,22 +128,22 @@ class Meeting(CoordinatorServicer):
     async def describe(self) -> dict[str, Any]:
         """The status document."""
         members = [self._member(index, seen) for (_, index), seen in self._seen.items()]
-        return build_status(self._experiment, members, self._pages, self._clock.monotonic())
+        return build_status(self._experiment, members, self._copies, self._clock.monotonic())
 
     async def Join(  # type: ignore[override]  # noqa: N802 - the proto's name; read and write are called, not iterated
         self,
         request_iterator: AsyncIterator[pb.WorkerMessage],  # noqa: ARG002
-        context: Context,
+        context: JoinContext,
     ) -> None:
         """Serve one worker from its hello to the end of its stream."""
         try:
             hello = await _read_hello(context)
             claim = claim_of(hello)
-        except Malformed as error:
+        except MalformedMessage as error:
             await self._refuse(context, str(error))
             return
         admitted = await self._admit(claim, context)
-        if isinstance(admitted, Refusal):
+        if isinstance(admitted, LeaseRefusal):
             await self._refuse(context, admitted.reason, role=claim.role)
             return
         seen = self._greet(hello, claim, admitted)
@@ -206,7 +206,7 @@ class Meeting(CoordinatorServicer):
                 self._free(lease, "worker_died")
         if now - self._kept_at > KEEP_SECONDS:
             self._kept_at = now
-            self._begin(self._pages_document.write())
+            self._begin(self._copies_writer.write())
         self._measure(now)
 
     def _measure(self, now: float) -> None:
@@ -225,28 +225,26 @@ class Meeting(CoordinatorServicer):
         self._announce(lease.role)
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
-        self._begin(self._roster_document.write())
-        self._begin(self._pages_document.write())
+        self._begin(self._roster_writer.write())
+        self._begin(self._copies_writer.write())
 
     async def keep(self) -> None:
         """Make what is kept durable before the end, as far as that can be."""
-        await asyncio.wait(
-            {self._begin(document.write()) for document in (self._roster_document, self._pages_document)}
-        )
+        await asyncio.wait({self._begin(document.write()) for document in (self._roster_writer, self._copies_writer)})
 
-    async def _admit(self, claim: Claim, context: Context) -> Lease | Refusal:
+    async def _admit(self, claim: Claim, context: JoinContext) -> Lease | LeaseRefusal:
         """A lease that is on disk; waits for as long as the worker does if there is none to be had."""
         while True:
             freed = self._freed
             decision = self._roster.lease(claim, self._clock.monotonic())
-            if isinstance(decision, Refusal):
+            if isinstance(decision, LeaseRefusal):
                 return decision
             if isinstance(decision, Wait):
                 self._log.info("join_waits", reason=decision.reason)
                 await freed.wait()
                 continue
             try:
-                await asyncio.shield(self._begin(self._roster_document.write()))
+                await asyncio.shield(self._begin(self._roster_writer.write()))
             except (OSError, Superseded) as error:
                 self._roster.release(claim.instance)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, f"the roster cannot be written: {error}")
@@ -254,11 +252,11 @@ class Meeting(CoordinatorServicer):
             if (lease := self._roster.holder(claim.instance)) is not None and lease.incarnation == decision.incarnation:
                 return lease
 
-    def _greet(self, hello: pb.Hello, claim: Claim, lease: Lease) -> Seen:
+    def _greet(self, hello: pb.Hello, claim: Claim, lease: Lease) -> MemberState:
         before = self._seen.get((lease.role, lease.index))
         known = before is not None and before.claim.instance == lease.instance
-        report = before.report if before is not None and known else Report()
-        seen = Seen(
+        report = before.report if before is not None and known else MemberReport()
+        seen = MemberState(
             claim=replace(claim, index=lease.index, incarnation=lease.incarnation),
             pid=hello.pid,
             host=hello.host,
@@ -283,7 +281,7 @@ class Meeting(CoordinatorServicer):
         claim = connection.claim
         assert claim.index is not None and claim.incarnation is not None, "claims of seen workers are whole"  # noqa: S101, PT018
         self._connections[claim.instance] = connection
-        kept = self._pages.get(claim.role, claim.index)
+        kept = self._copies.get(claim.role, claim.index)
         await connection.put(
             pb.CoordinatorMessage(
                 welcome=pb.Welcome(
@@ -304,21 +302,21 @@ class Meeting(CoordinatorServicer):
                     self._part(claim, message.goodbye)
                     return
                 if kind != "heartbeat":
-                    raise Malformed(f"after its hello a worker sends heartbeats or goodbye, not {kind}")
+                    raise MalformedMessage(f"after its hello a worker sends heartbeats or goodbye, not {kind}")
                 if (refusal := await self._take(connection, message.heartbeat)) is not None:
                     await connection.put(pb.CoordinatorMessage(refused=pb.Refused(reason=refusal.reason)))
                     return
-        except Malformed as error:
+        except MalformedMessage as error:
             self._log.warning("malformed", worker=connection.worker, reason=str(error))
             await connection.put(pb.CoordinatorMessage(refused=pb.Refused(reason=str(error))))
 
-    async def _take(self, connection: _Connection, heartbeat: pb.Heartbeat) -> Refusal | None:
+    async def _take(self, connection: _Connection, heartbeat: pb.Heartbeat) -> LeaseRefusal | None:
         """Note a sign of life and keep its rows; a refusal if the index has gone to somebody else meanwhile."""
         claim, now = connection.claim, self._clock.monotonic()
         self.num_heartbeats += 1
         if not self._roster.heartbeat(claim.instance, now):
             admitted = await self._admit(claim, connection.context)
-            if isinstance(admitted, Refusal):
+            if isinstance(admitted, LeaseRefusal):
                 return admitted
             self._log.info("lease_renewed", worker=connection.worker, incarnation=claim.incarnation)
             self._announce(claim.role)
@@ -326,12 +324,12 @@ class Meeting(CoordinatorServicer):
         seen = self._seen[claim.role, claim.index]
         self._seen[claim.role, claim.index] = replace(seen, report=report_of(heartbeat), heard_at=now)
         if heartbeat.ledger_page:
-            self._pages.put(page_of(heartbeat, claim))
+            self._copies.put(page_of(heartbeat, claim))
         if heartbeat.records:
             await self._keep(connection, rows_of(heartbeat, claim))
         return None
 
-    async def _keep(self, connection: _Connection, rows: list[Row]) -> None:
+    async def _keep(self, connection: _Connection, rows: list[CurveRow]) -> None:
         try:
             self.num_rows += self._curve.append(rows)
         except OSError as error:
@@ -347,14 +345,14 @@ class Meeting(CoordinatorServicer):
         if (lease := self._roster.release(claim.instance)) is not None:
             self._free(lease, "left", reason=goodbye.reason, done=goodbye.done)
 
-    async def _refuse(self, context: Context, reason: str, role: str = "") -> None:
+    async def _refuse(self, context: JoinContext, reason: str, role: str = "") -> None:
         self._log.warning("refused", reason=reason)
         # A label's values must be few, whatever a peer calls itself.
         known = role if role in self._roster.roles else "unknown"
         self._metrics.joins_refused.labels(worker_role=known).inc()
         await context.write(pb.CoordinatorMessage(refused=pb.Refused(reason=reason)))
 
-    def _member(self, index: int, seen: Seen) -> Member:
+    def _member(self, index: int, seen: MemberState) -> Member:
         claim = seen.claim
         lease = self._roster.holder(claim.instance)
         return Member(
@@ -403,10 +401,10 @@ class Meeting(CoordinatorServicer):
             self._superseded = error
 
 
-class _Document:
+class _DocumentWriter:
     """Something that outlives the coordinator: written again when it has changed."""
 
-    def __init__(self, record: Record, value: Callable[[], Any]) -> None:
+    def __init__(self, record: StoredDocument, value: Callable[[], Any]) -> None:
         """``value`` gives the JSON value as it is at the time."""
         self._record = record
         self._value = value
@@ -427,8 +425,8 @@ class _Connection:
 
     def __init__(
         self,
-        context: Context,
-        seen: Seen,
+        context: JoinContext,
+        seen: MemberState,
         follows: tuple[str, ...],
         peers: Callable[[str], pb.CoordinatorMessage],
         settings: Callable[[str], pb.CoordinatorMessage],
@@ -494,20 +492,20 @@ class _Connection:
             self._log.info("stream_broke", worker=self.worker, error=repr(error))
 
 
-async def _read(context: Context) -> pb.WorkerMessage | None:
+async def _read(context: JoinContext) -> pb.WorkerMessage | None:
     """The next message; None at the stream's end."""
     try:
         message = await context.read()
     except DecodeError as error:
-        raise Malformed("the message is no WorkerMessage") from error
+        raise MalformedMessage("the message is no WorkerMessage") from error
     return message if isinstance(message, pb.WorkerMessage) else None
 
 
-async def _read_hello(context: Context) -> pb.Hello:
+async def _read_hello(context: JoinContext) -> pb.Hello:
     """The first message of a stream.
 
     Raises:
-        Malformed: it is no hello.
+        MalformedMessage: it is no hello.
     """
     reading = asyncio.ensure_future(_read(context))
     await asyncio.wait({reading}, timeout=HELLO_SECONDS)
@@ -518,7 +516,7 @@ async def _read_hello(context: Context) -> pb.Hello:
             await reading
     message = reading.result()
     if message is None or message.WhichOneof("kind") != "hello":
-        raise Malformed("a stream begins with a hello")
+        raise MalformedMessage("a stream begins with a hello")
     return message.hello
 
 
@@ -526,16 +524,16 @@ def claim_of(hello: pb.Hello) -> Claim:
     """What a hello asks for.
 
     Raises:
-        Malformed: a part is missing or out of range.
+        MalformedMessage: a part is missing or out of range.
     """
     try:
         instance = str(uuid.UUID(hello.instance))
     except ValueError as error:
-        raise Malformed(f"hello: instance {hello.instance!r} is no UUID") from error
+        raise MalformedMessage(f"hello: instance {hello.instance!r} is no UUID") from error
     if hello.HasField("incarnation") and not hello.HasField("index"):
-        raise Malformed("hello: an incarnation without its index")
+        raise MalformedMessage("hello: an incarnation without its index")
     if min(hello.index, hello.incarnation, hello.attempt, hello.pid) < 0:
-        raise Malformed("hello: index, incarnation, attempt and pid are not negative")
+        raise MalformedMessage("hello: index, incarnation, attempt and pid are not negative")
     return Claim(
         role=hello.role,
         instance=instance,
@@ -546,10 +544,10 @@ def claim_of(hello: pb.Hello) -> Claim:
     )
 
 
-def report_of(heartbeat: pb.Heartbeat) -> Report:
+def report_of(heartbeat: pb.Heartbeat) -> MemberReport:
     """What a heartbeat says of its worker."""
     version = heartbeat.version
-    return Report(
+    return MemberReport(
         state=WorkerState.from_proto(heartbeat.state) or WorkerState.CONFIGURING,
         waiting_for=heartbeat.waiting_for,
         stats=dict(heartbeat.stats),
@@ -563,29 +561,29 @@ def page_of(heartbeat: pb.Heartbeat, claim: Claim) -> PageRecord:
     """The ledger page that a heartbeat from the worker with that claim carries.
 
     Raises:
-        Malformed: it is none.
+        MalformedMessage: it is none.
     """
     if len(heartbeat.ledger_page) > MAX_RECORD_BYTES:
-        raise Malformed(f"heartbeat: a ledger page of over {MAX_RECORD_BYTES} bytes")
+        raise MalformedMessage(f"heartbeat: a ledger page of over {MAX_RECORD_BYTES} bytes")
     try:
         return PageRecord.decode(heartbeat.ledger_page, role=claim.role, index=claim.index or 0)
     except LedgerError as error:
-        raise Malformed(f"heartbeat: {error}") from error
+        raise MalformedMessage(f"heartbeat: {error}") from error
 
 
-def rows_of(heartbeat: pb.Heartbeat, claim: Claim) -> list[Row]:
+def rows_of(heartbeat: pb.Heartbeat, claim: Claim) -> list[CurveRow]:
     """The rows of a heartbeat from the worker with that claim.
 
     Raises:
-        Malformed: sequences do not rise, or a step is negative.
+        MalformedMessage: sequences do not rise, or a step is negative.
     """
     sequences = [-1, *(record.sequence for record in heartbeat.records)]
     if any(later <= earlier for earlier, later in itertools.pairwise(sequences)):
-        raise Malformed("heartbeat: the records' sequences rise from 0")
+        raise MalformedMessage("heartbeat: the records' sequences rise from 0")
     if any(record.step < 0 for record in heartbeat.records):
-        raise Malformed("heartbeat: a record's step is not negative")
+        raise MalformedMessage("heartbeat: a record's step is not negative")
     return [
-        Row(
+        CurveRow(
             step=record.step,
             wall=record.wall_time,
             scalars=dict(record.scalars),
