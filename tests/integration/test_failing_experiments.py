@@ -66,11 +66,11 @@ def test_an_environment_that_never_works_is_told_at_each_restart_and_given_up(
     with desk.begin() as run:
         assert run.wait() == 1, run.output
     lines = run.output.splitlines()
-    restarts = [line for line in lines if "starting it again" in line]
+    restarts = [line for line in lines if "; restarting " in line]
     assert restarts
     assert all(line.startswith("actor-0 exited with code 1: ") for line in restarts)
     assert all("the robot arm does not answer" in line for line in restarts)
-    assert "error: actor-0 exited with code 1: it has failed in the same way" in run.output
+    assert "error: actor-0 exited with code 1: it failed in the same way" in run.output
     assert desk.facts().leftovers() == []
     summary = desk.facts().json("summary.json")
     assert summary["restarts"] == {"actor": len(restarts)}

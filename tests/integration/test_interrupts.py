@@ -84,7 +84,7 @@ def test_ctrl_c_ends_cleanly_a_second_one_kills_and_the_run_can_be_resumed(desk:
         os.kill(trainer.pid, signal.SIGSTOP)
         durable = run.facts.newest()
         run.send(signal.SIGINT)
-        run.until(lambda: "Ending cleanly" in run.output, "word of the first Ctrl-C")
+        run.until(lambda: "Storing a last checkpoint" in run.output, "the answer to the first Ctrl-C")
         run.send(signal.SIGINT)
         assert run.wait() == 128 + signal.SIGINT, run.output
         assert "killed without a last checkpoint" in run.output

@@ -107,7 +107,7 @@ def test_environments_that_stand_still_do_not_keep_a_run_from_its_end(tmp_path: 
         run.until(lambda: any(tmp_path.glob("entered-*")), "an environment stands still")
         run.send(signal.SIGINT)
         assert run.wait() == 128 + signal.SIGINT, run.output
-    assert "killing what did not end" not in run.output
+    assert "killing the processes that did not end" not in run.output
     assert desk.facts().leftovers() == []
     summary = desk.facts().json("summary.json")
     assert summary["ledger"]["balanced"]

@@ -17,6 +17,7 @@ from rlsrl.local.controller import (
     Failed,
     Finished,
     Interrupted,
+    LaunchOptions,
     LocalController,
     ProcessState,
     RolePlan,
@@ -88,10 +89,12 @@ class Stage:
             limits=RestartLimits(budget=budget, decay_seconds=600.0),
             journal=self.journal,
             display=self.display,
-            environment={**os.environ, "STANDIN_FOLDER": str(self.folder), "RLSRL_TOKEN": "secret"},
-            logs=self.folder,
-            command=STANDIN,
-            keep_fds=keep_fds,
+            launch=LaunchOptions(
+                environment={**os.environ, "STANDIN_FOLDER": str(self.folder), "RLSRL_TOKEN": "secret"},
+                logs=self.folder,
+                command=STANDIN,
+                keep_fds=keep_fds,
+            ),
         )
 
     def lives(self, role: str) -> list[dict]:
@@ -188,8 +191,8 @@ def test_an_evaluation_that_takes_too_long_is_cut_short(stage: Stage, monkeypatc
     assert stage.controller().run() == Finished()
 
     assert stage.display.notes == [
-        "Evaluating the last version; Ctrl-C to end without.",
-        "the last version is not evaluated: that takes longer than 0.1 s",
+        "Evaluating the last version; Ctrl-C skips this.",
+        "the last version is not evaluated: no result within 0.1 s",
     ]
     assert (stage.folder / "told").exists(), "it is asked before it is killed"
 
@@ -216,7 +219,7 @@ def test_the_evaluators_of_an_interrupted_run_are_told_to_end(stage: Stage) -> N
     assert stage.controller().run() == Interrupted(signum=signal.SIGINT, killed=False)
 
     assert (stage.folder / "told").exists()
-    assert stage.display.notes == ["Ending cleanly with a last checkpoint; once more to kill everything at once."]
+    assert stage.display.notes == ["Storing a last checkpoint and ending; Ctrl-C again kills all processes at once."]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_a_process_that_ends_too_early_is_started_again(stage: Stage, role: str,
     assert stage.journal.restarts == [role]
     assert [len(stage.lives(each)) <= 1 for each in scripts if each != role] == [True, True]
     assert len(stage.lives(role)) == 2
-    assert stage.display.notes[0] == f"{what}; starting it again now (restart 1 of 5)"
+    assert stage.display.notes[0] == f"{what}; restarting now (restart 1 of 5)"
     if role == "trainer":
         assert [life["attempt"] for life in stage.lives("trainer")] == [1, 2]
     assert_gone(stage.pids(), timeout=0)
@@ -275,7 +278,7 @@ def test_a_restart_is_told_with_the_last_words_of_the_failure(stage: Stage) -> N
 
     (note, *_) = stage.display.notes
     assert note.startswith("trainer-0 exited with code 1: MemoryError: no room no room")
-    assert note.endswith("...; starting it again now (restart 1 of 5)")
+    assert note.endswith("...; restarting now (restart 1 of 5)")
     assert len(note) < 250
 
 
@@ -351,7 +354,7 @@ def test_what_does_not_end_in_time_is_killed(stage: Stage, monkeypatch: pytest.M
 
     assert stage.controller().run() == Interrupted(signum=signal.SIGINT, killed=False)
 
-    assert "killing what did not end within 0.1 s" in stage.display.notes
+    assert "killing the processes that did not end within 0.1 s" in stage.display.notes
     assert_gone(stage.pids(), timeout=0)
 
 

@@ -77,7 +77,7 @@ def test_a_run_to_its_goal(desk: Desk) -> None:
 
     assert result.exit_code == 0
     assert "toy finished (returnMean): mean return 481.5 after 2,048 env steps" in result.output
-    assert "everything is in runs/toy\n" in result.output
+    assert "results: runs/toy\n" in result.output
     for command in ("rlsrl eval runs/toy", "rlsrl params list runs/toy", "rlsrl plot runs/toy"):
         assert f"  {command}\n" in result.output
     assert "\x1b" not in result.output, "colours have no place in a pipe"
@@ -124,7 +124,7 @@ def test_an_interrupted_run_goes_on_with_the_next_attempt(desk: Desk) -> None:
     interrupted = desk.give("--set", "spec.stop.episodes=10")
 
     assert interrupted.exit_code == 130
-    assert "toy not finished: mean return 481.5" in interrupted.output
+    assert "toy has not finished: mean return 481.5" in interrupted.output
     assert "to resume: rlsrl run toy.yaml --set spec.stop.episodes=10\n" in interrupted.output
     first = desk.summary()
     assert (first["finished"], first["versions"]["last"], first["lives"]) == (False, "1.3", 1)

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import rlsrl
 from rlsrl.cli import COMMANDS, main
 from rlsrl.cli.errors import UserError
+from rlsrl.cli.spec import wrapped
 from rlsrl.testing.cluster_objects import experiment, pod
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 
@@ -140,3 +141,28 @@ def test_a_field_is_explained_and_an_unknown_one_is_a_user_error() -> None:
     assert "returnMean" in known.stdout
     assert unknown.exit_code == 2
     assert "did you mean spec.stop?" in unknown.stderr
+
+
+def test_long_lines_are_wrapped_for_a_terminal_and_nowhere_else() -> None:
+    text = "x.yaml:1:1: spec: is wrong\n    allowed: " + ", ".join(["environments"] * 4)
+
+    assert wrapped(text, None) == text
+    assert wrapped(text, 45).splitlines() == [
+        "x.yaml:1:1: spec: is wrong",
+        "    allowed: environments, environments,",
+        "        environments, environments",
+    ]
+
+
+def test_a_cluster_command_names_the_local_run_of_that_name(
+    cluster: KubectlStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.show()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "toy").mkdir(parents=True)
+    (tmp_path / "runs" / "toy" / "controller.json").touch()
+
+    local, unknown = (CliRunner().invoke(main, ["status", name]) for name in ("toy", "other"))
+
+    assert "toy is a run on this machine: `rlsrl top toy` shows it" in local.stderr
+    assert "is a run on this machine" not in unknown.stderr

@@ -227,7 +227,7 @@ def test_a_damaged_record_of_the_run_is_named(cartpole: Path) -> None:
     (cartpole / "controller.json").write_text('{"run_uid": 7}')
     result = run_eval(cartpole)
     assert result.exit_code == 2
-    assert "controller.json is not what rlsrl wrote" in result.output
+    assert "controller.json is damaged" in result.output
 
 
 def test_a_run_without_a_version_is_named(tmp_path: Path) -> None:

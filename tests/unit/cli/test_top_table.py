@@ -42,13 +42,13 @@ def test_roles_and_their_workers_with_what_they_wait_for() -> None:
     assert top_table(PAGE).splitlines() == [
         "cartpole: training, env steps 62,971, train steps 62, env steps/s 5,381, return 243.0, lag 1, version 1.62",
         "",
-        "ROLE     INDEX  HOST  STATE      BUSY  WITH             WAITS FOR                  PER SECOND         VERSION",
-        "actor                 2 running  65%   environment 35%  credit 22%, inference 12%  3,700 transitions",
-        "         0      a-x   running    90%   environment 70%  credit 10%                 2,500 transitions  1.6",
-        "         1      b-y   running    40%                    credit 35%, inference 25%  1,200 transitions  1.6",
-        "policy                1 silent   25%                    requests 75%               312 requests",
-        "         0      c-z   silent     25%                    requests 75%               312 requests       1.6",
-        "trainer               none       -                                                 -",
+        "ROLE     INDEX  HOST  STATE      BUSY  VERSION  PER SECOND         WAITS FOR                  WORK",
+        "actor                 2 running  65%            3,700 transitions  credit 22%, inference 12%  environment 35%",
+        "         0      a-x   running    90%   1.6      2,500              credit 10%                 environment 70%",
+        "         1      b-y   running    40%   1.6      1,200              credit 35%, inference 25%",
+        "policy                1 silent   25%            312 requests       requests 75%",
+        "         0      c-z   silent     25%   1.6      312                requests 75%",
+        "trainer               none       -              -",
     ]
 
 

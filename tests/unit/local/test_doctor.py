@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from rlsrl.cli import main
 from rlsrl.local import doctor
-from rlsrl.local.doctor import Check, Finding, Unwell, examine
+from rlsrl.local.doctor import Check, CheckFailed, Finding, examine
 
 GIB = 1024**3
 
@@ -64,7 +64,7 @@ def broken_compiler(folder: Path) -> dict[str, str]:
     return {"PATH": f"{folder}{os.pathsep}/bin"}
 
 
-UNWELL: dict[str, tuple[Callable[[Path], str], str, str]] = {
+PROBLEMS: dict[str, tuple[Callable[[Path], str], str, str]] = {
     "old python": (lambda _: doctor.check_python((3, 10, 14)), "3.10.14 is older than 3.11", "Python 3.11"),
     "another platform": (lambda _: doctor.check_platform("darwin"), "darwin is not Linux", "Linux container"),
     "missing package": (
@@ -79,17 +79,17 @@ UNWELL: dict[str, tuple[Callable[[Path], str], str, str]] = {
     ),
     "no python to try it with": (
         lambda folder: doctor.check_package("json", "env", program=(str(folder / "none"),)),
-        "did not end",
+        "cannot be imported",
         "rlsrl[env]",
     ),
     "no compiler": (
         lambda folder: doctor.check_compiler({"PATH": str(folder)}),
-        "no g++ and no clang++",
+        "not found: g++, clang++",
         "install g++",
     ),
     "named compiler missing": (
         lambda folder: doctor.check_compiler({"PATH": str(folder), "CXX": "icpx"}),
-        "there is no icpx",
+        "not found: icpx",
         "install g++",
     ),
     "compiler without headers": (
@@ -98,7 +98,7 @@ UNWELL: dict[str, tuple[Callable[[Path], str], str, str]] = {
         "python3-dev",
     ),
     "full disk": (lambda folder: doctor.check_disk(folder, lambda _: GIB // 2), "0.5 GiB free", "--run-dir"),
-    "no /dev/shm": (lambda folder: doctor.check_shared_memory(folder / "shm"), "is not there", "--shm-size"),
+    "no /dev/shm": (lambda folder: doctor.check_shared_memory(folder / "shm"), "does not exist", "--shm-size"),
     "no memfd": (
         lambda _: doctor.check_anonymous_memory(raising(OSError(errno.ENOSYS, "Function not implemented"))),
         "Function not implemented",
@@ -112,10 +112,10 @@ UNWELL: dict[str, tuple[Callable[[Path], str], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", UNWELL)
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_an_unwell_machine_gets_a_cure(name: str, tmp_path: Path) -> None:
-    check, finding, cure = UNWELL[name]
-    with pytest.raises(Unwell) as raised:
+    check, finding, cure = PROBLEMS[name]
+    with pytest.raises(CheckFailed) as raised:
         check(tmp_path)
     assert finding in raised.value.finding
     assert cure in raised.value.cure
@@ -123,18 +123,18 @@ def test_an_unwell_machine_gets_a_cure(name: str, tmp_path: Path) -> None:
 
 def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rlsrl.local.doctor.MIN_SHARED_MEMORY_BYTES", 2**80)
-    with pytest.raises(Unwell, match="less than"):
+    with pytest.raises(CheckFailed, match="less than"):
         doctor.check_shared_memory(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # Root may write everywhere.
-    with pytest.raises(Unwell, match="cannot be written"):
+    with pytest.raises(CheckFailed, match="is not writable"):
         doctor.check_disk(tmp_path, lambda _: 5 * GIB)
 
 
 def unwell() -> str:
-    raise Unwell("it is broken", "mend it")
+    raise CheckFailed("it is broken", "mend it")
 
 
 def test_findings_come_in_order_with_their_cures() -> None:
@@ -144,9 +144,9 @@ def test_findings_come_in_order_with_their_cures() -> None:
         Check(name="c", required=True, examine=unwell),
     ]
     assert list(examine(checks)) == [
-        Finding(name="a", required=True, well=True, text="fine"),
-        Finding(name="b", required=False, well=False, text="it is broken", cure="mend it"),
-        Finding(name="c", required=True, well=False, text="it is broken", cure="mend it"),
+        Finding(name="a", required=True, passed=True, text="fine"),
+        Finding(name="b", required=False, passed=False, text="it is broken", cure="mend it"),
+        Finding(name="c", required=True, passed=False, text="it is broken", cure="mend it"),
     ]
     assert [finding.is_fatal for finding in examine(checks)] == [False, False, True]
 

@@ -86,7 +86,7 @@ subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fd
         os.close(writer)
         RunFolder.open(tmp_path / "run").close()
     else:
-        with pytest.raises(RunFolderBusy, match="is gone, but workers of it are still there"):
+        with pytest.raises(RunFolderBusy, match="has ended, but its workers still run"):
             RunFolder.open(tmp_path / "run")
         os.close(writer)
 
@@ -135,7 +135,7 @@ def test_a_damaged_record_is_named_and_can_be_moved_aside(tmp_path: Path) -> Non
     path = tmp_path / "run"
     create(path).close()
     (path / RECORD).write_text('{"run_uid": ')
-    with pytest.raises(RunFolderError, match=r"controller\.json is not what rlsrl wrote"):
+    with pytest.raises(RunFolderError, match=r"controller\.json is damaged"):
         RunFolder.open(path)
     RunFolder.open(path, fresh=True).close()
     assert (tmp_path / "run.1" / RECORD).exists()

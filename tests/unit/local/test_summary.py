@@ -116,15 +116,15 @@ def test_a_run_that_never_began() -> None:
     summary = summarize(replace(FACTS, terminal=None, versions=(), rows=(), record=record))
     assert (summary["env_steps"], summary["env_steps_per_second"], summary["policy_lag"]) == (0, None, None)
     lines = closing_lines(summary, Path("runs/toy"))
-    assert lines[0] == "toy not finished: no episode ended after 0 env steps in 0.0 s of training"
+    assert lines[0] == "toy has not finished: no episode ended after 0 env steps in 0.0 s"
     assert not any("rlsrl eval" in line for line in lines), "there is nothing to evaluate"
 
 
 def test_the_closing_lines_name_result_folder_and_next_commands() -> None:
     assert closing_lines(summarize(FACTS), Path("my runs/toy")) == [
-        "toy finished (returnMean): mean return 1.5 after 1,000 env steps in 5.0 s of training (200 a second)",
-        "everything is in my runs/toy",
-        "next, try:",
+        "toy finished (returnMean): mean return 1.5 after 1,000 env steps in 5.0 s (200 a second, start-up included)",
+        "results: my runs/toy",
+        "try next:",
         "  rlsrl eval 'my runs/toy'",
         "  rlsrl params list 'my runs/toy'",
         "  rlsrl plot 'my runs/toy'",

@@ -81,7 +81,7 @@ def test_back_off(spent: float, seconds: float) -> None:
 
 
 def early(words: str = "KeyError: 'x'", *, code: int = 1, lived: float = 1.0, number: int = 0) -> Exit:
-    return Exit(role="actor", number=number, code=code, at=0.0, lived_seconds=lived, last_words=words)
+    return Exit(role="actor", number=number, code=code, at=0.0, lived_seconds=lived, last_line=words)
 
 
 def outcome(*exits: Exit) -> list[bool]:
@@ -105,7 +105,7 @@ def test_the_reason_says_so() -> None:
     for _ in range(FEW):
         _, supervisor = supervisor.decide(early())
     made, _ = supervisor.decide(early())
-    assert made == Fail(reason=f"it has failed in the same way {FUTILE_STARTS} times, soon after each start")
+    assert made == Fail(reason=f"it failed in the same way soon after each of {FUTILE_STARTS} starts")
 
 
 def test_the_same_failure_may_name_other_numbers() -> None:

@@ -155,8 +155,10 @@ def test_processes_that_have_ended_are_no_trouble() -> None:
 
 def test_the_plain_line_before_anything_is_known() -> None:
     assert line(replace(VIEW, status=None)) == "   12.3 s | starting"
-    text = line(replace(VIEW, status={}, processes=(), stop=Stop(train_steps=7, wall_seconds=60.0)))
-    assert text == "   12.3 s | return - | env steps - | train steps - of 7 | - steps/s | lag - | version -"
+    assert line(replace(VIEW, status={}, processes=())) == "   12.3 s | starting"
+    totals = {"totals": {"env_steps": 3}}
+    text = line(replace(VIEW, status=totals, processes=(), stop=Stop(train_steps=7, wall_seconds=60.0)))
+    assert text == "   12.3 s | return - | env steps 3 | train steps - of 7 | - steps/s | lag - | version -"
 
 
 def test_the_picture_has_it_all() -> None:

@@ -61,7 +61,7 @@ def is_kubectl() -> bool:
     return Path(sys.argv[0]).name == "kubectl-rlsrl"
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="rlsrl")
 def main() -> None:
     """Distributed reinforcement learning on one machine or a Kubernetes cluster, from one YAML."""

@@ -23,11 +23,11 @@ def doctor() -> None:
     if fatal:
         click.echo(f"no experiment can run here: {', '.join(fatal)}", err=True)
         sys.exit(1)
-    unwell = sum(not finding.well for finding in findings)
-    click.echo("all checks passed" if not unwell else f"experiments can run here; warnings: {unwell}")
+    problems = sum(not finding.passed for finding in findings)
+    click.echo("all checks passed" if not problems else f"experiments can run here; warnings: {problems}")
 
 
 def _line(finding: Finding) -> str:
-    mark = "ok     " if finding.well else "FAILED " if finding.required else "warning"
+    mark = "ok     " if finding.passed else "FAILED " if finding.required else "warning"
     cure = f"\n        cure: {finding.cure}" if finding.cure else ""
     return f"{mark} {finding.name}: {finding.text}{cure}"

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlsrl.api.crd import PLURAL
@@ -63,8 +64,14 @@ class Kubectl:
         """Return an experiment.
 
         Raises:
-            UserError: the experiment does not exist, or see ``ask``.
+            UserError: the experiment does not exist, or see ``ask``; with a hint if a run on this machine has the name.
         """
+        try:
+            return self._experiment(name)
+        except UserError as error:
+            raise UserError(f"{error.message}{_local_run(name)}") from error
+
+    def _experiment(self, name: str) -> Object:
         found = self.ask("get", EXPERIMENTS, name, "--ignore-not-found", "--output", "json")
         if found.strip():
             experiment: Object = json.loads(found)
@@ -93,6 +100,15 @@ class Kubectl:
         answer = self.ask("get", "events", "--field-selector", "type=Warning", "--output", "json")
         events: list[Object] = json.loads(answer)["items"]
         return sorted(events, key=last_seen)
+
+
+def _local_run(name: str) -> str:
+    """Return a hint if a run of that name is on this machine."""
+    from rlsrl.local.run_folder import RECORD, RUNS
+
+    if not any((folder / RECORD).is_file() for folder in (Path(name), RUNS / name)):
+        return ""
+    return f"\n{name} is a run on this machine: `rlsrl top {name}` shows it"
 
 
 def own_labels(experiment: Object) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""``rlsrl params``: look at, tag, export and prune the stored weights of a run."""
+"""``rlsrl params``: list, show, tag, export and prune the stored weights of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.errors import did_you_mean
 from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
-_HEADER = ("VERSION", "TAGS", "EVALUATION", "CREATED", "PARAMETERS", "SIZE", "STATE", "METADATA")
+_HEADER = ("VERSION", "TAGS", "ENV STEPS", "RETURN", "EVALUATION", "CREATED", "SIZE", "STATE")
 _LONGEST_VALUE = 120
 """Characters shown of one metadata value outside JSON output: an exported actor fills pages."""
 
@@ -41,7 +41,9 @@ def _run(command: Callable[..., None]) -> Callable[..., None]:
 
 
 _version = click.argument("version", default="latest")
-_policy = click.option("--policy", default=POLICY_NAME, show_default=True, help="Which of the run's policies.")
+_policy = click.option(
+    "--policy", metavar="NAME", default=POLICY_NAME, show_default=True, help="Which of the run's policies."
+)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -49,7 +51,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def params() -> None:
     """List, show, tag, export and prune the weights of a run.
 
-    RUN is a run folder, or the name of one in runs/. With --namespace, and in ``kubectl rlsrl``, it is an experiment on
+    RUN is a run folder, or the name of one in runs/. With --namespace, and in `kubectl rlsrl`, it is an experiment on
     the cluster. VERSION is a version such as 1.2500, a tag, or latest.
     """
     # Log events about damaged files go to stderr, not into the output.
@@ -106,7 +108,10 @@ def tag(run: Path, namespace: str | None, version: str, tags: tuple[str, ...], p
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @_policy
 def export(run: Path, namespace: str | None, version: str, output: Path, force: bool, policy: str) -> None:
-    """Write one version to a safetensors file: weights, statistics, and metadata as JSON in its header."""
+    """Write one version to a safetensors file.
+
+    The file contains the weights, the statistics of the normalisation and, as JSON in its header, the metadata.
+    """
     if output.exists() and not force:
         raise UserError(f"{output} exists; --force replaces it")
     if not output.parent.is_dir():
@@ -207,12 +212,12 @@ def _row(info: VersionInfo) -> tuple[str, ...]:
     return (
         str(info.version),
         ",".join(info.tags) or "-",
+        _number(info.metadata.get("env_steps"), ",.0f"),
+        _number(info.metadata.get("return_mean"), ".6g"),
         _evaluation(info),
         _date(info.created_at),
-        f"{info.num_parameters:,}",
         _size(info.nbytes),
         "yes" if info.has_state else "-",
-        _highlights(info.metadata),
     )
 
 
@@ -224,15 +229,8 @@ def _evaluation(info: VersionInfo) -> str:
     return "-" if evaluation_of(info) is None else "unfinished"
 
 
-def _highlights(metadata: Mapping[str, Any]) -> str:
-    """Return numbers and short texts. ``show`` prints nested values."""
-    shown = (f"{key}={_short(value)}" for key, value in metadata.items() if isinstance(value, bool | int | float | str))
-    return " ".join(shown) or "-"
-
-
-def _short(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 24 else f"{text[:23]}…"
+def _number(value: Any, style: str) -> str:
+    return format(value, style) if isinstance(value, int | float) else "-"
 
 
 def _lines(described: Mapping[str, Any]) -> str:

@@ -33,9 +33,10 @@ HERE_SECONDS = 1.0
 def top(run: str, namespace: str | None, whole: bool) -> None:
     """Show the workers of RUN: load, activities, waits and throughput.
 
-    RUN is a run folder, or the name of one in runs/. With --namespace, and in ``kubectl rlsrl``, it is an experiment on
-    the cluster. BUSY is the share of the last ten seconds without waiting; WITH splits it by activity. On a terminal
-    the table refreshes until Ctrl-C or the end of a local run; elsewhere it is printed once.
+    RUN is a run folder, or the name of one in runs/. With --namespace, and in `kubectl rlsrl`, it is an experiment on
+    the cluster. BUSY is the share of the last ten seconds without waiting; WORK splits it. PER SECOND counts
+    transitions, for policy workers requests. On a terminal the table refreshes until Ctrl-C or the end of a local run;
+    elsewhere it is printed once.
     """
     with quiet_interrupt():
         if namespace is None and not is_kubectl():

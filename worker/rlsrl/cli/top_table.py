@@ -20,7 +20,9 @@ from rlsrl.local.worker_report import (
 
 MAX_WORKERS_A_ROLE = 8
 """Workers shown of a role. Further workers appear in the role's own line only."""
-HEADER = ("ROLE", "INDEX", "HOST", "STATE", "BUSY", "WITH", "WAITS FOR", "PER SECOND", "VERSION")
+HEADER = ("ROLE", "INDEX", "HOST", "STATE", "BUSY", "VERSION", "PER SECOND", "WAITS FOR", "WORK")
+
+
 RATE_UNITS = {"policy": "requests"}
 """The unit of a role's rate; by default transitions."""
 
@@ -34,7 +36,7 @@ def top_table(page: Page, *, whole: bool = False) -> str:
         reports = reports_of(page, role)
         rows.append(_role(role, reports))
         shown = reports if whole or len(reports) <= MAX_WORKERS_A_ROLE else reports[: MAX_WORKERS_A_ROLE - 1]
-        rows += [_worker(role, report) for report in shown]
+        rows += [_worker(report) for report in shown]
         if rest := len(reports) - len(shown):
             rows.append(("", "", f"and {rest} more", *[""] * (len(HEADER) - 3)))
     return printable(f"{_experiment(page)}\n\n{columns([HEADER, *rows])}")
@@ -66,14 +68,14 @@ def _role(role: str, reports: Sequence[Page]) -> tuple[str, ...]:
         "",
         by_state,
         busy(shares),
-        works(shares),
-        waits(shares),
-        _rate(role, sum(rates) if rates else None),
         "",
+        f"{_rate(sum(rates))} {RATE_UNITS.get(role, 'transitions')}" if rates else UNKNOWN,
+        waits(shares),
+        works(shares),
     )
 
 
-def _worker(role: str, report: Page) -> tuple[str, ...]:
+def _worker(report: Page) -> tuple[str, ...]:
     shares = activity([report])
     return (
         "",
@@ -81,10 +83,10 @@ def _worker(role: str, report: Page) -> tuple[str, ...]:
         str(report.get("host") or UNKNOWN),
         state(report),
         busy(shares),
-        works(shares),
-        waits(shares),
-        _rate(role, _per_second(report)),
         str(report.get("version") or UNKNOWN),
+        _rate(_per_second(report)),
+        waits(shares),
+        works(shares),
     )
 
 
@@ -92,8 +94,8 @@ def _per_second(report: Page) -> float | None:
     return number(mapping(report, "stats"), "samples_per_second")
 
 
-def _rate(role: str, rate: float | None) -> str:
-    return UNKNOWN if rate is None else f"{rate:,.0f} {RATE_UNITS.get(role, 'transitions')}"
+def _rate(rate: float | None) -> str:
+    return UNKNOWN if rate is None else f"{rate:,.0f}"
 
 
 def _text(value: float | None, style: str) -> str:

@@ -1,8 +1,8 @@
 """The local controller: starts the worker processes of one run, restarts those that die, and ends them all.
 
-One thread waits in one ``select`` for ended processes, signals, due restarts and the display's next turn. What to do
-about an ended process is the supervisor's decision; this module only carries it out. Workers live in sessions of
-their own and die with the controller (each asks the kernel for that), so nothing outlives it, however it ends.
+One thread waits in one ``select`` for ended processes, signals, due restarts and the next refresh of the display. The
+supervisor decides about an ended process; this module acts. Each worker has its own session and asks the kernel to die
+with the controller, so no worker outlives it.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from rlsrl.runtime.process import worker_environment
 
 WORKER_COMMAND = (sys.executable, "-m", "rlsrl.workers")
 GANG_COMMAND = (sys.executable, "-m", "rlsrl.workers.gang_launcher")
-"""Several trainer ranks, as one process that is started, ended and restarted."""
+"""Starts several trainer ranks; the controller handles them as one process."""
 
 TRAINER = "trainer"
 COORDINATOR = "coordinator"
 EVALUATOR = "evaluator"
 
 TRAINER_GRACE_SECONDS = 60.0
-"""Time the trainer has to finish its step and store a checkpoint; a large one takes seconds to reach the disk."""
+"""Time for the trainer to finish its step and store a checkpoint; a large one takes seconds to write."""
 
 WORKER_GRACE_SECONDS = 10.0
-"""Time any other worker has to end by itself."""
+"""Time for any other worker to end by itself."""
 
 EVALUATION_SECONDS = 300.0
-"""Time evaluators have to play the last version of a finished run."""
+"""Time for the evaluators to play the last version of a finished run."""
 
 KILL_GRACE_SECONDS = 10.0
-"""Time the kernel has to end a killed process."""
+"""Time for the kernel to end a killed process."""
 
 QUOTED_LINES = 15
-"""How many of a failed process's last lines the message repeats."""
+"""Number of a failed process's last lines in the message."""
 
 QUOTED_CHARACTERS = 160
-"""How much of a restarted process's last line its note repeats."""
+"""Characters of a restarted process's last line in the note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +59,35 @@ class RolePlan:
     config: Path
     """The role's resolved config, JSON."""
     command: tuple[str, ...] | None = None
-    """Starts one of its processes, in place of the controller's ordinary command."""
+    """Starts one of its processes; None: the command of the ``LaunchOptions``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How worker processes are started."""
+
+    environment: Mapping[str, str]
+    """The environment of every worker; ``worker_environment`` adds the variables of its role."""
+    logs: Path
+    """An existing folder for the output of the processes."""
+    command: Sequence[str] = WORKER_COMMAND
+    """Starts a worker with the arguments ``--role``, ``--config`` and, for a trainer, ``--attempt``."""
+    keep_fds: Collection[int] = ()
+    """Descriptors that every worker inherits, so that a lock stays held until the last worker has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """One process, as the display shows it."""
+    """One process for the display."""
 
     role: str
     number: int
     state: Literal["running", "ending", "ended", "restarting"]
-    """``ending``: asked to, and still there. ``restarting``: gone, and waits to be started again."""
+    """``ending``: signalled and still alive. ``restarting``: ended and waiting for its restart."""
     pid: int | None
-    """None while it is not there."""
+    """None while it is not alive."""
     is_gang: bool = False
-    """Whether it only launches the workers of its role, which report under pids of their own."""
+    """Whether it only launches the workers of its role, which report under their own pids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,77 +97,77 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupted:
-    """A signal asked for the end; the run can be resumed."""
+    """A signal ended the run; the run can be resumed."""
 
     signum: signal.Signals
-    """The first one."""
+    """The first signal."""
     killed: bool
-    """A second signal cut the clean end short: work since the last durable version is lost."""
+    """Whether a second signal interrupted the clean end: work since the last durable version is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A process could not be kept alive; the run can be resumed once the cause is mended."""
+    """A process failed for good; the run can be resumed once the cause is fixed."""
 
     process: str
     """``role-number``."""
     what: str
     """What happened to it, for example ``exited with code 1``."""
     reason: str
-    """Why it was not started again."""
+    """Why it was not restarted."""
     configuration: bool
-    """Whether the cause is the user's input."""
+    """Whether the user's input is the cause."""
     log: Path
     lines: tuple[str, ...]
-    """The last it printed."""
+    """The last lines of its output."""
 
     @property
     def message(self) -> str:
-        """For the user: who, what, why, its last words and where the rest is."""
+        """The user's message: process, exit, cause, last lines and log."""
         head = f"{self.process} {self.what}: {self.reason}."
         if not self.lines:
-            return f"{head} It printed nothing; its log is {self.log}."
+            return f"{head} It printed nothing; log: {self.log}."
         quoted = "".join(f"\n  {line}" for line in self.lines)
-        return f"{head} Its last lines, from {self.log}:{quoted}"
+        return f"{head} Last lines of {self.log}:{quoted}"
 
 
 Outcome = Finished | Interrupted | Failed
 
 
 class Journal(Protocol):
-    """Where the controller writes what must survive it."""
+    """Durable records of the controller."""
 
     def begin_attempt(self) -> int:
-        """A number no trainer of this run had before; durable when this returns."""
+        """Return a new attempt number, which no trainer of this run had before. Durable when this returns."""
 
     def end_attempt(self) -> None:
-        """The trainer of the current attempt has ended."""
+        """Record the end of the current attempt's trainer."""
 
     def count_restart(self, role: str) -> None:
-        """A process of that role is started again."""
+        """Record a restart of that role."""
 
     def is_finished(self) -> bool:
-        """Whether the run has its terminal record."""
+        """Return whether the run has its terminal record."""
 
 
 class Display(Protocol):
-    """What the user sees meanwhile. Must not raise: a broken terminal does not end a run."""
+    """Shows the run. Must not raise: a broken terminal does not end a run."""
 
     @property
     def interval_seconds(self) -> float:
         """Time between two calls of ``show``."""
 
     def show(self, processes: Sequence[ProcessState]) -> None:
-        """Bring the picture up to date."""
+        """Refresh the view."""
 
     def note(self, text: str) -> None:
-        """Tell of something that happened."""
+        """Show a message."""
 
 
 class LocalController:
-    """One life of a run on this machine. Use ``run`` once, from the main thread.
+    """One life of a run on this machine. Call ``run`` once, from the main thread.
 
-    The main thread also starts the processes: the kernel ties a worker's death to the thread that started it.
+    The main thread also starts the processes: a worker dies with the thread that started it.
     """
 
     def __init__(
@@ -163,29 +177,20 @@ class LocalController:
         limits: RestartLimits,
         journal: Journal,
         display: Display,
-        environment: Mapping[str, str],
-        logs: Path,
-        command: Sequence[str] = WORKER_COMMAND,
-        keep_fds: Collection[int] = (),
+        launch: LaunchOptions,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Plan a run; nothing is started yet.
+        """Prepare a run without starting a process.
 
         Args:
-            plans: In the order in which they are started; workers wait for their peers, so nobody waits here.
-            environment: The environment of every worker, but for what is said of all processes of its role.
-            logs: An existing folder for what the processes print.
-            command: Starts a worker when followed by ``--role``, ``--config`` and, for a trainer, ``--attempt``.
-            keep_fds: Descriptors every worker inherits, so that a lock is held until the last one is gone.
+            plans: In the order of starting. Workers wait for their peers, so the controller does not.
+            launch: How to start every worker.
         """
         self._plans = {plan.role: plan for plan in plans}
         self._supervisor = Supervisor(limits=limits)
         self._journal = journal
         self._display = display
-        self._environment = environment
-        self._logs = logs
-        self._command = command
-        self._keep_fds = keep_fds
+        self._launch = launch
         self._clock = clock
         self._inbox = SignalInbox()
         self._selector = selectors.DefaultSelector()
@@ -197,12 +202,12 @@ class LocalController:
         self._next_show = clock()
 
     def run(self) -> Outcome:
-        """Start everything, keep it alive, and end it: when it has finished, on a signal, or when it cannot be mended.
+        """Start all processes, restart failed ones, and end all after the finish, a signal or a lasting failure.
 
-        No process is left when this returns or raises.
+        No process is alive when this returns or raises.
 
         Raises:
-            OSError: a process cannot be started at all.
+            OSError: a process cannot be started.
         """
         with self._inbox, self._selector:
             self._selector.register(self._inbox, selectors.EVENT_READ)
@@ -221,16 +226,16 @@ class LocalController:
         return outcome
 
     def _supervise(self) -> Outcome:
-        """Keep every process alive until there is a reason to end.
+        """Restart processes until the run ends; return its outcome.
 
-        Waits for ended processes, signals and due restarts; woken by each.
+        Waits for ended processes, signals and due restarts; each of them wakes it.
         """
         while True:
-            for child, code in self._turn(min(self._waiting.values(), default=None)):
-                if (outcome := self._mend(child, code)) is not None:
+            for child, code in self._wait(min(self._waiting.values(), default=None)):
+                if (outcome := self._handle_exit(child, code)) is not None:
                     return outcome
             if self._signals:
-                self._display.note("Ending cleanly with a last checkpoint; once more to kill everything at once.")
+                self._display.note("Storing a last checkpoint and ending; Ctrl-C again kills all processes at once.")
                 return Interrupted(signum=self._signals[0], killed=False)
             now = self._clock()
             for key in [key for key, due in self._waiting.items() if due <= now]:
@@ -238,65 +243,63 @@ class LocalController:
                 role, number = key
                 self._start(self._plans[role], number)
 
-    def _mend(self, child: ChildProcess, code: int) -> Outcome | None:
-        """Plan the process's restart; or say why the run ends."""
+    def _handle_exit(self, child: ChildProcess, code: int) -> Outcome | None:
+        """Schedule a restart and return None, or return the outcome of the run."""
         if self._journal.is_finished():
             return Finished()
         now = self._clock()
-        last_words = "".join(child.last_lines(1))
+        last_line = "".join(child.last_lines(1))
         lived_seconds = now - self._started_at[child.role, child.number]
         ended = Exit(
-            role=child.role, number=child.number, code=code, at=now, lived_seconds=lived_seconds, last_words=last_words
+            role=child.role, number=child.number, code=code, at=now, lived_seconds=lived_seconds, last_line=last_line
         )
         decision, self._supervisor = self._supervisor.decide(ended)
-        what = describe_exit(code)
+        exit_text = describe_exit(code)
         if isinstance(decision, Fail):
             return Failed(
                 process=child.name,
-                what=what,
+                what=exit_text,
                 reason=decision.reason,
                 configuration=code == CONFIGURATION_ERROR,
                 log=child.log,
                 lines=child.last_lines(QUOTED_LINES),
             )
         when = f"in {decision.delay_seconds:g} s" if decision.delay_seconds else "now"
-        said = shorten(last_words, QUOTED_CHARACTERS, placeholder="...") if code > 0 else ""
-        why = f": {said}" if said else ""
+        quoted = shorten(last_line, QUOTED_CHARACTERS, placeholder="...") if code > 0 else ""
+        cause = f": {quoted}" if quoted else ""
         restart = f"restart {decision.used} of {self._supervisor.limits.budget}"
-        self._display.note(f"{child.name} {what}{why}; starting it again {when} ({restart})")
+        self._display.note(f"{child.name} {exit_text}{cause}; restarting {when} ({restart})")
         self._journal.count_restart(child.role)
         self._waiting[child.role, child.number] = now + decision.delay_seconds
         return None
 
     def _end(self, *, finished: bool) -> None:
-        """End all processes: the trainer first, for its checkpoint, and last the coordinator, which records the rest.
+        """End all processes: the trainer first, for its checkpoint; the coordinator last, because it records the rest.
 
-        Each has its time to end by itself; then, or when a second signal comes, it is killed. Before they are asked
-        to, the evaluators of a finished run have theirs to play its last version.
+        Each process is killed after its grace period or a second signal. The evaluators of a finished run first get
+        time to play its last version.
         """
         self._waiting.clear()
-        self._end_those(lambda child: child.role == TRAINER, TRAINER_GRACE_SECONDS)
-        self._end_those(lambda child: child.role not in (COORDINATOR, EVALUATOR), WORKER_GRACE_SECONDS)
+        self._end_matching(lambda child: child.role == TRAINER, TRAINER_GRACE_SECONDS)
+        self._end_matching(lambda child: child.role not in (COORDINATOR, EVALUATOR), WORKER_GRACE_SECONDS)
         if finished:
             self._await_evaluators()
-        self._end_those(lambda child: child.role != COORDINATOR, WORKER_GRACE_SECONDS)
-        self._end_those(lambda _: True, WORKER_GRACE_SECONDS)
+        self._end_matching(lambda child: child.role != COORDINATOR, WORKER_GRACE_SECONDS)
+        self._end_matching(lambda _: True, WORKER_GRACE_SECONDS)
 
     def _await_evaluators(self) -> None:
-        """Wait until the evaluators have ended by themselves; ended early by any signal since the run finished."""
+        """Wait until the evaluators have ended by themselves; any signal ends the wait."""
         evaluators = [child for child in self._children if child.role == EVALUATOR]
         if evaluators and not self._signals:
-            self._display.note("Evaluating the last version; Ctrl-C to end without.")
+            self._display.note("Evaluating the last version; Ctrl-C skips this.")
         deadline = self._clock() + EVALUATION_SECONDS
         while any(child in self._children for child in evaluators) and not self._signals:
             if self._clock() >= deadline:
-                self._display.note(
-                    f"the last version is not evaluated: that takes longer than {EVALUATION_SECONDS:g} s"
-                )
+                self._display.note(f"the last version is not evaluated: no result within {EVALUATION_SECONDS:g} s")
                 return
-            self._note_bad_ends(self._turn(deadline))
+            self._note_bad_exits(self._wait(deadline))
 
-    def _end_those(self, chosen: Callable[[ChildProcess], bool], grace_seconds: float) -> None:
+    def _end_matching(self, chosen: Callable[[ChildProcess], bool], grace_seconds: float) -> None:
         children = [child for child in self._children if chosen(child)]
         for child in children:
             child.send_signal(signal.SIGTERM)
@@ -304,20 +307,20 @@ class LocalController:
         deadline = self._clock() + grace_seconds
         while any(child in self._children for child in children) and len(self._signals) < 2:
             if self._clock() >= deadline:
-                self._display.note(f"killing what did not end within {grace_seconds:g} s")
+                self._display.note(f"killing the processes that did not end within {grace_seconds:g} s")
                 break
-            self._note_bad_ends(self._turn(deadline))
+            self._note_bad_exits(self._wait(deadline))
         if len(self._signals) >= 2:
             children = list(self._children)
         self._kill(children)
 
-    def _note_bad_ends(self, ended: Sequence[tuple[ChildProcess, int]]) -> None:
+    def _note_bad_exits(self, ended: Sequence[tuple[ChildProcess, int]]) -> None:
         for child, code in ended:
             if code not in (0, -signal.SIGTERM):
                 self._display.note(f"{child.name} {describe_exit(code)} instead of ending cleanly; see {child.log}")
 
     def _kill(self, children: Sequence[ChildProcess] | None = None) -> None:
-        """Kill those, or all, and wait until the kernel has ended them."""
+        """Kill these processes, by default all, and wait until they have ended."""
         doomed = list(self._children if children is None else children)
         for child in doomed:
             if child in self._children:
@@ -327,28 +330,28 @@ class LocalController:
             if self._clock() >= deadline:
                 self._display.note("the kernel has not ended " + ", ".join(f"process {child.pid}" for child in left))
                 return
-            self._turn(deadline)
+            self._wait(deadline)
 
     def _start(self, plan: RolePlan, number: int) -> None:
-        command = [*(plan.command or self._command), "--role", plan.role, "--config", str(plan.config)]
+        command = [*(plan.command or self._launch.command), "--role", plan.role, "--config", str(plan.config)]
         if plan.role == TRAINER:
             command += ["--attempt", str(self._journal.begin_attempt())]
         child = ChildProcess(
             role=plan.role,
             number=number,
             command=command,
-            environment=worker_environment(self._environment, plan.role),
-            log=self._logs / f"{plan.role}-{number}.out",
-            keep_fds=self._keep_fds,
+            environment=worker_environment(self._launch.environment, plan.role),
+            log=self._launch.logs / f"{plan.role}-{number}.out",
+            keep_fds=self._launch.keep_fds,
         )
         self._started_at[plan.role, number] = self._clock()
         self._children.append(child)
         self._selector.register(child, selectors.EVENT_READ, child)
 
-    def _turn(self, deadline: float | None) -> list[tuple[ChildProcess, int]]:
-        """Wait for something to happen, at most until the deadline; returns the processes that ended, with their codes.
+    def _wait(self, deadline: float | None) -> list[tuple[ChildProcess, int]]:
+        """Wait for an event, at most until the deadline; return the processes that ended, with their exit codes.
 
-        Woken by an ended process, a signal and the display's next turn.
+        An ended process, a signal and the next refresh of the display wake it.
         """
         now = self._clock()
         if now >= self._next_show:
@@ -395,7 +398,7 @@ class LocalController:
 
 
 def describe_exit(code: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -1,6 +1,6 @@
-"""Shows a run while it goes on: a live picture on a terminal, a plain line now and then elsewhere.
+"""Shows a run's progress: a live view on a terminal, one plain line every two seconds elsewhere.
 
-A broken output (a closed terminal, a full disk) ends the showing and never the run.
+A broken output (a closed terminal, a full disk) ends the display and never the run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rlsrl.local.controller import ProcessState
 from rlsrl.local.view import RunView, line, render
 
 StatusSource = Callable[[], tuple[Mapping[str, Any] | None, float]]
-"""Gives the newest status, None before the first, and its age in seconds."""
+"""Returns the newest status (None before the first) and its age in seconds."""
 
 TERMINAL_INTERVAL_SECONDS = 0.5
 LINE_INTERVAL_SECONDS = 2.0
 
 
 class Viewer:
-    """Puts together what is known of a run."""
+    """Combines the experiment, the newest status and the processes into a ``RunView``."""
 
     def __init__(
         self, experiment: RLExperiment, status: StatusSource, *, clock: Callable[[], float] = time.monotonic
@@ -35,7 +35,7 @@ class Viewer:
         self._began = clock()
 
     def view(self, processes: Sequence[ProcessState]) -> RunView:
-        """What is known now."""
+        """Return the view at this moment."""
         status, age = self._status()
         return RunView(
             name=self._experiment.metadata.name,
@@ -57,7 +57,7 @@ class LineDisplay:
         self._output = output
 
     def show(self, processes: Sequence[ProcessState]) -> None:
-        """Print the picture in one line."""
+        """Print the view in one line."""
         self.note(line(self._viewer.view(processes)))
 
     def note(self, text: str) -> None:
@@ -66,49 +66,49 @@ class LineDisplay:
         self._output.flush()
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 class TerminalDisplay:
-    """A picture that is drawn over itself, with notes above it."""
+    """A view that is redrawn in place, with notes above it."""
 
     interval_seconds = TERMINAL_INTERVAL_SECONDS
 
     def __init__(self, viewer: Viewer, console: Console) -> None:
         self._viewer = viewer
         self._console = console
-        # Drawn by `show` alone: no thread of rich's own, and its standard streams left as they are.
+        # Only `show` draws: rich starts no thread and leaves the standard streams alone.
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live.start()
 
     def show(self, processes: Sequence[ProcessState]) -> None:
-        """Draw the picture anew."""
+        """Redraw the view."""
         self._live.update(render(self._viewer.view(processes)), refresh=True)
 
     def note(self, text: str) -> None:
-        """Print the text above the picture."""
+        """Print the text above the view."""
         self._console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Leave the last picture standing and the terminal as it was."""
+        """Leave the last view on the screen and restore the terminal."""
         self._live.stop()
 
 
 class UnbreakableOutput:
-    """A text stream that swallows what it can no longer write."""
+    """A text stream that ignores write errors."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
 
     def write(self, text: str) -> int:
-        """Write, if that is still possible."""
+        """Write; ignore a failure."""
         try:
             return self._output.write(text)
         except (OSError, ValueError):
             return len(text)
 
     def flush(self) -> None:
-        """Flush, if that is still possible."""
+        """Flush; ignore a failure."""
         try:
             self._output.flush()
         except (OSError, ValueError):
@@ -119,7 +119,7 @@ class UnbreakableOutput:
 
 
 def open_display(viewer: Viewer, output: TextIO) -> LineDisplay | TerminalDisplay:
-    """The display that suits the output."""
+    """Return a terminal display for a terminal, a line display for anything else."""
     safe: Any = UnbreakableOutput(output)
     console = Console(file=safe)
     if console.is_terminal and not console.is_dumb_terminal:

@@ -1,7 +1,7 @@
-"""Looks whether this machine can run experiments, and names the cure of what it finds wrong.
+"""Checks whether this machine can run experiments, and names the cure of each problem.
 
-A check is a function without arguments that returns what it found or raises ``Unwell``. What it looks at are its
-parameters, with this machine's as defaults, so that a test can show it another machine.
+A check is a function without required arguments that returns its finding or raises ``CheckFailed``. Its parameters are
+the parts of the machine that it examines, by default this machine's, so that a test can simulate another machine.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rlsrl.rpc.local import connect, create_memory, listen
 
 MIN_PYTHON = (3, 11)
 MIN_DISK_BYTES = 1 * 1024**3
-"""A run's weights, logs and events, and the compiler's cache."""
+"""For a run's weights, logs and events, and the compiler's cache."""
 MIN_SHARED_MEMORY_BYTES = 64 * 1024**2
-"""What a container gets when nobody asked for more."""
+"""A container's default."""
 MIN_MEMORY_BYTES = 2 * 1024**3
-"""Trainer, actors and, for a while, the compiler, which alone takes about 1 GiB."""
+"""For the trainer, the actors and, for a while, the compiler, which takes about 1 GiB."""
 MIN_OPEN_FILES = 1024
 IMPORT_SECONDS = 120.0
-"""How long importing a package may take on a machine that has not read it from the disk yet."""
+"""Longest time for importing a package that is not in the disk cache."""
 COMPILE_SECONDS = 60.0
 
 
-class Unwell(Exception):  # noqa: N818 - named for what was found
+class CheckFailed(Exception):  # noqa: N818 - named for the fact
     """A check failed."""
 
     def __init__(self, finding: str, cure: str) -> None:
@@ -46,63 +46,63 @@ class Unwell(Exception):  # noqa: N818 - named for what was found
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing to look at."""
+    """One check and whether it is required."""
 
     name: str
     required: bool
-    """Whether nothing runs without it."""
+    """Whether no experiment runs if it fails."""
     examine: Callable[[], str]
-    """Returns what was found; raises ``Unwell``."""
+    """Returns the finding; raises ``CheckFailed``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a check came to."""
+    """The result of a check."""
 
     name: str
     required: bool
-    well: bool
+    passed: bool
     text: str
     cure: str = ""
-    """What to do; empty where all is well."""
+    """What to do; empty if the check passed."""
 
     @property
     def is_fatal(self) -> bool:
-        """Whether nothing runs until it is cured."""
-        return self.required and not self.well
+        """Whether no experiment runs until it is cured."""
+        return self.required and not self.passed
 
 
 def examine(checks: Sequence[Check]) -> Iterator[Finding]:
-    """Make the checks one after another; findings come as they are made."""
+    """Make the checks one after another and yield each finding at once."""
     for check in checks:
         try:
             text = check.examine()
-        except Unwell as unwell:
-            yield Finding(name=check.name, required=check.required, well=False, text=unwell.finding, cure=unwell.cure)
+        except CheckFailed as failed:
+            yield Finding(name=check.name, required=check.required, passed=False, text=failed.finding, cure=failed.cure)
         else:
-            yield Finding(name=check.name, required=check.required, well=True, text=text)
+            yield Finding(name=check.name, required=check.required, passed=True, text=text)
 
 
 def check_python(version: Sequence[int] = sys.version_info[:3]) -> str:
-    """Python is new enough."""
+    """Return Python's version, which must be new enough."""
     text = ".".join(map(str, version))
     if tuple(version[:2]) < MIN_PYTHON:
         wanted = ".".join(map(str, MIN_PYTHON))
-        raise Unwell(
-            f"{text} is older than {wanted}", f"install Python {wanted} or newer and make the environment anew"
+        raise CheckFailed(
+            f"{text} is older than {wanted}", f"install Python {wanted} or newer and create the environment again"
         )
     return text
 
 
 def check_platform(platform: str = sys.platform) -> str:
-    """Linux: workers meet through abstract sockets, memfds and pidfds."""
+    """Return the platform, which must be Linux: workers use abstract sockets, memfds and pidfds."""
     if platform != "linux":
-        raise Unwell(f"{platform} is not Linux", "run in a Linux container or virtual machine")
+        raise CheckFailed(f"{platform} is not Linux", "run in a Linux container or virtual machine")
     return f"{platform} {os.uname().release}"
 
 
 def check_package(name: str, extra: str, *, program: Sequence[str] = (sys.executable,)) -> str:
-    """The package can be imported, tried in another process: a build for another processor crashes there, not here."""
+    """Return the package's version, imported in a child process: a build for another processor may crash there."""
     code = f"import {name}; print(getattr({name}, '__version__', 'there'))"
     cure = f"pip install 'rlsrl[{extra}]'"
     try:
@@ -110,19 +110,19 @@ def check_package(name: str, extra: str, *, program: Sequence[str] = (sys.execut
             [*program, "-c", code], capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unwell(f"importing {name} did not end: {error}", cure) from error
+        raise CheckFailed(f"{name} cannot be imported: {error}", cure) from error
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise Unwell(f"cannot be imported: {last}", cure)
+        raise CheckFailed(f"cannot be imported: {last}", cure)
     return done.stdout.strip().splitlines()[-1]
 
 
 def check_compiler(environ: Mapping[str, str] = os.environ) -> str:
-    """A C++ compiler with its headers and Python's: what ``torch.compile`` needs for the processor."""
+    """Return the C++ compiler that ``torch.compile`` needs, with its headers and Python's."""
     names = (environ["CXX"],) if environ.get("CXX") else ("g++", "clang++", "c++")
     compiler = next(filter(None, (shutil.which(name, path=environ.get("PATH")) for name in names)), None)
     if compiler is None:
-        raise Unwell(f"there is no {' and no '.join(names)}", "install g++ (Debian: apt install g++)")
+        raise CheckFailed(f"not found: {', '.join(names)}", "install g++ (Debian: apt install g++)")
     source = "#include <Python.h>\n#include <vector>\nint main() { return (int)std::vector<int>(0).size(); }\n"
     include = sysconfig.get_paths()["include"]
     with tempfile.TemporaryDirectory() as folder:
@@ -132,97 +132,102 @@ def check_compiler(environ: Mapping[str, str] = os.environ) -> str:
                 command, input=source, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Unwell(f"{compiler} did not end: {error}", "install g++ anew") from error
+            raise CheckFailed(f"{compiler} does not compile a test program: {error}", "reinstall g++") from error
     if done.returncode != 0:
         why = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
-        raise Unwell(
-            f"{compiler} compiles nothing: {why.strip()}", "install g++ and Python's headers (Debian: g++ python3-dev)"
+        raise CheckFailed(
+            f"{compiler} does not compile a test program: {why.strip()}",
+            "install g++ and Python's headers (Debian: g++ python3-dev)",
         )
     return compiler
 
 
 def check_disk(folder: Path = RUNS, free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free) -> str:
-    """Room and permission to write where runs are kept."""
+    """Return the free space of the disk with the run folders, which must be writable."""
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     if not os.access(there, os.W_OK | os.X_OK):
-        raise Unwell(f"{there} cannot be written", "run from another folder, or give --run-dir")
+        raise CheckFailed(f"{there} is not writable", "run from another folder, or give --run-dir")
     available = free(there)
     text = f"{_gib(available)} free in {there}"
     if available < MIN_DISK_BYTES:
-        raise Unwell(f"{text}, less than {_gib(MIN_DISK_BYTES)}", "free some space, or give --run-dir on another disk")
+        raise CheckFailed(
+            f"{text}, less than {_gib(MIN_DISK_BYTES)}", "free some space, or give --run-dir on another disk"
+        )
     return text
 
 
 def check_shared_memory(path: Path = Path("/dev/shm")) -> str:  # noqa: S108 - looked at, not used
-    """Room where torch's own processes share tensors; rlsrl's memory is anonymous and not there."""
+    """Return the size of /dev/shm, where torch's processes share tensors. rlsrl itself uses anonymous memory."""
     cure = "mount one: docker run --shm-size=1g, or in Kubernetes an emptyDir with medium Memory"
     try:
         usage = os.statvfs(path)
     except OSError as error:
-        raise Unwell(f"{path} is not there: {error.strerror}", cure) from error
+        raise CheckFailed(f"{path} does not exist: {error.strerror}", cure) from error
     size = usage.f_blocks * usage.f_frsize
     if size < MIN_SHARED_MEMORY_BYTES:
-        raise Unwell(f"{path} has {size // 1024**2} MiB, less than {MIN_SHARED_MEMORY_BYTES // 1024**2}", cure)
+        raise CheckFailed(f"{path} has {size // 1024**2} MiB, less than {MIN_SHARED_MEMORY_BYTES // 1024**2}", cure)
     return f"{_gib(size)} in {path}"
 
 
 def check_anonymous_memory(create: Callable[[str, int], int] = create_memory) -> str:
-    """Memory without a name, in which samples and weights travel between processes."""
+    """Check that memfds work: samples and weights travel between processes in them."""
     try:
         os.close(create("rlsrl-doctor", 1024**2))
     except OSError as error:
-        raise Unwell(f"memfd_create fails: {error.strerror}", "lift the sandbox's rule against it") from error
+        raise CheckFailed(
+            f"memfd_create fails: {error.strerror}", "remove the sandbox's rule against memfd_create"
+        ) from error
     return "memfd_create works"
 
 
 def check_local_sockets(name: str = "", bind: Callable[[str], socket.socket] = listen) -> str:
-    """Abstract unix sockets, by which the workers of one machine meet."""
+    """Check that abstract unix sockets work: the workers of one machine connect through them."""
     name = name or f"rlsrl-doctor-{secrets.token_hex(8)}"
     try:
         with bind(name), connect(name, timeout=5.0):
             return "abstract unix sockets work"
     except OSError as error:
-        raise Unwell(
-            f"an abstract unix socket fails: {error.strerror}", "lift the sandbox's rule against unix sockets"
+        raise CheckFailed(
+            f"an abstract unix socket fails: {error.strerror}", "remove the sandbox's rule against unix sockets"
         ) from error
 
 
 def check_loopback(host: str = "127.0.0.1") -> str:
-    """A port on the loopback interface, where status and metrics are served."""
+    """Check that the loopback interface works: status and metrics are served there."""
     try:
         with socket.create_server((host, 0)) as server, socket.create_connection(server.getsockname(), timeout=5.0):
             return f"{host} works, port {server.getsockname()[1]} for example"
     except OSError as error:
-        raise Unwell(
+        raise CheckFailed(
             f"no connection over {host}: {error.strerror or error}",
-            "bring it up: ip link set lo up",
+            "enable it: ip link set lo up",
         ) from error
 
 
 def check_cores(count: Callable[[], int] = lambda: len(os.sched_getaffinity(0))) -> str:
-    """A core for the trainer and one for the actors."""
+    """Return the number of cores: the trainer and the actors need one each."""
     cores = count()
     if cores < 2:
-        raise Unwell("1 core: trainer and actors take turns on it", "give the machine or container at least 2 cores")
+        raise CheckFailed("1 core: trainer and actors share it", "give the machine or container at least 2 cores")
     return f"{cores} cores"
 
 
 def check_memory(meminfo: Path = Path("/proc/meminfo")) -> str:
-    """Memory for the worker processes and the compiler."""
+    """Return the memory available for the worker processes and the compiler."""
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     available = int(fields["MemAvailable"].split()[0]) * 1024
     if available < MIN_MEMORY_BYTES:
-        raise Unwell(
-            f"{_gib(available)} available, less than {_gib(MIN_MEMORY_BYTES)}", "end other programs, or add memory"
+        raise CheckFailed(
+            f"{_gib(available)} available, less than {_gib(MIN_MEMORY_BYTES)}", "stop other programs, or add memory"
         )
     return f"{_gib(available)} available"
 
 
 def check_open_files(limit: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]) -> str:
-    """Descriptors: each actor takes a few of its trainer's."""
+    """Return the limit of open files: each actor uses a few descriptors of its trainer."""
     files = limit()
     if files != resource.RLIM_INFINITY and files < MIN_OPEN_FILES:
-        raise Unwell(f"at most {files} open files, less than {MIN_OPEN_FILES}", f"ulimit -n {MIN_OPEN_FILES}")
+        raise CheckFailed(f"at most {files} open files, less than {MIN_OPEN_FILES}", f"ulimit -n {MIN_OPEN_FILES}")
     return "no limit" if files == resource.RLIM_INFINITY else f"up to {files} open files"
 
 
@@ -247,4 +252,4 @@ CHECKS = (
     Check(name="loopback", required=True, examine=check_loopback),
     Check(name="open files", required=False, examine=check_open_files),
 )
-"""Everything that is looked at, in order."""
+"""All checks, in order."""

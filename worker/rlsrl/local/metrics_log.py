@@ -14,22 +14,22 @@ EVALUATOR = "evaluator"
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """What was measured at one moment of training."""
+    """One row of metrics."""
 
     step: int
     """Training step."""
     wall: float
     """Unix seconds."""
     role: str
-    """Of the worker that measured."""
+    """Role of the worker that measured."""
     scalars: Mapping[str, float]
     """By name, for example ``env_steps`` and ``return_mean``."""
 
 
 def read_rows(path: Path) -> list[MetricsRow]:
-    """All whole rows, in the order in which they were written; none if there is no file.
+    """Return all whole rows, in the order of writing; none if the file does not exist.
 
-    A line that is no row is left out: a killed coordinator leaves a part of one at the end of its life.
+    Invalid lines are skipped: a killed coordinator may leave a partial line.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -39,10 +39,10 @@ def read_rows(path: Path) -> list[MetricsRow]:
 
 
 def training_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
-    """The trainer's rows, of the history that the newest weights have.
+    """Return the trainer's rows that belong to the history of the newest weights.
 
-    A resumed trainer goes on from its last durable version and passes the same steps again; what was measured on the
-    way that led nowhere is left out.
+    A resumed trainer continues from its last durable version and repeats the steps after it. The rows of the
+    rolled-back steps are left out.
     """
     kept: list[MetricsRow] = []
     for row in rows:
@@ -55,7 +55,7 @@ def training_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
 
 
 def evaluation_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
-    """The evaluators' rows by step; of several for one step the last, since a killed evaluator's work is done again."""
+    """Return the evaluators' rows by step. The last row of a step counts: it repeats a killed evaluation."""
     by_step = {row.step: row for row in rows if row.role == EVALUATOR}
     return [by_step[step] for step in sorted(by_step)]
 

@@ -1,4 +1,4 @@
-"""Asks the coordinator how the run is doing, beside the controller's loop: an unreachable one only makes old news."""
+"""Polls the coordinator's status beside the controller's loop. While it is unreachable the last status stays."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any, Protocol
 from rlsrl.runtime.coordination import CoordinatorUnavailable
 
 ANSWER_SECONDS = 1.0
-"""How long one answer may take."""
+"""Deadline of one request."""
 
 
 class StatusClient(Protocol):
-    """Where the status comes from: ``rlsrl.runtime.coordination.CoordinatorClient``."""
+    """The part of ``rlsrl.runtime.coordination.CoordinatorClient`` that the monitor uses."""
 
     def status(self, timeout: float) -> Mapping[str, Any]:
-        """The experiment as the coordinator sees it.
+        """Return the coordinator's status page.
 
         Raises:
             CoordinatorUnavailable: no answer in time.
         """
 
     def close(self) -> None:
-        """Let a call that waits fail."""
+        """Close the connection; a waiting call fails."""
 
 
 class StatusMonitor:
-    """Keeps the newest status. A thread of its own asks, from ``start`` to ``close``; any thread may read.
+    """Keeps the newest status. Its own thread polls from ``start`` to ``close``; any thread may read.
 
-    It owns the client.
+    The monitor owns the client and closes it.
     """
 
     def __init__(
         self,
         client: StatusClient,
         *,
-        publish: Callable[[Mapping[str, Any]], None] = lambda status: None,  # noqa: ARG005 - whoever shows it elsewhere
+        publish: Callable[[Mapping[str, Any]], None] = lambda status: None,  # noqa: ARG005 - the callback's signature
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is asked before ``start``.
+        """Create the monitor; polling begins with ``start``.
 
         Args:
             publish: Called with each status, from the monitor's thread; must not raise.
@@ -54,12 +54,12 @@ class StatusMonitor:
         self._thread: threading.Thread | None = None
 
     def start(self, *, interval_seconds: float) -> None:
-        """Begin to ask, with so much time between an answer and the next question."""
+        """Begin to poll; ``interval_seconds`` pass between an answer and the next request."""
         self._thread = threading.Thread(target=self._run, args=(interval_seconds,), name="status-monitor", daemon=True)
         self._thread.start()
 
     def newest(self) -> tuple[Mapping[str, Any] | None, float]:
-        """The last status and its age in seconds; None and 0 before the first."""
+        """Return the newest status and its age in seconds; None and 0 before the first."""
         newest = self._newest
         if newest is None:
             return None, 0.0
@@ -67,14 +67,14 @@ class StatusMonitor:
         return status, self._clock() - at
 
     def close(self) -> None:
-        """Stop asking; a question under way fails at once."""
+        """Stop polling; a running request fails at once."""
         self._closed.set()
         self._client.close()
         if self._thread is not None:
             self._thread.join(ANSWER_SECONDS)
 
     def _run(self, interval_seconds: float) -> None:
-        """Ask, wait for the interval, ask again; ``close`` ends the wait and the question."""
+        """Poll until ``close``, which ends both the request and the wait."""
         while not self._closed.is_set():
             if (status := self._ask()) is not None:
                 self._newest = (status, self._clock())
@@ -85,7 +85,7 @@ class StatusMonitor:
         try:
             return self._client.status(ANSWER_SECONDS)
         except CoordinatorUnavailable:
-            return None  # It shows as the age of the last answer.
+            return None  # The display shows the age of the last answer.
         except ValueError:
-            # gRPC's word for a channel that `close` has closed meanwhile, and json's for an answer that is none.
+            # gRPC raises this for a channel that `close` has closed, json for an invalid answer.
             return None

@@ -1,4 +1,4 @@
-"""Learning curves as a picture: mean return against transitions trained, and what evaluations came to."""
+"""Draws learning curves: mean return over transitions trained, and the results of evaluations."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Curve:
     env_steps: tuple[float, ...]
     """Transitions trained, ascending."""
     return_mean: tuple[float, ...]
-    """Mean return of the last episodes at each of them."""
+    """Mean return of the last episodes, one value for each of ``env_steps``."""
     evaluations: tuple[tuple[float, float], ...] = ()
-    """(transitions trained, mean return) of each version that was evaluated, ascending."""
+    """(transitions trained, mean return) of each evaluated version, ascending."""
 
     @property
     def has_points(self) -> bool:
@@ -31,7 +31,7 @@ class Curve:
 
 
 def curve_of(rows: Sequence[MetricsRow], label: str) -> Curve:
-    """The curve in a run's rows; rows from before the first ended episode have no return and no place in it."""
+    """Return the curve of a run's rows, without rows that have no return: no episode had ended yet."""
     points = _points(training_rows(rows), "env_steps", "return_mean")
     return Curve(
         label=label,
@@ -46,17 +46,17 @@ def _points(rows: Sequence[MetricsRow], x: str, y: str) -> list[tuple[float, flo
 
 
 def read_curve(metrics: Path, label: str) -> Curve:
-    """The curve in a ``metrics.jsonl``; empty if there is none."""
+    """Return the curve of a ``metrics.jsonl``; empty if the file does not exist."""
     return curve_of(read_rows(metrics), label)
 
 
 def draw(curves: Sequence[Curve]) -> Figure:
-    """One figure with all curves."""
+    """Return a figure with all curves."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for curve in curves:
-        # A run that ended within one report has a single point, which a line does not show.
+        # A short run has a single point, which a line does not show.
         marker = "." if len(curve.env_steps) < 3 else ""
         (line,) = axes.plot(curve.env_steps, curve.return_mean, label=curve.label, marker=marker)
         if curve.evaluations:
@@ -73,10 +73,10 @@ def draw(curves: Sequence[Curve]) -> Figure:
 
 
 def save(curves: Sequence[Curve], path: Path) -> None:
-    """Draw the curves into a file; its suffix says the format.
+    """Draw the curves into a file; its suffix selects the format.
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: there is no such format.
+        ValueError: the suffix is not a known format.
     """
     draw(curves).savefig(path, dpi=120)

@@ -1,7 +1,7 @@
-"""One worker process as the controller sees it: started, watched, signalled, and reaped with all it started.
+"""One worker process of the controller: start, wait, signal, and reap with its own children.
 
-A pidfd names the process and never a later one with the same number, and is readable once the process has ended, so
-the controller waits for any number of them in one ``select``.
+A pidfd always names the same process, even after its pid is reused. It is readable once the process has ended, so
+the controller waits for all processes in one ``select``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 TAIL_BYTES = 16 * 1024
-"""How much of a log's end is read to quote its last lines."""
+"""Bytes read from a log's end to quote its last lines."""
 
 
 class ChildProcess:
-    """A worker process in a session of its own, so that a Ctrl-C at the terminal reaches only the controller.
+    """A worker process in its own session, so that Ctrl-C at the terminal reaches only the controller.
 
-    Everything it prints goes to ``log``, appended: a restart writes below what its predecessor wrote.
+    Its output is appended to ``log``, below that of earlier processes of the same name.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class ChildProcess:
         log: Path,
         keep_fds: Collection[int] = (),
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            keep_fds: Descriptors the process inherits; it need not know of them.
+            keep_fds: Descriptors that the process inherits without using them.
 
         Raises:
-            OSError: the program or the log cannot be opened, or the system has no room for a process.
+            OSError: the program or the log cannot be opened, or the system cannot create a process.
         """
         self.role = role
         self.number = number
@@ -69,25 +69,25 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, which is also its session's and process group's."""
+        """Process id, which is also the id of its session and process group."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """The pidfd: readable once the process has ended."""
+        """Return the pidfd, readable once the process has ended."""
         return self._pidfd
 
     def send_signal(self, signum: signal.Signals) -> None:
-        """Signal the process; nothing happens if it has ended."""
+        """Send a signal; do nothing if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signum)
 
     def reap(self) -> int:
-        """Exit status of the ended process (``-n``: by signal n); kills what it left behind in its process group.
+        """Kill the rest of the ended process's group and return its exit status (``-n``: by signal n).
 
         Blocks until the process has ended; call it when ``fileno`` is readable.
         """
         os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
-        # While the leader is a zombie its number still names this very group and no other.
+        # As long as the leader is a zombie, its number names this group and no other.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
@@ -95,7 +95,7 @@ class ChildProcess:
         return code
 
     def last_lines(self, count: int) -> tuple[str, ...]:
-        """The last lines this life of the process printed."""
+        """Return the last lines that this process printed."""
         with self.log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, end - TAIL_BYTES))

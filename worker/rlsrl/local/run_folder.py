@@ -1,7 +1,7 @@
-"""The folder of one run: who may use it, and what it knows of the run.
+"""The folder of one run: its lock, its record and the paths in it.
 
-One controller at a time holds the folder's lock. Its workers inherit the lock's descriptor, so the folder is free only
-once the last process of the run is gone.
+One controller at a time holds the folder's lock. Its workers inherit the lock's descriptor, so the folder stays locked
+until the last process of the run has ended.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from rlsrl.runtime.durable import make_folder, write_durably
 from rlsrl.workers.build.run_database import open_run_database
 
 RUNS = Path("runs")
-"""Where run folders are, unless told otherwise."""
+"""The default parent of run folders."""
 
 LOCK = "lock"
 RECORD = "controller.json"
 STATUS = "status.json"
 EXPERIMENT = "experiment.yaml"
-"""The file the user gave."""
+"""The user's experiment file."""
 RESOLVED_EXPERIMENT = "experiment.resolved.yaml"
-"""The experiment as it runs: with what ``--set`` and ``--seed`` changed. The run's identity."""
+"""The experiment with the changes of ``--set`` and ``--seed``: the run's identity."""
 _BEFORE_RECORD = {LOCK, EXPERIMENT, RESOLVED_EXPERIMENT}
 
 PREDECESSOR_GRACE_SECONDS = 10.0
-"""Time for the workers of a killed controller to be gone; the kernel kills them with it."""
+"""Time for the workers of a killed controller to end; the kernel kills them with it."""
 
 
 class RunFolderError(Exception):
-    """The folder cannot be used; the text says why and what can be done."""
+    """The folder cannot be used. The text says why and what to do."""
 
 
 class RunFolderBusy(RunFolderError):  # noqa: N818 - named for the fact
@@ -51,10 +51,10 @@ class RunFolderBusy(RunFolderError):  # noqa: N818 - named for the fact
 
 
 class RunFolder:
-    """A locked run folder with the run's record. Use it as a context manager, or ``close`` it."""
+    """A locked run folder with the run's record. Use as a context manager, or ``close`` it."""
 
     def __init__(self, path: Path, lock_fd: int, *, clock: Clock) -> None:
-        """For ``open``, which takes the lock."""
+        """Read the record. Use ``open``, which takes the lock."""
         self.path = path
         self.lock_fd = lock_fd
         self._clock = clock
@@ -62,21 +62,21 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, *, fresh: bool = False, clock: Clock | None = None) -> Self:
-        """Lock the folder; make it if it is not there. Main thread only.
+        """Lock the folder; create it if it does not exist. Main thread only.
 
-        Waits for the workers of a killed controller to be gone, at most ``PREDECESSOR_GRACE_SECONDS``.
+        Waits until the workers of a killed controller have ended, at most ``PREDECESSOR_GRACE_SECONDS``.
 
         Args:
-            fresh: Move the run that is there aside, to the first free ``<name>.<n>``.
+            fresh: Rename the existing run's folder to the first free ``<name>.<n>``.
 
         Raises:
-            RunFolderBusy: another process holds it.
-            RunFolderError: it holds something that is no run.
-            OSError: it cannot be made or written.
+            RunFolderBusy: another process has locked it.
+            RunFolderError: it contains other files and no run.
+            OSError: it cannot be created or written.
         """
         path = path.absolute()
         make_folder(path)
-        _refuse_strangers(path)
+        _refuse_foreign_files(path)
         lock_fd = _lock(path)
         try:
             if fresh and (path / RECORD).exists():
@@ -91,19 +91,19 @@ class RunFolder:
 
     @property
     def record(self) -> RunRecord:
-        """What is known of the run; only once there is one."""
+        """The run's record; only if ``holds_run``."""
         assert self._record is not None, "no run here yet"  # noqa: S101 - an invariant of our own
         return self._record
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run was created here."""
+        """Whether the folder contains a run."""
         return self._record is not None
 
     def create(self, *, as_given: bytes, resolved: bytes, package_version: str) -> None:
-        """Make the folder a run's: store its experiment and give it an identity, durably.
+        """Create a run in the folder, durably: its experiment and its identity.
 
-        The record comes last: a folder without one holds no run, whatever a killed ``create`` left.
+        The record is written last, so a folder that a killed ``create`` left contains no run.
         """
         for folder in (self.logs, self.ledger, self.configs):
             folder.mkdir(exist_ok=True)
@@ -115,43 +115,43 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """What the processes print and log."""
+        """The folder of the processes' output and logs."""
         return self.path / "logs"
 
     @property
     def ledger(self) -> Path:
-        """The ledger's pages."""
+        """The folder of the ledger's pages."""
         return self.path / "ledger"
 
     @property
     def configs(self) -> Path:
-        """Each role's config."""
+        """The folder of the roles' configs."""
         return self.path / "config"
 
     @property
     def metrics(self) -> Path:
-        """The coordinator's record of the metrics, a JSON object a line."""
+        """The coordinator's metrics, one JSON object a line."""
         return self.path / "metrics.jsonl"
 
     @property
     def curve(self) -> Path:
-        """The picture of the learning curve."""
+        """The plot of the learning curve."""
         return self.path / "curve.png"
 
     @property
     def summary(self) -> Path:
-        """What came of the run."""
+        """The summary of the run, JSON."""
         return self.path / "summary.json"
 
     @property
     def status(self) -> Path:
-        """What its workers do, or did last: the coordinator's page, for ``rlsrl top``."""
+        """The copy of the coordinator's last status page, for ``rlsrl top``."""
         return self.path / STATUS
 
     def begin_life(self, *, modules: Path) -> None:
-        """A controller starts to run the run. A life that was killed counts up to its last metrics.
+        """Record the start of a controller. An earlier life that was killed counts until its last metrics.
 
-        ``modules`` is where the user's own modules are.
+        ``modules`` is the folder of the user's own modules.
         """
         try:
             last_sign = self.metrics.stat().st_mtime
@@ -161,25 +161,25 @@ class RunFolder:
         self._save(replace(record, modules=str(modules.absolute())))
 
     def end_life(self) -> None:
-        """The controller has ended everything."""
+        """Record the end of the controller and all workers."""
         self._save(self.record.end_life(self._clock.time()))
 
     def begin_attempt(self) -> int:
-        """A number that no trainer of this run had before; durable when this returns."""
+        """Return a new attempt number, which no trainer of this run had before. Durable when this returns."""
         self._save(self.record.begin_attempt(self._clock.time()))
         return self.record.attempt
 
     def end_attempt(self) -> None:
-        """The trainer of the current attempt has ended."""
+        """Record the end of the current attempt's trainer."""
         self._save(self.record.end_attempt(self._clock.time()))
 
     def count_restart(self, role: str) -> None:
-        """A process of that role is started again."""
+        """Record a restart of that role."""
         self._save(self.record.count_restart(role))
 
     @property
     def database(self) -> ParameterDB:
-        """The run's versions.
+        """The run's parameter DB.
 
         Raises:
             ConfigurationError: see ``open_run_database``.
@@ -187,15 +187,15 @@ class RunFolder:
         return open_run_database(self.path)
 
     def terminal(self) -> Mapping[str, Any] | None:
-        """The terminal record; None while the run is unfinished."""
+        """Return the terminal record; None while the run is unfinished."""
         return terminal_record(self.database, POLICY_NAME)
 
     def is_finished(self) -> bool:
-        """Whether the run has its terminal record."""
+        """Return whether the run has its terminal record."""
         return self.terminal() is not None
 
     def close(self) -> None:
-        """Let go of the folder; it is free for others once no worker holds it either."""
+        """Unlock the folder. It stays locked while a worker lives."""
         os.close(self.lock_fd)
 
     def __enter__(self) -> Self:
@@ -212,10 +212,10 @@ class RunFolder:
 
 
 def read_record(path: Path) -> RunRecord | None:
-    """What is known of the run in the folder, which may be another process's; None if no run was created there.
+    """Return the record of the run in the folder, locked or not; None without a run.
 
     Raises:
-        RunFolderError: the record is not what rlsrl writes.
+        RunFolderError: the record is invalid.
     """
     try:
         text = (path / RECORD).read_bytes()
@@ -225,12 +225,12 @@ def read_record(path: Path) -> RunRecord | None:
         return RunRecord.from_json(json.loads(text))
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
-            f"{path / RECORD} is not what rlsrl wrote ({error!r}); --fresh moves the run aside"
+            f"{path / RECORD} is damaged ({error!r}); --fresh renames the folder and starts a new run"
         ) from error
 
 
 def is_running(path: Path) -> bool:
-    """Whether somebody runs the run in the folder, by its lock: a controller, or workers that outlive it for a moment.
+    """Return whether processes of the run live, by its lock: a controller, or workers that outlive it for a moment.
 
     Raises:
         OSError: the folder cannot be read.
@@ -240,7 +240,7 @@ def is_running(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # Shared and let go of at once: a controller that starts this very moment waits for it (`_flock`).
+        # A shared lock, released at once: a controller that starts at this moment waits for it (`_flock`).
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -249,17 +249,17 @@ def is_running(path: Path) -> bool:
     return False
 
 
-def _refuse_strangers(path: Path) -> None:
-    """A folder of something else is left as it is."""
-    strangers = sorted(entry.name for entry in path.iterdir() if not _is_ours(entry))
-    if strangers and not (path / RECORD).exists():
+def _refuse_foreign_files(path: Path) -> None:
+    """Raise unless the folder is empty, contains a run or the rest of a killed ``create``."""
+    foreign = sorted(entry.name for entry in path.iterdir() if not _is_ours(entry))
+    if foreign and not (path / RECORD).exists():
         raise RunFolderError(
-            f"{path} holds no run, yet is not empty ({', '.join(strangers[:3])}); give another folder by --run-dir"
+            f"{path} contains other files and no run ({', '.join(foreign[:3])}); give another folder with --run-dir"
         )
 
 
 def _is_ours(entry: Path) -> bool:
-    """Whether a killed ``create`` may have left it; folders count only while empty."""
+    """Return whether a killed ``create`` may have left the entry; of folders only empty ones."""
     if entry.is_dir():
         return next(entry.iterdir(), None) is None
     return entry.name in _BEFORE_RECORD or entry.name.endswith(".tmp")
@@ -273,16 +273,16 @@ def _first_free(path: Path) -> Path:
 
 
 def _lock(path: Path) -> int:
-    """A locked descriptor of the folder's lock file, which names our process.
+    """Return a locked descriptor of the folder's lock file, and write our pid into it.
 
     Raises:
-        RunFolderBusy: another process holds it.
+        RunFolderBusy: another process holds the lock.
     """
     while True:
         lock_fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _flock(path, lock_fd)
-            # The folder may have been moved aside by --fresh between opening and locking.
+            # --fresh may have renamed the folder between opening and locking.
             if _is_same_file(path / LOCK, lock_fd):
                 os.ftruncate(lock_fd, 0)
                 os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
@@ -301,7 +301,7 @@ def _flock(path: Path, lock_fd: int) -> None:
         holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip()
         if _is_alive(holder):
             raise RunFolderBusy(
-                f"process {holder} is running {path}; wait for it, stop it, or give another folder by --run-dir"
+                f"process {holder} is running {path}; wait for it, stop it, or give another folder with --run-dir"
             ) from None
     else:
         return
@@ -310,14 +310,14 @@ def _flock(path: Path, lock_fd: int) -> None:
             fcntl.flock(lock_fd, fcntl.LOCK_EX)
     except TimeoutError:
         raise RunFolderBusy(
-            f"process {holder}, which ran {path}, is gone, but workers of it are still there; "
+            f"process {holder}, which ran {path}, has ended, but its workers still run; "
             f"`fuser {path / LOCK}` lists them"
         ) from None
 
 
 def _is_alive(pid: str) -> bool:
     if not pid.isdigit():
-        return True  # It has the lock and has not yet written its number.
+        return True  # It has the lock and has not written its pid yet.
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What a run knows of itself over all its lives: identity, attempts, time spent. Pure; the run folder stores it."""
+"""A run's record over all its lives: identity, attempts, time spent. Pure; the run folder stores it."""
 
 from __future__ import annotations
 
@@ -9,75 +9,75 @@ from typing import Any, Self
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stretch of time."""
+    """A period of time."""
 
     started_at: float
     """Unix seconds."""
     ended_at: float | None = None
-    """Unix seconds; None while it lasts, and for ever if its owner was killed."""
+    """Unix seconds; None while it lasts, and after its owner was killed."""
 
     @property
     def seconds(self) -> float:
-        """Its length; 0 while it is open, or if the clock was set back."""
+        """Length in seconds; 0 while open, or if the clock was set back."""
         return 0.0 if self.ended_at is None else max(0.0, self.ended_at - self.started_at)
 
     def closed(self, at: float) -> Span:
-        """The same, ended at that time if it was open, and not before it began."""
+        """Return the span closed at that time, at least at its start; unchanged if it is closed."""
         return self if self.ended_at is not None else replace(self, ended_at=max(self.started_at, at))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One run: from its first start over every resumption to its end."""
+    """One run, from its first start through every resumption to its end."""
 
     run_uid: str
     """Unique on the machine; names the run's sockets."""
     created_at: float
     """Unix seconds."""
     package_version: str
-    """Of the rlsrl that created the run."""
+    """The version of rlsrl that created the run."""
     attempt: int = 0
-    """The trainer's lives so far: its fencing token. A number is used once."""
+    """The trainer's starts so far. The number is its fencing token and is used once."""
     lives: tuple[Span, ...] = ()
-    """The controller's."""
+    """The lives of the controller."""
     training: tuple[Span, ...] = ()
-    """The trainer's, from the start of its process to its end."""
+    """The lives of the trainer, from the start of its process to its end."""
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """By role, over all lives."""
+    """Restarts by role, over all lives."""
     modules: str = ""
-    """The folder in which the last life looked for the user's own modules first; empty before any."""
+    """The folder from which the last life imported the user's modules first; empty before the first life."""
 
     @property
     def wall_seconds(self) -> float:
-        """Time the run has run, over all lives."""
+        """Seconds of all lives together."""
         return sum(span.seconds for span in self.lives)
 
     @property
     def training_seconds(self) -> float:
-        """Time a trainer process was there, its start-up included."""
+        """Seconds with a trainer process, its start-up included."""
         return sum(span.seconds for span in self.training)
 
     def begin_life(self, now: float, *, last_sign: float) -> Self:
-        """A controller starts.
+        """Return the record after the start of a controller.
 
         Args:
-            last_sign: When the run last left a trace; a life that was killed counts up to there.
+            last_sign: Time of the run's last write. A killed life counts until then.
         """
         lives = tuple(span.closed(last_sign) for span in self.lives)
         training = tuple(span.closed(last_sign) for span in self.training)
         return replace(self, lives=(*lives, Span(started_at=now)), training=training)
 
     def end_life(self, now: float) -> Self:
-        """The controller ends, and nothing of the run is left running."""
+        """Return the record after the end of the controller and all workers."""
         lives = tuple(span.closed(now) for span in self.lives)
         return replace(self, lives=lives, training=tuple(span.closed(now) for span in self.training))
 
     def begin_attempt(self, now: float) -> Self:
-        """A trainer is about to start."""
+        """Return the record of a trainer that is about to start, with a new attempt."""
         return replace(self, attempt=self.attempt + 1, training=(*self.training, Span(started_at=now)))
 
     def end_attempt(self, now: float) -> Self:
-        """The trainer has ended."""
+        """Return the record after the end of the trainer."""
         return replace(self, training=tuple(span.closed(now) for span in self.training))
 
     def count_restart(self, role: str) -> Self:
@@ -85,7 +85,7 @@ class RunRecord:
         return replace(self, restarts={**self.restarts, role: self.restarts.get(role, 0) + 1})
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value that ``from_json`` reads back."""
+        """Return a JSON value that ``from_json`` reads."""
         return {
             "run_uid": self.run_uid,
             "created_at": self.created_at,
@@ -99,10 +99,10 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read what ``to_json`` wrote.
+        """Return the record in a value of ``to_json``.
 
         Raises:
-            KeyError, TypeError, ValueError: the value is no record.
+            KeyError, TypeError, ValueError: the value is not a record.
         """
         return cls(
             run_uid=str(value["run_uid"]),

@@ -14,7 +14,14 @@ from rlsrl.api.placement import LocalPlacement
 from rlsrl.api.resolve import POLICY_NAME, resolve
 from rlsrl.api.resolved import ResolvedExperiment
 from rlsrl.api.spec import RLExperiment
-from rlsrl.local.controller import GANG_COMMAND, WORKER_COMMAND, LocalController, Outcome, RolePlan
+from rlsrl.local.controller import (
+    GANG_COMMAND,
+    WORKER_COMMAND,
+    LaunchOptions,
+    LocalController,
+    Outcome,
+    RolePlan,
+)
 from rlsrl.local.display import Viewer, open_display
 from rlsrl.local.metrics_log import read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
@@ -103,10 +110,12 @@ def run_life(
             limits=RestartLimits(budget=restarts.budget, decay_seconds=restarts.decay_seconds),
             journal=folder,
             display=display,
-            environment=child_environment(os.environ, token=token, modules=modules),
-            logs=folder.logs,
-            command=command,
-            keep_fds=(folder.lock_fd,),
+            launch=LaunchOptions(
+                environment=child_environment(os.environ, token=token, modules=modules),
+                logs=folder.logs,
+                command=command,
+                keep_fds=(folder.lock_fd,),
+            ),
         ).run()
     finally:
         monitor.close()

@@ -1,4 +1,4 @@
-"""Signals as messages: they are read in the main loop, so nothing happens between two lines of anything else."""
+"""Signals as messages: the main loop reads them, so no handler interrupts other code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class SignalInbox:
     """Collects ``ENDING_SIGNALS`` while entered, instead of their usual effect. Main thread only.
 
-    ``fileno`` is readable while signals wait, so a ``select`` is woken by them.
+    ``fileno`` is readable while signals wait, so they wake a ``select``.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class SignalInbox:
 
     def __enter__(self) -> Self:
         self._previous_fd = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
-        # A handler of our own takes away the default effect; the number reaches us through the wake-up descriptor.
+        # An empty handler replaces the default effect; the number arrives through the wake-up descriptor.
         self._previous: dict[signal.Signals, Any] = {
             signum: signal.signal(signum, lambda *_: None) for signum in ENDING_SIGNALS
         }
@@ -41,11 +41,11 @@ class SignalInbox:
         self._sender.close()
 
     def fileno(self) -> int:
-        """Readable while signals wait."""
+        """Return a descriptor that is readable while signals wait."""
         return self._receiver.fileno()
 
     def read(self) -> tuple[signal.Signals, ...]:
-        """The signals that came since the last call, in order; never waits."""
+        """Return the signals received since the last call, in order, without waiting."""
         received = b""
         with contextlib.suppress(BlockingIOError):
             received = self._receiver.recv(4096)

@@ -1,6 +1,6 @@
-"""The run folder's copy of the coordinator's status page, by which ``rlsrl top`` shows a run of this machine.
+"""The run folder's copy of the coordinator's status page, which ``rlsrl top`` reads.
 
-The page itself is for those who have the run's token, which is in no file. What it says of workers is no secret.
+The page itself needs the run's token, which is in no file. Its contents are not secret.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from typing import Any
 
 
 class StatusFile:
-    """Writes the copy. One thread writes; readers meet a whole page, always."""
+    """Writes the copy atomically, from one thread. Readers always see a whole page."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._temporary = path.with_name(f".{path.name}.tmp")
 
     def write(self, status: Mapping[str, Any]) -> None:
-        """Put the page in place of the one before. A disk that does not take it costs the copy, and no run."""
+        """Replace the copy. If the disk fails, the old copy stays and the run goes on."""
         try:
-            # Renamed, not flushed: after a power loss nobody asks what workers did just then.
+            # No flush: after a power loss the status is worthless.
             self._temporary.write_text(json.dumps(status))
             self._temporary.replace(self._path)
         except OSError:
             return
 
     def remove(self) -> None:
-        """Take away what an earlier life of the run left.
+        """Remove the copy of an earlier life of the run.
 
         Raises:
-            OSError: that is not possible.
+            OSError: the file cannot be removed.
         """
         self._path.unlink(missing_ok=True)
 
 
 def read_status(path: Path) -> tuple[Mapping[str, Any], float] | None:
-    """The page and its age in seconds; None if there is none.
+    """Return the page and its age in seconds; None if the file does not exist.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no status page.
+        ValueError: the file is not a status page.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -51,5 +51,5 @@ def read_status(path: Path) -> tuple[Mapping[str, Any], float] | None:
     except FileNotFoundError:
         return None
     if not isinstance(page, dict):
-        raise ValueError(f"{path} is no status page")
+        raise ValueError(f"{path} is not a status page")
     return page, max(0.0, time.time() - written_at)

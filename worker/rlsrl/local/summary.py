@@ -1,6 +1,6 @@
-"""What came of a run, for people and programs: ``summary.json`` and the lines printed at the end. Pure.
+"""The result of a run: ``summary.json`` and the lines printed at the end. Pure.
 
-Everything is taken from what is on disk, so the summary of a run is the same whoever makes it and when.
+Everything comes from the disk, so the summary of a run is always the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlsrl.parameters.protocols import VersionInfo
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What is known of a run once nothing of it is running."""
+    """The stored facts of a run without running processes."""
 
     name: str
     seed: int
@@ -30,13 +30,13 @@ class RunFacts:
     versions: Sequence[VersionInfo]
     """The stored versions of the policy, oldest first."""
     rows: Sequence[MetricsRow]
-    """The learning curve, without what was rolled back."""
+    """The learning curve, without rolled-back rows."""
     ledger: Mapping[str, Any]
     """``produced``, ``trained``, ``in_buffer``, ``dropped``, ``lost`` and ``balanced``, in transitions."""
 
 
 def summarize(facts: RunFacts) -> dict[str, Any]:
-    """The JSON value of ``summary.json``."""
+    """Return the JSON value of ``summary.json``."""
     newest = facts.versions[-1] if facts.versions else None
     result = (facts.terminal or {}).get("result") or (newest.metadata if newest else {})
     env_steps = int(result.get("env_steps", 0))
@@ -73,33 +73,33 @@ def summarize(facts: RunFacts) -> dict[str, Any]:
 
 
 def _evaluation(info: VersionInfo | None) -> dict[str, Any] | None:
-    """What the version's evaluation came to; None without one."""
+    """Return the version's evaluation, or None."""
     evaluation = None if info is None else evaluation_of(info)
     return None if info is None or evaluation is None else {"version": str(info.version), **evaluation}
 
 
 def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
-    """What the user reads at the end: the result, where it is, and three commands to try next."""
+    """Return the last lines that the user reads: the result, the folder, and three commands to try next."""
     return_mean = summary["return_mean"]
     returns = "no episode ended" if return_mean is None else f"mean return {return_mean:.1f}"
-    state = f"finished ({summary['reason']})" if summary["finished"] else "not finished"
+    state = f"finished ({summary['reason']})" if summary["finished"] else "has not finished"
     rate = summary["env_steps_per_second"]
-    speed = f" ({rate:,.0f} a second)" if rate else ""
-    effort = f"{summary['env_steps']:,} env steps in {summary['training_seconds']:.1f} s of training{speed}"
+    speed = f" ({rate:,.0f} a second, start-up included)" if rate else ""
+    effort = f"{summary['env_steps']:,} env steps in {summary['training_seconds']:.1f} s{speed}"
     lines = [
         f"{summary['name']} {state}: {returns} after {effort}",
         *_evaluation_lines(summary),
         *ledger_warning(summary["ledger"]),
-        f"everything is in {folder}",
+        f"results: {folder}",
     ]
     if summary["versions"]["count"]:
         run = shlex.quote(str(folder))
-        lines += ["next, try:", f"  rlsrl eval {run}", f"  rlsrl params list {run}", f"  rlsrl plot {run}"]
+        lines += ["try next:", f"  rlsrl eval {run}", f"  rlsrl params list {run}", f"  rlsrl plot {run}"]
     return lines
 
 
 def _evaluation_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What the last version and the best one came to, where they were evaluated."""
+    """Return a line each for the last and the best evaluated version."""
     last, best = summary["evaluation"], summary["best"]
     lines = []
     if last is not None:
@@ -116,12 +116,12 @@ def _evaluation_text(evaluation: Mapping[str, Any]) -> str:
 
 
 def ledger_warning(ledger: Mapping[str, Any]) -> list[str]:
-    """Loud lines if samples are unaccounted for; none if every sample is."""
+    """Return warnings if the ledger does not add up, else nothing."""
     if ledger.get("balanced", False):
         return []
     counts = ", ".join(f"{name} {value}" for name, value in ledger.items() if name != "balanced")
     return [
-        "WARNING: THE SAMPLE LEDGER DOES NOT ADD UP: some samples were lost or counted twice without a reason.",
+        "WARNING: THE SAMPLE LEDGER DOES NOT ADD UP: some samples were lost or counted twice.",
         f"WARNING: {counts or 'there is no ledger'}",
         "WARNING: this is a bug in rlsrl; keep the run's folder for the report.",
     ]

@@ -1,7 +1,7 @@
-"""Whether a process that ended is started again, and when. Pure: the controller tells it the time.
+"""Decides whether and when an ended process is restarted. Pure: the controller passes the time.
 
-Each role has a budget of restarts that comes back with time, one each ``decay_seconds``: a run survives any number of
-rare faults, and a process that dies again and again ends the run with its own words instead of restarting for ever.
+Each role has a budget of restarts. One spent restart is given back every ``decay_seconds``, so a run survives any
+number of rare faults. A process that fails repeatedly ends the run with its last output.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from typing import Self
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
 
 FIRST_BACK_OFF_SECONDS = 0.5
-"""Wait before the second restart in a row; the first is at once, and each further wait is twice as long."""
+"""Wait before the second restart in a row. The first is immediate; each further wait is twice as long."""
 
 MAX_BACK_OFF_SECONDS = 30.0
 
 START_UP_SECONDS = 30.0
-"""A process that ends within so many seconds of its start has not been seen to work."""
+"""A process that runs this long has proved that it can work."""
 
 FUTILE_STARTS = 4
-"""Starts of a process, each failing in the same way before it was seen to work, after which the run ends: it would fail
-for ever, and whoever waits for it should know."""
+"""Starts in a row that fail in the same way within ``START_UP_SECONDS`` before the run ends: further starts would fail,
+too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimits:
-    """How many restarts a role is given."""
+    """The restart budget of each role."""
 
     budget: int
-    """Restarts in a row that are forgiven; 0 for none."""
+    """Restarts in a row that are allowed; 0 for none."""
     decay_seconds: float
     """Seconds after which one spent restart is given back."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """A process ended while its role was still wanted."""
+    """A process ended while its role was still needed."""
 
     role: str
     number: int
-    """Which of the role's processes, from 0."""
+    """Number of the process within its role, from 0."""
     code: int
     """Exit status; ``-n`` for death by signal n."""
     at: float
-    """When, in seconds on the controller's clock."""
+    """Time of the exit, in seconds on the controller's clock."""
     lived_seconds: float
-    """Since it was started."""
-    last_words: str = ""
+    """Seconds since its start."""
+    last_line: str = ""
     """The last line it printed; empty if it printed nothing."""
 
 
@@ -61,7 +61,7 @@ class Restart:
     delay_seconds: float
     """Seconds to wait first."""
     used: int
-    """The role's restarts spent by now, this one included."""
+    """The role's spent restarts, this one included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,12 @@ class Fail:
     """End the run."""
 
     reason: str
-    """Why, to follow the process's name and exit code."""
+    """The cause; messages put it after the process's name and exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """Restarts of one role, decaying from a moment on."""
+    """One role's spent restarts at one time; they decay from then on."""
 
     amount: float
     at: float
@@ -82,24 +82,24 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Starts:
-    """What is known of one process's starts."""
+    """One process's starts in a row that failed in the same way."""
 
     failure: tuple[int, str] | None = None
-    """Code and last words, but for its numbers, of the last one that failed early; None for none."""
+    """Exit code and last line, with its numbers masked, of the last early failure; None without one."""
     count: int = 0
-    """How many in a row failed so."""
+    """Number of such failures in a row."""
 
 
 WORKS = Starts(count=-1)
-"""Of a process that was seen to work."""
+"""The starts of a process that has proved that it can work."""
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
-"""What may differ between two reports of the same failure: addresses, ports, process numbers."""
+"""Parts that differ between two reports of the same failure: addresses, ports, process numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Supervisor:
-    """The limits and what was spent of them. Immutable: ``decide`` returns its successor."""
+    """The limits and the spent restarts. Immutable: ``decide`` returns its successor."""
 
     limits: RestartLimits
     spent: Mapping[str, Spent] = field(default_factory=dict)
@@ -108,18 +108,18 @@ class Supervisor:
     """By process."""
 
     def decide(self, ended: Exit) -> tuple[Restart | Fail, Self]:
-        """What follows from the end of a process whose role goes on.
+        """Return the decision about an ended process, and the next supervisor.
 
-        Exit code 0 counts like any other: somebody else told the process to go, and the run still needs it.
+        Exit code 0 counts like any other: the run still needs the process.
         """
         if ended.code == CONFIGURATION_ERROR:
-            return Fail(reason="its configuration cannot work"), self
+            return Fail(reason="its configuration is invalid"), self
         starts = count_start(self.starts.get((ended.role, ended.number), Starts()), ended)
         if starts.count >= FUTILE_STARTS:
-            return Fail(reason=f"it has failed in the same way {starts.count} times, soon after each start"), self
+            return Fail(reason=f"it failed in the same way soon after each of {starts.count} starts"), self
         before = self._spent_at(ended.role, ended.at)
         if before + 1 > self.limits.budget:
-            within = f"one comes back every {self.limits.decay_seconds:g} s"
+            within = f"one is given back every {self.limits.decay_seconds:g} s"
             return Fail(reason=f"all {self.limits.budget} restarts of this role are spent ({within})"), self
         after = Spent(amount=before + 1, at=ended.at)
         restart = Restart(delay_seconds=back_off(before), used=math.ceil(after.amount))
@@ -137,23 +137,23 @@ class Supervisor:
 
 
 def count_start(before: Starts, ended: Exit) -> Starts:
-    """What is known of a process's starts after one more of them ended.
+    """Return a process's starts after one more exit.
 
-    One that lived long is proof that the process can work: its later failures are faults, which the budget forgives.
-    Death by a signal says nothing about that, nor does an end without a word.
+    A long life proves that the process can work: its later failures count against the budget only. A death by signal
+    and an exit without output prove nothing.
     """
     if before == WORKS or ended.lived_seconds >= START_UP_SECONDS:
         return WORKS
-    if ended.code <= 0 or not ended.last_words:
+    if ended.code <= 0 or not ended.last_line:
         return before
-    failure = (ended.code, _NUMBERS.sub("#", ended.last_words))
+    failure = (ended.code, _NUMBERS.sub("#", ended.last_line))
     return Starts(failure=failure, count=before.count + 1 if failure == before.failure else 1)
 
 
 def back_off(spent: float) -> float:
-    """Seconds to wait when that many restarts are already spent: none after a first fault, then 0.5, 1, 2, ... 30."""
+    """Return the seconds to wait when ``spent`` restarts are spent: 0 for the first, then 0.5, 1, 2, ... 30."""
     in_a_row = round(spent)
     if in_a_row < 1:
         return 0.0
-    doublings = min(in_a_row - 1, 16)  # Far beyond the longest wait, and no number that overflows.
+    doublings = min(in_a_row - 1, 16)  # far above the longest wait, far below an overflow
     return min(MAX_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2.0**doublings)

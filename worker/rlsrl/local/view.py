@@ -1,6 +1,6 @@
-"""The live picture of a run, as text. Pure: from the coordinator's status, the processes and the goals to lines.
+"""The live view of a run, as text: from the coordinator's status, the processes and the goals to lines. Pure.
 
-The status is another process's JSON: whatever it lacks is shown as not known yet, and nothing in it is trusted.
+The status is another process's JSON: any field may be missing or have another type. Missing values show as ``-``.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from rlsrl.local.worker_report import (
 )
 
 STALE_SECONDS = 5.0
-"""A status older than this is marked: the coordinator is away or busy."""
+"""Age from which a status is marked as old: the coordinator is away or busy."""
 
 MAX_ROWS_A_ROLE = 8
-"""Further processes of a role are counted in one row."""
+"""Rows of a role. Further processes share one row that counts them."""
 
 SHOWN_STATS = 3
-"""How many of a worker's statistics its row has room for."""
+"""Number of a worker's statistics in its row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """What is known at one moment."""
+    """The state of a run at one moment."""
 
     name: str
     stop: Stop
     elapsed_seconds: float
-    """Since the controller started."""
+    """Seconds since the controller started."""
     processes: Sequence[ProcessState]
     status: Mapping[str, Any] | None
-    """The coordinator's last answer; None before the first."""
+    """The coordinator's newest status; None before the first."""
     status_age_seconds: float
-    """Since that answer."""
+    """Seconds since that status arrived."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """One stop condition and how far it is."""
+    """One stop condition and its progress."""
 
     label: str
     target: float
@@ -62,7 +62,7 @@ class Goal:
 
     @property
     def fraction(self) -> float:
-        """0 to 1; 0 while unknown, and for targets below 0, to which there is no meaningful share of the way."""
+        """Progress from 0 to 1; 0 while unknown. A target of 0 or less has only 0 and 1."""
         if self.current is None or self.target <= 0:
             return float(self.current is not None and self.current >= self.target)
         return min(1.0, max(0.0, self.current / self.target))
@@ -70,20 +70,20 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRow:
-    """One process, or several in one."""
+    """The row of one process, or of several that are counted."""
 
     name: str
     state: str
     busy: str = UNKNOWN
-    """The share of the last seconds in which it waited for nothing."""
+    """The share of the last seconds without waiting."""
     waits: str = ""
-    """For what it waited in the others."""
+    """The reasons for waiting, with their shares."""
     version: str = ""
     stats: str = ""
 
 
 def goals(stop: Stop, totals: Mapping[str, Any], elapsed_seconds: float) -> list[Goal]:
-    """The stop conditions that are set, in the spec's order."""
+    """Return the stop conditions that are set, in the spec's order."""
     trained_seconds = number(totals, "train_seconds")
     current = {
         "return_mean": number(totals, "return_mean"),
@@ -106,7 +106,7 @@ def goals(stop: Stop, totals: Mapping[str, Any], elapsed_seconds: float) -> list
 
 
 def rows(view: RunView) -> list[ProcessRow]:
-    """A row a process, in the order of starting; of large roles the first few and a count of the rest."""
+    """Return a row for each process, in the order of starting; of large roles the first few and a count of the rest."""
     reports = _reports(view)
     found: list[ProcessRow] = []
     for role in dict.fromkeys(process.role for process in view.processes):
@@ -121,20 +121,25 @@ def rows(view: RunView) -> list[ProcessRow]:
 
 
 def line(view: RunView) -> str:
-    """The picture in one plain line."""
-    parts = [f"{view.elapsed_seconds:7.1f} s", *(_figures(view) if view.status is not None else ["starting"])]
-    unwell = [f"{row.name} {row.state}" for row in rows(view) if row.state not in ("running", "ending", "ended")]
-    if unwell and view.status is not None:
-        parts.append(", ".join(unwell))
+    """Return the view as one plain line."""
+    parts = [f"{view.elapsed_seconds:7.1f} s", *(_figures(view) if _has_totals(view) else ["starting"])]
+    not_running = [f"{row.name} {row.state}" for row in rows(view) if row.state not in ("running", "ending", "ended")]
+    if not_running and view.status is not None:
+        parts.append(", ".join(not_running))
     if view.status_age_seconds > STALE_SECONDS:
         parts.append(f"status is {view.status_age_seconds:.0f} s old")
     return " | ".join(parts)
 
 
+def _has_totals(view: RunView) -> bool:
+    """Return whether the status has numbers: before the trainer's first report all of them are unknown."""
+    return any(isinstance(value, int | float) for value in mapping(view.status, "totals").values())
+
+
 def _figures(view: RunView) -> list[str]:
     totals = mapping(view.status, "totals")
     shown = {goal.label: _goal_text(goal) for goal in goals(view.stop, totals, view.elapsed_seconds)}
-    shown.pop("seconds", None)  # The line begins with them.
+    shown.pop("seconds", None)  # the line begins with the elapsed seconds
     return_mean = shown.pop("return", f"return {_text(totals, 'return_mean', '.1f')}")
     env_steps = shown.pop("env steps", f"env steps {_text(totals, 'env_steps', ',.0f')}")
     return [
@@ -149,7 +154,7 @@ def _figures(view: RunView) -> list[str]:
 
 
 def render(view: RunView) -> RenderableType:
-    """The picture for a terminal."""
+    """Return the view for a terminal."""
     totals = mapping(view.status, "totals")
     head = Text.assemble((view.name, "bold"), f"  {_phase(view)}  {view.elapsed_seconds:.1f} s")
     progress = Table.grid(padding=(0, 2))
@@ -164,14 +169,14 @@ def render(view: RunView) -> RenderableType:
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim", expand=True)
     for title in ("process", "state", "busy", "waits for", "version"):
         table.add_column(title, overflow="ellipsis", no_wrap=True, max_width=32)
-    table.add_column("statistics", overflow="ellipsis", no_wrap=True, ratio=1)  # Gets what the others leave.
+    table.add_column("statistics", overflow="ellipsis", no_wrap=True, ratio=1)  # gets the remaining width
     for row in rows(view):
         table.add_row(*map(Text, (row.name, row.state, row.busy, row.waits, row.version, row.stats)))
     return Group(head, progress, numbers, table)
 
 
 def _evaluation(view: RunView) -> list[str]:
-    """The newest evaluation; nothing before the first."""
+    """Return the newest evaluation; nothing before the first."""
     stats = [mapping(report, "stats") for report in reports_of(view.status, EVALUATOR)]
     found = [
         (step, mean)
@@ -217,7 +222,7 @@ def _state(process: ProcessState, view: RunView, reports: Mapping[int, Mapping[s
 
 
 def _reports(view: RunView) -> dict[int, Mapping[str, Any]]:
-    """What each worker process said of itself, by pid. The coordinator says nothing of itself: its answer is enough."""
+    """Return each worker process's report by pid. The coordinator has none: it runs if it answers."""
     fresh = view.status is not None and view.status_age_seconds <= STALE_SECONDS
     reports: dict[int, Mapping[str, Any]] = {
         process.pid: {"state": "running" if fresh else "silent"}
@@ -230,7 +235,7 @@ def _reports(view: RunView) -> dict[int, Mapping[str, Any]]:
                 reports[pid] = report
     for process in view.processes:
         if process.is_gang and process.pid is not None and (ranks := reports_of(view.status, process.role)):
-            reports[process.pid] = ranks[0]  # speaks for the gang
+            reports[process.pid] = ranks[0]  # rank 0 stands for the gang
     return reports
 
 
