@@ -25,7 +25,7 @@ from rlsrl.api.placement import PROCESS_ENVIRONMENT
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
-from rlsrl.runtime.ledger import ActorLedger, LedgerPage, Mark, Told, TrainerLedger
+from rlsrl.runtime.ledger import ActorLedger, LedgerPage, Mark, ProducerProgress, TrainerLedger
 from rlsrl.streams.connect import consumer_for, producer_for
 
 TOKEN_BYTES, TOKEN = b"x" * 40, "benchmark"
@@ -51,7 +51,7 @@ class NoLedger:
     def mark(self, producer: ProducerId) -> int:  # noqa: ARG002
         return -1
 
-    def meet(self, producer: ProducerId, told: Told) -> Mark:  # noqa: ARG002
+    def meet(self, producer: ProducerId, progress: ProducerProgress) -> Mark:  # noqa: ARG002
         return Mark(producer.incarnation, -1)
 
     def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None: ...

@@ -14,7 +14,7 @@ from rlsrl.runtime.ledger import (
     LedgerError,
     LedgerPage,
     Posted,
-    Told,
+    ProducerProgress,
     TrainerLedger,
     inherited,
 )
@@ -93,9 +93,9 @@ def test_what_leaves_the_buffer(trainer_page: LedgerPage) -> None:
 
 def test_what_a_dead_incarnation_left_is_counted_once(trainer_page: LedgerPage) -> None:
     ledger = TrainerLedger(trainer_page)
-    ledger.meet(ProducerId(0, 1), Told())
+    ledger.meet(ProducerId(0, 1), ProducerProgress())
     ledger.take(ProducerId(0, 1), 3, 10, 10)
-    told = Told(inherited=30, acknowledged=30, left=((1, 3, 10, False), (1, 4, 20, False)))
+    told = ProducerProgress(inherited=30, acknowledged=30, left=((1, 3, 10, False), (1, 4, 20, False)))
     for successor in (ProducerId(0, 2), ProducerId(0, 2), ProducerId(0, 3)):
         assert ledger.meet(successor, told) == Mark(successor.incarnation, -1, 30)
     assert ledger.mark(ProducerId(0, 1)) == ACCOUNT_CLOSED
@@ -112,9 +112,9 @@ def test_an_actors_first_and_later_lives(actor_page: LedgerPage) -> None:
     ledger.acknowledge(0)
     left = (Posted(4, 1, 11, 1), Posted(4, 2, 12, 0))
     assert ledger.begin(5) == left
-    assert ledger.told(0) == Told(inherited=22, acknowledged=22, left=((4, 2, 12, False),))
-    assert ledger.told(1) == Told(inherited=11, acknowledged=11, left=((4, 1, 11, False),))
-    assert ledger.told(2) == Told()
+    assert ledger.progress(0) == ProducerProgress(inherited=22, acknowledged=22, left=((4, 2, 12, False),))
+    assert ledger.progress(1) == ProducerProgress(inherited=11, acknowledged=11, left=((4, 1, 11, False),))
+    assert ledger.progress(2) == ProducerProgress()
     ledger.produce(0, 20)
     ledger.acknowledge(1)
     ledger.acknowledge(2)
@@ -268,7 +268,7 @@ def test_what_a_life_that_ended_left_is_withdrawn_whatever_comes_after_it(buffer
     left = tuple(Posted(incarnation, 0, 10, 0, withdrawn=incarnation > 0) for incarnation in range(3))
     assert buffer_page.record.unacknowledged == left
     assert ledger.begin(3) == left
-    assert ledger.told().left == ((0, 0, 10, False), (1, 0, 10, True), (2, 0, 10, True))
+    assert ledger.progress().left == ((0, 0, 10, False), (1, 0, 10, True), (2, 0, 10, True))
 
 
 def test_what_a_dead_buffer_worker_held_is_lost_with_the_next_life(buffer_page: LedgerPage) -> None:
@@ -287,38 +287,48 @@ def test_what_a_dead_buffer_worker_held_is_lost_with_the_next_life(buffer_page: 
 @pytest.mark.parametrize(
     ("restored", "told", "expected"),
     [
-        pytest.param(True, Told(inherited=100, acknowledged=100), {}, id="both remember all"),
-        pytest.param(True, Told(inherited=130, acknowledged=130), {"lost.receiver_died": 30}, id="we forgot"),
+        pytest.param(True, ProducerProgress(inherited=100, acknowledged=100), {}, id="both remember all"),
+        pytest.param(
+            True, ProducerProgress(inherited=130, acknowledged=130), {"lost.receiver_died": 30}, id="we forgot"
+        ),
         pytest.param(
             True,
-            Told(inherited=130, acknowledged=130, left=((1, 8, 5, False), (1, 9, 7, False))),
+            ProducerProgress(inherited=130, acknowledged=130, left=((1, 8, 5, False), (1, 9, 7, False))),
             {"lost.receiver_died": 18, "lost.producer_died": 12},
             id="we forgot some, and never got the rest",
         ),
         pytest.param(
             True,
-            Told(inherited=130, acknowledged=130, left=((1, 8, 5, True), (1, 9, 7, False))),
+            ProducerProgress(inherited=130, acknowledged=130, left=((1, 8, 5, True), (1, 9, 7, False))),
             {"lost.receiver_died": 18, "dropped.end_of_run": 5, "lost.producer_died": 7},
             id="we forgot some, some was withdrawn, and the rest died",
         ),
-        pytest.param(True, Told(inherited=100, acknowledged=140), {"lost.receiver_died": 40}, id="forgot this life"),
-        pytest.param(True, Told(inherited=60, acknowledged=60, restored=True), {"outlived": 40}, id="it forgot"),
+        pytest.param(
+            True, ProducerProgress(inherited=100, acknowledged=140), {"lost.receiver_died": 40}, id="forgot this life"
+        ),
+        pytest.param(
+            True, ProducerProgress(inherited=60, acknowledged=60, restored=True), {"outlived": 40}, id="it forgot"
+        ),
         pytest.param(
             True,
-            Told(inherited=60, acknowledged=90, restored=True),
+            ProducerProgress(inherited=60, acknowledged=90, restored=True),
             {"outlived": 40, "lost.receiver_died": 30},
             id="it forgot, we forgot that it came back",
         ),
-        pytest.param(True, Told(restored=True), {"outlived": 100}, id="it forgot all"),
-        pytest.param(False, Told(inherited=130, acknowledged=130), {}, id="a difference without an excuse: ours"),
-        pytest.param(True, Told(inherited=60, acknowledged=60), {}, id="a difference without an excuse: theirs"),
+        pytest.param(True, ProducerProgress(restored=True), {"outlived": 100}, id="it forgot all"),
+        pytest.param(
+            False, ProducerProgress(inherited=130, acknowledged=130), {}, id="a difference without an excuse: ours"
+        ),
+        pytest.param(
+            True, ProducerProgress(inherited=60, acknowledged=60), {}, id="a difference without an excuse: theirs"
+        ),
     ],
 )
 def test_each_end_says_what_the_other_forgot(
-    trainer_page: LedgerPage, restored: bool, told: Told, expected: dict[str, int]
+    trainer_page: LedgerPage, restored: bool, told: ProducerProgress, expected: dict[str, int]
 ) -> None:
     ledger = TrainerLedger(trainer_page)
-    ledger.meet(ProducerId(0, 1), Told())
+    ledger.meet(ProducerId(0, 1), ProducerProgress())
     ledger.take(ProducerId(0, 1), 7, 100, 100)
     trainer_page.apply(lambda record: replace(record.count(in_buffer=-100), restored=restored))
     for _ in range(2):
@@ -329,14 +339,16 @@ def test_each_end_says_what_the_other_forgot(
 def test_what_was_acknowledged_in_this_life_and_forgotten(trainer_page: LedgerPage) -> None:
     ledger = TrainerLedger(trainer_page)
     me = ProducerId(0, 1)
-    ledger.meet(me, Told())
+    ledger.meet(me, ProducerProgress())
     ledger.take(me, 7, 100, 100)
-    told = Told(sequence=9, acknowledged=150)
+    told = ProducerProgress(sequence=9, acknowledged=150)
     assert ledger.meet(me, told) == Mark(1, 7, 100), "without an excuse it stays a difference"
     trainer_page.apply(lambda record: replace(record, restored=True))
     for _ in range(2):
         assert ledger.meet(me, told) == Mark(1, 9, 150)
-    assert ledger.meet(me, Told(sequence=8, acknowledged=120)) == Mark(1, 9, 150), "an acknowledgement was lost"
+    assert ledger.meet(me, ProducerProgress(sequence=8, acknowledged=120)) == Mark(1, 9, 150), (
+        "an acknowledgement was lost"
+    )
     assert figures(trainer_page) == {"in_buffer": 100, "lost.receiver_died": 50}
 
 

@@ -25,7 +25,7 @@ from rlsrl.runtime.ledger import (
     LedgerError,
     LedgerPage,
     PageRecord,
-    Told,
+    ProducerProgress,
     TrainerLedger,
     balance,
     inherited,
@@ -67,7 +67,7 @@ class Giver:
         self.consumers = consumers
         left = ledger.begin(me.incarnation)
         self.unsettled = {each.consumer for each in left}
-        self.told: dict[int, Told] = {consumer: ledger.told(consumer) for consumer in consumers}
+        self.told: dict[int, ProducerProgress] = {consumer: ledger.progress(consumer) for consumer in consumers}
         self.connected: set[int] = set()
         self.sequence = 0
         self.under_way: dict[int, deque[Sent]] = {consumer: deque() for consumer in consumers}

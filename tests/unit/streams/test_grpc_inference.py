@@ -20,7 +20,7 @@ from rlsrl.rpc.codec import Malformed, encode
 from rlsrl.rpc.conversations import MAX_UNANSWERED
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 from rlsrl.streams.grpc_inference import GrpcInferenceServer, wire
-from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages
+from rlsrl.streams.grpc_inference.wire import InferenceMessageKind, LaneMessages
 from rlsrl.streams.protocols import HandshakeRefused
 from rlsrl.testing.inference_bench import (
     DEADLINE,
@@ -60,9 +60,9 @@ class Stranger:
         for message in messages:
             self._outgoing.put(message)
 
-    def hears(self) -> wire.Message:
+    def hears(self) -> wire.InferenceMessage:
         """The next message that is no mere sign of life."""
-        return next(message for message in map(wire.read, self._call) if message.kind is not Kind.ALIVE)
+        return next(message for message in map(wire.read, self._call) if message.kind is not InferenceMessageKind.ALIVE)
 
     def close(self) -> None:
         self._call.cancel()
@@ -115,7 +115,7 @@ def assert_serves_others(bench: InferenceBench, server: GrpcInferenceServer) -> 
 
 def hello(**changes: Any) -> bytes:
     value = {"protocol": wire.PROTOCOL, "name": "stranger", "layout": LAYOUT.to_json()} | changes
-    return wire.note(Kind.HELLO, json.dumps(value).encode())
+    return wire.note(InferenceMessageKind.HELLO, json.dumps(value).encode())
 
 
 def header(kind: int, num_lanes: int = 2) -> bytes:
@@ -129,10 +129,10 @@ def header(kind: int, num_lanes: int = 2) -> bytes:
         (b"GET / HTTP/1.1\r\n\r\n" + bytes(64), "malformed", "begins with"),
         (encode(b"x"), "malformed", "header of 1 bytes"),
         (encode(header(99)), "malformed", "no message is of kind 99"),
-        (wire.note(Kind.ALIVE), "malformed", "protocol"),
-        (wire.note(Kind.HELLO, b"[1"), "malformed", "malformed"),
-        (wire.note(Kind.HELLO, b"[]"), "malformed", "malformed"),
-        (wire.note(Kind.HELLO, b"[" * 60_000), "malformed", "malformed"),
+        (wire.note(InferenceMessageKind.ALIVE), "malformed", "protocol"),
+        (wire.note(InferenceMessageKind.HELLO, b"[1"), "malformed", "malformed"),
+        (wire.note(InferenceMessageKind.HELLO, b"[]"), "malformed", "malformed"),
+        (wire.note(InferenceMessageKind.HELLO, b"[" * 60_000), "malformed", "malformed"),
         (hello(protocol=99), "protocol", "protocol 1 at the server, 99 at the client"),
         (hello(layout={}), "malformed", "observation"),
         (
@@ -149,7 +149,7 @@ def test_bad_introductions_are_refused_and_counted(
 ) -> None:
     server = bench.server()
     heard = stranger(message).hears()
-    assert heard.kind is Kind.REFUSED
+    assert heard.kind is InferenceMessageKind.REFUSED
     assert text in heard.text.decode()
     assert bench.refused == {kind: 1}
     assert_serves_others(bench, server)
@@ -159,12 +159,12 @@ def test_bad_introductions_are_refused_and_counted(
     "message",
     [
         b"",
-        wire.note(Kind.HELLO),
-        wire.note(Kind.RESULT),
-        encode(header(Kind.REQUEST)),
-        encode(header(Kind.REQUEST, num_lanes=0)),
-        encode(header(Kind.REQUEST, num_lanes=2**32 - 1)),
-        encode(header(Kind.REQUEST), [np.zeros((3, 4), np.float32)]),
+        wire.note(InferenceMessageKind.HELLO),
+        wire.note(InferenceMessageKind.RESULT),
+        encode(header(InferenceMessageKind.REQUEST)),
+        encode(header(InferenceMessageKind.REQUEST, num_lanes=0)),
+        encode(header(InferenceMessageKind.REQUEST, num_lanes=2**32 - 1)),
+        encode(header(InferenceMessageKind.REQUEST), [np.zeros((3, 4), np.float32)]),
         MESSAGES.request(0, request(1))[:-1],
     ],
 )
@@ -173,8 +173,8 @@ def test_malformed_requests_are_refused_and_counted(
 ) -> None:
     server = bench.server()
     client = stranger(hello(), message)
-    assert client.hears().kind is Kind.WELCOME
-    assert client.hears().kind is Kind.REFUSED
+    assert client.hears().kind is InferenceMessageKind.WELCOME
+    assert client.hears().kind is InferenceMessageKind.REFUSED
     assert bench.refused == {"malformed": 1}
     assert_serves_others(bench, server)
 

@@ -22,7 +22,7 @@ from rlsrl.rpc.conversations import MAX_UNANSWERED, ConversationServer, ServerSt
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer, wire
 from rlsrl.streams.grpc_samples.producer import ADMISSION_SECONDS
-from rlsrl.streams.grpc_samples.wire import MAX_SLOT_BYTES, Kind
+from rlsrl.streams.grpc_samples.wire import MAX_SLOT_BYTES, SampleMessageKind
 from rlsrl.streams.handshake import Hello
 from rlsrl.streams.protocols import StreamError, StreamTimeout
 from rlsrl.testing.clock import ManualClock
@@ -59,7 +59,7 @@ class Liar:
 
     def introduce(self, bench: StreamBench, consumer: ObservableConsumer) -> None:
         """Be admitted like an honest producer."""
-        self.send(wire.handshake(Kind.HELLO, Hello(producer=STRANGER, layout=LAYOUT).to_json(TOKEN)))
+        self.send(wire.handshake(SampleMessageKind.HELLO, Hello(producer=STRANGER, layout=LAYOUT).to_json(TOKEN)))
         bench.until(consumer, lambda: STRANGER in consumer.producers)
 
     def end(self) -> grpc.StatusCode:
@@ -110,7 +110,7 @@ def assert_lives_on(bench: StreamBench, consumer: ObservableConsumer) -> None:
 
 def hello(**changes: Any) -> bytes:
     """An introduction with some fields changed."""
-    return wire.handshake(Kind.HELLO, Hello(producer=STRANGER, layout=LAYOUT).to_json(TOKEN) | changes)
+    return wire.handshake(SampleMessageKind.HELLO, Hello(producer=STRANGER, layout=LAYOUT).to_json(TOKEN) | changes)
 
 
 def post(*words: int, body: bytes | None = None) -> bytes:
@@ -128,10 +128,10 @@ def post(*words: int, body: bytes | None = None) -> bytes:
         pytest.param(b"rls1" + bytes([255]) * 12, "malformed", id="lengths that are not there"),
         pytest.param(encode(b"\x01"), "malformed", id="a short header"),
         pytest.param(encode(bytes([200, *bytes(39)])), "malformed", id="an unknown kind"),
-        pytest.param(wire.note(Kind.HELLO), "malformed", id="a hello without JSON"),
+        pytest.param(wire.note(SampleMessageKind.HELLO), "malformed", id="a hello without JSON"),
         pytest.param(encode(bytes([1, *bytes(39)]) + b"[" * 30_000), "malformed", id="deep JSON"),
         pytest.param(encode(bytes([1, *bytes(39)]) + b"[]"), "malformed", id="JSON of another form"),
-        pytest.param(wire.note(Kind.WELCOME), "malformed", id="a consumer's message"),
+        pytest.param(wire.note(SampleMessageKind.WELCOME), "malformed", id="a consumer's message"),
         pytest.param(post(0, 0, 0, 1), "malformed", id="a post before any hello"),
         pytest.param(hello(protocol=99), "protocol", id="another version of the protocol"),
         pytest.param(hello(token="another"), "token", id="another token within"),
@@ -154,7 +154,7 @@ def test_what_is_no_introduction_is_refused(
     [
         pytest.param(b"?", "message", id="nonsense"),
         pytest.param(hello(), "message", id="a second hello"),
-        pytest.param(wire.note(Kind.ACK, 3), "message", id="a consumer's message"),
+        pytest.param(wire.note(SampleMessageKind.ACK, 3), "message", id="a consumer's message"),
         pytest.param(post(0, 0, 0, 1), "credit", id="a slot without a credit"),
         pytest.param(post(99, 0, 0, 1), "credit", id="a slot that there is not"),
         pytest.param(post(-1, 0, 0, 1), "credit", id="a negative slot"),
@@ -261,7 +261,7 @@ def test_a_consumer_that_makes_no_sense_is_told_apart_from_none(bench: StreamBen
 
     async def answer(stream: ServerStream) -> None:
         await stream.read()
-        stream.send(wire.note(Kind.POST))
+        stream.send(wire.note(SampleMessageKind.POST))
         await stream.read()
 
     server = ConversationServer(bench.address, token=TOKEN, tls=None, method=wire.METHOD, converse=answer)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlsrl.data.slots import ProducerId
-from rlsrl.runtime.ledger import Told
-from rlsrl.streams.handshake import MAX_LANES, PROTOCOL, Hello, Refusal, Welcome, refusal_to_json
+from rlsrl.runtime.ledger import ProducerProgress
+from rlsrl.streams.handshake import MAX_LANES, PROTOCOL, Hello, PeerRefused, Welcome, refusal_to_json
 from rlsrl.streams.protocols import HandshakeRefused, StreamError
 from rlsrl.testing.stream_bench import TOKEN, small_layout
 
@@ -19,7 +19,9 @@ HELLO = Hello(
     layout=LAYOUT,
     unacknowledged=((4, 6), (7, 5)),
     num_in_hand=1,
-    told=Told(inherited=20, sequence=3, acknowledged=44, left=((0, 1, 6, False), (1, 0, 3, True)), restored=True),
+    progress=ProducerProgress(
+        inherited=20, sequence=3, acknowledged=44, left=((0, 1, 6, False), (1, 0, 3, True)), restored=True
+    ),
 )
 
 
@@ -74,7 +76,7 @@ def test_a_hello_is_judged_field_by_field(change: dict[str, Any], kind: str | No
     if kind is None:
         read(message)
         return
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(PeerRefused) as refusal:
         read(message)
     assert refusal.value.kind == kind
     assert len(str(refusal.value)) < 1000
@@ -86,26 +88,26 @@ def test_a_hello_is_judged_field_by_field(change: dict[str, Any], kind: str | No
 def test_a_missing_field_is_named(field: str) -> None:
     message = HELLO.to_json(TOKEN)
     del message[field]
-    with pytest.raises(Refusal, match=field) as refusal:
+    with pytest.raises(PeerRefused, match=field) as refusal:
         read(message)
     assert refusal.value.kind == "malformed"
 
 
 def test_the_token_is_looked_at_before_the_rest() -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(PeerRefused) as refusal:
         read({"protocol": PROTOCOL, "token": "wrong", "layout": "nonsense"})
     assert refusal.value.kind == "token"
 
 
 def test_no_message_shows_the_expected_token() -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(PeerRefused) as refusal:
         read(HELLO.to_json("wrong"))
     assert TOKEN not in json.dumps(refusal_to_json(refusal.value))
     assert TOKEN not in repr(HELLO)
 
 
 def test_a_refusal_reaches_the_producer_with_its_text() -> None:
-    message = refusal_to_json(Refusal("layout", "slot layout aaa here, bbb there"))
+    message = refusal_to_json(PeerRefused("layout", "slot layout aaa here, bbb there"))
     with pytest.raises(HandshakeRefused, match=r"samples-0.*aaa here, bbb there"):
         Welcome.from_json(message, stream="samples-0")
 

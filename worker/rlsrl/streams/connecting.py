@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.runtime.clock import Clock, SystemClock
-from rlsrl.runtime.ledger import Told
+from rlsrl.runtime.ledger import ProducerProgress
+from rlsrl.streams.closable import Closable
 from rlsrl.streams.handshake import Posted
-from rlsrl.streams.outbox import Outbox
-from rlsrl.streams.owned import OwnedEnd
+from rlsrl.streams.producer_state import ProducerState
 from rlsrl.streams.protocols import ProducerLedger, StreamTimeout
 
 
-class ConnectingProducer(OwnedEnd):
+class ConnectingProducer(Closable):
     """Most of a ``SampleProducer``: one connection at a time, made and mended in ``acquire`` and ``flush``.
 
     Never in the constructor. One thread uses it, except ``close``.
@@ -29,7 +29,7 @@ class ConnectingProducer(OwnedEnd):
         layout: SlotLayout,
         producer_id: ProducerId,
         ledger: ProducerLedger,
-        told: Told,
+        progress: ProducerProgress,
         on_settled: Callable[[], None],
         sequences: Iterator[int] | None,
         clock: Clock | None,
@@ -43,7 +43,7 @@ class ConnectingProducer(OwnedEnd):
             layout: of this producer's slots.
             producer_id: the leased index and incarnation.
             ledger: written before a slot is posted and after it is acknowledged.
-            told: this index's account with the consumer, as ``ProducerAccount.told`` gives it: the consumer settles
+            progress: of this index with the consumer, as ``ProducerAccount.progress`` gives it: the consumer settles
                 what former lives left, and counts what it never got as lost.
             on_settled: called once, in the thread of ``acquire`` or ``flush``, when the consumer has done so: the
                 entries may be forgotten.
@@ -58,11 +58,11 @@ class ConnectingProducer(OwnedEnd):
         self._token = token
         self._layout = layout
         self._now = (clock or SystemClock()).monotonic
-        self._outbox = Outbox(
+        self._state = ProducerState(
             producer=producer_id,
             layout=layout,
             ledger=ledger,
-            told=told,
+            progress=progress,
             on_settled=on_settled,
             sequences=sequences,
         )
@@ -75,9 +75,9 @@ class ConnectingProducer(OwnedEnd):
     def acquire(self, timeout: float) -> Slot:
         """See ``SampleProducer.acquire``."""
         deadline = self._now() + timeout
-        with self._owning():
+        with self._exclusive():
             self._advance()
-            while (slot := self._outbox.take_credit()) is None:
+            while (slot := self._state.take_credit()) is None:
                 self._wait(deadline, "no credit came")
             return slot
 
@@ -88,8 +88,8 @@ class ConnectingProducer(OwnedEnd):
             ValueError: the slot is not in hand, or has no possible ``num_transitions``.
             StreamClosed: ``close`` was called.
         """
-        with self._owning():
-            self._outbox.post(slot)
+        with self._exclusive():
+            self._state.post(slot)
 
     def flush(self, timeout: float) -> None:
         """See ``SampleProducer.flush``. Woken by acknowledgements, by ``close``, or by the timeout.
@@ -99,15 +99,15 @@ class ConnectingProducer(OwnedEnd):
             StreamClosed, HandshakeRefused: as ``acquire``.
         """
         deadline = self._now() + timeout
-        with self._owning():
+        with self._exclusive():
             self._advance()
-            while self._outbox.unacknowledged:
-                self._wait(deadline, f"{len(self._outbox.unacknowledged)} slots were not acknowledged")
+            while self._state.unacknowledged:
+                self._wait(deadline, f"{len(self._state.unacknowledged)} slots were not acknowledged")
 
     @property
     def unacknowledged(self) -> tuple[Posted, ...]:
         """See ``SampleProducer.unacknowledged``."""
-        return self._outbox.unacknowledged
+        return self._state.unacknowledged
 
     @abstractmethod
     def fileno(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.auth import token_matches
-from rlsrl.runtime.ledger import Told
+from rlsrl.runtime.ledger import ProducerProgress
 from rlsrl.streams.protocols import HandshakeRefused, StreamError
 
 PROTOCOL = 3
@@ -31,7 +31,7 @@ Posted = tuple[int, int]
 RefusalKind = Literal["malformed", "protocol", "token", "layout", "incarnation", "capacity"]
 
 
-class Refusal(Exception):  # noqa: N818 - named for what it says
+class PeerRefused(Exception):  # noqa: N818 - named for what it says
     """The consumer will not have this producer; the text names both sides' values and is sent to it."""
 
     def __init__(self, kind: RefusalKind, text: str) -> None:
@@ -49,7 +49,7 @@ class Hello:
     """What this incarnation posted and will post again, ascending."""
     num_in_hand: int = 0
     """Slots being filled under a credit of a former connection: they will be posted over this one."""
-    told: Told = field(default_factory=Told)
+    progress: ProducerProgress = field(default_factory=ProducerProgress)
     """This index's account with the consumer, as its ledger has it."""
 
     def to_json(self, token: str) -> dict[str, Any]:
@@ -62,9 +62,9 @@ class Hello:
             "layout": self.layout.to_json(),
             "unacknowledged": [list(entry) for entry in self.unacknowledged],
             "num_in_hand": self.num_in_hand,
-            "account": [self.told.inherited, self.told.sequence, self.told.acknowledged],
-            "left": [list(entry) for entry in self.told.left],
-            "restored": self.told.restored,
+            "account": [self.progress.inherited, self.progress.sequence, self.progress.acknowledged],
+            "left": [list(entry) for entry in self.progress.left],
+            "restored": self.progress.restored,
         }
 
     @classmethod
@@ -72,21 +72,21 @@ class Hello:
         """Read and judge a producer's message.
 
         Raises:
-            Refusal: it is not for us; nothing of it was believed.
+            PeerRefused: it is not for us; nothing of it was believed.
         """
         protocol, shown = message.get("protocol"), message.get("token")
         if protocol != PROTOCOL:
-            raise Refusal("protocol", f"protocol {PROTOCOL} here, {str(protocol)[:20]} there")
+            raise PeerRefused("protocol", f"protocol {PROTOCOL} here, {str(protocol)[:20]} there")
         if not isinstance(shown, str) or not token_matches(shown, token):
-            raise Refusal("token", "the token shown is not this experiment's")
+            raise PeerRefused("token", "the token shown is not this experiment's")
         try:
             hello = cls._read(message)
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise Refusal("malformed", f"malformed handshake: {error!r}"[:200]) from error
+            raise PeerRefused("malformed", f"malformed handshake: {error!r}"[:200]) from error
         if hello.layout.step_digest != layout_digest:
-            raise Refusal("layout", f"slot layout {layout_digest} here, {hello.layout.step_digest} there")
+            raise PeerRefused("layout", f"slot layout {layout_digest} here, {hello.layout.step_digest} there")
         if not 1 <= hello.layout.num_lanes <= MAX_LANES:
-            raise Refusal("layout", f"at most {MAX_LANES} lanes a slot here, {hello.layout.num_lanes} there")
+            raise PeerRefused("layout", f"at most {MAX_LANES} lanes a slot here, {hello.layout.num_lanes} there")
         return hello
 
     @classmethod
@@ -97,10 +97,10 @@ class Hello:
             layout=SlotLayout.from_json(message["layout"]),
             unacknowledged=_posted(message["unacknowledged"]),
             num_in_hand=_integer(message["num_in_hand"]),
-            told=_told(message, producer),
+            progress=_progress(message, producer),
         )
-        if hello.unacknowledged and hello.unacknowledged[0][0] <= hello.told.sequence:
-            raise ValueError(f"slots up to {hello.told.sequence} are acknowledged and not acknowledged")
+        if hello.unacknowledged and hello.unacknowledged[0][0] <= hello.progress.sequence:
+            raise ValueError(f"slots up to {hello.progress.sequence} are acknowledged and not acknowledged")
         if len(hello.unacknowledged) + hello.num_in_hand > MAX_SLOTS:
             raise ValueError(f"over {MAX_SLOTS} slots held")
         return hello
@@ -145,12 +145,12 @@ class Welcome:
             raise StreamError(f"sample stream {stream}: the consumer's answer makes no sense: {error!r}") from error
 
 
-def refusal_to_json(refusal: Refusal) -> dict[str, Any]:
+def refusal_to_json(refusal: PeerRefused) -> dict[str, Any]:
     """The message that tells a producer why not."""
     return {"protocol": PROTOCOL, "refused": str(refusal)}
 
 
-def _told(message: Mapping[str, Any], producer: ProducerId) -> Told:
+def _progress(message: Mapping[str, Any], producer: ProducerId) -> ProducerProgress:
     inherited, sequence, acknowledged = message["account"]
     left = tuple(
         (_integer(life), _integer(number), _integer(count), _boolean(withdrawn))
@@ -160,16 +160,16 @@ def _told(message: Mapping[str, Any], producer: ProducerId) -> Told:
         raise ValueError("what former lives left is not ascending")
     if left and left[-1][0] >= producer.incarnation:
         raise ValueError(f"former life {left[-1][0]} is not below {producer.incarnation}")
-    told = Told(
+    progress = ProducerProgress(
         inherited=_integer(inherited),
         sequence=_integer(sequence, least=-1),
         acknowledged=_integer(acknowledged),
         left=left,
         restored=_boolean(message["restored"]),
     )
-    if told.acknowledged < told.inherited:
-        raise ValueError(f"an account that went from {told.inherited} to {told.acknowledged}")
-    return told
+    if progress.acknowledged < progress.inherited:
+        raise ValueError(f"an account that went from {progress.inherited} to {progress.acknowledged}")
+    return progress
 
 
 def _integer(value: Any, *, least: int = 0) -> int:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.data.version import Version
 from rlsrl.runtime.clock import Clock, SystemClock
+from rlsrl.streams.consumer_core import ConsumerCore, ProtocolViolation
 from rlsrl.streams.credits import Credit
-from rlsrl.streams.handshake import Refusal, Welcome
-from rlsrl.streams.intake import Intake, Violation
+from rlsrl.streams.handshake import PeerRefused, Welcome
 from rlsrl.streams.protocols import ConsumerLedger
 
 
@@ -37,20 +37,20 @@ class Post(NamedTuple):
     """Its content, where that travels with the message."""
 
 
-class Breach(NamedTuple):
+class InvalidMessage(NamedTuple):
     """A message that cannot be understood, and why."""
 
     text: str
 
 
-Message = Mapping[str, Any] | Post | Breach | None
+ProducerMessage = Mapping[str, Any] | Post | InvalidMessage | None
 """To the consumer: a hello, a post, what makes no sense, or None for the end."""
 
-Answer = Welcome | Refusal | Credit | int
+ConsumerMessage = Welcome | PeerRefused | Credit | int
 """To the producer: an answer to its hello, a credit, or the sequence that is acknowledged."""
 
 
-class Wire(ABC):
+class ProducerConnection(ABC):
     """A connection, as its consumer sees it. The consumer's lock guards it."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Wire(ABC):
 
     @abstractmethod
     def allocate(self, layout: SlotLayout, num_slots: int) -> Self:
-        """Make room for that many slots; returns the wire."""
+        """Make room for that many slots; returns the connection."""
 
     @abstractmethod
     def fill(self, post: Post) -> None:
@@ -83,7 +83,7 @@ class Wire(ABC):
         """The producer's word of progress: changes as long as it shows life."""
 
     @abstractmethod
-    def tell(self, answer: Answer) -> None:
+    def tell(self, answer: ConsumerMessage) -> None:
         """Send that to the producer. Never waits."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Wire(ABC):
 
 
 class InboxConsumer:
-    """Implements ``SampleConsumer`` over wires that transports ``deliver`` messages of."""
+    """Implements ``SampleConsumer`` over connections that transports ``deliver`` messages of."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class InboxConsumer:
         """
         self._changed = changed
         self._now = (clock or SystemClock()).monotonic
-        self._intake: Intake[Wire] = Intake(
+        self._core: ConsumerCore[ProducerConnection] = ConsumerCore(
             token=token,
             layout_digest=layout_digest,
             ledger=ledger,
@@ -124,14 +124,14 @@ class InboxConsumer:
             startup_timeout=startup_timeout,
             now=self._now(),
         )
-        self._wires: dict[int, Wire] = {}
-        self._inbox: deque[tuple[Wire, Message]] = deque()
+        self._connections: dict[int, ProducerConnection] = {}
+        self._inbox: deque[tuple[ProducerConnection, ProducerMessage]] = deque()
         self._closed = False
 
     def grant(self, num_lanes: int, min_version: Version) -> None:
         """See ``SampleConsumer.grant``. Any thread; never waits."""
         with self._changed:
-            self._intake.grant(num_lanes, min_version)
+            self._core.grant(num_lanes, min_version)
             self._issue()
 
     def receive(self, max_items: int, timeout: float) -> Sequence[Slot]:
@@ -143,34 +143,34 @@ class InboxConsumer:
         with self._changed:
             while not self._closed:
                 self._serve()
-                if self._intake.has_arrivals or (now := self._now()) >= deadline:
+                if self._core.has_arrivals or (now := self._now()) >= deadline:
                     break
-                self._changed.wait(max(0.0, min(deadline, self._intake.next_duty) - now))
-            return self._intake.hand_out(max_items)
+                self._changed.wait(max(0.0, min(deadline, self._core.next_duty) - now))
+            return self._core.hand_out(max_items)
 
     def release(self, slot: Slot) -> None:
         """See ``SampleConsumer.release``."""
         with self._changed:
-            self._intake.release(slot)
+            self._core.release(slot)
             self._issue()
 
     @property
     def outstanding(self) -> tuple[int, ...]:
         """See ``SampleConsumer.outstanding``."""
         with self._changed:
-            return self._intake.outstanding
+            return self._core.outstanding
 
     @property
     def producers(self) -> tuple[ProducerId, ...]:
         """See ``SampleConsumer.producers``."""
         with self._changed:
-            return self._intake.producers
+            return self._core.producers
 
     @property
     def counters(self) -> Mapping[str, int]:
         """See ``SharedMemoryConsumer.counters``."""
         with self._changed:
-            return dict(self._intake.counters)
+            return dict(self._core.counters)
 
     def close(self) -> None:
         """See ``SampleConsumer.close``."""
@@ -178,87 +178,92 @@ class InboxConsumer:
             if self._closed:
                 return
             self._closed = True
-            for wire, _ in self._inbox:
-                wire.ended = True
-            for number in [*self._wires]:
+            for connection, _ in self._inbox:
+                connection.ended = True
+            for number in [*self._connections]:
                 self._drop(number, "closed")
             self._changed.notify_all()
 
-    def deliver(self, wire: Wire, message: Message) -> None:
-        """Put a message into the inbox; what comes over a wire that has ended goes nowhere. Any thread."""
+    def deliver(self, connection: ProducerConnection, message: ProducerMessage) -> None:
+        """Put a message into the inbox; what comes over a connection that has ended goes nowhere. Any thread."""
         with self._changed:
-            if not wire.ended:
-                self._inbox.append((wire, message))
-                wire.ended = message is None
+            if not connection.ended:
+                self._inbox.append((connection, message))
+                connection.ended = message is None
                 self._changed.notify_all()
 
     # What follows runs under the lock.
 
     def _serve(self) -> None:
         self._read_inbox()
-        for number in self._intake.attend(self._now(), lambda wire: wire.progress):
+        for number in self._core.attend(self._now(), lambda connection: connection.progress):
             self._drop(number, "silent")
         self._issue()
 
     def _read_inbox(self) -> None:
         while self._inbox:
-            wire, message = self._inbox.popleft()
-            if isinstance(message, Mapping) and wire.number is None:
-                self._greet(wire, message)
-            elif wire.number in self._wires:
-                self._read(wire, wire.number, message)
-            elif message is None and wire.number is None:
-                self._intake.counters["dismissed"] += 1
-            elif message is not None and not wire.ended:
-                self._refuse(wire, Refusal("malformed", "malformed handshake: the first message is no introduction"))
+            connection, message = self._inbox.popleft()
+            if isinstance(message, Mapping) and connection.number is None:
+                self._greet(connection, message)
+            elif connection.number in self._connections:
+                self._read(connection, connection.number, message)
+            elif message is None and connection.number is None:
+                self._core.counters["dismissed"] += 1
+            elif message is not None and not connection.ended:
+                self._refuse(
+                    connection, PeerRefused("malformed", "malformed handshake: the first message is no introduction")
+                )
 
-    def _greet(self, wire: Wire, message: Mapping[str, Any]) -> None:
+    def _greet(self, connection: ProducerConnection, message: Mapping[str, Any]) -> None:
         try:
-            hello, rival = self._intake.read_hello(message)
+            hello, rival = self._core.read_hello(message)
             if rival is not None:
                 self._drop(rival, "replaced")
-            _, wire.number, welcome = self._intake.admit(hello, wire.allocate)
-            self._wires[wire.number] = wire
-            wire.tell(welcome)
-        except Refusal as refusal:
-            self._refuse(wire, refusal)
+            _, connection.number, welcome = self._core.admit(hello, connection.allocate)
+            self._connections[connection.number] = connection
+            connection.tell(welcome)
+        except PeerRefused as refusal:
+            self._refuse(connection, refusal)
 
-    def _refuse(self, wire: Wire, refusal: Refusal) -> None:
-        self._intake.refused(refusal)
-        wire.ended = True
-        wire.tell(refusal)
-        wire.hang_up("refused")
+    def _refuse(self, connection: ProducerConnection, refusal: PeerRefused) -> None:
+        self._core.refused(refusal)
+        connection.ended = True
+        connection.tell(refusal)
+        connection.hang_up("refused")
 
-    def _read(self, wire: Wire, number: int, message: Message) -> None:
+    def _read(self, connection: ProducerConnection, number: int, message: ProducerMessage) -> None:
         if message is None:
             self._drop(number, "gone")
             return
         try:
-            self._take(wire, number, message)
-        except Violation as violation:
+            self._take(connection, number, message)
+        except ProtocolViolation as violation:
             self._drop(number, f"violation: {violation}")
 
-    def _take(self, wire: Wire, number: int, message: Mapping[str, Any] | Post | Breach) -> None:
+    def _take(
+        self, connection: ProducerConnection, number: int, message: Mapping[str, Any] | Post | InvalidMessage
+    ) -> None:
         if not isinstance(message, Post):
-            raise self._intake.violation("message", message.text if isinstance(message, Breach) else "a second hello")
+            text = message.text if isinstance(message, InvalidMessage) else "a second hello"
+            raise self._core.violation("message", text)
         try:
-            wire.fill(message)
+            connection.fill(message)
         except ValueError as error:
-            raise self._intake.violation("message", str(error)) from error
+            raise self._core.violation("message", str(error)) from error
         place, order, sequence, num_transitions, total, _ = message
-        self._intake.take(
+        self._core.take(
             number, place=place, order=order, sequence=sequence, num_transitions=num_transitions, total=total
         )
-        wire.emptied(place)
-        wire.tell(sequence)
+        connection.emptied(place)
+        connection.tell(sequence)
 
     def _issue(self) -> None:
-        for credit in self._intake.issue():
-            self._wires[credit.connection].tell(credit)
+        for credit in self._core.issue():
+            self._connections[credit.connection].tell(credit)
 
     def _drop(self, number: int, reason: str) -> None:
-        wire = self._wires.pop(number)
-        wire.ended = True
-        self._intake.drop(number, reason)
-        wire.hang_up(reason)
+        connection = self._connections.pop(number)
+        connection.ended = True
+        self._core.drop(number, reason)
+        connection.hang_up(reason)
         self._changed.notify_all()

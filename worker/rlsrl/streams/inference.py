@@ -81,7 +81,7 @@ class InferenceServer(Protocol):
         raise nothing. None: nothing is called any more, but for the ``afterwards`` of a ``take`` that was.
         """
 
-    def prod(self) -> None:
+    def wake(self) -> None:
         """Have ``take`` called soon though nothing may have come. Any thread may, but not within such a call."""
 
     def close(self) -> None:

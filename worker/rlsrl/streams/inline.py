@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.runtime.clock import Clock, SystemClock
-from rlsrl.runtime.ledger import Told
+from rlsrl.runtime.ledger import ProducerProgress
 from rlsrl.streams.credits import Credit
 from rlsrl.streams.handshake import Posted, Welcome, refusal_to_json
-from rlsrl.streams.inbox import Answer, InboxConsumer, Post, Wire
-from rlsrl.streams.outbox import Outbox
+from rlsrl.streams.inbox import ConsumerMessage, InboxConsumer, Post, ProducerConnection
+from rlsrl.streams.producer_state import ProducerState
 from rlsrl.streams.protocols import ConsumerLedger, ProducerLedger, StreamClosed, StreamTimeout
 
 
@@ -34,13 +34,13 @@ class InlineChannel:
         """Whoever serves now."""
 
 
-class _InlineWire(Wire):
+class _InlineConnection(ProducerConnection):
     """A connection: its slots, and what is on its way to the producer. The channel's lock guards it."""
 
     def __init__(self, consumer: InlineConsumer) -> None:
         super().__init__()
         self.consumer = consumer
-        self.to_producer: deque[Answer] = deque()
+        self.to_producer: deque[ConsumerMessage] = deque()
         self.touches = 0
 
     def allocate(self, layout: SlotLayout, num_slots: int) -> Self:
@@ -57,12 +57,12 @@ class _InlineWire(Wire):
     def progress(self) -> int:
         return self.touches
 
-    def tell(self, answer: Answer) -> None:
+    def tell(self, answer: ConsumerMessage) -> None:
         self.to_producer.append(answer)
         self.consumer.notify()
 
     def hang_up(self, reason: str) -> None:
-        del reason  # the producer sees that the wire has ended
+        del reason  # the producer sees that the connection has ended
         self.consumer.notify()
 
     def arrays(self, place: int) -> dict[str, NDArray[Any]]:
@@ -134,7 +134,7 @@ class InlineProducer:
         layout: SlotLayout,
         producer_id: ProducerId,
         ledger: ProducerLedger,
-        told: Told = Told(),  # noqa: B008 - frozen
+        progress: ProducerProgress = ProducerProgress(),  # noqa: B008 - frozen
         on_settled: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
@@ -143,8 +143,10 @@ class InlineProducer:
         self._changed = channel.changed
         self._token = token
         self._now = (clock or SystemClock()).monotonic
-        self._outbox = Outbox(producer=producer_id, layout=layout, ledger=ledger, told=told, on_settled=on_settled)
-        self._wire: _InlineWire | None = None
+        self._state = ProducerState(
+            producer=producer_id, layout=layout, ledger=ledger, progress=progress, on_settled=on_settled
+        )
+        self._connection: _InlineConnection | None = None
         self._touches = 0
         self._closed = False
 
@@ -153,7 +155,7 @@ class InlineProducer:
         deadline = self._now() + timeout
         with self._changed:
             self._advance()
-            while (slot := self._outbox.take_credit()) is None:
+            while (slot := self._state.take_credit()) is None:
                 self._wait(deadline, "no credit came")
             return slot
 
@@ -161,33 +163,33 @@ class InlineProducer:
         """See ``SampleProducer.post``."""
         with self._changed:
             self._check_open()
-            self._outbox.post(slot)
+            self._state.post(slot)
 
     def touch(self) -> None:
         """See ``SampleProducer.touch``."""
         self._touches += 1
-        if self._wire is not None:
-            self._wire.touches = self._touches
+        if self._connection is not None:
+            self._connection.touches = self._touches
 
     def flush(self, timeout: float) -> None:
         """See ``SampleProducer.flush``."""
         deadline = self._now() + timeout
         with self._changed:
             self._advance()
-            while self._outbox.unacknowledged:
-                self._wait(deadline, f"{len(self._outbox.unacknowledged)} slots were not acknowledged")
+            while self._state.unacknowledged:
+                self._wait(deadline, f"{len(self._state.unacknowledged)} slots were not acknowledged")
 
     @property
     def unacknowledged(self) -> tuple[Posted, ...]:
         """See ``SampleProducer.unacknowledged``."""
-        return self._outbox.unacknowledged
+        return self._state.unacknowledged
 
     def close(self) -> None:
         """See ``SampleProducer.close``."""
         with self._changed:
             self._closed = True
-            if self._wire is not None:
-                self._wire.consumer.deliver(self._wire, None)
+            if self._connection is not None:
+                self._connection.consumer.deliver(self._connection, None)
             self._disconnect()
             self._changed.notify_all()
 
@@ -207,27 +209,27 @@ class InlineProducer:
     def _advance(self) -> None:
         """Do what can be done without waiting: read, be admitted, connect."""
         self._check_open()
-        while self._wire is not None and self._wire.to_producer:
-            self._read(self._wire, self._wire.to_producer.popleft())
-        if self._wire is not None and self._wire.ended:
+        while self._connection is not None and self._connection.to_producer:
+            self._read(self._connection, self._connection.to_producer.popleft())
+        if self._connection is not None and self._connection.ended:
             self._disconnect()
-        if self._wire is None and self._channel.consumer is not None:
-            self._wire = _InlineWire(self._channel.consumer)
-            self._wire.consumer.deliver(self._wire, self._outbox.hello().to_json(self._token))
+        if self._connection is None and self._channel.consumer is not None:
+            self._connection = _InlineConnection(self._channel.consumer)
+            self._connection.consumer.deliver(self._connection, self._state.hello().to_json(self._token))
 
-    def _read(self, wire: _InlineWire, answer: Answer) -> None:
+    def _read(self, connection: _InlineConnection, answer: ConsumerMessage) -> None:
         if isinstance(answer, Credit):
-            self._outbox.credited(answer.slot, answer.order, answer.min_version)
+            self._state.credited(answer.slot, answer.order, answer.min_version)
         elif isinstance(answer, int):
-            self._outbox.acknowledged(answer)
+            self._state.acknowledged(answer)
         else:
             message = answer.to_json() if isinstance(answer, Welcome) else refusal_to_json(answer)
             try:
-                self._outbox.connected(Welcome.from_json(message, stream=self._channel.name), wire)
+                self._state.connected(Welcome.from_json(message, stream=self._channel.name), connection)
             except BaseException:
                 self._disconnect()
                 raise
 
     def _disconnect(self) -> None:
-        self._wire = None
-        self._outbox.disconnected()
+        self._connection = None
+        self._state.disconnected()

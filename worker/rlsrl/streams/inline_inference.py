@@ -91,8 +91,8 @@ class InlineInferenceServer:
         on_arrival = None if take is None else OnArrival(take, afterwards)
         self._channel.alone(lambda: setattr(self, "_on_arrival", on_arrival))
 
-    def prod(self) -> None:
-        """See ``InferenceServer.prod``; at once."""
+    def wake(self) -> None:
+        """See ``InferenceServer.wake``; at once."""
         self._channel.alone(self._arrived)
 
     def _arrived(self) -> None:
@@ -186,7 +186,7 @@ class InlineInferenceClient:
         for number in numbers:
             if (asked := self._asked.get(number)) is not None:
                 server.queue.put(self, number, asked)
-        server.prod()
+        server.wake()
 
     def _check(self) -> None:
         if self._failure is not None:

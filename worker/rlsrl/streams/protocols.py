@@ -16,7 +16,7 @@ from typing import Protocol
 
 from rlsrl.data.slots import ProducerId, Slot
 from rlsrl.data.version import Version
-from rlsrl.runtime.ledger import Mark, Told
+from rlsrl.runtime.ledger import Mark, ProducerProgress
 
 
 class StreamError(Exception):
@@ -122,7 +122,7 @@ class ConsumerLedger(Protocol):
         one that was succeeded.
         """
 
-    def meet(self, producer: ProducerId, told: Told) -> Mark:
+    def meet(self, producer: ProducerId, progress: ProducerProgress) -> Mark:
         """A producer has come: settle what its former lives left, and close their accounts, so that nothing is counted
         twice; returns the mark to go on from. Repeating it is fine.
         """

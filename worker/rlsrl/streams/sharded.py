@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rlsrl.data.slots import Slot
 from rlsrl.runtime.clock import Clock, SystemClock
-from rlsrl.streams.owned import OwnedEnd
+from rlsrl.streams.closable import Closable
 from rlsrl.streams.protocols import SampleProducer, StreamTimeout
 
 
@@ -29,7 +29,7 @@ class Shard(SampleProducer, Protocol):
         """When ``acquire`` may get further by itself, on the clock's monotonic scale."""
 
 
-class ShardedProducer(OwnedEnd):
+class ShardedProducer(Closable):
     """Fills slots for whichever of several consumers grants one; implements ``SampleProducer``.
 
     The shards share a source of sequence numbers and are given to it: it closes them. One thread uses it, except
@@ -49,7 +49,7 @@ class ShardedProducer(OwnedEnd):
     def acquire(self, timeout: float) -> Slot:
         """See ``SampleProducer.acquire``. Woken by a credit of any consumer."""
         deadline = self._now() + timeout
-        with self._owning():
+        with self._exclusive():
             while (slot := self._take_credit()) is None:
                 now = self._now()
                 if now >= deadline:
@@ -77,7 +77,7 @@ class ShardedProducer(OwnedEnd):
         """
         if slot not in self._granted_by:
             raise ValueError("this slot is not in hand: it was posted before, or acquired from another producer")
-        with self._owning():
+        with self._exclusive():
             self._granted_by.pop(slot).post(slot)
 
     def touch(self) -> None:
@@ -88,7 +88,7 @@ class ShardedProducer(OwnedEnd):
     def flush(self, timeout: float) -> None:
         """See ``SampleProducer.flush``."""
         deadline = self._now() + timeout
-        with self._owning():
+        with self._exclusive():
             for shard in self._shards:
                 shard.flush(max(0.0, deadline - self._now()))
 

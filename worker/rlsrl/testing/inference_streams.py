@@ -235,10 +235,10 @@ class InferenceStreamConformance:
         assert called.acquire(timeout=DEADLINE)
         assert not future.done()
         may_answer.set()
-        server.prod()
+        server.wake()
         assert answer_of(future.result(DEADLINE)) == 1
         server.call_on_arrival(None)
-        server.prod()
+        server.wake()
         (later,) = ask(client, 2)
         assert answer(take(server)) == [2]
         assert answer_of(later.result(DEADLINE)) == 2

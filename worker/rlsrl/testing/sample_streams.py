@@ -312,7 +312,7 @@ class SampleStreamConformance:
 
         ledger = FailsToCount(bench.actor_page(0))
         ledger.begin(0)
-        consumer, producer = bench.consumer(), bench.producer(ledger=ledger, told=ledger.told())
+        consumer, producer = bench.consumer(), bench.producer(ledger=ledger, progress=ledger.progress())
         consumer.grant(NUM_LANES, V1)
         slot = bench.acquire(consumer, producer)
         with pytest.raises(RuntimeError, match="killed before"):
@@ -425,7 +425,7 @@ class SampleStreamConformance:
                 0,
                 incarnation,
                 ledger=ledger,
-                told=ledger.told(),
+                progress=ledger.progress(),
                 on_settled=partial(settled.append, incarnation),
             )
             bench.until_settled(consumer, producer, partial(settled.__contains__, incarnation))

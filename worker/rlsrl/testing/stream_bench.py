@@ -248,7 +248,7 @@ class StreamBench:
             ledger.begin(incarnation)
             defaults |= {
                 "ledger": ledger,
-                "told": ledger.told(),
+                "progress": ledger.progress(),
                 "on_settled": lambda: ledger.settle(incarnation),
             }
         producer = self._transport.producer(self.address, **(defaults | arguments))

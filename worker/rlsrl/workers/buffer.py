@@ -1,8 +1,8 @@
 """The buffer worker: a bounded, acknowledged FIFO between actors and trainers.
 
-Actors post to it as to a trainer, and it posts to every trainer rank as an actor does; see ``rlsrl.workers.relay``. It
-keeps nothing of its own: what dies with it is what it had acknowledged and not passed on, and its ledger page says how
-much that was.
+Actors post to it as to a trainer, and it posts to every trainer rank as an actor does; see
+``rlsrl.workers.forwarder``. It keeps nothing of its own: what dies with it is what it had acknowledged and not passed
+on, and its ledger page says how much that was.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class BufferWorker(Worker[BufferConfig]):
 
     def _configure(self, config: BufferConfig) -> None:
         self._parts = build_buffer(config, self._context)
-        self._parts.relay.start()
+        self._parts.forwarder.start()
 
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
         self._context.join_session.check()
-        parts.relay.check()
-        with self._context.waiting("samples" if parts.relay.num_orders else "credit"):
-            parts.relay.receive(WAKE_SECONDS)
-        passed = parts.relay.pass_on()
+        parts.forwarder.check()
+        with self._context.waiting("samples" if parts.forwarder.num_credits else "credit"):
+            parts.forwarder.receive(WAKE_SECONDS)
+        passed = parts.forwarder.pass_on()
         self._slots_passed_on += passed.num_slots
         self._context.metrics.rollouts.inc(passed.num_slots)
         return PollResult(num_samples=passed.num_transitions, num_batches=passed.num_slots)
@@ -46,7 +46,7 @@ class BufferWorker(Worker[BufferConfig]):
     def _shutdown(self) -> None:
         if self._parts is not None:
             with self._parts.resources:
-                self._parts.relay.close()
+                self._parts.forwarder.close()
                 self._parts.ledger.end()
 
     def _stats(self) -> Mapping[str, float]:

@@ -191,18 +191,18 @@ class PromptInference:
     def start(self) -> None:
         """See ``Inference``."""
         self._server.call_on_arrival(self._take, self._settle)
-        self._server.prod()  # what came before is answered, too
+        self._server.wake()  # what came before is answered, too
 
     def put(self, parameters: Parameters) -> None:
         """See ``Inference``."""
         self._fresh.put(parameters)
-        self._server.prod()
+        self._server.wake()
 
     def check(self) -> None:
         """See ``Inference``."""
         if self._failure is not None:
             raise StageFailed(f"inference failed: {self._failure!r}") from self._failure
-        self._server.prod()  # the time without requests is counted now, not when one comes
+        self._server.wake()  # the time without requests is counted now, not when one comes
 
     def close(self, timeout: float) -> None:
         """See ``Inference``."""

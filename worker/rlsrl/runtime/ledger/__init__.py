@@ -23,7 +23,7 @@ from rlsrl.runtime.ledger.records import (
     Mark,
     PageRecord,
     Posted,
-    Told,
+    ProducerProgress,
 )
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "PageRecord",
     "Posted",
     "ProducerAccount",
-    "Told",
+    "ProducerProgress",
     "TrainerLedger",
     "balance",
     "inherited",

@@ -21,7 +21,7 @@ from rlsrl.runtime.ledger.records import (
     Mark,
     PageRecord,
     Posted,
-    Told,
+    ProducerProgress,
     fate_of_untaken,
 )
 
@@ -43,7 +43,7 @@ class ConsumerAccount:
         """
         return _sequence(self._page.record, producer)
 
-    def meet(self, producer: ProducerId, told: Told) -> Mark:
+    def meet(self, producer: ProducerId, progress: ProducerProgress) -> Mark:
         """A producer has come: settle what its former lives left; returns the mark to go on from. Idempotent.
 
         What they posted here and nobody took is lost with them, or was dropped if they ended cleanly. Where the page of
@@ -59,8 +59,8 @@ class ConsumerAccount:
             if mark.incarnation > producer.incarnation:
                 raise LedgerError(f"{producer} was succeeded by incarnation {mark.incarnation}")
             if mark.incarnation == producer.incarnation:
-                return _met_again(record, producer, mark, told)
-            return _met_first(record, producer, mark, told)
+                return _met_again(record, producer, mark, progress)
+            return _met_first(record, producer, mark, progress)
 
         return self._page.apply(met).marks[producer.index]
 
@@ -155,12 +155,12 @@ class ProducerAccount(ABC):
 
         return self._page.apply(begun).unacknowledged
 
-    def told(self, consumer: int = 0) -> Told:
+    def progress(self, consumer: int = 0) -> ProducerProgress:
         """What to say to that consumer at first; after ``begin``, before anything is posted to it."""
         record = self._page.record
         inherited = record.accounts.get(consumer, Account()).inherited
         left = tuple((*each[:3], each.withdrawn) for each in sorted(record.unacknowledged) if each.consumer == consumer)
-        return Told(inherited=inherited, acknowledged=inherited, left=left, restored=record.restored)
+        return ProducerProgress(inherited=inherited, acknowledged=inherited, left=left, restored=record.restored)
 
     def settle(self, incarnation: int) -> None:
         """Every consumer has accounted for what incarnations before this one left: forget it. Idempotent."""
@@ -273,30 +273,32 @@ def _age(saved: Mapping[str, Any]) -> tuple[int, int]:
     return saved["incarnation"], saved["counters"]["trained"]
 
 
-def _met_first(record: PageRecord, producer: ProducerId, mark: Mark, told: Told) -> PageRecord:
+def _met_first(record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress) -> PageRecord:
     """This life of the producer is new here."""
     not_taken = Counter[str]()
-    for incarnation, sequence, num_transitions, withdrawn in told.left:
+    for incarnation, sequence, num_transitions, withdrawn in progress.left:
         if not mark.covers(incarnation, sequence):
             not_taken[fate_of_untaken(withdrawn=withdrawn)] += num_transitions
-    gap = told.inherited - not_taken.total() - mark.total
-    forgotten = max(gap, 0) + told.acknowledged - told.inherited
+    gap = progress.inherited - not_taken.total() - mark.total
+    forgotten = max(gap, 0) + progress.acknowledged - progress.inherited
     counted = record.count(
         **not_taken,
         **{
             "lost.receiver_died": forgotten if record.restored else 0,
-            "outlived": max(-gap, 0) if told.restored else 0,
+            "outlived": max(-gap, 0) if progress.restored else 0,
         },
     )
-    return _marked(counted, producer, told.sequence, told.acknowledged)
+    return _marked(counted, producer, progress.sequence, progress.acknowledged)
 
 
-def _met_again(record: PageRecord, producer: ProducerId, mark: Mark, told: Told) -> PageRecord:
+def _met_again(record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress) -> PageRecord:
     """This life of the producer was here before."""
-    forgotten = told.acknowledged - mark.total
+    forgotten = progress.acknowledged - mark.total
     if forgotten <= 0 or not record.restored:
         return record
-    return _marked(record.count(**{"lost.receiver_died": forgotten}), producer, told.sequence, told.acknowledged)
+    return _marked(
+        record.count(**{"lost.receiver_died": forgotten}), producer, progress.sequence, progress.acknowledged
+    )
 
 
 def _sequence(record: PageRecord, producer: ProducerId) -> int:

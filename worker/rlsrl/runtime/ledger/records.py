@@ -75,7 +75,7 @@ class Account(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class ProducerProgress:
     """What a producer says of its account when it meets a consumer."""
 
     inherited: int = 0

@@ -24,7 +24,7 @@ from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.coordination import describe
 from rlsrl.streams.grpc_inference import wire
-from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages, Message
+from rlsrl.streams.grpc_inference.wire import InferenceMessage, InferenceMessageKind, LaneMessages
 from rlsrl.streams.inference import Answer, InferenceFailed
 from rlsrl.streams.protocols import HandshakeRefused, StreamClosed, StreamError
 
@@ -153,7 +153,7 @@ class GrpcInferenceClient:
 
     # What connections tell.
 
-    def _received(self, connection: _Connection, message: Message) -> None:
+    def _received(self, connection: _Connection, message: InferenceMessage) -> None:
         """Act on a message of a server.
 
         Raises:
@@ -161,26 +161,26 @@ class GrpcInferenceClient:
             StreamError: the server refuses this client for good.
         """
         connection.last_heard = self._now()
-        if message.kind in (Kind.RESULT, Kind.FAILURE):
+        if message.kind in (InferenceMessageKind.RESULT, InferenceMessageKind.FAILURE):
             connection.has_answered = True
             self._settle(message)
-        elif message.kind is Kind.WELCOME:
+        elif message.kind is InferenceMessageKind.WELCOME:
             self._welcomed(connection)
-        elif message.kind is Kind.REFUSED:
+        elif message.kind is InferenceMessageKind.REFUSED:
             text = message.text.decode(errors="replace")
             raise HandshakeRefused(f"inference server {connection.address} refused this client: {text}")
-        elif message.kind is Kind.LEAVING:
+        elif message.kind is InferenceMessageKind.LEAVING:
             connection.end()
-        elif message.kind is not Kind.ALIVE:
+        elif message.kind is not InferenceMessageKind.ALIVE:
             raise Malformed(f"a {message.kind.name} came from an inference server")
 
-    def _settle(self, message: Message) -> None:
+    def _settle(self, message: InferenceMessage) -> None:
         """Keep an answer for who waits for it: once, though it may have been asked for twice and come twice."""
         asked = self._asked.get(message.number)
         if asked is None:
             return
         answered: RolloutResult | InferenceFailed
-        if message.kind is Kind.RESULT:
+        if message.kind is InferenceMessageKind.RESULT:
             answered = self._messages.read_result(message, asked.num_lanes)
         else:
             answered = InferenceFailed(message.text.decode(errors="replace"))
@@ -325,7 +325,7 @@ class _Connection:
         tls: Tls | None,
         hello: bytes,
         now: float,
-        on_message: Callable[[_Connection, Message], None],
+        on_message: Callable[[_Connection, InferenceMessage], None],
         on_end: Callable[[StreamError | None], None],
     ) -> None:
         """Connect to ``target``, where ``address`` is now, and say hello.

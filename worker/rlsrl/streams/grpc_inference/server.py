@@ -12,7 +12,8 @@ from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import ConversationServer, ServerStream
 from rlsrl.rpc.tls import Tls
 from rlsrl.streams.grpc_inference import wire
-from rlsrl.streams.grpc_inference.wire import Kind, LaneMessages, Refusal
+from rlsrl.streams.grpc_inference.wire import InferenceMessageKind, LaneMessages
+from rlsrl.streams.handshake import PeerRefused
 from rlsrl.streams.inference import Answers, InferenceBatch, OnArrival, PendingRequest, RequestQueue
 
 HEARTBEAT_SECONDS = 1.0
@@ -63,9 +64,9 @@ class GrpcInferenceServer:
             tls=tls,
             method=wire.METHOD,
             converse=self._converse,
-            farewell=wire.note(Kind.LEAVING),
+            farewell=wire.note(InferenceMessageKind.LEAVING),
             on_unauthenticated=on_unauthenticated,
-            heartbeat=(wire.note(Kind.ALIVE), HEARTBEAT_SECONDS),
+            heartbeat=(wire.note(InferenceMessageKind.ALIVE), HEARTBEAT_SECONDS),
         )
 
     @property
@@ -81,8 +82,8 @@ class GrpcInferenceServer:
         """See ``InferenceServer.call_on_arrival``; the thread is the event loop's."""
         self._on_arrival = None if take is None else OnArrival(take, afterwards)
 
-    def prod(self) -> None:
-        """See ``InferenceServer.prod``."""
+    def wake(self) -> None:
+        """See ``InferenceServer.wake``."""
         self._server.post(self._arrived)
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class GrpcInferenceServer:
         """Encode in the caller's thread; one wake-up of the event loop for the whole batch."""
         if isinstance(answers, Exception):
             text = f"{type(answers).__name__}: {answers}"[:1000].encode()
-            messages = [wire.note(Kind.FAILURE, text, number=each.number) for each in pending]
+            messages = [wire.note(InferenceMessageKind.FAILURE, text, number=each.number) for each in pending]
         else:
             pairs = zip(pending, answers, strict=True)
             messages = [self._messages.result(each.number, result) for each, result in pairs]
@@ -118,10 +119,10 @@ class GrpcInferenceServer:
             return
         try:
             hello = wire.judge_hello(first, self._layout)
-        except Refusal as refusal:
+        except PeerRefused as refusal:
             client.send(self._refusal(refusal.kind, str(refusal)))
             return
-        client.send(wire.note(Kind.WELCOME))
+        client.send(wire.note(InferenceMessageKind.WELCOME))
         self._clients.add(client)
         try:
             await self._read_requests(client)
@@ -152,4 +153,4 @@ class GrpcInferenceServer:
     def _refusal(self, kind: str, text: str, name: str = "") -> bytes:
         _log.warning("client_refused", kind=kind, client=name, reason=text)
         self._on_refused(kind)
-        return wire.note(Kind.REFUSED, text.encode())
+        return wire.note(InferenceMessageKind.REFUSED, text.encode())

@@ -18,6 +18,7 @@ from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.rpc.codec import Malformed, MessageLayout, encode, split
+from rlsrl.streams.handshake import PeerRefused
 
 PROTOCOL = 1
 """Raised with every change of a message; both ends must have the same."""
@@ -36,7 +37,7 @@ _DISTRIBUTION = "distribution"
 _CACHED_LAYOUTS = 32
 
 
-class Kind(IntEnum):
+class InferenceMessageKind(IntEnum):
     """What a message is."""
 
     HELLO = 1
@@ -53,10 +54,10 @@ class Kind(IntEnum):
     """The server closes: ask another."""
 
 
-class Message(NamedTuple):
+class InferenceMessage(NamedTuple):
     """A message whose header was read."""
 
-    kind: Kind
+    kind: InferenceMessageKind
     num_lanes: int
     number: int
     version: Version
@@ -71,15 +72,7 @@ class ClientHello(NamedTuple):
     layout: InferenceLayout
 
 
-class Refusal(Exception):  # noqa: N818 - named for what it says
-    """The server will not have this client; the text names both sides' values and is sent to it."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
-
-
-def read(message: bytes) -> Message:
+def read(message: bytes) -> InferenceMessage:
     """Read a message's header.
 
     Raises:
@@ -90,42 +83,42 @@ def read(message: bytes) -> Message:
         raise Malformed(f"a header of {len(header)} bytes is shorter than {_HEADER.size}")
     kind, num_lanes, number, attempt, step = _HEADER.unpack_from(header)
     try:
-        known = Kind(kind)
+        known = InferenceMessageKind(kind)
     except ValueError as error:
         raise Malformed(f"no message is of kind {kind}") from error
-    return Message(known, num_lanes, number, Version(attempt, step), header[_HEADER.size :], body)
+    return InferenceMessage(known, num_lanes, number, Version(attempt, step), header[_HEADER.size :], body)
 
 
-def note(kind: Kind, text: bytes = b"", *, number: int = 0) -> bytes:
+def note(kind: InferenceMessageKind, text: bytes = b"", *, number: int = 0) -> bytes:
     """A message without arrays."""
     return encode(_HEADER.pack(kind, 0, number, 0, 0) + text)
 
 
 def hello(name: str, layout: InferenceLayout) -> bytes:
     """How a client introduces itself."""
-    return note(Kind.HELLO, _json({"protocol": PROTOCOL, "name": name, "layout": layout.to_json()}))
+    return note(InferenceMessageKind.HELLO, _json({"protocol": PROTOCOL, "name": name, "layout": layout.to_json()}))
 
 
 def judge_hello(message: bytes, layout: InferenceLayout) -> ClientHello:
     """Read a client's first message.
 
     Raises:
-        Refusal: it is not for us; nothing of it was believed.
+        PeerRefused: it is not for us; nothing of it was believed.
     """
     try:
         introduction = read(message)
-        value = json.loads(introduction.text) if introduction.kind is Kind.HELLO else {}
+        value = json.loads(introduction.text) if introduction.kind is InferenceMessageKind.HELLO else {}
         protocol = value["protocol"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Refusal("malformed", f"malformed handshake: {error!r}"[:200]) from error
+        raise PeerRefused("malformed", f"malformed handshake: {error!r}"[:200]) from error
     if protocol != PROTOCOL:
-        raise Refusal("protocol", f"protocol {PROTOCOL} at the server, {str(protocol)[:20]} at the client")
+        raise PeerRefused("protocol", f"protocol {PROTOCOL} at the server, {str(protocol)[:20]} at the client")
     try:
         theirs = ClientHello(str(value["name"])[:80], InferenceLayout.from_json(value["layout"]))
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise Refusal("malformed", f"malformed handshake: {error!r}"[:200]) from error
+        raise PeerRefused("malformed", f"malformed handshake: {error!r}"[:200]) from error
     if theirs.layout.digest != layout.digest:
-        raise Refusal("layout", f"({layout}) at the server, ({theirs.layout}) at the client")
+        raise PeerRefused("layout", f"({layout}) at the server, ({theirs.layout}) at the client")
     return theirs
 
 
@@ -153,17 +146,17 @@ class LaneMessages:
         num_lanes = request.num_lanes
         if not 1 <= num_lanes <= MAX_LANES:
             raise Malformed(f"a request has from 1 to {MAX_LANES} lanes, not {num_lanes}")
-        header = _HEADER.pack(Kind.REQUEST, num_lanes, number, *request.min_version)
+        header = _HEADER.pack(InferenceMessageKind.REQUEST, num_lanes, number, *request.min_version)
         state = {name: request.state[path] for path, name in self._state.items()}
         return self._request(num_lanes).encode(header, {**request.observation, **state})
 
-    def read_request(self, message: Message) -> RolloutRequest:
+    def read_request(self, message: InferenceMessage) -> RolloutRequest:
         """The request in a message; its arrays are read-only.
 
         Raises:
             Malformed: it is no request of this layout.
         """
-        if message.kind is not Kind.REQUEST or not 1 <= message.num_lanes <= MAX_LANES:
+        if message.kind is not InferenceMessageKind.REQUEST or not 1 <= message.num_lanes <= MAX_LANES:
             raise Malformed(f"a {message.kind.name} of {message.num_lanes} lanes came where a request is due")
         arrays = self._request(message.num_lanes).view(message.body)
         return RolloutRequest(
@@ -180,11 +173,11 @@ class LaneMessages:
             MessageTooLong: no client would take it.
         """
         num_lanes = len(result.distribution)
-        header = _HEADER.pack(Kind.RESULT, num_lanes, number, *result.version)
+        header = _HEADER.pack(InferenceMessageKind.RESULT, num_lanes, number, *result.version)
         state = {name: result.state[path] for path, name in self._state.items()}
         return self._result(num_lanes).encode(header, {_DISTRIBUTION: result.distribution, **state})
 
-    def read_result(self, message: Message, num_lanes: int) -> RolloutResult:
+    def read_result(self, message: InferenceMessage, num_lanes: int) -> RolloutResult:
         """The result in a message, for a request of ``num_lanes``; its arrays are read-only.
 
         Raises:

@@ -13,12 +13,12 @@ from rlsrl.rpc.conversations import ConversationServer, ServerStream
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.streams.consumer_core import LOOKS_PER_TIMEOUT
 from rlsrl.streams.credits import Credit
 from rlsrl.streams.grpc_samples import wire
-from rlsrl.streams.grpc_samples.wire import Kind
-from rlsrl.streams.handshake import Refusal, Welcome, refusal_to_json
-from rlsrl.streams.inbox import Answer, Breach, InboxConsumer, Post, Wire
-from rlsrl.streams.intake import LOOKS_PER_TIMEOUT
+from rlsrl.streams.grpc_samples.wire import SampleMessageKind
+from rlsrl.streams.handshake import PeerRefused, Welcome, refusal_to_json
+from rlsrl.streams.inbox import ConsumerMessage, InboxConsumer, InvalidMessage, Post, ProducerConnection
 from rlsrl.streams.protocols import ConsumerLedger
 
 MAX_CONNECTIONS = 320
@@ -93,7 +93,7 @@ class GrpcSampleConsumer(InboxConsumer):
     def touches(self) -> Mapping[ProducerId, int]:
         """The last sign of life that came of each connected producer, as ``GrpcSampleProducer.touches`` counts."""
         with self._changed:
-            return {self._intake.producer_of(number): each.progress for number, each in self._wires.items()}
+            return {self._core.producer_of(number): each.progress for number, each in self._connections.items()}
 
     def close(self) -> None:
         """See ``SampleConsumer.close``. Producers see the end of their connection and look for the next consumer.
@@ -108,11 +108,11 @@ class GrpcSampleConsumer(InboxConsumer):
     def _count_unauthenticated(self) -> None:
         self._on_unauthenticated()
         with self._changed:
-            self._intake.refused(Refusal("token", "a call showed no token, or not this experiment's"))
+            self._core.refused(PeerRefused("token", "a call showed no token, or not this experiment's"))
 
     async def _converse(self, stream: ServerStream) -> None:
         """Bring a producer's messages in, from its hello to the end of its stream."""
-        connection = _GrpcWire(self._server, stream, self._show_life_within)
+        connection = _GrpcConnection(self._server, stream, self._show_life_within)
         loop = asyncio.get_running_loop()
         patience = loop.call_later(HANDSHAKE_TIMEOUT_SECONDS, stream.end, "no introduction came in time")
         try:
@@ -124,26 +124,26 @@ class GrpcSampleConsumer(InboxConsumer):
             patience.cancel()
             self.deliver(connection, None)
 
-    def _bring(self, connection: _GrpcWire, raw: bytes) -> bool:
+    def _bring(self, connection: _GrpcConnection, raw: bytes) -> bool:
         """Take a message in; whether it is to be answered."""
         try:
             message = wire.read(raw)
-            if message.kind is Kind.ALIVE:
+            if message.kind is SampleMessageKind.ALIVE:
                 connection.touches = message.words[0]
                 return False
-            if message.kind is Kind.POST:
+            if message.kind is SampleMessageKind.POST:
                 self.deliver(connection, Post(*message.words, message.body))
-            elif message.kind is Kind.HELLO:
+            elif message.kind is SampleMessageKind.HELLO:
                 self.deliver(connection, wire.read_handshake(message))
             else:
                 raise Malformed(f"a {message.kind.name} came from a producer")
         except Malformed as error:
-            self.deliver(connection, Breach(str(error)))
+            self.deliver(connection, InvalidMessage(str(error)))
         return True
 
 
-class _GrpcWire(Wire):
-    """A connection. ``touches`` is the event loop's, what ``Wire`` has the owner's thread's."""
+class _GrpcConnection(ProducerConnection):
+    """A connection. ``touches`` is the event loop's, what ``ProducerConnection`` has the owner's thread's."""
 
     def __init__(self, server: ConversationServer, stream: ServerStream, show_life_within: float) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class _GrpcWire(Wire):
         try:
             wire.check_fits(layout)
         except ConfigurationError as error:
-            raise Refusal("capacity", str(error)) from error
+            raise PeerRefused("capacity", str(error)) from error
         self._layout = layout
         self.slots = [{} for _ in range(num_slots)]
         return self
@@ -180,18 +180,18 @@ class _GrpcWire(Wire):
     def progress(self) -> int:
         return self.touches
 
-    def tell(self, answer: Answer) -> None:
+    def tell(self, answer: ConsumerMessage) -> None:
         solicited = not isinstance(answer, Credit)
         self._server.send([(self._stream, self._encoded(answer))], answers=int(solicited))
 
     def hang_up(self, reason: str) -> None:
         self._server.end(self._stream, reason)
 
-    def _encoded(self, answer: Answer) -> bytes:
+    def _encoded(self, answer: ConsumerMessage) -> bytes:
         if isinstance(answer, Credit):
-            return wire.note(Kind.CREDIT, answer.slot, answer.order, *answer.min_version)
+            return wire.note(SampleMessageKind.CREDIT, answer.slot, answer.order, *answer.min_version)
         if isinstance(answer, Welcome):
-            return wire.handshake(Kind.WELCOME, answer.to_json(), round(1000 * self._show_life_within))
-        if isinstance(answer, Refusal):
-            return wire.handshake(Kind.REFUSED, refusal_to_json(answer))
-        return wire.note(Kind.ACK, answer)
+            return wire.handshake(SampleMessageKind.WELCOME, answer.to_json(), round(1000 * self._show_life_within))
+        if isinstance(answer, PeerRefused):
+            return wire.handshake(SampleMessageKind.REFUSED, refusal_to_json(answer))
+        return wire.note(SampleMessageKind.ACK, answer)

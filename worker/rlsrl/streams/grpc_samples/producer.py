@@ -21,10 +21,10 @@ from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.coordination import describe
-from rlsrl.runtime.ledger import Told
+from rlsrl.runtime.ledger import ProducerProgress
 from rlsrl.streams.connecting import ConnectingProducer
 from rlsrl.streams.grpc_samples import wire
-from rlsrl.streams.grpc_samples.wire import Kind, Message
+from rlsrl.streams.grpc_samples.wire import SampleMessage, SampleMessageKind
 from rlsrl.streams.handshake import Welcome
 from rlsrl.streams.protocols import HandshakeRefused, ProducerLedger, StreamError
 
@@ -56,14 +56,14 @@ class _Connection:
         layout: SlotLayout,
         wake: Callable[[], None],
     ) -> None:
-        self.incoming: deque[Message | _Ended] = deque()
+        self.incoming: deque[SampleMessage | _Ended] = deque()
         """What has come, for the owner's thread."""
         self.show_life_within = 0.0
         self._layout = layout
         self._memory: list[bytearray] = []
         self._slots: list[dict[str, NDArray[Any]]] = []
 
-        def bring(message: Message | _Ended) -> None:
+        def bring(message: SampleMessage | _Ended) -> None:
             self.incoming.append(message)
             wake()
 
@@ -91,7 +91,7 @@ class _Connection:
         self._conversation.send(wire.post(self._memory[place], place, credit, sequence, num_transitions, total))
 
     def show_life(self, touches: int) -> None:
-        self._conversation.send(wire.note(Kind.ALIVE, touches))
+        self._conversation.send(wire.note(SampleMessageKind.ALIVE, touches))
 
     def leave(self) -> None:
         """Part after what was posted has arrived; from a consumer that does not answer, without that."""
@@ -116,7 +116,7 @@ class GrpcSampleProducer(ConnectingProducer):
         layout: SlotLayout,
         producer_id: ProducerId,
         ledger: ProducerLedger,
-        told: Told = Told(),  # noqa: B008 - frozen
+        progress: ProducerProgress = ProducerProgress(),  # noqa: B008 - frozen
         on_settled: Callable[[], None] = lambda: None,
         sequences: Iterator[int] | None = None,
         find: Callable[[str], str | None] | None = None,
@@ -140,7 +140,7 @@ class GrpcSampleProducer(ConnectingProducer):
             layout=layout,
             producer_id=producer_id,
             ledger=ledger,
-            told=told,
+            progress=progress,
             on_settled=on_settled,
             sequences=sequences,
             clock=clock,
@@ -191,7 +191,7 @@ class GrpcSampleProducer(ConnectingProducer):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.leave()
-        self._outbox.disconnected()
+        self._state.disconnected()
 
     def _sleep(self, seconds: float) -> None:
         self._poll.poll(math.ceil(seconds * 1000))
@@ -213,13 +213,13 @@ class GrpcSampleProducer(ConnectingProducer):
         self._back_away()
         if (address := self._find(self._address)) is None:
             return
-        hello = wire.handshake(Kind.HELLO, self._outbox.hello().to_json(self._token))
+        hello = wire.handshake(SampleMessageKind.HELLO, self._state.hello().to_json(self._token))
         self._gives_up_at = self._now() + ADMISSION_SECONDS
         self._connection = _Connection(
             address, token=self._token, tls=self._tls, hello=hello, layout=self._layout, wake=self._wake.set
         )
 
-    def _read(self, connection: _Connection, message: Message | _Ended) -> None:
+    def _read(self, connection: _Connection, message: SampleMessage | _Ended) -> None:
         if isinstance(message, _Ended):
             self._disconnect()
             self._judge_end(message.error)
@@ -231,19 +231,19 @@ class GrpcSampleProducer(ConnectingProducer):
             connection.cut()
             raise
 
-    def _act_on(self, connection: _Connection, message: Message) -> None:
+    def _act_on(self, connection: _Connection, message: SampleMessage) -> None:
         first, second, attempt, step, _ = message.words
-        if message.kind is Kind.CREDIT:
-            self._outbox.credited(first, second, Version(attempt, step))
-        elif message.kind is Kind.ACK:
-            self._outbox.acknowledged(first)
-        elif message.kind in (Kind.WELCOME, Kind.REFUSED) and not self._is_admitted:
+        if message.kind is SampleMessageKind.CREDIT:
+            self._state.credited(first, second, Version(attempt, step))
+        elif message.kind is SampleMessageKind.ACK:
+            self._state.acknowledged(first)
+        elif message.kind in (SampleMessageKind.WELCOME, SampleMessageKind.REFUSED) and not self._is_admitted:
             welcome = Welcome.from_json(wire.read_handshake(message), stream=self._address)
             self._come_back()
             self._is_admitted = True
             self._shows_life_at = -math.inf
             connection.begin(welcome.num_slots, first / 1000)
-            self._outbox.connected(welcome, connection)
+            self._state.connected(welcome, connection)
         else:
             raise StreamError(f"sample stream {self._address}: the consumer sent a {message.kind.name}")
 
@@ -263,4 +263,4 @@ class GrpcSampleProducer(ConnectingProducer):
     def _disconnect(self) -> None:
         self._connection = None
         self._is_admitted = False
-        self._outbox.disconnected()
+        self._state.disconnected()

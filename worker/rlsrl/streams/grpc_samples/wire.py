@@ -30,7 +30,7 @@ MAX_SLOT_BYTES = MAX_MESSAGE_BYTES - _HEADROOM
 """Larger slots do not fit into a message."""
 
 
-class Kind(IntEnum):
+class SampleMessageKind(IntEnum):
     """What a message is, and what its integers say."""
 
     HELLO = 1
@@ -49,16 +49,16 @@ class Kind(IntEnum):
     """how often the producer has shown life"""
 
 
-class Message(NamedTuple):
+class SampleMessage(NamedTuple):
     """A message whose header was read."""
 
-    kind: Kind
+    kind: SampleMessageKind
     words: tuple[int, int, int, int, int]
     text: bytes
     body: memoryview
 
 
-def read(message: bytes) -> Message:
+def read(message: bytes) -> SampleMessage:
     """Read a message's header.
 
     Raises:
@@ -69,19 +69,19 @@ def read(message: bytes) -> Message:
         raise Malformed(f"a header of {len(header)} bytes is shorter than {_HEADER.size}")
     kind, *words = _HEADER.unpack_from(header)
     try:
-        known = Kind(kind)
+        known = SampleMessageKind(kind)
     except ValueError as error:
         raise Malformed(f"no message is of kind {kind}") from error
     first, second, third, fourth, fifth = words
-    return Message(known, (first, second, third, fourth, fifth), header[_HEADER.size :], body)
+    return SampleMessage(known, (first, second, third, fourth, fifth), header[_HEADER.size :], body)
 
 
-def note(kind: Kind, *words: int) -> bytes:
+def note(kind: SampleMessageKind, *words: int) -> bytes:
     """A message of at most five integers."""
     return encode(_header(kind, *words))
 
 
-def handshake(kind: Kind, value: Mapping[str, Any], *words: int) -> bytes:
+def handshake(kind: SampleMessageKind, value: Mapping[str, Any], *words: int) -> bytes:
     """A message of a JSON object.
 
     Raises:
@@ -90,7 +90,7 @@ def handshake(kind: Kind, value: Mapping[str, Any], *words: int) -> bytes:
     return encode(_header(kind, *words) + json.dumps(value, separators=(",", ":")).encode())
 
 
-def read_handshake(message: Message) -> dict[str, Any]:
+def read_handshake(message: SampleMessage) -> dict[str, Any]:
     """The JSON object of a message.
 
     Raises:
@@ -107,7 +107,7 @@ def read_handshake(message: Message) -> dict[str, Any]:
 
 def post(memory: bytearray, place: int, order: int, sequence: int, num_transitions: int, total: int) -> bytes:
     """A slot's message; its memory is copied."""
-    header = _header(Kind.POST, place, order, sequence, num_transitions, total)
+    header = _header(SampleMessageKind.POST, place, order, sequence, num_transitions, total)
     return encode(header, [np.frombuffer(memory, dtype=np.uint8)])
 
 
@@ -126,5 +126,5 @@ def check_fits(layout: SlotLayout) -> None:
         )
 
 
-def _header(kind: Kind, *words: int) -> bytes:
+def _header(kind: SampleMessageKind, *words: int) -> bytes:
     return _HEADER.pack(kind, *words, *(0,) * (_NUM_WORDS - len(words)))

@@ -16,12 +16,12 @@ from rlsrl.data.slots import ProducerId, Slot
 from rlsrl.data.version import Version
 from rlsrl.rpc import local
 from rlsrl.runtime.clock import Clock, SystemClock
-from rlsrl.streams.handshake import Refusal, refusal_to_json
-from rlsrl.streams.intake import Intake, Violation
+from rlsrl.streams.consumer_core import ConsumerCore, ProtocolViolation
+from rlsrl.streams.eventfd import EventFd
+from rlsrl.streams.handshake import PeerRefused, refusal_to_json
 from rlsrl.streams.protocols import ConsumerLedger
 from rlsrl.streams.shared_memory.segment import Segment
 from rlsrl.streams.shared_memory.wire import ACK, CREDIT, MESSAGE, POST, PeerGone, receive, send, shut
-from rlsrl.streams.wake import Wake
 
 MAX_PRODUCERS = 256
 """Producers of one consumer; each costs it two descriptors."""
@@ -91,7 +91,7 @@ class SharedMemoryConsumer:
             ValueError: an argument is out of range.
         """
         self._now = (clock or SystemClock()).monotonic
-        self._intake: Intake[Segment] = Intake(
+        self._core: ConsumerCore[Segment] = ConsumerCore(
             token=token,
             layout_digest=layout_digest,
             ledger=ledger,
@@ -107,7 +107,7 @@ class SharedMemoryConsumer:
         self._receiving = threading.Lock()
         self._lock = threading.Lock()
         self._listener = local.listen(name)
-        self._wake = Wake()
+        self._wake = EventFd()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
@@ -115,7 +115,7 @@ class SharedMemoryConsumer:
     def grant(self, num_lanes: int, min_version: Version) -> None:
         """See ``SampleConsumer.grant``. Any thread; never waits."""
         with self._lock:
-            self._intake.grant(num_lanes, min_version)
+            self._core.grant(num_lanes, min_version)
             self._issue()
 
     def receive(self, max_items: int, timeout: float) -> Sequence[Slot]:
@@ -128,17 +128,17 @@ class SharedMemoryConsumer:
             with self._receiving:
                 while not self._closed:
                     self._serve(deadline)
-                    if self._intake.has_arrivals or self._now() >= deadline:
+                    if self._core.has_arrivals or self._now() >= deadline:
                         break
                 with self._lock:
-                    return self._intake.hand_out(max_items)
+                    return self._core.hand_out(max_items)
         finally:
             if self._closed:
                 self._dispose()
 
     def _serve(self, deadline: float) -> None:
         """Wait until something happens, at most until the deadline, and deal with it."""
-        until = -math.inf if self._intake.has_arrivals else min(deadline, self._next_duty())
+        until = -math.inf if self._core.has_arrivals else min(deadline, self._next_duty())
         wait = max(0.0, until - self._now())
         events = self._selector.select(wait)
         with self._lock:
@@ -151,20 +151,20 @@ class SharedMemoryConsumer:
     def release(self, slot: Slot) -> None:
         """See ``SampleConsumer.release``."""
         with self._lock:
-            self._intake.release(slot)
+            self._core.release(slot)
             self._issue()
 
     @property
     def outstanding(self) -> tuple[int, ...]:
         """See ``SampleConsumer.outstanding``."""
         with self._lock:
-            return self._intake.outstanding
+            return self._core.outstanding
 
     @property
     def producers(self) -> tuple[ProducerId, ...]:
         """See ``SampleConsumer.producers``."""
         with self._lock:
-            return self._intake.producers
+            return self._core.producers
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -172,7 +172,7 @@ class SharedMemoryConsumer:
         ``refused_<kind>`` and ``violation_<kind>``.
         """
         with self._lock:
-            return dict(self._intake.counters)
+            return dict(self._core.counters)
 
     def close(self) -> None:
         """See ``SampleConsumer.close``. Producers see the end of their connection and look for the next consumer.
@@ -192,7 +192,7 @@ class SharedMemoryConsumer:
                 for newcomer in self._newcomers:
                     newcomer.socket.close()
                 for peer in self._peers.values():
-                    self._intake.drop(peer.number, "closed")
+                    self._core.drop(peer.number, "closed")
                     peer.socket.close()
                 self._newcomers.clear()
                 self._peers.clear()
@@ -205,19 +205,19 @@ class SharedMemoryConsumer:
     # What follows runs under the lock.
 
     def _issue(self) -> None:
-        for credit in self._intake.issue():
+        for credit in self._core.issue():
             attempt, step = credit.min_version
             send(self._peers[credit.connection].socket, CREDIT, credit.slot, credit.order, attempt, step, 0)
 
     def _next_duty(self) -> float:
         oldest = next(iter(self._newcomers), None)
-        return self._intake.next_duty if oldest is None else min(self._intake.next_duty, oldest.deadline)
+        return self._core.next_duty if oldest is None else min(self._core.next_duty, oldest.deadline)
 
     def _do_duties(self) -> None:
         now = self._now()
         for newcomer in [newcomer for newcomer in self._newcomers if now >= newcomer.deadline]:
             self._dismiss(newcomer, "timeout")
-        for number in self._intake.attend(now, lambda segment: int(segment.progress[0])):
+        for number in self._core.attend(now, lambda segment: int(segment.progress[0])):
             self._give_up(self._peers[number], "silent")
 
     def _accept(self) -> None:
@@ -235,7 +235,7 @@ class SharedMemoryConsumer:
         """Part from one that never introduced itself."""
         del self._newcomers[newcomer]
         self._hang_up(newcomer.socket)
-        self._intake.counters["dismissed"] += 1
+        self._core.counters["dismissed"] += 1
         _log.info("producer_never_introduced", reason=reason)
 
     def _hang_up(self, connection: socket.socket) -> None:
@@ -254,15 +254,15 @@ class SharedMemoryConsumer:
             self._dismiss(newcomer, "gone")
             return
         except ValueError as error:
-            self._refuse(newcomer, Refusal("malformed", f"malformed handshake: {error}"))
+            self._refuse(newcomer, PeerRefused("malformed", f"malformed handshake: {error}"))
             return
         try:
             self._admit(newcomer, message)
-        except Refusal as refusal:
+        except PeerRefused as refusal:
             self._refuse(newcomer, refusal)
 
-    def _refuse(self, newcomer: _Newcomer, refusal: Refusal) -> None:
-        self._intake.refused(refusal)
+    def _refuse(self, newcomer: _Newcomer, refusal: PeerRefused) -> None:
+        self._core.refused(refusal)
         try:
             local.send_json(newcomer.socket, refusal_to_json(refusal))
         except OSError:
@@ -271,12 +271,12 @@ class SharedMemoryConsumer:
         self._hang_up(newcomer.socket)
 
     def _admit(self, newcomer: _Newcomer, message: Mapping[str, Any]) -> None:
-        hello, rival = self._intake.read_hello(message)
+        hello, rival = self._core.read_hello(message)
         if rival is not None:
             self._give_up(self._peers[rival], "replaced")
         if len(self._peers) >= MAX_PRODUCERS:
-            raise Refusal("capacity", f"at most {MAX_PRODUCERS} producers here")
-        segment, number, welcome = self._intake.admit(hello, Segment.create)
+            raise PeerRefused("capacity", f"at most {MAX_PRODUCERS} producers here")
+        segment, number, welcome = self._core.admit(hello, Segment.create)
         peer = _Peer(number=number, socket=newcomer.socket)
         del self._newcomers[newcomer]
         self._peers[number] = peer
@@ -298,16 +298,16 @@ class SharedMemoryConsumer:
                 self._take(peer, message)
             except PeerGone:
                 self._drop(peer, "gone")
-            except Violation:
+            except ProtocolViolation:
                 self._drop(peer, "violation")
 
     def _take(self, peer: _Peer, message: bytes) -> None:
         if len(message) != MESSAGE.size:
-            raise self._intake.violation("message", f"a message of {len(message)} bytes, not {MESSAGE.size}")
+            raise self._core.violation("message", f"a message of {len(message)} bytes, not {MESSAGE.size}")
         what, place, order, sequence, num_transitions, total = MESSAGE.unpack(message)
         if what != POST:
-            raise self._intake.violation("message", f"message {what}, where only posts are known")
-        self._intake.take(
+            raise self._core.violation("message", f"message {what}, where only posts are known")
+        self._core.take(
             peer.number, place=place, order=order, sequence=sequence, num_transitions=num_transitions, total=total
         )
         send(peer.socket, ACK, sequence, 0, 0, 0, 0)
@@ -320,5 +320,5 @@ class SharedMemoryConsumer:
     def _drop(self, peer: _Peer, reason: str) -> None:
         """Part from a peer; nothing happens if that was done before."""
         if self._peers.pop(peer.number, None) is not None:
-            self._intake.drop(peer.number, reason)
+            self._core.drop(peer.number, reason)
             self._hang_up(peer.socket)

@@ -15,7 +15,7 @@ from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.data.version import Version
 from rlsrl.rpc import local
 from rlsrl.runtime.clock import Clock
-from rlsrl.runtime.ledger import Told
+from rlsrl.runtime.ledger import ProducerProgress
 from rlsrl.streams.connecting import ConnectingProducer
 from rlsrl.streams.handshake import Welcome
 from rlsrl.streams.protocols import ProducerLedger, StreamError
@@ -26,7 +26,7 @@ FIRST_BACK_OFF_SECONDS = 0.01
 """How long a consumer that accepts nobody is waited for, too."""
 
 
-class _SharedMemoryLink:
+class _SharedMemoryConnection:
     """A producer's admitted connection."""
 
     def __init__(self, connection: socket.socket, segment: Segment) -> None:
@@ -51,7 +51,7 @@ class SharedMemoryProducer(ConnectingProducer):
         layout: SlotLayout,
         producer_id: ProducerId,
         ledger: ProducerLedger,
-        told: Told = Told(),  # noqa: B008 - frozen
+        progress: ProducerProgress = ProducerProgress(),  # noqa: B008 - frozen
         on_settled: Callable[[], None] = lambda: None,
         sequences: Iterator[int] | None = None,
         clock: Clock | None = None,
@@ -65,7 +65,7 @@ class SharedMemoryProducer(ConnectingProducer):
             layout=layout,
             producer_id=producer_id,
             ledger=ledger,
-            told=told,
+            progress=progress,
             on_settled=on_settled,
             sequences=sequences,
             clock=clock,
@@ -119,7 +119,7 @@ class SharedMemoryProducer(ConnectingProducer):
         self._socket.setblocking(False)
         self._poll.register(self._socket, select.EPOLLIN)
         try:
-            local.send_json(self._socket, self._outbox.hello().to_json(self._token))
+            local.send_json(self._socket, self._state.hello().to_json(self._token))
         except ConnectionError:
             self._disconnect()
 
@@ -150,7 +150,7 @@ class SharedMemoryProducer(ConnectingProducer):
         segment.close_descriptor()
         self._is_admitted = True
         self._progress = segment.progress
-        self._outbox.connected(welcome, _SharedMemoryLink(connection, segment))
+        self._state.connected(welcome, _SharedMemoryConnection(connection, segment))
 
     def _read(self, connection: socket.socket) -> None:
         """Take everything that the consumer has sent."""
@@ -168,9 +168,9 @@ class SharedMemoryProducer(ConnectingProducer):
             self._come_back()
             what, first, second, attempt, step, _ = MESSAGE.unpack(message)
             if what == CREDIT:
-                self._outbox.credited(first, second, Version(attempt, step))
+                self._state.credited(first, second, Version(attempt, step))
             elif what == ACK:
-                self._outbox.acknowledged(first)
+                self._state.acknowledged(first)
 
     def _disconnect(self) -> None:
         if self._socket is not None:
@@ -178,7 +178,7 @@ class SharedMemoryProducer(ConnectingProducer):
             self._socket.close()
         self._socket = None
         self._is_admitted = False
-        self._outbox.disconnected()
+        self._state.disconnected()
 
 
 def _nowhere() -> memoryview:

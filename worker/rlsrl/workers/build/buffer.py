@@ -14,17 +14,17 @@ from rlsrl.streams.connect import consumer_for
 from rlsrl.workers.build.common import environment_source
 from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.relay import Relay
+from rlsrl.workers.forwarder import Forwarder
 
 
 @dataclass(frozen=True, kw_only=True)
 class BufferParts:
     """What a buffer worker is made of."""
 
-    relay: Relay
+    forwarder: Forwarder
     ledger: BufferLedger
     resources: ExitStack
-    """Closes the streams, those that the relay has not closed, and the ledger's page."""
+    """Closes the streams, those that the forwarder has not closed, and the ledger's page."""
 
 
 def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
@@ -65,11 +65,11 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
             expected_producers=config.num_actors,
         )
         resources.callback(upstream.close)
-        relay = Relay(
+        forwarder = Forwarder(
             upstream=upstream,
             downstream=downstream,
             num_lanes=config.lanes_per_slot,
             ledger=ledger,
             clock=context.clock,
         )
-        return BufferParts(relay=relay, ledger=ledger, resources=resources.pop_all())
+        return BufferParts(forwarder=forwarder, ledger=ledger, resources=resources.pop_all())

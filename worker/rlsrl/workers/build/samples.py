@@ -60,7 +60,7 @@ def open_producer(
             layout=layout,
             producer_id=producer_id,
             ledger=AddressedLedger(ledger, consumer),
-            told=ledger.told(consumer),
+            progress=ledger.progress(consumer),
             on_settled=settled,
             sequences=sequences,
         )

@@ -18,7 +18,7 @@ from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import ACCOUNT_CLOSED
 from rlsrl.streams.credits import Credit, CreditBook, UnknownCredit
-from rlsrl.streams.handshake import MAX_SLOTS, Hello, Refusal, Welcome
+from rlsrl.streams.handshake import MAX_SLOTS, Hello, PeerRefused, Welcome
 from rlsrl.streams.protocols import ConsumerLedger
 
 LOOKS_PER_TIMEOUT = 4
@@ -38,7 +38,7 @@ class Memory(Protocol):
 MemoryT = TypeVar("MemoryT", bound=Memory)
 
 
-class Violation(Exception):  # noqa: N818 - named for what it is
+class ProtocolViolation(Exception):  # noqa: N818 - named for what it is
     """A producer sent what it had no right to; nothing of it was believed. Disconnect it with ``drop``."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -60,7 +60,7 @@ class _Session(Generic[MemoryT]):
     """Seconds watched without progress while it held a credit."""
 
 
-class Intake(Generic[MemoryT]):
+class ConsumerCore(Generic[MemoryT]):
     """The sessions of a consumer, their credits and their ledger."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Intake(Generic[MemoryT]):
         The transport takes what had been posted over that one, and drops it, before it admits the newcomer.
 
         Raises:
-            Refusal: we will not have it. ``refused`` counts it.
+            PeerRefused: we will not have it. ``refused`` counts it.
         """
         hello = Hello.from_json(message, token=self._token, layout_digest=self._layout_digest)
         for connection, session in self._sessions.items():
@@ -137,7 +137,7 @@ class Intake(Generic[MemoryT]):
         What former lives of it left is settled in the ledger before the answer can say so.
 
         Raises:
-            Refusal: the ledger knows a successor, or there is no memory. ``refused`` counts it.
+            PeerRefused: the ledger knows a successor, or there is no memory. ``refused`` counts it.
         """
         producer, layout = hello.producer, hello.layout
         mark = self._ledger.mark(producer)
@@ -148,8 +148,8 @@ class Intake(Generic[MemoryT]):
         try:
             memory = allocate(layout, num_slots)
         except OSError as error:
-            raise Refusal("capacity", f"no memory for {num_slots} slots here: {error}") from error
-        met = self._ledger.meet(producer, hello.told)
+            raise PeerRefused("capacity", f"no memory for {num_slots} slots here: {error}") from error
+        met = self._ledger.meet(producer, hello.progress)
         connection = self._next_connection
         self._next_connection += 1
         self._sessions[connection] = _Session(
@@ -167,7 +167,7 @@ class Intake(Generic[MemoryT]):
         welcome = Welcome(mark=met.sequence, num_slots=num_slots, claims=tuple(claim.order for claim in claims))
         return memory, connection, welcome
 
-    def refused(self, refusal: Refusal) -> None:
+    def refused(self, refusal: PeerRefused) -> None:
         """Count a producer that was sent away."""
         self.counters[f"refused_{refusal.kind}"] += 1
         _log.warning("producer_refused", kind=refusal.kind, reason=str(refusal))
@@ -193,7 +193,7 @@ class Intake(Generic[MemoryT]):
         """A slot came: judge it and write it into the ledger. Afterwards it may be acknowledged.
 
         Raises:
-            Violation: the producer has no right to that. It is counted.
+            ProtocolViolation: the producer has no right to that. It is counted.
         """
         session = self._sessions[connection]
         if sequence <= session.last_sequence:
@@ -219,11 +219,11 @@ class Intake(Generic[MemoryT]):
         )
         self._arrived.append(slot)
 
-    def violation(self, kind: str, text: str) -> Violation:
+    def violation(self, kind: str, text: str) -> ProtocolViolation:
         """Count a breach of the protocol; returns the error to raise."""
         self.counters[f"violation_{kind}"] += 1
         _log.warning("producer_violation", kind=kind, reason=text)
-        return Violation(kind, text)
+        return ProtocolViolation(kind, text)
 
     @property
     def has_arrivals(self) -> bool:
@@ -279,7 +279,7 @@ def _names(producer: ProducerId) -> dict[str, int]:
     return {"producer": producer.index, "incarnation": producer.incarnation}
 
 
-def _succeeded(producer: ProducerId) -> Refusal:
-    return Refusal(
+def _succeeded(producer: ProducerId) -> PeerRefused:
+    return PeerRefused(
         "incarnation", f"incarnation {producer.incarnation} of producer {producer.index} was succeeded by a later one"
     )

@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.data.version import Version
-from rlsrl.runtime.ledger import Told
+from rlsrl.runtime.ledger import ProducerProgress
 from rlsrl.streams.handshake import Hello, Posted, Welcome
 from rlsrl.streams.protocols import ProducerLedger, StreamError
 
 
-class Link(Protocol):
+class ConsumerConnection(Protocol):
     """A live connection to a consumer, as a transport gives it."""
 
     def arrays(self, place: int) -> dict[str, NDArray[Any]]:
         """The arrays of the connection's slot number ``place``; the same object each time."""
 
     def post(self, place: int, credit: int, sequence: int, num_transitions: int, total: int) -> None:
-        """Send word that this slot is filled. Never waits, never raises: a broken link is told by ``disconnected``."""
+        """Tell the consumer that this slot is filled. Never waits and never raises: see ``disconnected``."""
 
 
-class Outbox:
+class ProducerState:
     """A producer's slots from credit to acknowledgement."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Outbox:
         producer: ProducerId,
         layout: SlotLayout,
         ledger: ProducerLedger,
-        told: Told,
+        progress: ProducerProgress,
         on_settled: Callable[[], None],
         sequences: Iterator[int] | None = None,
     ) -> None:
@@ -51,9 +51,9 @@ class Outbox:
         self._layout = layout
         self._max_transitions = layout.num_steps * layout.num_lanes
         self._ledger = ledger
-        self._told = told
+        self._progress = progress
         self._on_settled = on_settled
-        self._link: Link | None = None
+        self._connection: ConsumerConnection | None = None
         self._sequences = sequences if sequences is not None else count()
         self._credits: deque[tuple[int, int, Version]] = deque()
         self._in_hand: dict[Slot, None] = {}
@@ -71,27 +71,27 @@ class Outbox:
             layout=self._layout,
             unacknowledged=self.unacknowledged,
             num_in_hand=len(self._in_hand),
-            told=self._told,
+            progress=self._progress,
         )
 
-    def connected(self, welcome: Welcome, link: Link) -> None:
+    def connected(self, welcome: Welcome, connection: ConsumerConnection) -> None:
         """The consumer admitted us: settle what it knows, post again what it does not."""
         self.acknowledged(welcome.mark)
         held = [*self._posted.values(), *self._in_hand]
         if len(welcome.claims) != len(held) or welcome.num_slots < len(held):
             raise StreamError(f"the consumer gave {len(welcome.claims)} credits for the {len(held)} slots held")
-        self._link = link
+        self._connection = connection
         for place, (slot, order) in enumerate(zip(held, welcome.claims, strict=True)):
             slot.handle, slot.credit = place, order
         for slot in self._posted.values():
-            self._send(slot, link)
-        if self._told.left:
-            self._told = replace(self._told, left=())
+            self._send(slot, connection)
+        if self._progress.left:
+            self._progress = replace(self._progress, left=())
             self._on_settled()
 
     def disconnected(self) -> None:
         """The connection is over, and with it the credits nobody had taken up."""
-        self._link = None
+        self._connection = None
         self._credits.clear()
 
     def credited(self, place: int, order: int, min_version: Version) -> None:
@@ -103,19 +103,19 @@ class Outbox:
         for done in [posted for posted in self._posted if posted <= sequence]:
             self._ledger.acknowledge(done)
             slot = self._posted.pop(done)
-            self._told = replace(self._told, sequence=slot.sequence, acknowledged=slot.total)
+            self._progress = replace(self._progress, sequence=slot.sequence, acknowledged=slot.total)
 
     def take_credit(self) -> Slot | None:
         """A slot to fill, from the oldest credit."""
-        if self._link is None or not self._credits:
+        if self._connection is None or not self._credits:
             return None
         place, order, min_version = self._credits.popleft()
-        slot = Slot(arrays=self._link.arrays(place), min_version=min_version, credit=order, handle=place)
+        slot = Slot(arrays=self._connection.arrays(place), min_version=min_version, credit=order, handle=place)
         self._in_hand[slot] = None
         return slot
 
     def post(self, slot: Slot) -> None:
-        """Number a filled slot, write it down as produced and send it if there is a link.
+        """Number a filled slot, write it down as produced and send it if there is a connection.
 
         Raises:
             ValueError: the slot is not in hand, or has no possible number of transitions.
@@ -128,13 +128,13 @@ class Outbox:
         slot.producer, slot.sequence = self._producer, next(self._sequences)
         slot.total = self._ledger.produce(slot.sequence, slot.num_transitions)
         self._posted[slot.sequence] = slot
-        if self._link is not None:
-            self._send(slot, self._link)
+        if self._connection is not None:
+            self._send(slot, self._connection)
 
-    def _send(self, slot: Slot, link: Link) -> None:
-        arrays = link.arrays(slot.handle)
+    def _send(self, slot: Slot, connection: ConsumerConnection) -> None:
+        arrays = connection.arrays(slot.handle)
         if slot.arrays is not arrays:
             for name, array in slot.arrays.items():
                 arrays[name][...] = array
             slot.arrays = arrays
-        link.post(slot.handle, slot.credit, slot.sequence, slot.num_transitions, slot.total)
+        connection.post(slot.handle, slot.credit, slot.sequence, slot.num_transitions, slot.total)

@@ -1,10 +1,10 @@
 """What a buffer worker does: takes slots from producers and posts them to consumers, one for one, as acknowledged FIFO.
 
-Flow stays exact. Each credit that a consumer grants ("order" here) is granted on, for as many lanes and weights as new;
-nothing else is. So the orders in hand bound what is held, back-pressure and policy lag reach through, and what comes
-finds an order, first come, first passed on.
+Flow stays exact. Each credit that a consumer grants is granted on, for as many lanes and weights as new;
+nothing else is. So the credits in hand bound what is held, back-pressure and policy lag reach through, and what comes
+finds a credit, first come, first passed on.
 
-Two threads. The owner's receives, copies and releases; the other takes orders and posts what was filled, for
+Two threads. The owner's receives, copies and releases; the other takes credits and posts what was filled, for
 a producer belongs to one thread and ``receive`` and ``acquire`` both wait. Whoever is handed something is woken: by the
 upstream consumer, and by a descriptor beside the downstream producer's own.
 """
@@ -21,14 +21,14 @@ import structlog
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.runtime.clock import Clock
+from rlsrl.streams.eventfd import EventFd
 from rlsrl.streams.protocols import SampleConsumer, StreamTimeout
 from rlsrl.streams.sharded import Shard
-from rlsrl.streams.wake import Wake
 
 MAX_SLOTS_A_POLL = 1024
 """So that the owner never stays away long from what else it watches."""
 SHOW_LIFE_SECONDS = 0.5
-"""How often consumers are shown that the orders in hand are not forgotten, at least."""
+"""How often consumers are shown that the credits in hand are not forgotten, at least."""
 POST_DEADLINE_SECONDS = 30.0
 """How long the other thread may take to end: it never waits for a consumer."""
 
@@ -51,7 +51,7 @@ class DropLedger(Protocol):
         """Transitions left the buffer for that reason."""
 
 
-class Orders:
+class DownstreamCredits:
     """Slots granted by consumers and not filled yet, and which of them a rollout may fill. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -63,58 +63,58 @@ class Orders:
 
     @property
     def newest_version(self) -> Version:
-        """The newest weights that any order asked for."""
+        """The newest weights that any credit asked for."""
         return self._newest
 
-    def add(self, order: Slot) -> None:
+    def add(self, credit: Slot) -> None:
         """A consumer granted another."""
-        self._in_hand.append(order)
-        self._newest = max(self._newest, order.min_version)
+        self._in_hand.append(credit)
+        self._newest = max(self._newest, credit.min_version)
 
     def take_for(self, oldest_version: Version) -> Slot | StaleReason:
-        """The order that a rollout acted with weights from ``oldest_version`` on fills, or why it fills none.
+        """The credit that a rollout acted with weights from ``oldest_version`` on fills, or why it fills none.
 
-        Of the orders that ask for no newer weights it is one that asks for the newest, and of these the first: those
+        Of the credits that ask for no newer weights it is one that asks for the newest, and of these the first: those
         that ask for less are left to rollouts that are older. As each rollout was granted for weights at least as new
-        as those of some order before it, there is one left for each. Only what a producer brings from before an end
+        as those of some credit before it, there is one left for each. Only what a producer brings from before an end
         of this buffer worker, or of its consumer, may find none: it could not be trained without breaking the lag.
         """
-        fitting = [order for order in self._in_hand if order.min_version <= oldest_version]
+        fitting = [credit for credit in self._in_hand if credit.min_version <= oldest_version]
         if not fitting:
             return "stale" if oldest_version.attempt == self._newest.attempt else "old_attempt"
-        chosen = max(fitting, key=lambda order: order.min_version)
+        chosen = max(fitting, key=lambda credit: credit.min_version)
         self._in_hand.remove(chosen)
         return chosen
 
 
-class Relay:
+class Forwarder:
     """Passes slots on. One thread owns it; ``start`` first, ``close`` last."""
 
     def __init__(
         self, *, upstream: SampleConsumer, downstream: Shard, num_lanes: int, ledger: DropLedger, clock: Clock
     ) -> None:
-        """Between two streams whose slots have ``num_lanes`` lanes; both are given to the relay, which closes them."""
+        """Forward slots of ``num_lanes`` lanes. The forwarder owns both streams and closes them."""
         self._upstream = upstream
         self._downstream = downstream
         self._num_lanes = num_lanes
         self._ledger = ledger
         self._now = clock.monotonic
         self._held: deque[Slot] = deque()
-        """Taken and not passed on: there was no order for them yet. The owner's."""
+        """Taken and not passed on: there was no credit for them yet. The owner's."""
         self._lock = threading.Lock()
         # Guarded by _lock:
-        self._orders = Orders()
+        self._credits = DownstreamCredits()
         self._filled: deque[Slot] = deque()
         self._polls = 0
         # The other thread's:
         self._polls_seen = -1
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        self._wake = Wake()
-        self._thread = threading.Thread(target=self._run, name="relay-orders", daemon=True)
+        self._wake = EventFd()
+        self._thread = threading.Thread(target=self._run, name="forwarder-credits", daemon=True)
 
     def start(self) -> None:
-        """Begin to take orders."""
+        """Begin to take credits."""
         self._thread.start()
 
     def check(self) -> None:
@@ -127,10 +127,10 @@ class Relay:
             raise self._error
 
     @property
-    def num_orders(self) -> int:
-        """Orders in hand that are not filled."""
+    def num_credits(self) -> int:
+        """Credits in hand that are not filled."""
         with self._lock:
-            return len(self._orders)
+            return len(self._credits)
 
     def receive(self, timeout: float) -> None:
         """Wait for slots, at most ``timeout`` seconds."""
@@ -139,15 +139,15 @@ class Relay:
         self._held.extend(self._upstream.receive(MAX_SLOTS_A_POLL, timeout))
 
     def pass_on(self) -> Passed:
-        """Pass on what was received, as far as there are orders."""
+        """Pass on what was received, as far as there are credits."""
         num_slots = num_transitions = 0
-        while self._held and (order := self._order_for(self._held[0])) is not None:
+        while self._held and (credit := self._credit_for(self._held[0])) is not None:
             slot = self._held.popleft()
-            if isinstance(order, Slot):
-                self._fill(order, slot)
+            if isinstance(credit, Slot):
+                self._fill(credit, slot)
                 num_slots, num_transitions = num_slots + 1, num_transitions + slot.num_transitions
             else:
-                self._drop(slot, order)
+                self._drop(slot, credit)
         return Passed(num_slots, num_transitions)
 
     def close(self) -> None:
@@ -169,8 +169,8 @@ class Relay:
 
     # The owner's thread.
 
-    def _order_for(self, slot: Slot) -> Slot | StaleReason | None:
-        """See ``Orders.take_for``; None while there is none at all.
+    def _credit_for(self, slot: Slot) -> Slot | StaleReason | None:
+        """See ``DownstreamCredits.take_for``; None while there is none at all.
 
         A slot with more or fewer lanes fills none: an actor sends it that was made for another number of environments
         and is there until its successor is.
@@ -178,15 +178,15 @@ class Relay:
         if slot.num_lanes != self._num_lanes:
             return "old_attempt"
         with self._lock:
-            return self._orders.take_for(slot.oldest_version) if len(self._orders) else None
+            return self._credits.take_for(slot.oldest_version) if len(self._credits) else None
 
-    def _fill(self, order: Slot, slot: Slot) -> None:
+    def _fill(self, credit: Slot, slot: Slot) -> None:
         for name, array in slot.arrays.items():
-            order.arrays[name][...] = array
-        order.num_transitions = slot.num_transitions
+            credit.arrays[name][...] = array
+        credit.num_transitions = slot.num_transitions
         self._upstream.release(slot)
         with self._lock:
-            self._filled.append(order)
+            self._filled.append(credit)
         self._wake.set()
 
     def _drop(self, slot: Slot, reason: StaleReason) -> None:
@@ -196,7 +196,7 @@ class Relay:
         _log.info("slot_dropped", reason=reason, version=str(slot.oldest_version), num_lanes=num_lanes)
         self._upstream.release(slot)
         with self._lock:
-            newest = self._orders.newest_version
+            newest = self._credits.newest_version
         self._upstream.grant(num_lanes, newest)
 
     # The other thread.
@@ -209,7 +209,7 @@ class Relay:
             while not self._stopping.is_set():
                 self._wake.clear()
                 self._post_filled()
-                self._take_orders()
+                self._take_credits()
                 self._show_life()
                 until = min(SHOW_LIFE_SECONDS, self._downstream.retries_at - self._now())
                 poll.poll(max(0.0, until * 1000))
@@ -222,18 +222,18 @@ class Relay:
             with self._lock:
                 if not self._filled:
                     return
-                order = self._filled.popleft()
-            self._downstream.post(order)
+                credit = self._filled.popleft()
+            self._downstream.post(credit)
 
-    def _take_orders(self) -> None:
+    def _take_credits(self) -> None:
         while True:
             try:
-                order = self._downstream.acquire(timeout=0)
+                credit = self._downstream.acquire(timeout=0)
             except StreamTimeout:
                 return
             with self._lock:
-                self._orders.add(order)
-            self._upstream.grant(self._num_lanes, order.min_version)
+                self._credits.add(credit)
+            self._upstream.grant(self._num_lanes, credit.min_version)
 
     def _show_life(self) -> None:
         """On behalf of the owner: one that does not poll is as good as dead."""

@@ -28,11 +28,11 @@ from rlsrl.runtime.ledger import (
     settle_ledger,
 )
 from rlsrl.streams.connect import consumer_for
+from rlsrl.streams.eventfd import EventFd
 from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
-from rlsrl.streams.wake import Wake
 from rlsrl.testing.stream_bench import DEADLINE, NUM_LANES, TOKEN, TRANSITIONS, fill, small_layout, value_of
 from rlsrl.workers.build.samples import open_producer
-from rlsrl.workers.relay import Orders, Relay
+from rlsrl.workers.forwarder import DownstreamCredits, Forwarder
 
 NOWHERE_ELSE = Directory(lambda role, index: None)
 LAYOUT = small_layout()
@@ -83,15 +83,15 @@ class Chain:
         self._resources.callback(self.downstream.close)
         self._lives += 1
         self.upstream = self._consumer("buffer", self.ledger, slots=2)
-        self.relay = Relay(
+        self.forwarder = Forwarder(
             upstream=self.upstream,
             downstream=self.downstream,
             num_lanes=NUM_LANES,
             ledger=self.ledger,
             clock=SystemClock(),
         )
-        self._resources.callback(self.relay.close)
-        self.relay.start()
+        self._resources.callback(self.forwarder.close)
+        self.forwarder.start()
 
     def kill_buffer(self) -> None:
         """It is gone from one moment to the next: nothing more is written, said or counted."""
@@ -119,9 +119,9 @@ class Chain:
         for actor in self._actors:
             with suppress(StreamTimeout, StreamClosed):
                 actor.flush(0)
-        self.relay.check()
-        self.relay.receive(TICK)
-        self.relay.pass_on()
+        self.forwarder.check()
+        self.forwarder.receive(TICK)
+        self.forwarder.pass_on()
         slots = self.trainer.receive(64, TICK)
         assert all(slot.oldest_version >= slot.min_version for slot in slots), "the policy lag is kept"
         self.arrived += slots
@@ -265,8 +265,8 @@ def test_what_it_posted_and_the_trainer_never_got_is_settled_by_its_next_life(ch
     chain.trainer.grant(NUM_LANES, INITIAL)
     actor.post(fill(chain.acquire(actor), 1))
     while chain.page.record.counters["passed_on"] == 0:
-        chain.relay.receive(TICK)
-        chain.relay.pass_on()
+        chain.forwarder.receive(TICK)
+        chain.forwarder.pass_on()
         with pytest.raises(StreamTimeout):
             actor.acquire(TICK)
     chain.kill_buffer()
@@ -284,7 +284,7 @@ def test_a_rollout_from_before_is_dropped_if_it_breaks_the_lag_and_asked_for_ane
     chain.kill_buffer()
     chain.trainer.grant(0, LATER)  # what is given to the next life asks for new weights
     chain.start_buffer()
-    chain.until(lambda: chain.relay.num_orders == 1)
+    chain.until(lambda: chain.forwarder.num_credits == 1)
     actor.post(rollout(in_hand, 1, V1))
     chain.until(lambda: chain.page.record.counters["dropped.old_attempt"] == TRANSITIONS)
     slot = chain.acquire(actor)
@@ -305,7 +305,7 @@ def test_what_an_actor_of_another_size_brings_is_dropped_and_all_its_lanes_asked
     in_hand = chain.acquire(former)
     chain.kill_buffer()
     chain.start_buffer()
-    chain.until(lambda: chain.relay.num_orders == 2)
+    chain.until(lambda: chain.forwarder.num_credits == 2)
     former.post(rollout(in_hand, 1, V1))
     chain.until(lambda: chain.page.record.counters["dropped.old_attempt"] == transitions)
     former.post(rollout(chain.acquire(former, seconds=10.0), 2, V1))
@@ -324,7 +324,7 @@ def test_a_clean_end_counts_what_is_left(chain: Chain) -> None:
     for value in range(2):
         actor.post(fill(chain.acquire(actor), value))
     chain.flush(actor)
-    chain.relay.close()
+    chain.forwarder.close()
     chain.ledger.end()
     actor.close()
     chain.trainer.close()
@@ -365,7 +365,7 @@ class IdleShard:
     """A producer without credits, that counts."""
 
     def __init__(self) -> None:
-        self.wake = Wake()
+        self.wake = EventFd()
         self.looks = threading.Semaphore(0)
         self.touches = 0
         self.retries_at = float("inf")
@@ -396,15 +396,15 @@ def test_a_worker_that_hangs_shows_no_life(tmp_path: Path) -> None:
         chain = Chain(tmp_path, resources, "")
         shard = IdleShard()
         shard.wake.set()  # its thread looks all the time
-        relay = Relay(
+        forwarder = Forwarder(
             upstream=chain.upstream,
             downstream=shard,
             num_lanes=NUM_LANES,
             ledger=chain.ledger,
             clock=SystemClock(),
         )
-        resources.callback(relay.close)
-        relay.start()
+        resources.callback(forwarder.close)
+        forwarder.start()
 
         def look_around() -> int:
             for _ in range(20):
@@ -412,43 +412,43 @@ def test_a_worker_that_hangs_shows_no_life(tmp_path: Path) -> None:
             return shard.touches
 
         assert look_around() == look_around() == 1
-        relay.receive(0.0)
-        relay.pass_on()
+        forwarder.receive(0.0)
+        forwarder.pass_on()
         while look_around() == 1:
             pass
         assert look_around() == look_around() == 2
 
 
-# Which order a rollout fills.
+# Which credit a rollout fills.
 
 
-def order(version: Version) -> Slot:
+def credit(version: Version) -> Slot:
     return Slot(arrays={}, min_version=version)
 
 
 def test_a_rollout_fills_the_order_that_asks_for_the_newest_weights_it_has() -> None:
-    orders = Orders()
+    in_hand = DownstreamCredits()
     for version in (V1, V2, V2, V3):
-        orders.add(order(version))
-    assert orders.newest_version == V3
-    filled = [orders.take_for(version) for version in (V2, V3, V2, V1)]
+        in_hand.add(credit(version))
+    assert in_hand.newest_version == V3
+    filled = [in_hand.take_for(version) for version in (V2, V3, V2, V1)]
     assert [slot.min_version for slot in filled if isinstance(slot, Slot)] == [V2, V3, V2, V1]
-    assert len(orders) == 0
+    assert len(in_hand) == 0
 
 
 def test_one_that_no_order_wants_is_named_stale_or_of_an_old_attempt() -> None:
-    orders = Orders()
-    orders.add(order(V3))
-    assert orders.take_for(V2) == "stale"
-    orders.add(order(LATER))
-    assert orders.take_for(V2) == "old_attempt"
-    assert len(orders) == 2
+    in_hand = DownstreamCredits()
+    in_hand.add(credit(V3))
+    assert in_hand.take_for(V2) == "stale"
+    in_hand.add(credit(LATER))
+    assert in_hand.take_for(V2) == "old_attempt"
+    assert len(in_hand) == 2
 
 
 @given(st.data())
 def test_whatever_was_granted_finds_its_order(data: st.DataObject) -> None:
-    """Orders of rising versions come and are granted on; rollouts come in any order, acted with any later weights."""
-    orders = Orders()
+    """Credits of rising versions come and are granted on; rollouts come in any order, acted with any later weights."""
+    in_hand = DownstreamCredits()
     granted = 0
     rolling: list[Version] = []
     step = 0
@@ -456,15 +456,15 @@ def test_whatever_was_granted_finds_its_order(data: st.DataObject) -> None:
         match data.draw(st.sampled_from(["order", "issue", "come"])):
             case "order":
                 step += data.draw(st.integers(0, 2))
-                orders.add(order(Version(1, step)))
+                in_hand.add(credit(Version(1, step)))
                 granted += 1
             case "issue" if granted:
                 granted -= 1
-                acted = orders.newest_version.step + data.draw(st.integers(0, 2))
+                acted = in_hand.newest_version.step + data.draw(st.integers(0, 2))
                 rolling.append(Version(1, acted))
             case "come" if rolling:
                 version = rolling.pop(data.draw(st.integers(0, len(rolling) - 1)))
-                found = orders.take_for(version)
+                found = in_hand.take_for(version)
                 assert isinstance(found, Slot)
                 assert found.min_version <= version
-    assert len(orders) == granted + len(rolling)
+    assert len(in_hand) == granted + len(rolling)

@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 
 
-class Wake:
+class EventFd:
     """Stays ready from ``set`` on, until ``clear``. Safe from any thread, also when ``set`` and ``close`` meet."""
 
     def __init__(self) -> None:
