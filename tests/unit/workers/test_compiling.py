@@ -1,4 +1,4 @@
-"""When a rank changes over to the compiled step, what it does where that fails, and the child that compiles."""
+"""When a rank switches to the compiled step, what it does if that fails, and the child that compiles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlsrl.testing.contexts import make_context
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.waiting import until
 from rlsrl.workers import compiling
-from rlsrl.workers.compiling import BEGIN_SECONDS, StepCompiler, compiling_environment, request_for
+from rlsrl.workers.compiling import START_SECONDS, StepCompiler, compiling_environment, request_for
 from rlsrl.workers.gang import SoloGang
 
 EXPERIMENT = """
@@ -104,7 +104,7 @@ class Rank:
         self.compiler = StepCompiler(
             mode=mode,
             learner=self.learner,  # type: ignore[arg-type]  # as much of one as is used
-            stand_in=lambda: {"a": "batch"},  # type: ignore[dict-item]
+            example_batch=lambda: {"a": "batch"},  # type: ignore[dict-item]
             request=REQUEST,
             context=self.context,
             on_gpu=on_gpu,
@@ -131,7 +131,7 @@ def make_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 def begun(rank: Rank) -> FakeChild:
     rank.compiler.stage()
-    rank.clock.advance(BEGIN_SECONDS)
+    rank.clock.advance(START_SECONDS)
     rank.compiler.stage()
     (child,) = FakeChild.made
     return child
@@ -142,15 +142,15 @@ def test_in_the_background_it_begins_after_a_while_and_changes_over_when_the_chi
 ) -> None:
     rank = make_rank()
     rank.follow()
-    rank.clock.advance(BEGIN_SECONDS / 2)
+    rank.clock.advance(START_SECONDS / 2)
     rank.follow()
     assert (FakeChild.made, rank.gauge) == ([], 0)
     with capture_logs() as logs:
-        rank.clock.advance(BEGIN_SECONDS / 2)
+        rank.clock.advance(START_SECONDS / 2)
         rank.follow()
         (child,) = FakeChild.made
         rank.follow()
-        assert (rank.compiler.stage(), rank.compiler.holds_training, rank.learner.compiled) == ("waiting", False, [])
+        assert (rank.compiler.stage(), rank.compiler.blocks_training, rank.learner.compiled) == ("waiting", False, [])
         child.ended = True
         rank.follow()
     assert (rank.learner.compiled, rank.learner.uses_compiled) == ([{"a": "batch"}], True)
@@ -169,11 +169,11 @@ def test_upfront_no_step_is_made_before(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank("upfront")
     rank.follow()
     (child,) = FakeChild.made
-    assert rank.compiler.holds_training
+    assert rank.compiler.blocks_training
     assert child.request.splitlines()[1] == b"0"
     child.ended = True
     rank.follow()
-    assert (rank.compiler.holds_training, rank.learner.uses_compiled) == (False, True)
+    assert (rank.compiler.blocks_training, rank.learner.uses_compiled) == (False, True)
 
 
 @pytest.mark.parametrize(("on_gpu", "children"), [(False, 0), (True, 1)])
@@ -189,7 +189,7 @@ def test_off_there_is_nothing(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank("off")
     with capture_logs() as logs:
         rank.follow()
-    assert (FakeChild.made, logs, rank.compiler.holds_training, rank.gauge) == ([], [], False, 0)
+    assert (FakeChild.made, logs, rank.compiler.blocks_training, rank.gauge) == ([], [], False, 0)
 
 
 def not_compiled(logs: list[Any]) -> list[str]:
@@ -202,9 +202,9 @@ def test_without_a_compiler_training_goes_on_and_one_line_says_so(make_rank: Cal
     with capture_logs() as logs:
         for _ in range(3):
             rank.follow()
-            rank.clock.advance(BEGIN_SECONDS)
+            rank.clock.advance(START_SECONDS)
     assert not_compiled(logs) == ["there is no C++ compiler g++"]
-    assert (FakeChild.made, rank.compiler.stage(), rank.compiler.holds_training) == ([], "eager", False)
+    assert (FakeChild.made, rank.compiler.stage(), rank.compiler.blocks_training) == ([], "eager", False)
 
 
 def test_a_child_that_fails_leaves_training_as_it_is(make_rank: Callable[..., Rank]) -> None:
@@ -259,7 +259,7 @@ def test_a_rank_that_gave_up_ends_the_others_children(make_rank: Callable[..., R
 def test_of_the_ranks_on_a_machine_the_first_has_the_child(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank(LOCAL_RANK="1")
     assert rank.compiler.stage() == "ready"
-    rank.clock.advance(BEGIN_SECONDS)
+    rank.clock.advance(START_SECONDS)
     rank.follow("waiting", gang=TwoRanks(other_compiled=True))
     assert (FakeChild.made, rank.learner.compiled) == ([], [])
 
@@ -288,7 +288,7 @@ def test_where_it_is_kept(tmp_path: Path, environ: Mapping[str, str], folder: st
 
 
 def test_nowhere_to_keep_it_is_said() -> None:
-    with pytest.raises(OSError, match="neither XDG_CACHE_HOME nor HOME"):
+    with pytest.raises(OSError, match="set XDG_CACHE_HOME or HOME"):
         compiling_environment({"PATH": os.environ["PATH"]})
 
 

@@ -66,5 +66,5 @@ def test_what_is_asked_for_is_normalised(overrides: list[str], statistics: set[s
 
 def test_observations_that_cannot_be_normalised_are_refused_by_name() -> None:
     pixels = EnvSpec(observation={"observation": ArraySpec(shape=(8, 8), dtype="uint8")}, action=discrete_action(2))
-    with pytest.raises(ConfigurationError, match=r"policy\.normalizeObservations: .* observes observation uint8"):
+    with pytest.raises(ConfigurationError, match=r"policy\.normalizeObservations is true.* observes observation uint8"):
         _normalizer(config("policy.normalizeObservations=true"), pixels)

@@ -28,7 +28,17 @@ from rlsrl.testing.waiting import until
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.gang import SoloGang
 from rlsrl.workers.progress import Progress, StopConditions
-from rlsrl.workers.training import Cadence, Checkpoint, TrainingThread, Tuning, count_discards
+from rlsrl.workers.training import (
+    Cadence,
+    Checkpoint,
+    Experience,
+    Learning,
+    Outputs,
+    StartingPoint,
+    TrainingSettings,
+    TrainingThread,
+    count_discards,
+)
 
 ENV = discrete_env_spec()
 STEPS, LANES = 4, 2
@@ -112,8 +122,8 @@ class Bench:
         self.buffer = FifoBuffer(layout=layout, batch_lanes=LANES, max_policy_lag=buffer_lag or max_policy_lag)
         never = dict.fromkeys(("return_mean", "env_steps", "train_steps", "wall_seconds"))
 
-        def tuning(stop: Mapping[str, float]) -> Tuning:
-            return Tuning(
+        def settings(stop: Mapping[str, float]) -> TrainingSettings:
+            return TrainingSettings(
                 stop_conditions=StopConditions(episodes=2, **{**never, **stop}),
                 cadence=Cadence(
                     report=FrequencyControl(seconds=1.0, clock=self.clock),
@@ -125,31 +135,35 @@ class Bench:
             )
 
         self.thread = TrainingThread(
-            learner=self.learner,  # type: ignore[arg-type]  # as much of one as the thread uses
-            compiler=StepCompiler(
-                mode="off",
-                learner=self.learner,  # type: ignore[arg-type]
-                stand_in=dict,
-                request="",
-                context=self.context,
+            learning=Learning(
+                learner=self.learner,  # type: ignore[arg-type]  # as much of one as the thread uses
+                compiler=StepCompiler(
+                    mode="off",
+                    learner=self.learner,  # type: ignore[arg-type]
+                    example_batch=dict,
+                    request="",
+                    context=self.context,
+                ),
+                settings=settings(stop or {}),
+                read_settings=settings,
             ),
-            buffer=self.buffer,
-            limiter=RateLimiter.on_policy(batch_lanes=LANES, max_policy_lag=max_policy_lag),
-            batch_lanes=LANES,
-            max_policy_lag=max_policy_lag,
-            version=version,
-            progress=progress or Progress(episodes=2),
-            tuning=tuning(stop or {}),
-            tuned=tuning,
-            ledger=self.ledger,
-            absent_ledgers=[ABSENT],
+            experience=Experience(
+                buffer=self.buffer,
+                limiter=RateLimiter.on_policy(batch_lanes=LANES, max_policy_lag=max_policy_lag),
+                grant=self.consumer.grant,
+                ledger=self.ledger,
+                batch_lanes=LANES,
+                max_policy_lag=max_policy_lag,
+            ),
+            start=StartingPoint(version=version, progress=progress or Progress(episodes=2), absent_ledgers=[ABSENT]),
+            outputs=Outputs(
+                publish=self.published.append,
+                store=self.stored.append,
+                metadata={"program": None},
+                on_end=self.ended.set,
+            ),
             context=self.context,
             gang=SoloGang(),
-            metadata={"program": None},
-            grant=self.consumer.grant,
-            publish=self.published.append,
-            store=self.stored.append,
-            on_end=self.ended.set,
         )
 
     def receive(self) -> None:

@@ -1,4 +1,4 @@
-"""What a trainer rank learns with; also made by who compiles its step beside it."""
+"""Builds a trainer rank's learner; the process that compiles the step beside training builds the same one."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def build_learner(
     reduce: Reduce,
     device: torch.device,
 ) -> Learner:
-    """A rank's learner on its device, with the parameters ``initial``; ``reduce`` sums over the ranks.
+    """Return a rank's learner on its device, with the parameters ``initial``. ``reduce`` sums over the ranks.
 
-    ``policy`` is on the CPU. Where that is not the device, the learner has a network of its own.
+    ``policy`` is on the CPU. On another device the learner has a network of its own.
 
     Raises:
-        ConfigurationError: observations cannot be normalised as asked for.
+        ConfigurationError: the config asks to normalise observations, and none can be normalised.
     """
     ppo = config.algorithm
     if device.type != "cpu":
@@ -68,12 +68,12 @@ def build_learner(
 
 
 def rank_device(config: TrainerConfig, policy: TorchPolicy, environ: Mapping[str, str] = os.environ) -> torch.device:
-    """Where this process trains, or compiles for who does: torchrun tells which of the machine's ranks it is.
+    """Return the device on which this process trains, or compiles for the rank that does.
 
-    What can be exported is small.
+    torchrun's variables say which of the machine's ranks it is. A policy that can be exported counts as small.
 
     Raises:
-        ConfigurationError: there are fewer GPUs than have to be.
+        ConfigurationError: the machine has fewer GPUs than ranks.
     """
     place, places = int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1"))
     is_small = policy.export() is not None
@@ -81,7 +81,7 @@ def rank_device(config: TrainerConfig, policy: TorchPolicy, environ: Mapping[str
 
 
 def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:
-    """The layout of one rank's part of a batch."""
+    """Return the layout of one rank's part of a batch."""
     return rollout_layout(
         env_spec,
         num_steps=config.rollout_length,
@@ -90,8 +90,8 @@ def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:
     )
 
 
-def stand_in_batch(config: TrainerConfig, env_spec: EnvSpec) -> Arrays:
-    """One rank's part of a batch, of zeros."""
+def example_batch(config: TrainerConfig, env_spec: EnvSpec) -> Arrays:
+    """Return one rank's part of a batch, filled with zeros."""
     layout = batch_layout(config, env_spec)
     arrays = layout.view(bytearray(layout.nbytes))
     arrays["mask"][...] = True
@@ -99,12 +99,12 @@ def stand_in_batch(config: TrainerConfig, env_spec: EnvSpec) -> Arrays:
 
 
 def learning_rate_of(config: TrainerConfig) -> Scheduled:
-    """The learning rate, and how it changes."""
+    """Return the learning rate or its schedule."""
     return _scheduled(config.algorithm.learning_rate, config.algorithm.learning_rate_schedule, config)
 
 
 def coefficients_of(config: TrainerConfig) -> dict[str, Scheduled]:
-    """The coefficients of the loss that may change, by name."""
+    """Return the loss's coefficients that may change, by name."""
     ppo = config.algorithm
     return {
         "clip_range": _scheduled(ppo.clip_range, ppo.clip_range_schedule, config),
@@ -125,6 +125,7 @@ def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
     if config.normalize_observations and not observation:
         dtypes = ", ".join(f"{path} {spec.dtype}" for path, spec in env_spec.observation.items())
         raise ConfigurationError(
-            f"policy.normalizeObservations: only floats are normalised, and the environment observes {dtypes}"
+            f"policy.normalizeObservations is true, but the environment observes {dtypes}: only floats are normalised. "
+            f"Set it to false."
         )
     return Normalizer(observation, rewards=config.algorithm.normalize_rewards)

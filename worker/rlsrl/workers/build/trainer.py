@@ -1,18 +1,21 @@
-"""What a trainer rank is made of."""
+"""Builds the parts of a trainer rank from its config."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from rlsrl.algorithms.learner import Learner
 from rlsrl.api.live import settings_of, with_settings
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.buffers.fifo import FifoBuffer
 from rlsrl.buffers.limiter import RateLimiter
+from rlsrl.data.slots import SlotLayout
+from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
@@ -29,9 +32,9 @@ from rlsrl.workers.build.learner import (
     batch_layout,
     build_learner,
     coefficients_of,
+    example_batch,
     learning_rate_of,
     rank_device,
-    stand_in_batch,
 )
 from rlsrl.workers.build.parameters import open_parameter_publisher
 from rlsrl.workers.checkpoints import CheckpointWriter
@@ -39,17 +42,25 @@ from rlsrl.workers.compiling import StepCompiler, request_for
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, StopConditions
-from rlsrl.workers.training import Cadence, TrainingThread, Tuning
+from rlsrl.workers.training import (
+    Cadence,
+    Experience,
+    Learning,
+    Outputs,
+    StartingPoint,
+    TrainingSettings,
+    TrainingThread,
+)
 
 GANG_SECONDS = 120.0
-"""How long a rank waits for the others at a step boundary: longer than a step takes; then the gang starts anew."""
+"""How long a rank waits for the others at a step boundary before the gang restarts. A step takes less."""
 REPORT_SECONDS = 1.0
-"""Time between two rows of the learning curve."""
+"""Seconds between two rows of the learning curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerParts:
-    """What a trainer is made of."""
+    """The parts of a trainer."""
 
     gang: Gang
     consumer: SampleConsumer
@@ -58,13 +69,13 @@ class TrainerParts:
     training: TrainingThread
     checkpoints: CheckpointWriter
     resources: ExitStack
-    """Closes the consumer, the broadcast and the ledger's page."""
+    """Closes the publisher, the consumer and the ledger's page."""
 
 
 def build_trainer(
     config: TrainerConfig, context: WorkerContext, db: ParameterDB, *, on_training_end: Callable[[], None]
 ) -> TrainerParts:
-    """A rank's parts, resumed from the newest durable version; the first version is made durable if there is none.
+    """Build a rank's parts, resumed from the newest durable version. If there is none, make the first version durable.
 
     Waits for the other ranks of its gang.
 
@@ -77,78 +88,33 @@ def build_trainer(
     device = rank_device(config, policy)
     gang = gang_of(config, device)
     context.log.info("training_on", device=str(device))
-    # Settings that were edited a moment ago may have reached some ranks only.
+    # An edit of a moment ago may have reached only some ranks: all take rank 0's settings.
     config = with_settings(config, gang.agree({"settings": settings_of(config)})[0]["settings"])
     state = _agreed_state(config, db, gang)
     initial = _initial_parameters(config, context, db, policy, state)
     learner = build_learner(config, env_spec, policy, initial, gang.reduce, device)
     if state is not None:
         learner.load_state_dict(state.arrays, state.values["learner"])
-    program = policy.export()
-    if program is not None:
-        check_export(policy, program, learner.parameters(initial.version))
-    description = {EXPORTED_ACTOR_KEY: None if program is None else program.to_json()}
+    metadata = _exported_actor(policy, learner.parameters(initial.version))
     layout = batch_layout(config, env_spec)
+    ledgers = state.values["ledgers"] if state is not None else []
     with ExitStack() as resources:
-        page = context.open_ledger_page()
-        resources.callback(page.close)
-        ledger = TrainerLedger(page)
-        ledgers = state.values["ledgers"] if state is not None else []
-        saved = ledgers[gang.rank] if gang.rank < len(ledgers) else None
-        ledger.resume(saved, incarnation=context.incarnation)
-        endpoint = own_address(config.serving(config.samples_endpoints, context.index))
-        consumer = consumer_for(endpoint, tls=context.tls, on_unauthenticated=context.count_unauthenticated)(
-            endpoint,
-            token=context.token,
-            layout_digest=layout.step_digest,
-            ledger=ledger,
-            slots_per_producer=config.slots_per_producer,
-            peer_timeout=config.peer_timeout_seconds,
-            expected_producers=config.num_producers,
-        )
-        resources.callback(consumer.close)
-        publish: Callable[[Parameters], None] = _publish_nothing
-        if gang.rank == 0:
-            publisher = open_parameter_publisher(config, context.token, context.tls, description)
-            resources.callback(publisher.close)
-            publish = publisher.publish
+        ledger = _resumed_ledger(context, ledgers[gang.rank] if gang.rank < len(ledgers) else None, resources)
+        consumer = _open_consumer(config, context, layout, ledger, resources)
         buffer = FifoBuffer(layout=layout, batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
-        context.metrics.checkpoint_period_seconds.set(config.versions.every_seconds)
-        checkpoints = CheckpointWriter(
-            db=db,
-            policy_name=config.policy_name,
-            keep_last=config.versions.keep_last,
-            log=context.log,
-            on_stored=lambda version: _show_durable(version, context),
-            on_failed=context.metrics.checkpoints_failed.inc,
-        )
+        checkpoints = _checkpoint_writer(config, context, db)
         training = TrainingThread(
-            learner=learner,
-            compiler=StepCompiler(
-                mode=config.compile,
-                learner=learner,
-                stand_in=lambda: stand_in_batch(config, env_spec),
-                request=request_for(config, env_spec),
-                context=context,
-                on_gpu=device.type == "cuda",
+            learning=_learning(config, context, env_spec, learner, device),
+            experience=_experience(config, state, consumer, buffer, ledger),
+            start=_starting_point(config, context, state, absent_ledgers=ledgers[gang.size :]),
+            outputs=Outputs(
+                publish=_open_publisher(config, context, metadata, resources) if gang.rank == 0 else _publish_nothing,
+                store=checkpoints.store,
+                metadata=metadata,
+                on_end=on_training_end,
             ),
-            buffer=buffer,
-            limiter=_resumed_limiter(config, state),
-            batch_lanes=config.lanes_per_rank,
-            max_policy_lag=config.max_policy_lag,
-            version=Version(context.attempt, state.version.step if state is not None else 0),
-            progress=_resumed_progress(config, state),
-            tuning=_tuning(config),
-            tuned=lambda settings: _tuning(with_settings(config, settings)),
-            ledger=ledger,
-            absent_ledgers=ledgers[gang.size :],
             context=context,
             gang=gang,
-            metadata=description,
-            grant=consumer.grant,
-            publish=publish,
-            store=checkpoints.store,
-            on_end=on_training_end,
         )
         if state is None:
             first = training.checkpoint()
@@ -165,36 +131,106 @@ def build_trainer(
         )
 
 
+def _exported_actor(policy: TorchPolicy, parameters: Parameters) -> dict[str, Any]:
+    """Return the metadata that hands the exported actor to the actors, once it computes what the network does."""
+    exported = policy.export()
+    if exported is not None:
+        check_export(policy, exported, parameters)
+    return {EXPORTED_ACTOR_KEY: None if exported is None else exported.to_json()}
+
+
+def _resumed_ledger(context: WorkerContext, saved: Mapping[str, Any] | None, resources: ExitStack) -> TrainerLedger:
+    page = context.open_ledger_page()
+    resources.callback(page.close)
+    ledger = TrainerLedger(page)
+    ledger.resume(saved, incarnation=context.incarnation)
+    return ledger
+
+
+def _open_consumer(
+    config: TrainerConfig, context: WorkerContext, layout: SlotLayout, ledger: TrainerLedger, resources: ExitStack
+) -> SampleConsumer:
+    endpoint = own_address(config.serving(config.samples_endpoints, context.index))
+    consumer = consumer_for(endpoint, tls=context.tls, on_unauthenticated=context.count_unauthenticated)(
+        endpoint,
+        token=context.token,
+        layout_digest=layout.step_digest,
+        ledger=ledger,
+        slots_per_producer=config.slots_per_producer,
+        peer_timeout=config.peer_timeout_seconds,
+        expected_producers=config.num_producers,
+    )
+    resources.callback(consumer.close)
+    return consumer
+
+
+def _open_publisher(
+    config: TrainerConfig, context: WorkerContext, metadata: Mapping[str, Any], resources: ExitStack
+) -> Callable[[Parameters], None]:
+    publisher = open_parameter_publisher(config, context.token, context.tls, metadata)
+    resources.callback(publisher.close)
+    return publisher.publish
+
+
+def _publish_nothing(parameters: Parameters) -> None:
+    """Rank 0 publishes for all ranks."""
+    del parameters
+
+
+def _checkpoint_writer(config: TrainerConfig, context: WorkerContext, db: ParameterDB) -> CheckpointWriter:
+    def show_durable(version: Version) -> None:
+        context.metrics.durable_version_step.set(version.step)
+        context.metrics.durable_version_timestamp_seconds.set(context.clock.time())
+
+    context.metrics.checkpoint_period_seconds.set(config.versions.every_seconds)
+    return CheckpointWriter(
+        db=db,
+        policy_name=config.policy_name,
+        keep_last=config.versions.keep_last,
+        log=context.log,
+        on_stored=show_durable,
+        on_failed=context.metrics.checkpoints_failed.inc,
+    )
+
+
+def _learning(
+    config: TrainerConfig, context: WorkerContext, env_spec: EnvSpec, learner: Learner, device: torch.device
+) -> Learning:
+    return Learning(
+        learner=learner,
+        compiler=StepCompiler(
+            mode=config.compile,
+            learner=learner,
+            example_batch=lambda: example_batch(config, env_spec),
+            request=request_for(config, env_spec),
+            context=context,
+            on_gpu=device.type == "cuda",
+        ),
+        settings=_settings(config),
+        read_settings=lambda settings: _settings(with_settings(config, settings)),
+    )
+
+
 def gang_of(config: TrainerConfig, device: torch.device) -> Gang:
-    """All ranks, which train on devices of one kind.
+    """Return the gang of all ranks, which must train on devices of one kind.
 
     Raises:
-        ConfigurationError: they do not.
+        ConfigurationError: some ranks have a GPU and some have none.
     """
     if config.num_trainers == 1:
         return SoloGang()
     gang = ProcessGroupGang(timeout_seconds=GANG_SECONDS, on_gpus=device.type == "cuda")
-    kinds = [said["device"] for said in gang.agree({"device": device.type})]
+    kinds = [answer["device"] for answer in gang.agree({"device": device.type})]
     if len(set(kinds)) > 1:
         raise ConfigurationError(
-            f"trainers.device is {config.device}, and of the ranks' machines some have GPUs for their ranks and some "
-            f"have not ({', '.join(kinds)}); allowed: cpu, or cuda with a GPU for each rank"
+            f"trainers.device is {config.device}, and the ranks would train on {', '.join(kinds)}; allowed: "
+            "one kind of device for all ranks, cpu or cuda with a GPU for each rank"
         )
     return gang
 
 
-def _show_durable(version: Version, context: WorkerContext) -> None:
-    context.metrics.durable_version_step.set(version.step)
-    context.metrics.durable_version_timestamp_seconds.set(context.clock.time())
-
-
-def _publish_nothing(parameters: Parameters) -> None:
-    """Rank 0 speaks for all."""
-    del parameters
-
-
 def _agreed_state(config: TrainerConfig, db: ParameterDB, gang: Gang) -> TrainerState | None:
-    """What rank 0 finds to resume from, on every rank; None if there is nothing yet."""
+    """Return the state that rank 0 resumes from, the same on every rank; None for a new run."""
     found = db.load_state(config.policy_name) if gang.rank == 0 and config.policy_name in db.policies() else None
     version = gang.agree({"resume": None if found is None else str(found.version)})[0]["resume"]
     if gang.rank == 0 or version is None:
@@ -215,49 +251,55 @@ def _initial_parameters(
     return parameters
 
 
-def _tuning(config: TrainerConfig) -> Tuning:
-    return Tuning(
-        stop_conditions=_stop_conditions(config),
-        cadence=_cadence(config),
+def _settings(config: TrainerConfig) -> TrainingSettings:
+    stop, versions = config.stop, config.versions
+    return TrainingSettings(
+        stop_conditions=StopConditions(
+            return_mean=stop.return_mean,
+            episodes=stop.episodes,
+            env_steps=stop.env_steps,
+            train_steps=stop.train_steps,
+            wall_seconds=stop.wall_seconds,
+        ),
+        cadence=Cadence(
+            report=FrequencyControl(seconds=REPORT_SECONDS),
+            push=FrequencyControl(seconds=versions.every_seconds, steps=versions.every_steps),
+            tag=FrequencyControl(seconds=versions.tag_every_seconds, steps=versions.tag_every_steps),
+        ),
         learning_rate=learning_rate_of(config),
         coefficients=coefficients_of(config),
     )
 
 
-def _resumed_limiter(config: TrainerConfig, state: TrainerState | None) -> RateLimiter:
+def _experience(
+    config: TrainerConfig,
+    state: TrainerState | None,
+    consumer: SampleConsumer,
+    buffer: FifoBuffer,
+    ledger: TrainerLedger,
+) -> Experience:
     limiter = RateLimiter.on_policy(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
     if state is not None:
         limiter.load_state_dict(state.values["limiter"])
-    return limiter
+    return Experience(
+        buffer=buffer,
+        limiter=limiter,
+        grant=consumer.grant,
+        ledger=ledger,
+        batch_lanes=config.lanes_per_rank,
+        max_policy_lag=config.max_policy_lag,
+    )
 
 
-def _resumed_progress(config: TrainerConfig, state: TrainerState | None) -> Progress:
+def _starting_point(
+    config: TrainerConfig,
+    context: WorkerContext,
+    state: TrainerState | None,
+    *,
+    absent_ledgers: Sequence[Mapping[str, Any]],
+) -> StartingPoint:
     progress = Progress(episodes=config.stop.episodes)
     if state is not None:
-        progress.load_state_dict(_mapping(state.values["progress"]))
-    return progress
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    assert isinstance(value, Mapping), "written by state_dict"  # noqa: S101 - an invariant of our own
-    return value
-
-
-def _stop_conditions(config: TrainerConfig) -> StopConditions:
-    stop = config.stop
-    return StopConditions(
-        return_mean=stop.return_mean,
-        episodes=stop.episodes,
-        env_steps=stop.env_steps,
-        train_steps=stop.train_steps,
-        wall_seconds=stop.wall_seconds,
-    )
-
-
-def _cadence(config: TrainerConfig) -> Cadence:
-    versions = config.versions
-    return Cadence(
-        report=FrequencyControl(seconds=REPORT_SECONDS),
-        push=FrequencyControl(seconds=versions.every_seconds, steps=versions.every_steps),
-        tag=FrequencyControl(seconds=versions.tag_every_seconds, steps=versions.tag_every_steps),
-    )
+        progress.load_state_dict(state.values["progress"])
+    version = Version(context.attempt, state.version.step if state is not None else 0)
+    return StartingPoint(version=version, progress=progress, absent_ledgers=absent_ledgers)
