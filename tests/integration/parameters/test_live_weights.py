@@ -33,8 +33,8 @@ from rlsrl.parameters.protocols import (
 )
 from rlsrl.parameters.service import LivePublisher, LiveReader, TransferRefused, live_publisher
 from rlsrl.parameters.service.failures import error_of
-from rlsrl.parameters.service.live import description_messages, version_messages
 from rlsrl.parameters.service.live_server import MAX_POLICIES
+from rlsrl.parameters.service.messages import live_description_messages, live_version_messages
 from rlsrl.rpc.channels import end_call, open_channel, token_metadata
 from rlsrl.rpc.codec import encode
 from rlsrl.rpc.v1 import parameters_pb2 as pb
@@ -313,11 +313,11 @@ def test_a_reader_that_does_not_read_skips_to_the_newest_and_holds_up_nobody(cal
 
 
 def test_a_version_whose_publisher_died_in_the_middle_reaches_nobody(calm: Served, policy: str) -> None:
-    whole, torn = ([*version_messages(step(number, size=2_000_000))] for number in (1, 2))
+    whole, torn = ([*live_version_messages(step(number, size=2_000_000))] for number in (1, 2))
     died = threading.Event()
 
     def until_death() -> Iterator[bytes]:
-        yield from description_messages(policy, DESCRIPTION)
+        yield from live_description_messages(policy, DESCRIPTION)
         yield from whole
         yield from torn[:-1]
         died.wait(LONG)
@@ -332,24 +332,24 @@ def test_a_version_whose_publisher_died_in_the_middle_reaches_nobody(calm: Serve
     assert reader.wait(Version(1, 2), LONG).version == Version(1, 3)
 
 
-(DESCRIBED,) = description_messages("malformed", DESCRIPTION)
-(VERSION,) = version_messages(step(1))
-LARGE = [*version_messages(step(1, size=600_000))]
+(DESCRIBED,) = live_description_messages("malformed", DESCRIPTION)
+(VERSION,) = live_version_messages(step(1))
+LARGE = [*live_version_messages(step(1, size=600_000))]
 
 
 @pytest.mark.parametrize(
     ("messages", "error", "reason"),
     [
         ([b""], TransferRefused, "shorter than its prefix"),
-        ([encode(b"\xff\xff\xff")], TransferRefused, "no Live"),
+        ([encode(b"\xff\xff\xff")], TransferRefused, "not Live"),
         ([VERSION], TransferRefused, "its description, then versions"),
         ([encode(pb.Live().SerializeToString())], TransferRefused, "its description, then versions"),
-        ([*description_messages("../up", {})], ValueError, "allowed are"),
+        ([*live_description_messages("../up", {})], ValueError, "allowed are"),
         ([DESCRIBED.replace(b'{"program"', b'["program"')], TransferRefused, "a description is JSON"),
         ([encode(pb.Live(nbytes=2, description=pb.LiveDescription(policy="x")).SerializeToString(),
                  [np.frombuffer(b"[]", np.uint8)])], TransferRefused, "a JSON object"),
         ([DESCRIBED, VERSION[:-1] + b"\x01"], Corrupt, "another checksum"),
-        ([DESCRIBED, LARGE[0]], TransferRefused, "ended within a transfer"),
+        ([DESCRIBED, LARGE[0]], TransferRefused, "ended inside a transfer"),
         ([DESCRIBED, LARGE[0], DESCRIBED], TransferRefused, "a second header"),
         ([DESCRIBED, LARGE[0], encode(b"")], TransferRefused, "a chunk of 0 bytes"),
         ([DESCRIBED, encode(pb.Live(nbytes=2**62, version=pb.LiveVersion()).SerializeToString())],
@@ -370,9 +370,9 @@ def test_a_publisher_that_sends_something_else_is_refused_and_the_server_lives(
 
 def test_one_policy_too_many_is_refused(served: Served) -> None:
     for number in range(MAX_POLICIES):
-        list(served.publish_raw(iter(description_messages(f"p{number}", {}))))
+        list(served.publish_raw(iter(live_description_messages(f"p{number}", {}))))
     with pytest.raises(grpc.RpcError) as raised:
-        list(served.publish_raw(iter(description_messages("one-more", {}))))
+        list(served.publish_raw(iter(live_description_messages("one-more", {}))))
     assert "policies are live already" in str(error_of(raised.value))
     served.publisher("p0").publish(step(1))
     assert served.reader("p0").wait(INITIAL, LONG).version == Version(1, 1)

@@ -9,7 +9,7 @@ import os
 import resource
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -25,7 +25,7 @@ from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import Corrupt, ParameterDB, Parameters
 from rlsrl.parameters.service import ServiceParameterDB, ServiceRefused, ServiceUnavailable, TransferRefused, client
 from rlsrl.parameters.service.failures import error_of
-from rlsrl.parameters.service.transfers import CHUNK_BYTES, Assembly, cut
+from rlsrl.parameters.service.transfers import CHUNK_BYTES, Transfer, cut, receive
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.codec import encode
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
@@ -110,7 +110,7 @@ def large(step: int) -> Parameters:
 def upload_messages(parameters: Parameters, **header: Any) -> list[bytes]:
     data = encode_parameters(parameters, created_at=0.0, metadata={})
     fields = {"nbytes": len(data), "content": pb.CONTENT_PARAMETERS, "policy": POLICY} | header
-    return list(cut(pb.Upload(**fields).SerializeToString(), data))
+    return list(cut(pb.Upload(**fields), data))
 
 
 # -- the server dies, freezes and comes back --------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_a_push_goes_through_though_the_server_is_killed_in_the_middle(
 ) -> None:
     kills = []
 
-    def cut_and_kill(header: bytes, content: bytes) -> Iterator[bytes]:
+    def cut_and_kill(header: pb.Upload, content: bytes) -> Iterator[bytes]:
         for number, message in enumerate(cut(header, content)):
             if number == 8 and not kills:
                 kills.append(served.server.pid)
@@ -143,16 +143,21 @@ def test_a_get_goes_through_though_the_server_is_killed_in_the_middle(
 ) -> None:
     kills = []
 
-    class KillingAssembly(Assembly):
-        def add_message(self, message: bytes) -> None:
-            super().add_message(message)
-            if not self.complete and not kills:
-                kills.append(served.server.pid)
-                served.server.kill()
-                served.start()
+    def receive_and_kill(
+        call: Iterable[bytes], header: type[pb.Download], *, max_nbytes: int
+    ) -> Iterator[Transfer[Any]]:
+        def messages() -> Iterator[bytes]:
+            for message in call:
+                yield message
+                if not kills:
+                    kills.append(served.server.pid)
+                    served.server.kill()
+                    served.start()
+
+        return receive(messages(), header, max_nbytes=max_nbytes)
 
     FilesystemParameterDB(served.folder).push(POLICY, large(1))
-    monkeypatch.setattr(client, "Assembly", KillingAssembly)
+    monkeypatch.setattr(client, "receive", receive_and_kill)
     np.testing.assert_array_equal(got(served.db()).vector, large(1).vector)
     assert len(kills) == 1
 
@@ -306,14 +311,14 @@ def spoil(message: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("messages", "error", "reason"),
     [
-        ([], TransferRefused, "without a message"),
+        ([], TransferRefused, "exactly one transfer"),
         ([b""], TransferRefused, "shorter than its prefix"),
         ([b"garbage" * 10], TransferRefused, "begins with"),
-        ([encode(b"\xff\xff\xff")], TransferRefused, "no Upload"),
+        ([encode(b"\xff\xff\xff")], TransferRefused, "not Upload"),
         ([encode(pb.Upload(nbytes=-1).SerializeToString())], TransferRefused, "over the limit"),
         ([encode(pb.Upload(nbytes=2**62).SerializeToString())], TransferRefused, "over the limit"),
-        ([FIRST], TransferRefused, "ended before"),
-        ([FIRST, *REST[:-1]], TransferRefused, "ended before"),
+        ([FIRST], TransferRefused, "ended inside a transfer"),
+        ([FIRST, *REST[:-1]], TransferRefused, "ended inside a transfer"),
         ([FIRST, FIRST], TransferRefused, "a second header"),
         ([FIRST, encode(b"")], TransferRefused, "a chunk of 0 bytes"),
         ([WHOLE, REST[0]], TransferRefused, "where 0 are missing"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -30,9 +31,9 @@ from rlsrl.parameters.service.failures import (
     error_of,
     failure_of,
 )
-from rlsrl.parameters.service.live import read_version, version_messages
-from rlsrl.parameters.service.live_server import is_news
-from rlsrl.parameters.service.transfers import Assembly, cut, open_message, parse_header
+from rlsrl.parameters.service.live_server import replaces
+from rlsrl.parameters.service.messages import live_version_messages, read_live_version
+from rlsrl.parameters.service.transfers import Transfer, TransferReceiver, cut, receive
 from rlsrl.rpc.codec import encode
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 
@@ -40,12 +41,9 @@ LIMIT = 10_000_000
 
 
 def assemble(messages: list[bytes]) -> bytes:
-    head, chunk = open_message(messages[0])
-    assembly = Assembly(parse_header(pb.Upload, head).nbytes, chunk, max_nbytes=LIMIT)
-    for message in messages[1:]:
-        assembly.add_message(message)
-    assert assembly.complete
-    return assembly.content()
+    (transfer,) = receive(messages, pb.Upload, max_nbytes=LIMIT)
+    assert transfer.messages == tuple(messages)
+    return transfer.content()
 
 
 @settings(deadline=None, max_examples=60)
@@ -54,7 +52,7 @@ def test_what_is_cut_comes_together_again(nbytes: int, chunk_lines: int) -> None
     content = random.Random(nbytes).randbytes(nbytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfers, "CHUNK_BYTES", 16 * chunk_lines)
-        messages = list(cut(pb.Upload(nbytes=nbytes).SerializeToString(), content))
+        messages = list(cut(pb.Upload(nbytes=nbytes), content))
         assert len(messages) == max(1, -(-nbytes // (16 * chunk_lines)))
     assert assemble(messages) == content
 
@@ -66,45 +64,50 @@ def body(nbytes: int, header: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     ("nbytes", "first", "later", "reason"),
     [
-        (32, b"", [], "a chunk of 0 bytes, where 32 are missing"),
-        (32, bytes(16), [body(0)], "a chunk of 0 bytes, where 16 are missing"),
-        (32, bytes(16), [body(32)], "a chunk of 32 bytes, where 16 are missing"),
-        (32, bytes(48), [], "a chunk of 48 bytes, where 32 are missing"),
-        (5, bytes(16), [body(16)], "a chunk of 16 bytes, where 0 are missing"),
-        (0, bytes(16), [], "a chunk of 16 bytes, where 0 are missing"),
-        (32, bytes(16), [body(16, b"header")], "a second header"),
-        (32, bytes(16), [b"garbage"], "shorter than its prefix"),
-        (32, bytes(16), [b"rls0" + bytes(100)], "begins with"),
-        (32, bytes(16), [body(16)[:-1]], "says that it has"),
-        (LIMIT + 1, bytes(16), [], f"is over the limit of {LIMIT}"),
-        (-1, bytes(16), [], "is over the limit"),
+        (32, 0, [], "a chunk of 0 bytes, where 32 are missing"),
+        (32, 16, [body(0)], "a chunk of 0 bytes, where 16 are missing"),
+        (32, 16, [body(32)], "a chunk of 32 bytes, where 16 are missing"),
+        (32, 48, [], "a chunk of 48 bytes, where 32 are missing"),
+        (5, 16, [body(16)], "a chunk of 16 bytes, where 0 are missing"),
+        (0, 16, [], "a chunk of 16 bytes, where 0 are missing"),
+        (32, 16, [body(16, b"header")], "a second header"),
+        (32, 16, [b"garbage"], "shorter than its prefix"),
+        (32, 16, [b"rls0" + bytes(100)], "begins with"),
+        (32, 16, [body(16)[:-1]], "says that it has"),
+        (32, 16, [], "ended inside a transfer of 32 bytes: 16 are missing"),
+        (LIMIT + 1, 16, [], f"is over the limit of {LIMIT}"),
+        (-1, 16, [], "is over the limit"),
     ],
 )
-def test_what_was_not_announced_is_refused(nbytes: int, first: bytes, later: list[bytes], reason: str) -> None:
-    def receive() -> None:
-        assembly = Assembly(nbytes, memoryview(first), max_nbytes=LIMIT)
-        for message in later:
-            assembly.add_message(message)
-
+def test_what_was_not_announced_is_refused(nbytes: int, first: int, later: list[bytes], reason: str) -> None:
+    messages = [body(first, pb.Upload(nbytes=nbytes).SerializeToString()), *later]
     with pytest.raises(TransferRefused, match=reason):
-        receive()
+        list(receive(messages, pb.Upload, max_nbytes=LIMIT))
+
+
+def test_a_header_of_another_kind_is_refused() -> None:
+    with pytest.raises(TransferRefused, match="a header that is not Upload"):
+        list(receive([body(16, b"header")], pb.Upload, max_nbytes=LIMIT))
 
 
 def test_what_is_announced_takes_no_memory() -> None:
-    assert not Assembly(2**62, memoryview(bytes(16)), max_nbytes=2**62).complete
+    announced = body(16, pb.Upload(nbytes=2**62).SerializeToString())
+    assert TransferReceiver(pb.Upload, max_nbytes=2**62).add(announced) is None
 
 
-def live_transfer(parameters: Parameters) -> tuple[pb.LiveVersion, list[bytes], int]:
-    messages = list(version_messages(parameters))
-    header = parse_header(pb.Live, open_message(messages[0])[0])
-    return header.version, messages, header.nbytes
+def test_one_stream_carries_several_transfers() -> None:
+    contents = [b"first", b"", bytes(100)]
+    messages = [message for content in contents for message in cut(pb.Live(nbytes=len(content)), content)]
+    assert [transfer.content() for transfer in receive(messages, pb.Live, max_nbytes=LIMIT)] == contents
 
 
-def received(messages: list[bytes], nbytes: int) -> Assembly:
-    assembly = Assembly(nbytes, open_message(messages[0])[1], max_nbytes=LIMIT)
-    for message in messages[1:]:
-        assembly.add_message(message)
-    return assembly
+def live_transfer(parameters: Parameters) -> Transfer[pb.Live]:
+    return received(live_version_messages(parameters))
+
+
+def received(messages: Iterable[bytes]) -> Transfer[pb.Live]:
+    (transfer,) = receive(messages, pb.Live, max_nbytes=LIMIT)
+    return transfer
 
 
 def test_a_live_version_comes_back_to_the_bit_and_read_only() -> None:
@@ -121,9 +124,9 @@ def test_a_live_version_comes_back_to_the_bit_and_read_only() -> None:
             "seen": np.array([True, False]),
         },
     )
-    header, messages, nbytes = live_transfer(sent)
-    assert len(messages) == 3
-    got = read_version(header, received(messages, nbytes))
+    transfer = live_transfer(sent)
+    assert len(transfer.messages) == 3
+    got = read_live_version(transfer)
     assert (got.version, got.layout, got.vector.tobytes()) == (sent.version, "abc", sent.vector.tobytes())
     assert got.statistics.keys() == sent.statistics.keys()
     for name, array in sent.statistics.items():
@@ -134,39 +137,34 @@ def test_a_live_version_comes_back_to_the_bit_and_read_only() -> None:
 
 
 def test_a_version_without_weights_is_one_message() -> None:
-    header, messages, nbytes = live_transfer(
-        Parameters(version=Version(1, 1), vector=np.zeros(0, np.float32), layout="abc")
-    )
-    assert (len(messages), nbytes) == (1, 0)
-    assert read_version(header, received(messages, nbytes)).vector.size == 0
+    transfer = live_transfer(Parameters(version=Version(1, 1), vector=np.zeros(0, np.float32), layout="abc"))
+    assert (len(transfer.messages), transfer.header.nbytes) == (1, 0)
+    assert read_live_version(transfer).vector.size == 0
 
 
 def test_every_changed_bit_of_a_live_version_is_noticed() -> None:
-    header, (message,), nbytes = live_transfer(
-        Parameters(version=Version(1, 1), vector=np.ones(2, np.float32), layout="abc")
-    )
-    for place in range(len(message) - nbytes, len(message)):
+    transfer = live_transfer(Parameters(version=Version(1, 1), vector=np.ones(2, np.float32), layout="abc"))
+    (message,) = transfer.messages
+    for place in range(len(message) - transfer.header.nbytes, len(message)):
         for bit in range(8):
             spoilt = bytearray(message)
             spoilt[place] ^= 1 << bit
             with pytest.raises(Corrupt, match="checksum"):
-                read_version(header, received([bytes(spoilt)], nbytes))
+                read_live_version(received([bytes(spoilt)]))
 
 
 @pytest.mark.parametrize(
     "specs", ["", "[]", "{}", '{"vector": {"shape": [9], "dtype": "float32"}}', '{"vector": {"dtype": "object"}}', "{"]
 )
 def test_a_live_version_with_other_arrays_than_it_says_is_corrupt(specs: str) -> None:
-    header, messages, nbytes = live_transfer(
-        Parameters(version=Version(1, 1), vector=np.ones(2, np.float32), layout="abc")
-    )
-    header.specs = specs
+    transfer = live_transfer(Parameters(version=Version(1, 1), vector=np.ones(2, np.float32), layout="abc"))
+    transfer.header.version.specs = specs
     with pytest.raises(Corrupt, match=r"version 1\.1"):
-        read_version(header, received(messages, nbytes))
+        read_live_version(transfer)
 
 
 @pytest.mark.parametrize(
-    ("version", "newest", "news"),
+    ("version", "newest", "expected"),
     [
         (Version(1, 0), None, True),
         (Version(1, 6), Version(1, 5), True),
@@ -176,13 +174,15 @@ def test_a_live_version_with_other_arrays_than_it_says_is_corrupt(specs: str) ->
         (Version(1, 99), Version(2, 0), StaleAttempt),
     ],
 )
-def test_live_versions_never_move_back(version: Version, newest: Version | None, news: bool | type[Exception]) -> None:
-    if isinstance(news, bool):
-        assert is_news(version, newest) is news
+def test_live_versions_never_move_back(
+    version: Version, newest: Version | None, expected: bool | type[Exception]
+) -> None:
+    if isinstance(expected, bool):
+        assert replaces(version, newest) is expected
     else:
-        with pytest.raises(news) as raised:
-            is_news(version, newest)
-        assert type(raised.value) is news
+        with pytest.raises(expected) as raised:
+            replaces(version, newest)
+        assert type(raised.value) is expected
 
 
 class Failed(grpc.RpcError):

@@ -1,8 +1,9 @@
-"""Weights over gRPC: the stored versions of whoever reaches the store, and the newest one live.
+"""Weights over gRPC, for processes that do not reach the store: the stored versions, and the newest one live.
 
 ``ParameterService`` runs in the coordinator, which alone mounts the volume. ``ServiceParameterDB`` is the database of
-everybody else. A trainer's ``LivePublisher`` sends each version into the coordinator's memory, from where a
-``LiveReader`` gets it: what shared memory does on one machine. Large things travel as transfers, see ``transfers``.
+every other process. A trainer's ``LivePublisher`` sends each version into the coordinator's memory, from where a
+``LiveReader`` receives it: they replace shared memory between pods. Stored and live weights use the same transfer
+protocol (``transfers``).
 """
 
 from rlsrl.parameters.service.client import ServiceParameterDB

@@ -1,4 +1,4 @@
-"""Errors of the store on their way to a client: raised there as they were here."""
+"""The store's errors on the wire: the client raises the same error that the service caught."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rlsrl.parameters.protocols import (
 from rlsrl.runtime.coordination import describe
 
 KIND_KEY = "rlsrl-error"
-"""Trailing metadata of a call that the store refused: one of ``_KINDS``."""
+"""Trailing metadata of a call that failed in the store; the value is a key of ``_KINDS``."""
 ERRNO_KEY = "rlsrl-errno"
-"""Trailing metadata beside it, where the system gave a number."""
+"""Trailing metadata with the errno of an OSError that has one."""
 MAX_TEXT = 2000
-"""Characters of an error's text that travel: it goes in a header, which has a limit."""
+"""Longest error text on the wire, in characters: it travels in an HTTP/2 header, whose size is limited."""
 
 
 class TransferRefused(ParameterError):  # noqa: N818 - named for what was done
-    """What was sent is too long or not what both ends agreed on; the text says in what."""
+    """A transfer is over the size limit or malformed; the text says which rule it breaks."""
 
 
 class ServiceUnavailable(ParameterError, ConnectionError):  # noqa: N818 - named for the fact
-    """Nobody answered before the call's deadline, or this end was closed. Whether a change was made is not known."""
+    """The service did not answer before the deadline, or this end was closed. A change may or may not have happened."""
 
 
 class ServiceRefused(ParameterError):  # noqa: N818 - named for what the service did
-    """The service answers and does not serve us: another token, or it has no such call."""
+    """The service answers but refuses the call: the token is not this experiment's, or the call is unknown."""
 
 
 _KINDS: Mapping[str, tuple[type[Exception], grpc.StatusCode]] = {
@@ -51,7 +51,7 @@ _KINDS: Mapping[str, tuple[type[Exception], grpc.StatusCode]] = {
     "TimeoutError": (TimeoutError, grpc.StatusCode.ABORTED),
     "OSError": (OSError, grpc.StatusCode.INTERNAL),
 }
-"""Kinds of error by name, the more special before the more general."""
+"""Kinds of error by name. Subclasses come before their base classes."""
 
 _FINAL_CODES = frozenset(
     {
@@ -61,30 +61,30 @@ _FINAL_CODES = frozenset(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
-"""Answers of gRPC itself that trying again cannot change."""
+"""Status codes of gRPC itself that another attempt cannot change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How a call ends because of an error."""
+    """The end of a call because of an error, as gRPC needs it."""
 
     kind: str
-    """One of few names."""
+    """A key of ``_KINDS``, or ``bug``."""
     code: grpc.StatusCode
     text: str
     metadata: tuple[tuple[str, str], ...]
     expected: bool
-    """Whether the error is one that a store may raise; any other is our mistake."""
+    """True for errors that a store may raise; any other error is a bug."""
 
 
 def failure_of(error: Exception) -> Failure:
-    """How a call ends that raised this."""
+    """Return how a call ends that raised this error."""
     for kind, (error_type, code) in _KINDS.items():
         if isinstance(error, error_type):
             metadata, text = [(KIND_KEY, kind)], str(error)
             if isinstance(error, OSError) and error.errno is not None:
                 metadata.append((ERRNO_KEY, str(error.errno)))
-                # The number comes first in the text of such an error, and will again.
+                # The client's OSError adds this prefix to its text again.
                 text = text.removeprefix(f"[Errno {error.errno}] ")
             return Failure(kind=kind, code=code, text=text[:MAX_TEXT], metadata=tuple(metadata), expected=True)
     text = f"the parameter service failed: {error!r}"
@@ -98,8 +98,8 @@ def failure_of(error: Exception) -> Failure:
 
 
 def error_of(failed: grpc.RpcError) -> Exception | None:
-    """The error that ended a call, to be raised; None if the call did not get through and may be made again."""
-    call = cast("grpc.Call", failed)  # what gRPC raises from a call is both
+    """Return the error that ended a call; None if the call did not reach the service and may be repeated."""
+    call = cast("grpc.Call", failed)  # a call's RpcError is also the call
     metadata = {key: value for key, value in call.trailing_metadata() or () if isinstance(value, str)}
     kind = metadata.get(KIND_KEY, "")
     if kind in _KINDS:

@@ -8,44 +8,49 @@ from typing import Any
 
 import grpc
 import structlog
+from typing_extensions import override
 
 from rlsrl.data.version import Version
 from rlsrl.parameters.encoding import check_parameters
 from rlsrl.parameters.names import check_policy
-from rlsrl.parameters.protocols import Corrupt, ParameterError, Parameters, SourceClosed
+from rlsrl.parameters.protocols import Corrupt, ParameterError, ParameterPublisher, Parameters, SourceClosed
 from rlsrl.parameters.service.failures import error_of
-from rlsrl.parameters.service.live import description_messages, version_messages
-from rlsrl.parameters.service.messages import version_from_proto
-from rlsrl.parameters.service.transfers import TRANSFERS
+from rlsrl.parameters.service.messages import live_description_messages, live_version_messages, version_from_proto
+from rlsrl.parameters.service.transfers import TransferStub
 from rlsrl.rpc.channels import token_metadata
 from rlsrl.rpc.reconnect import ReconnectingCall
 from rlsrl.rpc.tls import Tls
-from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.runtime.coordination import describe
 
 CONFIRMATION_SECONDS = 20.0
-"""How long a version that was sent may stay unconfirmed before the connection is made anew."""
+"""How long a sent version may stay unconfirmed before the publisher opens a new connection."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class LivePublisher:
-    """Sends the newest version to the coordinator, from a thread of its own, and again whenever a coordinator is back.
+class LivePublisher(ParameterPublisher):
+    """Sends the newest version to the coordinator, from its own thread, and again after the coordinator restarts.
 
-    One version is on its way at a time. What was published meanwhile is passed over for what is newest then.
+    One version is in transit at a time. Versions that are published meanwhile are skipped, except the newest.
     """
 
     def __init__(
         self, address: str, token: str, policy: str, description: Mapping[str, Any], *, tls: Tls | None = None
     ) -> None:
-        """Publish under the name ``policy``. ``description`` is JSON of any length. ``tls`` is for a coordinator that
-        wants certificates.
+        """Publish under the name ``policy``. The first ``publish`` connects.
+
+        Args:
+            address: of the coordinator.
+            token: of the experiment.
+            policy: the policy's name.
+            description: JSON of any length; readers get it from ``ParameterSource.description``.
+            tls: for a coordinator that requires certificates.
 
         Raises:
-            ValueError: policy or address cannot be one.
+            ValueError: policy or address is invalid.
             TypeError: the description is not JSON.
         """
-        self._description = description_messages(check_policy(policy), description)
+        self._description = live_description_messages(check_policy(policy), description)
         self._metadata = token_metadata(token)
         self._changed = threading.Condition(threading.Lock())
         # Guarded by _changed:
@@ -57,20 +62,13 @@ class LivePublisher:
 
     @property
     def confirmed(self) -> Version | None:
-        """The newest version that a coordinator has said it hands out."""
+        """The newest version that a coordinator has confirmed: readers can get it."""
         with self._changed:
             return self._confirmed
 
+    @override
     def publish(self, parameters: Parameters) -> None:
-        """Make these the newest parameters. Never waits for the coordinator; keeps the arrays, which must not change.
-
-        Raises:
-            NonFinite: a weight or statistic is NaN or infinite; the version before stays the newest.
-            ValueError: the version is not newer than the one before.
-            StaleAttempt: this gang has been succeeded: the coordinator has refused a version of it.
-            SourceClosed: ``close`` was called.
-            ParameterError: the coordinator has refused an earlier version, or the sending thread has died.
-        """
+        # Never waits for the coordinator. Keeps a reference to the arrays.
         check_parameters(parameters)
         with self._changed:
             if self._stream.is_closed:
@@ -88,8 +86,9 @@ class LivePublisher:
         if is_first:
             self._stream.start()
 
+    @override
     def close(self) -> None:
-        """Stop sending; what the coordinator has not confirmed may never arrive. Idempotent."""
+        # Versions that the coordinator has not confirmed may never reach a reader.
         self._stream.close()
 
     def _converse(self, channel: grpc.Channel) -> bool:
@@ -98,11 +97,8 @@ class LivePublisher:
         Raises:
             Exception: the coordinator's refusal, where another attempt would not help.
         """
-        publish = channel.stream_stream(
-            f"/{TRANSFERS}/Publish", request_serializer=None, response_deserializer=pb.Published.FromString
-        )
         progress = _Progress()
-        call = publish(self._messages(progress), metadata=self._metadata)
+        call = TransferStub(channel).publish(self._messages(progress), metadata=self._metadata)
         with self._stream.reading(call):
             try:
                 for published in call:
@@ -113,7 +109,7 @@ class LivePublisher:
                 if not self._stream.is_closed:
                     _log.info("publishing_interrupted", reason=describe(failed))
                     error = error_of(failed)
-                    if error is not None and not isinstance(error, Corrupt):  # which the next try mends
+                    if error is not None and not isinstance(error, Corrupt):  # the next attempt repairs corruption
                         _log.warning("publishing_failed", error=repr(error))
                         raise error from failed
             finally:
@@ -123,15 +119,15 @@ class LivePublisher:
         return progress.confirmed is not None
 
     def _messages(self, progress: _Progress) -> Iterator[bytes]:
-        """Yield what one stream sends. gRPC takes it in a thread of its own, and may wait for its window in between."""
+        """Yield the messages of one stream. gRPC iterates in its own thread, at the pace of its flow control."""
         yield from self._description
         sent: Version | None = None
         while (parameters := self._next_to_send(progress, sent)) is not None:
-            yield from version_messages(parameters)
+            yield from live_version_messages(parameters)
             sent = parameters.version
 
     def _next_to_send(self, progress: _Progress, sent: Version | None) -> Parameters | None:
-        """Return the newest parameters once ``sent`` is confirmed and newer ones exist; None at the stream's end."""
+        """Wait until ``sent`` is confirmed and newer parameters exist; return them, or None if the stream has ended."""
         with self._changed:
             if self._changed.wait_for(lambda: progress.ended or progress.confirmed == sent, CONFIRMATION_SECONDS):
                 self._changed.wait_for(

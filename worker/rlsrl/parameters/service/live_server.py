@@ -1,4 +1,4 @@
-"""The newest version of each policy, in memory, on its way from a trainer to whoever shares no memory with it."""
+"""The coordinator's part of live weights: the newest version of each policy, in memory, between trainer and actors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.names import check_policy
 from rlsrl.parameters.protocols import ParameterError, StaleAttempt
 from rlsrl.parameters.service.failures import TransferRefused
-from rlsrl.parameters.service.live import check_version
-from rlsrl.parameters.service.messages import version_to_proto
-from rlsrl.parameters.service.transfers import Assembly, next_message, open_message, parse_header
+from rlsrl.parameters.service.messages import check_live_version, version_to_proto
+from rlsrl.parameters.service.transfers import Transfer, receive_on_server
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 
 MAX_POLICIES = 64
@@ -23,33 +22,33 @@ MAX_POLICIES = 64
 
 Context = aio.ServicerContext[Any, Any]
 Messages = tuple[bytes, ...]
-"""A transfer as it came, which is how it goes on."""
+"""A transfer as it arrived. The coordinator forwards it unchanged."""
 
 
-@dataclass
-class Newest:
+@dataclass(frozen=True, kw_only=True)
+class LiveVersion:
     """The newest version of one policy."""
 
     version: Version
     messages: Messages
     description: Messages
-    """What its publisher says of itself."""
+    """The description that the version's publisher sent."""
 
 
 @dataclass
-class Policy:
-    """One policy's newest version, and how to hear of the next."""
+class LivePolicy:
+    """One policy's newest version, and the event that announces the next one."""
 
-    newest: Newest | None = None
+    newest: LiveVersion | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced, with each new version."""
+    """Set, and replaced by a new event, with each new version."""
 
 
-def is_news(version: Version, newest: Version | None) -> bool:
-    """Whether a version takes the place of the newest; False for the same one sent again.
+def replaces(version: Version, newest: Version | None) -> bool:
+    """Return whether a version replaces the newest; False if it is the newest, sent again.
 
     Raises:
-        StaleAttempt: its trainer gang has been succeeded.
+        StaleAttempt: the version comes from a trainer gang that a newer attempt has replaced.
         ParameterError: the version is older: it would move readers back.
     """
     if newest is None or version >= newest:
@@ -60,83 +59,70 @@ def is_news(version: Version, newest: Version | None) -> bool:
 
 
 class LiveWeights:
-    """Takes versions from publishers and hands the newest to watchers. Belongs to one event loop.
+    """Takes versions from publishers and hands the newest to watchers. For one event loop.
 
-    A watcher that is slow holds up nobody: what it has not begun to read by the time a newer version is there it never
-    gets.
+    A slow watcher delays nobody: it skips the versions that were replaced before it began to read them.
     """
 
     def __init__(self, *, max_transfer_bytes: int) -> None:
         self._max_nbytes = max_transfer_bytes
-        self._policies: dict[str, Policy] = {}
+        self._policies: dict[str, LivePolicy] = {}
 
-    async def take(self, context: Context) -> None:
-        """Serve one publisher until it hangs up: confirm each version once it is handed out.
+    async def receive_versions(self, context: Context) -> None:
+        """Serve one publisher until it disconnects: confirm each version once watchers can get it.
 
         Raises:
-            TransferRefused, Corrupt: what came is no transfer.
-            StaleAttempt, ParameterError: see ``is_news``.
-            ValueError: the policy's name cannot be one.
+            TransferRefused, Corrupt: the messages are not a transfer, or not what the publisher sent.
+            StaleAttempt, ParameterError: see ``replaces``.
+            ValueError: the policy's name is invalid.
         """
-        policy: Policy | None = None
+        policy: LivePolicy | None = None
         description: Messages = ()
-        while (received := await self._receive(context)) is not None:
-            header, assembly, messages = received
-            if header.WhichOneof("kind") == "description":
-                policy, description = self._open(header.description.policy), messages
-                _check_description(assembly)
-            elif header.WhichOneof("kind") == "version" and policy is not None:
-                version = await asyncio.to_thread(check_version, header.version, assembly)
-                if is_news(version, None if policy.newest is None else policy.newest.version):
-                    policy.newest = Newest(version=version, messages=messages, description=description)
+        async for transfer in receive_on_server(context, pb.Live, max_nbytes=self._max_nbytes):
+            kind = transfer.header.WhichOneof("kind")
+            if kind == "description":
+                policy = self._open(transfer.header.description.policy)
+                description = transfer.messages
+                _check_description(transfer)
+            elif kind == "version" and policy is not None:
+                version = await asyncio.to_thread(check_live_version, transfer)
+                if replaces(version, None if policy.newest is None else policy.newest.version):
+                    policy.newest = LiveVersion(version=version, messages=transfer.messages, description=description)
                     changed, policy.changed = policy.changed, asyncio.Event()
                     changed.set()
                 await context.write(pb.Published(version=version_to_proto(version)))
             else:
                 raise TransferRefused("a publisher sends its description, then versions")
 
-    async def serve(self, policy_name: str, newer_than: Version | None, context: Context) -> None:
-        """Send a watcher the newest version whenever it is newer than what it has, until it hangs up.
+    async def send_versions(self, policy_name: str, newer_than: Version | None, context: Context) -> None:
+        """Serve one watcher until it disconnects: send each version that is newer than what it has.
 
         Raises:
-            ParameterError, ValueError: there cannot be such a policy.
+            ValueError: the policy's name is invalid.
+            ParameterError: ``MAX_POLICIES`` other policies are live.
         """
         policy = self._open(policy_name)
-        described: Messages | None = None
+        sent_description: Messages | None = None
         while True:
             changed, newest = policy.changed, policy.newest
             if newest is None or (newer_than is not None and newest.version <= newer_than):
                 await changed.wait()
                 continue
-            if newest.description is not described:
-                described = newest.description
-                await _send(context, described)
+            if newest.description is not sent_description:
+                sent_description = newest.description
+                await _send(context, sent_description)
             await _send(context, newest.messages)
             newer_than = newest.version
 
-    async def _receive(self, context: Context) -> tuple[pb.Live, Assembly, Messages] | None:
-        """One transfer; None at the stream's end."""
-        if (message := await next_message(context)) is None:
-            return None
-        head, chunk = open_message(message)
-        header, messages = parse_header(pb.Live, head), [message]
-        assembly = Assembly(header.nbytes, chunk, max_nbytes=self._max_nbytes)
-        while not assembly.complete:
-            if (message := await next_message(context)) is None:
-                raise TransferRefused("the stream ended within a transfer")
-            assembly.add_message(message)
-            messages.append(message)
-        return header, assembly, tuple(messages)
-
-    def _open(self, name: str) -> Policy:
+    def _open(self, name: str) -> LivePolicy:
         if name not in self._policies and len(self._policies) == MAX_POLICIES:
             raise ParameterError(f"{MAX_POLICIES} policies are live already; {name!r} would be one more")
-        return self._policies.setdefault(check_policy(name), Policy())
+        return self._policies.setdefault(check_policy(name), LivePolicy())
 
 
-def _check_description(received: Assembly) -> None:
+def _check_description(transfer: Transfer[pb.Live]) -> None:
     try:
-        is_object = isinstance(json.loads(received.content()), dict)
+        is_object = isinstance(json.loads(transfer.content()), dict)
     except (ValueError, RecursionError) as error:
         raise TransferRefused("a description is JSON") from error
     if not is_object:

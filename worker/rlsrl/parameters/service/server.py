@@ -1,7 +1,7 @@
-"""The stored versions, served over gRPC by whoever reaches the store: the coordinator, which alone mounts its volume.
+"""The parameter service: the coordinator, which alone mounts the volume, serves stored and live weights over gRPC.
 
-Calls are taken in one event loop. What blocks (the disk, checksums of large arrays) runs in threads, so a slow upload,
-a slow disk or a slow reader holds up nobody else. Nothing is stored before all of it has arrived.
+One event loop answers all calls. Blocking work (the disk, checksums of large arrays) runs in threads, so a slow upload,
+a slow disk or a slow reader delays no other call. The service stores an upload only after all of it has arrived.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import grpc
 import structlog
 from grpc import aio
 
@@ -28,34 +27,35 @@ from rlsrl.parameters.encoding import (
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.service.failures import TransferRefused, failure_of
 from rlsrl.parameters.service.live_server import LiveWeights
-from rlsrl.parameters.service.messages import info_to_proto, version_from_proto, version_to_proto
+from rlsrl.parameters.service.messages import (
+    info_to_proto,
+    newer_than_from_proto,
+    version_from_proto,
+    version_to_proto,
+)
 from rlsrl.parameters.service.transfers import (
     MAX_TRANSFER_BYTES,
-    TRANSFERS,
-    Assembly,
+    Transfer,
+    add_transfers,
     cut,
-    next_message,
-    open_message,
-    parse_header,
+    receive_on_server,
 )
 from rlsrl.rpc.v1 import parameters_pb2 as pb
 from rlsrl.rpc.v1.parameters_pb2_grpc import ParametersServicer, add_ParametersServicer_to_server
 
 MAX_CALL_SECONDS = 3600.0
-"""A call says how long it may take, and that is at most this: what it holds meanwhile is not held for ever."""
+"""Longest deadline that a call may state. It bounds how long a call can hold memory and threads."""
 NUM_READERS = 8
-"""Threads for reading, which may wait for a disk."""
+"""Threads for reads, which may wait for a disk."""
 NUM_WRITERS = 4
-"""Threads for writing, which may wait for each other."""
+"""Threads for writes, which may wait for each other."""
 
 T = TypeVar("T")
 Context = aio.ServicerContext[Any, Any]
 
 
 class ParameterService(ParametersServicer):
-    """Serves a ``ParameterDB``, and live weights beside it. All of it belongs to one event loop; the database need not
-    know of that.
-    """
+    """Serves a ``ParameterDB`` and live weights. All methods run on one event loop; the database runs in threads."""
 
     def __init__(
         self,
@@ -65,8 +65,13 @@ class ParameterService(ParametersServicer):
         on_refused: Callable[[str], None],
         max_transfer_bytes: int = MAX_TRANSFER_BYTES,
     ) -> None:
-        """``on_refused`` hears of each call that ends with an error, by a name for its kind; a version or state larger
-        than ``max_transfer_bytes`` is one.
+        """Prepare to serve.
+
+        Args:
+            db: the stored versions. Threads call it.
+            log: gets one event for each unexpected error.
+            on_refused: called with the kind of error for each call that ends with an error.
+            max_transfer_bytes: limit of one version or state; a larger one is refused.
         """
         self._db = db
         self._log = log
@@ -78,29 +83,17 @@ class ParameterService(ParametersServicer):
         self._live = LiveWeights(max_transfer_bytes=max_transfer_bytes)
 
     def add_to(self, server: aio.Server) -> None:
-        """Let a server take the calls."""
+        """Let a server answer the service's calls."""
         add_ParametersServicer_to_server(self, server)
-        handlers: dict[str, Any] = {
-            "Upload": grpc.stream_unary_rpc_method_handler(
-                self._upload, response_serializer=pb.Stored.SerializeToString
-            ),
-            "Download": grpc.unary_stream_rpc_method_handler(
-                self._download, request_deserializer=pb.DownloadRequest.FromString
-            ),
-            "Publish": grpc.stream_stream_rpc_method_handler(
-                self._publish, response_serializer=pb.Published.SerializeToString
-            ),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, request_deserializer=pb.WatchRequest.FromString),
-        }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRANSFERS, handlers),))
+        add_transfers(server, upload=self._upload, download=self._download, publish=self._publish, watch=self._watch)
 
     def close(self) -> None:
-        """End the threads; waits for what they are doing. After the server was stopped."""
+        """End the threads, after their current work. Call it after the server has stopped."""
         for pool in (self._reading, self._writing):
             pool.shutdown(cancel_futures=True)
 
     async def Query(self, request: pb.QueryRequest, context: Context) -> AsyncIterator[pb.VersionInfo]:  # noqa: N802 - the proto's name
-        """See the proto."""
+        """Answer with the matching versions, oldest first."""
 
         def query() -> list[pb.VersionInfo]:
             return [info_to_proto(info) for info in self._db.query(request.policy, json.loads(request.where))]
@@ -109,13 +102,16 @@ class ParameterService(ParametersServicer):
             yield info
 
     async def Policies(self, request: pb.PoliciesRequest, context: Context) -> pb.PoliciesReply:  # noqa: ARG002, N802
-        """See the proto."""
+        """Answer with the names of the stored policies."""
         return pb.PoliciesReply(policies=await self._read(context, self._db.policies))
 
     async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitReply:  # noqa: N802
-        """See the proto. Woken by a push through this service; other writers' pushes are looked for now and then."""
+        """Answer with a newer version as soon as it is stored, or with none after ``request.seconds``.
+
+        Woken by a push through this service. Pushes by other writers are found every ``RECHECK_SECONDS``.
+        """
         await self._guard(context, _check_wait(request.seconds))
-        seen = version_from_proto(request.newer_than) if request.HasField("newer_than") else None
+        seen = newer_than_from_proto(request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.seconds
         while True:
@@ -129,12 +125,12 @@ class ParameterService(ParametersServicer):
                 await asyncio.wait_for(pushed.wait(), min(remaining, RECHECK_SECONDS))
 
     async def Tag(self, request: pb.TagRequest, context: Context) -> pb.Stored:  # noqa: N802
-        """See the proto."""
+        """Tag a version."""
         await self._write(context, lambda: self._db.tag(request.policy, request.ref, *request.tags))
         return pb.Stored()
 
     async def Annotate(self, request: pb.AnnotateRequest, context: Context) -> pb.Stored:  # noqa: N802
-        """See the proto."""
+        """Add to a version's metadata."""
 
         def annotate() -> None:
             self._db.annotate(request.policy, version_from_proto(request.version), json.loads(request.metadata))
@@ -143,30 +139,25 @@ class ParameterService(ParametersServicer):
         return pb.Stored()
 
     async def Prune(self, request: pb.PruneRequest, context: Context) -> pb.PruneReply:  # noqa: N802
-        """See the proto."""
-        gone = await self._write(context, lambda: self._db.prune(request.policy, keep_last=request.keep_last))
-        return pb.PruneReply(versions=map(version_to_proto, gone))
+        """Remove old versions and answer with them."""
+        removed = await self._write(context, lambda: self._db.prune(request.policy, keep_last=request.keep_last))
+        return pb.PruneReply(versions=map(version_to_proto, removed))
 
     async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> pb.Stored:  # noqa: ARG002
-        header, chunks = await self._guard(context, self._receive(context))
-        await self._write(context, lambda: self._store(header, chunks.content()))
+        transfer = await self._guard(context, self._receive(context))
+        await self._write(context, lambda: self._store(transfer.header, transfer.content()))
         pushed, self._pushed = self._pushed, asyncio.Event()
         pushed.set()
         return pb.Stored()
 
-    async def _receive(self, context: Context) -> tuple[pb.Upload, Assembly]:
-        """All of an upload."""
+    async def _receive(self, context: Context) -> Transfer[pb.Upload]:
+        """Return the upload, once all of it has arrived."""
         _require_deadline(context)
-        if (message := await next_message(context)) is None:
-            raise TransferRefused("an upload without a message")
-        head, chunk = open_message(message)
-        header = parse_header(pb.Upload, head)
-        assembly = Assembly(header.nbytes, chunk, max_nbytes=self._max_nbytes)
-        while (message := await next_message(context)) is not None:
-            assembly.add_message(message)
-        if not assembly.complete:
-            raise TransferRefused(f"an upload of {header.nbytes} bytes ended before they were there")
-        return header, assembly
+        transfers = receive_on_server(context, pb.Upload, max_nbytes=self._max_nbytes)
+        transfer = await anext(transfers, None)
+        if transfer is None or await anext(transfers, None) is not None:
+            raise TransferRefused("an upload is exactly one transfer")
+        return transfer
 
     def _store(self, header: pb.Upload, data: bytes) -> None:
         source = f"upload to {header.policy!r}"
@@ -189,14 +180,13 @@ class ParameterService(ParametersServicer):
     async def _download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[bytes]:
         data = await self._read(context, lambda: self._load(request, context))
         header = pb.Download(nbytes=None if data is None else len(data))
-        for message in cut(header.SerializeToString(), data or b""):
+        for message in cut(header, data or b""):
             yield message
 
     def _load(self, request: pb.DownloadRequest, context: Context) -> bytes | None:
         _require_deadline(context)
         if request.content == pb.CONTENT_PARAMETERS:
-            newer_than = version_from_proto(request.newer_than) if request.HasField("newer_than") else None
-            parameters = self._db.get(request.policy, request.ref, newer_than)
+            parameters = self._db.get(request.policy, request.ref, newer_than_from_proto(request))
             return None if parameters is None else encode_parameters(parameters, created_at=0.0, metadata={})
         if request.content == pb.CONTENT_STATE:
             state = self._db.load_state(request.policy, request.ref)
@@ -204,11 +194,11 @@ class ParameterService(ParametersServicer):
         raise TransferRefused("a download is of parameters or of a state")
 
     async def _publish(self, requests: AsyncIterator[bytes], context: Context) -> None:  # noqa: ARG002
-        await self._guard(context, self._live.take(context))
+        await self._guard(context, self._live.receive_versions(context))
 
     async def _watch(self, request: pb.WatchRequest, context: Context) -> None:
-        newer_than = version_from_proto(request.newer_than) if request.HasField("newer_than") else None
-        await self._guard(context, self._live.serve(request.policy, newer_than, context))
+        newer_than = newer_than_from_proto(request)
+        await self._guard(context, self._live.send_versions(request.policy, newer_than, context))
 
     async def _read(self, context: Context, work: Callable[[], T]) -> T:
         return await self._guard(context, asyncio.get_running_loop().run_in_executor(self._reading, work))
@@ -217,12 +207,12 @@ class ParameterService(ParametersServicer):
         return await self._guard(context, asyncio.get_running_loop().run_in_executor(self._writing, work))
 
     async def _guard(self, context: Context, work: Awaitable[T]) -> T:
-        """Do a part of a call; its error ends the call, and is raised at the other end."""
+        """Do a part of a call. Its error ends the call; the client raises the same error."""
         try:
             return await work
-        except aio.BaseError:  # the stream broke: nobody is there to be told
+        except aio.BaseError:  # the stream broke: the client cannot receive the error
             raise
-        except Exception as error:  # noqa: BLE001 - told to the client, which judges
+        except Exception as error:  # noqa: BLE001 - the client raises it
             failure = failure_of(error)
             self._on_refused(failure.kind)
             if not failure.expected:
@@ -236,7 +226,7 @@ async def _check_wait(seconds: float) -> None:
 
 
 def _require_deadline(context: Context) -> None:
-    """Refuse a transfer that could hold its bytes here for ever."""
+    """Refuse a transfer without a deadline: it could hold its bytes in memory forever."""
     remaining = context.time_remaining()
     if remaining is None or remaining > MAX_CALL_SECONDS:
         raise TransferRefused(f"a transfer states a deadline of at most {MAX_CALL_SECONDS:.0f} seconds")
