@@ -31,7 +31,7 @@ print(json.dumps(WORKLOADS[sys.argv[1]].experiment(seed=1)))
 """What a commit's ``benchmarks/workloads.py`` has to offer, in every commit that is to be compared."""
 
 
-class CheckoutFailed(Exception):  # noqa: N818 - named for the fact
+class CheckoutFailed(Exception):
     """A commit cannot be checked out, or cannot be run; the text says why and what to do."""
 
 

@@ -99,7 +99,7 @@ class Contestant(Protocol):
         """
 
 
-class ContestantFailed(Exception):  # noqa: N818 - named for the fact
+class ContestantFailed(Exception):
     """A contestant did not train as it should; the text says how and has its last words."""
 
 

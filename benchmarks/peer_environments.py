@@ -21,7 +21,7 @@ QUOTED_LINES = 3
 """How many of the last lines of pip's a refusal repeats."""
 
 
-class PeerUnavailable(Exception):  # noqa: N818 - named for the fact
+class PeerUnavailable(Exception):
     """A peer cannot be installed here; the text has pip's own words."""
 
 

@@ -24,11 +24,11 @@ _VERBS = {"server_side_apply": "apply"}
 """What others call what the client calls otherwise."""
 
 
-class ResourceConflict(Exception):  # noqa: N818 - named for what the server calls it
+class ResourceConflict(Exception):
     """Somebody else was faster, or the object is another one: look again."""
 
 
-class Refused(Exception):  # noqa: N818 - named for what the server does
+class Refused(Exception):
     """The API server does not take the object as it is; the text is its own."""
 
 

@@ -37,11 +37,11 @@ Place = tuple[str, str]
 _log = structlog.stdlib.get_logger("objects")
 
 
-class NotAdmitted(Exception):  # noqa: N818 - named for what a queue says
+class NotAdmitted(Exception):
     """A queue does not take an object's pods while something is left of those before."""
 
 
-class NotOwned(Exception):  # noqa: N818 - named for the object
+class NotOwned(Exception):
     """An object that is not ours has a name that we need."""
 
 
@@ -172,7 +172,7 @@ class InformerCache:
         if what is Step.CONFLICT:
             raise NotOwned(in_the_way(wanted))
         if what is Step.NOTHING:
-            assert observed is not None and known is not None, "else it is applied"  # noqa: PT018, S101 - an invariant of our own
+            assert observed is not None and known is not None, "else it is applied"  # noqa: PT018 - an invariant of our own
             self._applied[_place(wanted)] = replace(known, version=observed["metadata"]["resourceVersion"])
             return
         try:

@@ -79,7 +79,7 @@ class ExperimentKey:
         return f"{self.namespace}/{self.name}"
 
 
-class ManagedByAnother(Exception):  # noqa: N818 - named for the experiment
+class ManagedByAnother(Exception):
     """Another operator looks after the experiment. Whatever we would do, it would undo, and the other way around."""
 
 

@@ -131,7 +131,7 @@ def connections(experiment: RLExperiment, configs: ResolvedExperiment) -> tuple[
     found = []
     for role in roles_of(configs):
         config = role.config(configs)
-        assert config is not None, "the experiment has the role"  # noqa: S101 - an invariant of our own
+        assert config is not None, "the experiment has the role"
         if role.name != COORDINATOR:
             found.append(RoleConnection(role.name, COORDINATOR, (COORDINATOR_PORT,)))
         targets = {address.removeprefix("roster:").partition("/")[0] for address in config.connects_to}

@@ -76,7 +76,7 @@ def test_both_judge_every_document_alike(where: Namespace, num_documents: int) -
         said.append(server_says(api, where.name, document))
         assert said[-1], document
         assert models_say(document), document
-    print(f"{num_documents} documents, {verdicts[True]} refused by both")  # noqa: T201 - the test's figures
+    print(f"{num_documents} documents, {verdicts[True]} refused by both")
     assert 0.4 < verdicts[True] / num_documents < 0.6
     everything = "\n".join(said)
     rules = [rule for model in MODELS.values() for rule in cel_rules(model)]
@@ -111,7 +111,7 @@ def test_both_refuse_the_same_edits(where: Namespace, num_pairs: int) -> None:
             api.delete_namespaced_custom_object(*place, f"a{seed}", _request_timeout=ANSWER_SECONDS)
         assert bool(server) == bool(models), f"seed {seed}: {server!r} but {models!r}"
         verdicts[bool(server)] += 1
-    print(f"{num_pairs} edits, {verdicts[True]} refused by both")  # noqa: T201 - the test's figures
+    print(f"{num_pairs} edits, {verdicts[True]} refused by both")
     assert 0.3 < verdicts[True] / num_pairs < 0.9
 
 

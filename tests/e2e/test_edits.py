@@ -117,7 +117,7 @@ def test_a_suspended_experiment_has_no_pods_and_goes_on_from_where_it_was(long: 
     began = edit(long, suspend=False)
     long.await_phase("Running")
     until(lambda: long.env_steps() > steps, "it goes on")
-    print(f"resumed in {time.monotonic() - began:.1f} s")  # noqa: T201
+    print(f"resumed in {time.monotonic() - began:.1f} s")
     log = long.where.kubectl("logs", "long-trainer-0")
     assert '"resumed"' in log
     assert (long.status["attempt"], long.status["restarts"]) == (attempt + 1, 0)
@@ -131,9 +131,9 @@ def test_a_suspended_experiment_has_no_pods_and_goes_on_from_where_it_was(long: 
 def test_live_settings_reach_the_workers_without_a_restart(long: ClusterExperiment) -> None:
     before, attempt = lives(long, *ROLES), long.status["attempt"]
     began = edit(long, algorithm={"ppo": {"learningRate": 0.0625}}, parameters={"everySeconds": 2})
-    log = lambda: long.where.kubectl("logs", "long-trainer-0")  # noqa: E731
+    log = lambda: long.where.kubectl("logs", "long-trainer-0")
     until(lambda: '"tuned"' in log(), "the trainer took it")
-    print(f"live settings took {time.monotonic() - began:.1f} s")  # noqa: T201
+    print(f"live settings took {time.monotonic() - began:.1f} s")
     goes_on(long)
     assert lives(long, *ROLES) == before
     edit(long, stop={"trainSteps": 1})

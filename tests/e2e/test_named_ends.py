@@ -151,7 +151,7 @@ def test_a_full_volume(where: Namespace, small_volume: str, recovered: Recovered
 def test_an_exhausted_budget(where: Namespace, hands: Nodes, recovered: Recovered) -> None:
     experiment = begin(where, restarts={"budget": 1, "decaySeconds": 600})
     for attempt in (1, 2):
-        until(lambda: experiment.status["attempt"] == attempt and all_ready(experiment), f"attempt {attempt}")  # noqa: B023
+        until(lambda: experiment.status["attempt"] == attempt and all_ready(experiment), f"attempt {attempt}")
         began = time.monotonic()
         hands.kill(experiment.pods("trainer")[0])
     experiment.await_phase("Failed")

@@ -75,7 +75,7 @@ def test_a_finished_experiment_is_left_alone_and_its_volume_outlives_it(where: N
     experiment.await_phase("Succeeded")
     assert experiment.condition("Finished")["message"].startswith("stop.trainSteps holds")
     assert experiment.status["training"]["trainSteps"] == 20
-    listed = lambda: [pod["metadata"]["labels"]["rlsrl.dev/role"] for pod in experiment.pods()]  # noqa: E731
+    listed = lambda: [pod["metadata"]["labels"]["rlsrl.dev/role"] for pod in experiment.pods()]
     until(lambda: listed() == ["coordinator"], "only the coordinator stays")
 
     began = time.time()
@@ -221,7 +221,7 @@ def test_an_edit_replaces_what_it_concerns_and_removes_what_is_not_needed_any_mo
     gone = {"deployments": "short-policy", "networkpolicies": "short-policy"}
     for kind, name in gone.items():
         until(lambda kind=kind, name=name: where.get(kind, name) is None, f"{kind} {name} is gone")  # type: ignore[misc]
-    told = lambda: [each["metadata"]["name"] for each in where.list("configmaps", experiment="short")]  # noqa: E731
+    told = lambda: [each["metadata"]["name"] for each in where.list("configmaps", experiment="short")]
     until(lambda: not any("short-policy-" in name for name in told()), "so is what they were told")
     until(lambda: sum("short-record-" in name for name in told()) == 1, "so is the first generation's record")
     until(lambda: experiment.env_steps() > steps, "it trains on")

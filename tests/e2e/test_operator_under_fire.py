@@ -347,7 +347,7 @@ def test_killed_between_any_two_writes_it_comes_to_the_same(
     def killed_before(n: int) -> Killed | None:
         killed = do(deed, make_place(), kill_at=n, expected=expected)
         if killed is not None:
-            print(f"{name}, killed before write {n}, {killed}: {killed.seconds:.1f} s")  # noqa: T201
+            print(f"{name}, killed before write {n}, {killed}: {killed.seconds:.1f} s")
         return killed
 
     lives: list[Killed] = []
@@ -465,7 +465,7 @@ def test_two_by_mistake_come_to_the_same_and_rest(make_place: MakePlace, told_in
             act(place)
             place.await_told(one, expected)
             until(lambda: two.is_idle(IDLE_SECONDS), "the other has no more to do, either")
-            print(f"{one.num_writes} and {two.num_writes} writes, {time.monotonic() - began:.1f} s")  # noqa: T201
+            print(f"{one.num_writes} and {two.num_writes} writes, {time.monotonic() - began:.1f} s")
             one.count()
             two.count()
         rest(one, two)
@@ -503,7 +503,7 @@ def test_of_two_releases_that_watch_one_namespace_one_looks_after_an_experiment(
             until(lambda: two.is_idle(IDLE_SECONDS), "the other has no more to do, either")
             images = {each["spec"]["containers"][0]["image"] for each in place.api.items(place.path("Pod"))}
             assert images <= {"none/actor:1", "none/learner:1"} or images <= {"o/a:2", "o/l:2"}
-            print(f"{one.num_writes} and {two.num_writes} writes")  # noqa: T201
+            print(f"{one.num_writes} and {two.num_writes} writes")
             # As it is made both may begin its status; then one of them leaves it alone.
             assert min(one.num_writes, two.num_writes) <= 1
         rest(one, two)
@@ -539,7 +539,7 @@ def test_however_a_spec_came_about_the_objects_are_those_of_the_spec(num_sequenc
             fresh.await_end(operator, end_of(document))
         expected, found = (decided_by_spec(place.objects()) for place in (fresh, edited))
         assert expected == found, f"seed {seed}: {difference(expected, found)[:SHOWN]}"
-        print(f"seed {seed}: {NUM_EDITS} edits, {time.monotonic() - began:.1f} s")  # noqa: T201
+        print(f"seed {seed}: {NUM_EDITS} edits, {time.monotonic() - began:.1f} s")
 
     with ThreadPoolExecutor(NUM_ROWS_AT_ONCE) as rows:
         list(rows.map(sequence, range(num_sequences)))

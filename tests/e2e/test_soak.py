@@ -94,9 +94,9 @@ def test_half_an_hour_of_faults(where: Namespace, system: Namespace, hands: Node
             steps, began = experiment.env_steps(), time.monotonic()
             fault = soak.hit()
             due += FAULT_SECONDS
-            until(lambda: time.monotonic() > due - FAULT_SECONDS / 2, "half of the time until the next fault")  # noqa: B023
+            until(lambda: time.monotonic() > due - FAULT_SECONDS / 2, "half of the time until the next fault")
             soak.look()
-            until(lambda: time.monotonic() > due, "the next fault is due")  # noqa: B023
+            until(lambda: time.monotonic() > due, "the next fault is due")
             faults.append((fault, (experiment.env_steps() - steps) / (time.monotonic() - began)))
         until(lambda: all_ready(experiment), "all are there after the last fault")
         goes_on(experiment)
@@ -105,11 +105,11 @@ def test_half_an_hour_of_faults(where: Namespace, system: Namespace, hands: Node
             trained[fault].append(rate / statistics.mean(quiet[-2:]))
     every = [share for shares in trained.values() for share in shares]
     kept = statistics.mean(every)
-    print(f"seed {SEED}, {len(every)} faults")  # noqa: T201
+    print(f"seed {SEED}, {len(every)} faults")
     for fault, shares in sorted(trained.items()):
         lost = FAULT_SECONDS * (1 - statistics.mean(shares))
-        print(f"{fault:40s} {lost:6.1f} s of training lost, mean of {len(shares)}")  # noqa: T201
-    print(f"env steps a second without faults: {[round(each) for each in quiet]}; with them {kept:.1%}")  # noqa: T201
+        print(f"{fault:40s} {lost:6.1f} s of training lost, mean of {len(shares)}")
+    print(f"env steps a second without faults: {[round(each) for each in quiet]}; with them {kept:.1%}")
     growths = {}
     for role, samples in soak.used.items():
         third = len(samples) // 3
@@ -118,7 +118,7 @@ def test_half_an_hour_of_faults(where: Namespace, system: Namespace, hands: Node
                 statistics.median(each[what] for each in part) for part in (samples[:third], samples[-third:])
             )
             growths[role, what] = late / early
-            print(f"{role:12s} {what:12s} {early:14.0f} -> {late:14.0f}")  # noqa: T201
+            print(f"{role:12s} {what:12s} {early:14.0f} -> {late:14.0f}")
 
     reach_the_goal(experiment)
     assert kept >= KEPT

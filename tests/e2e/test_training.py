@@ -28,7 +28,7 @@ def test_every_role_trains_to_the_goal_and_the_weights_are_good_elsewhere(
     cartpole: Object, trained: ClusterExperiment, hands: Nodes, tmp_path: Path
 ) -> None:
     trained.await_phase("Running")
-    listed = lambda: [line.split() for line in trained.where.kubectl("get", "rlx").splitlines()]  # noqa: E731
+    listed = lambda: [line.split() for line in trained.where.kubectl("get", "rlx").splitlines()]
     header, _ = listed()
     assert header[1:] == ["PHASE", "ACTORS", "FPS", "STEPS", "VERSION", "LAG", "RETURN", "RESTARTS", "AGE"]
     until(lambda: listed()[1][:3] == ["cartpole", "Running", "2"], "both actors are ready")
@@ -59,7 +59,7 @@ def test_every_role_trains_to_the_goal_and_the_weights_are_good_elsewhere(
     weights = tmp_path / "weights.safetensors"
     experiment = tmp_path / "experiment.yaml"
     experiment.write_text(json.dumps(cartpole))
-    print(run("kubectl", "rlsrl", "params", "list", trained.name, "-n", trained.where.name))  # noqa: T201
+    print(run("kubectl", "rlsrl", "params", "list", trained.name, "-n", trained.where.name))
     run("kubectl", "rlsrl", "params", "export", trained.name, "-n", trained.where.name, "-o", str(weights))
     told = run("rlsrl", "eval", str(weights), "--experiment", str(experiment), "--json")
     assert json.loads(told)["return_mean"] >= GOAL

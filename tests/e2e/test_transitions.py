@@ -127,7 +127,7 @@ def test_however_a_run_was_edited_it_trains_on_and_is_what_its_spec_says(
     found = told(where)
     reach_the_goal(experiment)
     ledger = experiment.ledger()
-    print(f"the ledger: {ledger}")  # noqa: T201
+    print(f"the ledger: {ledger}")
     assert not any(ledger["lost"].values()), ledger
     with namespace(f"{where.name}-anew", wait=False) as elsewhere:
         bring_about(ClusterExperiment(elsewhere, NAME), document)

@@ -24,7 +24,7 @@ from rlsrl_operator.settings import Identity
 
 USER = 10001
 CONFIG_FOLDER = "/etc/rlsrl/config"
-TOKEN_FOLDER = "/etc/rlsrl/token"  # noqa: S105 - a path
+TOKEN_FOLDER = "/etc/rlsrl/token"
 TLS_FOLDER = "/etc/rlsrl/tls"
 TLS_KEYS = ("tls.crt", "tls.key", "ca.crt")
 RESULT_FILE = "/dev/termination-log"
@@ -181,7 +181,7 @@ def _resources(context: ExperimentContext, role: Role) -> Manifest:
     trainers = context.experiment.spec.trainers
     if role.name == TRAINER and trainers.gpus_per_pod:
         limits = resources.get("limits") or {}
-        assert isinstance(limits, dict), "Kubernetes has no other"  # noqa: S101 - an invariant
+        assert isinstance(limits, dict), "Kubernetes has no other"
         resources["limits"] = {**limits, trainers.gpu_resource: str(trainers.gpus_per_pod)}
     return resources
 
@@ -207,7 +207,7 @@ def _probes(role: Role) -> Manifest:
 
 def _volumes(context: ExperimentContext, role: Role) -> list[Manifest]:
     config = role.config(context.configs)
-    assert config is not None, "the experiment has the role"  # noqa: S101 - an invariant of our own
+    assert config is not None, "the experiment has the role"
     volumes: list[Manifest] = [
         {"name": "config", "configMap": {"name": context.config_name(role.name, config), "defaultMode": 0o444}},
         {"name": "token", "secret": {"secretName": context.token_name, "defaultMode": 0o440}},

@@ -74,7 +74,7 @@ def main(what: str, folder: Path) -> None:
     with ExitStack() as stack:
         pods = Pods(EXPERIMENT, folder, stack)
         pods.start("coordinator", pods.told.coordinator)
-        print(json.dumps({"end-one": end_one, "change-size": change_size}[what](pods)))  # noqa: T201
+        print(json.dumps({"end-one": end_one, "change-size": change_size}[what](pods)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """One end of a parameter broadcast, as a process. Run by test_broadcast_processes.py."""
 
-# ruff: noqa: T201 - what it prints is its result
-
 from __future__ import annotations
 
 import sys

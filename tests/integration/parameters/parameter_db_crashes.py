@@ -3,8 +3,6 @@
 A process of its own, because it forks children that are killed: it has one thread and nothing else open.
 """
 
-# ruff: noqa: T201 - what it prints is its result
-
 from __future__ import annotations
 
 import os
@@ -155,7 +153,7 @@ def kill_everywhere(folder: Path) -> None:
         root = folder / "store"
         shutil.copytree(template, root)
         reading, writing = os.pipe()
-        status = in_child(lambda: kill_before_call(number, root, writing))  # noqa: B023 - it is over before the next
+        status = in_child(lambda: kill_before_call(number, root, writing))
         os.close(writing)
         num_done = len(os.read(reading, 100))
         os.close(reading)
@@ -242,7 +240,7 @@ def fill_the_disk(folder: Path) -> None:
     for limit in (0, 10, 200, 5000, 12_000):
         root = folder / str(limit)
         prepare(root)
-        assert in_child(lambda: limited(root, limit)) == 0  # noqa: B023 - it is over before the next
+        assert in_child(lambda: limited(root, limit)) == 0
         db = check_whole(root)
         assert db.load_state(POLICY).version == OLD
         push(db, NEW)

@@ -1,7 +1,5 @@
 """Writes to a filesystem parameter database on disks that are full or fail. Run by test_parameter_db_disk.py."""
 
-# ruff: noqa: T201 - what it prints is its result
-
 from __future__ import annotations
 
 import contextlib
@@ -63,9 +61,9 @@ def meet_errors(root: Path, num_rounds: int) -> None:
     for step in range(1, num_rounds + 1):
         version = Version(1, step)
         for take in (
-            lambda: push(db, version, "milestone"),  # noqa: B023 - it is over before the next
-            lambda: db.save_state(POLICY, state(version)),  # noqa: B023
-            lambda: db.annotate(POLICY, version, {"a": version.step}),  # noqa: B023
+            lambda: push(db, version, "milestone"),
+            lambda: db.save_state(POLICY, state(version)),
+            lambda: db.annotate(POLICY, version, {"a": version.step}),
             lambda: db.prune(POLICY, keep_last=2),
         ):
             until_done(take, version)

@@ -66,7 +66,7 @@ def test_every_reason_of_a_condition_is_explained(condition_type: ConditionType,
     for reason, cells in table.items():
         status, meaning, cure = cells
         assert status in ("True", "False"), reason
-        assert meaning.endswith(".") and cure.endswith((".", "`")), reason  # noqa: PT018 - both cells of one row
+        assert meaning.endswith(".") and cure.endswith((".", "`")), reason
 
 
 def test_words_of_kubernetes_are_explained_and_unknown_ones_lead_somewhere() -> None:

@@ -424,7 +424,7 @@ def test_while_nothing_changes_only_the_numbers_are_asked_for_and_told(training:
         steps = read(training.document).training
         assert training.come_back() == [f"replace RLExperiment/status {NAME}"]
         told = read(training.document).training
-        assert told is not None and steps is not None  # noqa: PT018
+        assert told is not None and steps is not None
         assert told.env_steps == (steps.env_steps or 0) + 1
     assert training.server.asked == []
 

@@ -149,7 +149,7 @@ class Learner:
 
     def use_compiled(self) -> None:
         """From the next step on train by what ``compile`` has made; on all ranks together."""
-        assert self._compiled is not None, "compiled before"  # noqa: S101 - an invariant of our own
+        assert self._compiled is not None, "compiled before"
         (self._evaluate, minibatch_step), self._compiled = self._compiled, None
         self._minibatch_step = minibatch_step()
 

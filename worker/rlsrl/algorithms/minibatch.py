@@ -134,7 +134,7 @@ class ParallelSteps(Steps):
             value, metrics = loss(example.state, example.rows, example.minibatch)
             value.backward()
             total = loss.flat.grad
-            assert total is not None, "backward leaves one"  # noqa: S101 - an invariant of torch
+            assert total is not None, "backward leaves one"
             update(example, total[-1], metrics, total[:-1])
         loss.flat.grad = None
         return lambda: _step_of(ParallelGradients(loss), update)

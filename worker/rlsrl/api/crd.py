@@ -49,7 +49,7 @@ PRINTER_COLUMNS: tuple[tuple[str, str, str], ...] = (
 """Name, type and path of each column of ``kubectl get``."""
 
 
-class NotStructural(ValueError):  # noqa: N818 - named for the schema
+class NotStructural(ValueError):
     """A model uses a feature that a CRD lacks; the text names the field and the feature."""
 
 

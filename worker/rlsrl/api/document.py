@@ -137,7 +137,7 @@ def read_value(text: str, source: str, path: tuple[str, ...]) -> Document:
     return _Reader(source, path).read(text)
 
 
-class _Unreadable(Exception):  # noqa: N818 - never leaves this module
+class _Unreadable(Exception):
     """The text cannot be parsed any further."""
 
     def __init__(self, message: str, mark: yaml.Mark | None = None) -> None:

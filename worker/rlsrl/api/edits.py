@@ -24,7 +24,7 @@ class FieldEdit:
 def edits(before: RLExperiment, after: RLExperiment) -> tuple[FieldEdit, ...]:
     """Return the changed fields of the spec in the order of the reference. A default equals its written value."""
     spec = find(("spec",))
-    assert spec is not None, "the document has a spec"  # noqa: S101 - an invariant of our own
+    assert spec is not None, "the document has a spec"
     return tuple(_edits(spec, _plain(before), _plain(after)))
 
 
@@ -44,5 +44,5 @@ def _edits(field: FieldInfo, before: Any, after: Any) -> Iterator[FieldEdit]:
         for child in field.children:
             yield from _edits(child, before.get(child.path[-1]), after.get(child.path[-1]))
     else:
-        assert field.on_edit is not None, "every field of the spec has an effect"  # noqa: S101 - an invariant of our own
+        assert field.on_edit is not None, "every field of the spec has an effect"
         yield FieldEdit(path=show_path(field.path), effect=field.on_edit)

@@ -12,7 +12,7 @@ WIDTH = 100
 """Columns of the text."""
 
 
-class UnknownField(LookupError):  # noqa: N818 - named for the fact
+class UnknownField(LookupError):
     """The field does not exist. The text names the nearest match."""
 
 

@@ -11,7 +11,7 @@ UID_LABEL = "rlsrl.dev/uid"
 ROLE_LABEL = "rlsrl.dev/role"
 CONTAINER = "worker"
 """The worker's container."""
-TOKEN_KEY = "token"  # noqa: S105 - a key's name
+TOKEN_KEY = "token"
 """The key in the experiment's Secret of the token that workers present to each other."""
 
 BY_TAINT = "DeletionByTaintManager"

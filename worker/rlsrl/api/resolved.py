@@ -236,8 +236,8 @@ class ActorConfig(RoleConfig):
             if index < 0:
                 raise IndexError(f"actor index {index} is below 0")
             return range(index * self.environments_per_actor, (index + 1) * self.environments_per_actor)
-        assert self.environments is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
-        assert self.num_actors is not None, "told with the total"  # noqa: S101 - an invariant of our own
+        assert self.environments is not None, "validation leaves exactly one"
+        assert self.num_actors is not None, "told with the total"
         return spread_environments(self.environments, self.num_actors).ranks_of(index)
 
     def lanes_of(self, index: int) -> int:

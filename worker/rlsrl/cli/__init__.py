@@ -48,7 +48,7 @@ class _LazyGroup(click.Group):
             return None
         module, _, attribute = entry.target.partition(":")
         command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command), f"{entry.target} is not a command"  # noqa: S101 - our own table
+        assert isinstance(command, click.Command), f"{entry.target} is not a command"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

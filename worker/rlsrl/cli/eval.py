@@ -148,7 +148,7 @@ def load_version(run: Path, ref: Ref) -> EvaluatedVersion:
         raise UserError(f"{resolved} has another format than this version of rlsrl writes: {error}") from error
     db = open_run_database(run)
     parameters = db.get(config.policy_name, ref)
-    assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
+    assert parameters is not None, "None only where newer_than is given"
     # A run that still trains may prune the version meanwhile. Then torch evaluates it instead of the exported actor.
     metadata = (info.metadata for info in db.versions(config.policy_name) if info.version == parameters.version)
     return EvaluatedVersion(config=config, parameters=parameters, metadata=next(metadata, {}))

@@ -118,7 +118,7 @@ def _forwarded(kubectl: Kubectl, name: str) -> Iterator[int]:
     )
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as forward:
         try:
-            assert forward.stdout is not None and forward.stderr is not None  # noqa: S101, PT018 - piped above
+            assert forward.stdout is not None and forward.stderr is not None  # noqa: PT018 - piped above
             found = _FORWARDING.search(forward.stdout.readline())
             if found is None:
                 said = complaint(forward.stderr.read())

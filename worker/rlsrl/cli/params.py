@@ -188,7 +188,7 @@ def _stored(db: ParameterDB, policy: str) -> list[VersionInfo]:
 def _one(db: ParameterDB, policy: str, version: str) -> tuple[VersionInfo, Parameters]:
     """Return a version with its weights; ``version`` is a version, a tag or latest."""
     parameters = db.get(policy, version)
-    assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
+    assert parameters is not None, "None only where newer_than is given"
     for info in db.versions(policy):
         if info.version == parameters.version:
             return info, parameters

@@ -30,7 +30,7 @@ Call = Callable[..., Any]
 """An environment's ``step`` or ``reset``."""
 
 
-class EnvironmentFailed(RuntimeError):  # noqa: N818 - named for what the environment did
+class EnvironmentFailed(RuntimeError):
     """An environment raised; the text names its rank, the cause is what it raised."""
 
 

@@ -35,7 +35,7 @@ IMPORT_SECONDS = 120.0
 COMPILE_SECONDS = 60.0
 
 
-class CheckFailed(Exception):  # noqa: N818 - named for the fact
+class CheckFailed(Exception):
     """A check failed."""
 
     def __init__(self, finding: str, cure: str) -> None:

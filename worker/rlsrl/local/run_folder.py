@@ -46,7 +46,7 @@ class RunFolderError(Exception):
     """The folder cannot be used. The text says why and what to do."""
 
 
-class RunFolderBusy(RunFolderError):  # noqa: N818 - named for the fact
+class RunFolderBusy(RunFolderError):
     """Another process holds the folder."""
 
 
@@ -92,7 +92,7 @@ class RunFolder:
     @property
     def record(self) -> RunRecord:
         """The run's record; only if ``holds_run``."""
-        assert self._record is not None, "no run here yet"  # noqa: S101 - an invariant of our own
+        assert self._record is not None, "no run here yet"
         return self._record
 
     @property

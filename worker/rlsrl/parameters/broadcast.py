@@ -331,7 +331,7 @@ class BroadcastReader:
         return self._segment.version if self._segment is not None else None
 
     def _take(self) -> Parameters:
-        assert self._segment is not None  # noqa: S101 - it has a latest version
+        assert self._segment is not None
         parameters = self._segment.read()
         self._newest = parameters.version
         return parameters

@@ -124,7 +124,7 @@ class ObjectBlobs:
             except FileNotFoundError:
                 return _Snapshot(index=Index(), etag=None)
             if found is None:
-                assert known is not None, "only what is known can be unchanged"  # noqa: S101 - an invariant of our own
+                assert known is not None, "only what is known can be unchanged"
                 return known
             try:
                 index = Index.decode(found.data, f"{policy}/{NAME}")

@@ -42,15 +42,15 @@ _CREDENTIALS = (
 """Environment variables that together give credentials: an access key, a Kubernetes service account, a container's."""
 
 
-class StoreRefused(OSError, ConfigurationError):  # noqa: N818 - named for what the store did
+class StoreRefused(OSError, ConfigurationError):
     """The store answered and said no: credentials, permissions, no such bucket. Trying again cannot help."""
 
 
-class StoreUnreachable(OSError):  # noqa: N818 - named for the fact
+class StoreUnreachable(OSError):
     """The store gave no answer in time, or none but failures of its own. It may have done what it was asked to."""
 
 
-class Conflict(Exception):  # noqa: N818 - the expected outcome of a race, not a failure
+class Conflict(Exception):
     """The object is not as the conditional write expected it: another writer was there first, or an earlier try of
     this very write was, whose answer was lost.
     """

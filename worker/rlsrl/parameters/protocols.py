@@ -17,35 +17,35 @@ class ParameterError(Exception):
     """Something about stored parameters failed."""
 
 
-class VersionNotFound(ParameterError, LookupError):  # noqa: N818 - a LookupError
+class VersionNotFound(ParameterError, LookupError):
     """No such policy, version or tag; the text names what there is."""
 
 
-class VersionExists(ParameterError):  # noqa: N818 - named for the fact
+class VersionExists(ParameterError):
     """Versions are immutable: this one was pushed before with other content."""
 
 
-class StaleAttempt(ParameterError):  # noqa: N818 - named for the fact
+class StaleAttempt(ParameterError):
     """The push comes from a trainer gang that has been succeeded: a higher attempt has pushed."""
 
 
-class NonFinite(ParameterError, ValueError):  # noqa: N818 - named for the fact
+class NonFinite(ParameterError, ValueError):
     """A weight or statistic is NaN or infinite; such a version is never published."""
 
 
-class Corrupt(ParameterError):  # noqa: N818 - named for the fact
+class Corrupt(ParameterError):
     """A stored file does not hold what was written; the text names the file."""
 
 
-class SourceTimeout(ParameterError, TimeoutError):  # noqa: N818 - it is a TimeoutError
+class SourceTimeout(ParameterError, TimeoutError):
     """The deadline passed; the call can be made again."""
 
 
-class SourceClosed(ParameterError):  # noqa: N818 - it is an end, not a fault
+class SourceClosed(ParameterError):
     """This end was closed; raised by calls that were waiting and by later ones."""
 
 
-class SourceRefused(ParameterError):  # noqa: N818 - named for what the publisher did
+class SourceRefused(ParameterError):
     """The publisher answered and said no; the text says why."""
 
 

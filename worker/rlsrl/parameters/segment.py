@@ -244,7 +244,7 @@ class SegmentReader:
         raise Corrupt("the latest version of a parameter broadcast fails its checksum")
 
     def _parameters(self, payload: NDArray[np.uint8]) -> Parameters:
-        assert self._shape is not None  # noqa: S101 - a buffer was found by it
+        assert self._shape is not None
         payload.flags.writeable = False
         arrays = self._shape.views(payload)
         vector = arrays.pop("")

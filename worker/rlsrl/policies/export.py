@@ -29,7 +29,7 @@ CHECK_TOLERANCE = 1e-5
 """Largest difference allowed, relative to the largest output."""
 
 
-class ExportMismatch(RuntimeError):  # noqa: N818 - named for the fact
+class ExportMismatch(RuntimeError):
     """A program does not compute what its network does: actors would act on another policy than is trained."""
 
 

@@ -27,7 +27,7 @@ Activation = Literal["identity", "tanh", "relu"]
 Floats = NDArray[np.float32]
 
 
-class LayoutMismatch(ValueError):  # noqa: N818 - named for the fact
+class LayoutMismatch(ValueError):
     """The weights are of another network than the program; the text names both layouts."""
 
 

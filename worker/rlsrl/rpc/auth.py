@@ -8,11 +8,11 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-TOKEN_VARIABLE = "RLSRL_TOKEN"  # noqa: S105 - a variable's name
-TOKEN_FILE_VARIABLE = "RLSRL_TOKEN_FILE"  # noqa: S105 - a variable's name
+TOKEN_VARIABLE = "RLSRL_TOKEN"
+TOKEN_FILE_VARIABLE = "RLSRL_TOKEN_FILE"
 
 
-class TokenMissing(Exception):  # noqa: N818 - named for the fact
+class TokenMissing(Exception):
     """Neither environment variable holds a token."""
 
 

@@ -36,11 +36,11 @@ if sys.byteorder != "little":
     raise ImportError("messages hold little-endian arrays, and this machine is big-endian")
 
 
-class Malformed(ValueError):  # noqa: N818 - named for what the message is
+class Malformed(ValueError):
     """A message is not what both ends agreed on; the text says in what."""
 
 
-class MessageTooLong(ValueError):  # noqa: N818 - named for what the message is
+class MessageTooLong(ValueError):
     """A message is longer than either end would take."""
 
 

@@ -69,7 +69,7 @@ class WaitingLoop:
 
     def _ring(self) -> None:
         """The alarm is due: the present turn is over, or has begun since it was set and has time left."""
-        assert self._alarm is not None, "it rings"  # noqa: S101 - an invariant of our own
+        assert self._alarm is not None, "it rings"
         is_over = self._alarm.when() >= self._until
         self._alarm = None
         if is_over:

@@ -24,7 +24,7 @@ MAX_STREAMS = 64
 """Calls of one connection at a time; more wait at the client. Ours make one."""
 
 
-class AddressTaken(OSError):  # noqa: N818 - named for the fact
+class AddressTaken(OSError):
     """Another process serves that address."""
 
 

@@ -33,7 +33,7 @@ _Signature = tuple[tuple[int, int, int], ...]
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class TlsUnusable(Exception):  # noqa: N818 - named for the fact
+class TlsUnusable(Exception):
     """The certificates cannot be used; the text says which file, and why. Mending the Secret mends it."""
 
 

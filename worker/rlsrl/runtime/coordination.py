@@ -75,7 +75,7 @@ class Command:
         return None if kind is None else cls(kind=kind)
 
 
-class CoordinatorUnavailable(Exception):  # noqa: N818 - named for the fact
+class CoordinatorUnavailable(Exception):
     """The coordinator did not answer, or refused to; the text says which."""
 
 

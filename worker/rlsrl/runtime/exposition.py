@@ -118,7 +118,7 @@ class MetricsServer:
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One client, from its connection to its end."""
         task = asyncio.current_task()
-        assert task is not None, "streams are served by tasks"  # noqa: S101 - asyncio's own rule
+        assert task is not None, "streams are served by tasks"
         if len(self._clients) >= MAX_CONNECTIONS:
             oldest = next(iter(self._clients))
             del self._clients[oldest]

@@ -43,11 +43,11 @@ class JoinError(Exception):
     """The worker has no place in the roster."""
 
 
-class JoinRefused(JoinError):  # noqa: N818 - named for what the coordinator did
+class JoinRefused(JoinError):
     """The coordinator said no, at first or after an absence; the text is its reason."""
 
 
-class JoinTimeout(JoinError, TimeoutError):  # noqa: N818 - it is a TimeoutError
+class JoinTimeout(JoinError, TimeoutError):
     """No coordinator gave this worker a place in time; the text says what happened last."""
 
 
@@ -152,19 +152,19 @@ class JoinSession:
     @property
     def index(self) -> int:
         """The leased index."""
-        assert self._welcome is not None, "join waits for it"  # noqa: S101 - an invariant of our own
+        assert self._welcome is not None, "join waits for it"
         return self._welcome.index
 
     @property
     def incarnation(self) -> int:
         """How often the index was leased before."""
-        assert self._welcome is not None, "join waits for it"  # noqa: S101 - an invariant of our own
+        assert self._welcome is not None, "join waits for it"
         return self._welcome.incarnation
 
     @property
     def ledger_copy(self) -> bytes:
         """The ledger page of whoever had the index before, as the coordinator knew it last; empty for none."""
-        assert self._welcome is not None, "join waits for it"  # noqa: S101 - an invariant of our own
+        assert self._welcome is not None, "join waits for it"
         return self._welcome.ledger_page
 
     @property

@@ -27,7 +27,7 @@ class Upstream(Protocol[Taken]):
         """Give nothing more, and wake whoever waits. Idempotent."""
 
 
-class StageFailed(Exception):  # noqa: N818 - named for the fact
+class StageFailed(Exception):
     """A stage's function raised; its own error is the cause."""
 
 

@@ -9,11 +9,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class PipeClosed(Exception):  # noqa: N818 - it is an end, not a fault
+class PipeClosed(Exception):
     """The pipe was closed; by either end."""
 
 
-class PipeTimeout(TimeoutError):  # noqa: N818 - it is a TimeoutError
+class PipeTimeout(TimeoutError):
     """The deadline passed; the call can be made again."""
 
 

@@ -104,7 +104,7 @@ def _environments(actors: Actors) -> tuple[str, int]:
     """The field that says how many environments there are."""
     if actors.environments is not None:
         return "environments", actors.environments
-    assert actors.environments_per_actor is not None, "validation leaves exactly one"  # noqa: S101 - an invariant
+    assert actors.environments_per_actor is not None, "validation leaves exactly one"
     return "environmentsPerActor", actors.environments_per_actor
 
 

@@ -37,7 +37,7 @@ WARM_BATCHES = 3
 """Beside those of the policy lag, before counting begins: the pipeline fills."""
 
 
-class Stuck(RuntimeError):  # noqa: N818 - named for the fact
+class Stuck(RuntimeError):
     """Nothing can happen any more: no slot fits what is granted."""
 
 

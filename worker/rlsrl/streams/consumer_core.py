@@ -38,7 +38,7 @@ class Memory(Protocol):
 MemoryT = TypeVar("MemoryT", bound=Memory)
 
 
-class ProtocolViolation(Exception):  # noqa: N818 - named for what it is
+class ProtocolViolation(Exception):
     """A producer sent what it had no right to; nothing of it was believed. Disconnect it with ``drop``."""
 
     def __init__(self, kind: str, text: str) -> None:

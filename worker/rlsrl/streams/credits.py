@@ -37,7 +37,7 @@ class Credit:
     """The oldest weights it may be acted with."""
 
 
-class UnknownCredit(Exception):  # noqa: N818 - named for the fact
+class UnknownCredit(Exception):
     """A slot came under a credit that its sender does not hold."""
 
 

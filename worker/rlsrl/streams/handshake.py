@@ -31,7 +31,7 @@ Posted = tuple[int, int]
 RefusalKind = Literal["malformed", "protocol", "token", "layout", "incarnation", "capacity"]
 
 
-class PeerRefused(Exception):  # noqa: N818 - named for what it says
+class PeerRefused(Exception):
     """The consumer will not have this producer; the text names both sides' values and is sent to it."""
 
     def __init__(self, kind: RefusalKind, text: str) -> None:

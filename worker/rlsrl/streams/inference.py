@@ -21,7 +21,7 @@ from rlsrl.data.version import Version
 from rlsrl.streams.protocols import StreamError
 
 
-class InferenceFailed(StreamError):  # noqa: N818 - named for the fact
+class InferenceFailed(StreamError):
     """The server evaluated the request and its policy raised; the text is its error's."""
 
 

@@ -134,7 +134,7 @@ class InlineProducer:
         layout: SlotLayout,
         producer_id: ProducerId,
         ledger: ProducerLedger,
-        progress: ProducerProgress = ProducerProgress(),  # noqa: B008 - frozen
+        progress: ProducerProgress = ProducerProgress(),
         on_settled: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:

@@ -23,15 +23,15 @@ class StreamError(Exception):
     """Something about a stream failed."""
 
 
-class StreamClosed(StreamError):  # noqa: N818 - it is an end, not a fault
+class StreamClosed(StreamError):
     """This end was closed; raised by calls that were waiting and by later ones."""
 
 
-class HandshakeRefused(StreamError):  # noqa: N818 - named for what the peer did
+class HandshakeRefused(StreamError):
     """The peer answered and said no (token, protocol version, slot layout); the text names both sides' values."""
 
 
-class StreamTimeout(StreamError, TimeoutError):  # noqa: N818 - it is a TimeoutError
+class StreamTimeout(StreamError, TimeoutError):
     """The deadline passed; the call can be made again."""
 
 

@@ -3,8 +3,6 @@
 ``KILLED_ROLES`` is the one table: a new role enters it with what its death may cost.
 """
 
-# ruff: noqa: S101 - these are tests
-
 from __future__ import annotations
 
 import json
@@ -99,7 +97,7 @@ class KillCampaign:
         self._gate = folder / "gate"
         self._desk = Desk(folder, experiment.format(gate=self._gate))
         self._facts = self._desk.facts()
-        self._random = random.Random(seed)  # noqa: S311 - moments, no secrets
+        self._random = random.Random(seed)
         self._run: LiveRun | None = None
         self._num_clean_ends = 0
         self.kills: list[Kill] = []

@@ -14,7 +14,7 @@ _ANSWER_SECONDS = 30.0
 _NOT_FOUND, _CONFLICT = 404, 409
 
 
-class ApiFailed(Exception):  # noqa: N818 - named for what happened
+class ApiFailed(Exception):
     """The API server refused; the text is what it said."""
 
 

@@ -19,7 +19,7 @@ from rlsrl.runtime.ledger import LedgerPage
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.context import WorkerContext
 
-TOKEN = "a-token-for-tests"  # noqa: S105 - nobody else's
+TOKEN = "a-token-for-tests"
 
 
 @dataclass

@@ -13,7 +13,7 @@ from rlsrl.testing.kubectl import ClusterExperiment, Namespace
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
-GATE = "/tmp/gate"  # noqa: S108 - in a pod, whose own it is
+GATE = "/tmp/gate"
 STEP_SECONDS = 0.002
 """Of the environment: its steps limit throughput, and not the few cores on which everybody also starts anew."""
 NAME = "faults"
@@ -113,8 +113,8 @@ def reach_the_goal(experiment: ClusterExperiment) -> None:
     until(lambda: [role_of(pod) for pod in experiment.pods()] == ["coordinator"], "only the coordinator stays")
     until(lambda: experiment.ledger()["unsettled"] == 0, "the ledger is settled")
     ledger = experiment.ledger()
-    assert ledger["balanced"], ledger  # noqa: S101 - what tests are about
-    assert ledger["trained"] > 0, ledger  # noqa: S101
+    assert ledger["balanced"], ledger
+    assert ledger["trained"] > 0, ledger
 
 
 class Faults:
@@ -149,7 +149,7 @@ class Faults:
             raise AssertionError(f"{what}: {error}\n{experiment.status_text()}") from None
         self._recovered(what, time.monotonic() - began)
         after = lives(experiment, without=roles)
-        assert after == others, f"{what}: {others} became {after}"  # noqa: S101 - what tests are about
+        assert after == others, f"{what}: {others} became {after}"
 
 
 def _is_hit(experiment: ClusterExperiment, before: dict[str, tuple[str, int]], names: set[str]) -> bool:

@@ -4,7 +4,7 @@ For the conformance suite (``inference_streams``) and the processes it starts (`
 runner, so that those start fast.
 """
 
-# ruff: noqa: D102, S101 - methods make what they are called; what is asserted are the tests' own claims
+# ruff: noqa: D102 - methods make what they are called; what is asserted are the tests' own claims
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlsrl.streams.inference import InferenceBatch, InferenceClient, InferenceSe
 from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
 from rlsrl.streams.protocols import StreamError
 
-TOKEN = "token-of-the-tests"  # noqa: S105 - guards nothing
+TOKEN = "token-of-the-tests"
 DEADLINE = 60.0
 """Seconds to wait for what will come: never reached."""
 TICK = 0.005

@@ -48,7 +48,7 @@ class InferenceEnd:
     @property
     def server(self) -> ObservableServer:
         """The end, if that is what it is."""
-        assert self._server is not None, "set up as a server"  # noqa: S101 - the test's mistake
+        assert self._server is not None, "set up as a server"
         return self._server
 
     def wait_for(self, num_waiting: int) -> None:
@@ -62,7 +62,7 @@ class InferenceEnd:
     def take(self, max_size: int) -> list[int]:
         """Take a batch, and keep it; returns what it asks."""
         batch = self.server.next_batch(max_size, DEADLINE)
-        assert batch is not None, "there is one"  # noqa: S101 - the test's mistake
+        assert batch is not None, "there is one"
         self._taken.append(batch)
         return [value_of(asked) for asked in batch.requests]
 
@@ -90,7 +90,7 @@ class InferenceEnd:
 
     def ask(self, values: list[int]) -> None:
         """Ask for these values."""
-        assert self._client is not None, "set up as a client"  # noqa: S101 - the test's mistake
+        assert self._client is not None, "set up as a client"
         self._asked += [self._client.submit(request(value)) for value in values]
 
     def answers(self) -> list[int]:

@@ -4,7 +4,7 @@ A test module subclasses ``InferenceStreamConformance`` and gives it a fixture `
 processes ``InferenceStreamProcessConformance``, too, which plays ends in other processes and kills or stops them.
 """
 
-# ruff: noqa: D102, S101 - these are tests, named for what they say
+# ruff: noqa: D102 - these are tests, named for what they say
 
 from __future__ import annotations
 

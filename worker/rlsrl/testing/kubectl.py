@@ -28,7 +28,7 @@ _HELD_SECONDS = 10
 _RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
 
 
-class KubectlFailed(Exception):  # noqa: N818 - named for what happened
+class KubectlFailed(Exception):
     """The command ended with an error; the text is what it said."""
 
 
@@ -120,7 +120,7 @@ def api_proxy() -> Iterator[str]:
     command = ["kubectl", "proxy", "--address", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None and process.stderr is not None  # noqa: PT018, S101 - piped above
+            assert process.stdout is not None and process.stderr is not None
             found = re.search(r"Starting to serve on (127\.0\.0\.1:\d+)", process.stdout.readline())
             if found is None:
                 raise KubectlFailed(f"{' '.join(command)}: {process.stderr.read().strip()}")

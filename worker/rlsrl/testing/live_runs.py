@@ -53,7 +53,7 @@ _LAUNCHER = "rlsrl.workers.gang_launcher"
 _Value = TypeVar("_Value")
 
 
-class RunEnded(Exception):  # noqa: N818 - named for the fact
+class RunEnded(Exception):
     """The command ended before what was waited for."""
 
 
@@ -169,7 +169,7 @@ class RunFolderFacts:
         uid = self.run_uid
         left = [f"process {process.pid} {' '.join(command)}" for process, command in _workers_of(self.folder)]
         left += [f"socket {line}" for line in Path("/proc/net/unix").read_text().splitlines() if uid in line]
-        left += [f"shared memory {name}" for name in os.listdir("/dev/shm") if uid in name]  # noqa: S108 - looked at only
+        left += [f"shared memory {name}" for name in os.listdir("/dev/shm") if uid in name]
         return left
 
 
@@ -305,8 +305,8 @@ def fetch(url: str, token: str = "") -> str:
     Raises:
         OSError: nothing, in time, or an error.
     """
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310 - our own workers'
-    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
         text: bytes = answer.read()
         return text.decode()
 

@@ -3,7 +3,7 @@
 A test module subclasses ``ParameterDBConformance`` and gives it a fixture ``store``, a fresh ``StoreUnderTest``.
 """
 
-# ruff: noqa: D102, S101 - these are tests, named for what they say
+# ruff: noqa: D102 - these are tests, named for what they say
 
 from __future__ import annotations
 

@@ -102,15 +102,15 @@ class PodFleet:
             if process is not self.running["coordinator", 0][0]:
                 process.send_signal(signal.SIGTERM)
                 code = process.wait(DEADLINE_SECONDS)
-                assert code == 0, f"{process.args!r} ended with {code}"  # noqa: S101 - what tests are about
+                assert code == 0, f"{process.args!r} ended with {code}"
 
     def check_ledger(self) -> dict[str, int]:
         """See to it that the ledger of the ended run adds up; returns what was lost, by cause."""
         ledger = self.pods.status()["ledger"]
-        assert ledger["balanced"], ledger  # noqa: S101 - what tests are about
-        assert (ledger["unsettled"], ledger["in_buffer"]) == (0, 0), ledger  # noqa: S101
-        assert ledger["trained"] > 0, ledger  # noqa: S101
-        assert min(ledger["lost"].values()) >= 0, ledger  # noqa: S101
+        assert ledger["balanced"], ledger
+        assert (ledger["unsettled"], ledger["in_buffer"]) == (0, 0), ledger
+        assert ledger["trained"] > 0, ledger
+        assert min(ledger["lost"].values()) >= 0, ledger
         lost: dict[str, int] = ledger["lost"]
         return lost
 

@@ -24,7 +24,7 @@ from rlsrl.runtime.process import worker_environment
 from rlsrl.testing.certificates import PEER_NAME, MountedSecret
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 
-TOKEN = "the-token"  # noqa: S105 - of tests
+TOKEN = "the-token"
 
 
 class Pods:

@@ -59,12 +59,12 @@ class DrivenProcess:
 
     def send(self, command: str, **arguments: Any) -> None:
         """Tell it to do something, without waiting until that is done."""
-        assert self._process.stdin is not None  # noqa: S101 - piped
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([command, arguments]).encode() + b"\n")
 
     def reply(self) -> Any:
         """The result of the command sent; see ``call``."""
-        assert self._process.stdout is not None  # noqa: S101 - piped
+        assert self._process.stdout is not None
         deadline = time.monotonic() + REPLY_SECONDS
         while b"\n" not in self._buffer:
             if not select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -81,7 +81,7 @@ class DrivenProcess:
 
     def has_reply(self) -> bool:
         """Whether ``reply`` would not wait."""
-        assert self._process.stdout is not None  # noqa: S101 - piped
+        assert self._process.stdout is not None
         return b"\n" in self._buffer or bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def kill(self) -> None:

@@ -34,7 +34,7 @@ class Recovered(Protocol):
 def record(fault: str, seconds: float, end: str = GOAL) -> None:
     """Print a row, and keep it where the environment says."""
     row = RecoveryTime(fault=fault, end=end, seconds=round(seconds, 1))
-    print(f"{row.fault:60s} {row.end:40s} {row.seconds:6.1f} s")  # noqa: T201
+    print(f"{row.fault:60s} {row.end:40s} {row.seconds:6.1f} s")
     if path := os.environ.get(REPORT_VARIABLE):
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row)) + "\n")

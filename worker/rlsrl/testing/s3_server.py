@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 ACCESS_KEY = "rlsrl-test-access-key"
-SECRET_KEY = "rlsrl-test-secret-key"  # noqa: S105 - of a server that lives for one test session on this machine
+SECRET_KEY = "rlsrl-test-secret-key"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 """The environment of a process that may use the server."""
 REGION = "us-east-1"

@@ -4,7 +4,7 @@ A test module subclasses ``SampleStreamConformance`` and gives it a fixture ``tr
 processes ``SampleStreamProcessConformance``, too, which plays each end in a process of its own and kills or stops it.
 """
 
-# ruff: noqa: D102, S101 - these are tests, named for what they say
+# ruff: noqa: D102 - these are tests, named for what they say
 
 from __future__ import annotations
 
@@ -455,7 +455,7 @@ class SampleStreamConformance:
     # Handshakes that do not match.
 
     def test_a_wrong_token_is_refused(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer(token="another")  # noqa: S106 - a wrong one
+        consumer, producer = bench.consumer(), bench.producer(token="another")
         self._assert_refused(bench, consumer, producer, "token", "token")
 
     def test_a_wrong_layout_is_refused_with_both_digests(self, bench: StreamBench) -> None:
@@ -466,7 +466,7 @@ class SampleStreamConformance:
     def test_the_consumer_lives_on_after_refusals(self, bench: StreamBench) -> None:
         consumer = bench.consumer()
         for index in range(3):
-            self._assert_refused(bench, consumer, bench.producer(index, token="another"), "token", "token")  # noqa: S106
+            self._assert_refused(bench, consumer, bench.producer(index, token="another"), "token", "token")
         assert consumer.counters["refused_token"] == 3
         consumer.grant(NUM_LANES, V1)
         good = bench.producer(9)
@@ -826,7 +826,7 @@ class SampleStreamProcessConformance:
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess], pool: ThreadPoolExecutor
     ) -> None:
         """Producers die while they produce, consumers while they take; every transition is accounted for in the end."""
-        rng = random.Random(7)  # noqa: S311 - a test's
+        rng = random.Random(7)
         stop = threading.Event()
         producer = bench.producer(0)
 

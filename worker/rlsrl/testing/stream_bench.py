@@ -4,7 +4,7 @@ For the conformance suite (``sample_streams``) and the processes it starts (``st
 so that those start fast.
 """
 
-# ruff: noqa: D102, S101 - methods make what they are called; what is asserted are the tests' own claims
+# ruff: noqa: D102 - methods make what they are called; what is asserted are the tests' own claims
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlsrl.streams.protocols import SampleConsumer, SampleProducer, StreamTimeou
 from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
 from rlsrl.testing.clock import ManualClock
 
-TOKEN = "token-of-the-tests"  # noqa: S105 - guards nothing
+TOKEN = "token-of-the-tests"
 NUM_STEPS = 3
 NUM_LANES = 2
 TRANSITIONS = NUM_STEPS * NUM_LANES

@@ -37,13 +37,13 @@ class StreamEnd:
     @property
     def producer(self) -> SampleProducer:
         """The end, if that is what it is."""
-        assert self._producer is not None, "set up as a producer"  # noqa: S101 - the test's mistake
+        assert self._producer is not None, "set up as a producer"
         return self._producer
 
     @property
     def consumer(self) -> SampleConsumer:
         """The end, if that is what it is."""
-        assert self._consumer is not None, "set up as a consumer"  # noqa: S101 - the test's mistake
+        assert self._consumer is not None, "set up as a consumer"
         return self._consumer
 
     def acquire(self, timeout: float) -> int:

@@ -38,7 +38,7 @@ class ActorWorker(Worker[ActorConfig]):
 
     def _poll(self) -> PollResult:
         parts = self._parts
-        assert parts is not None, "without parts it is exiting"  # noqa: S101 - an invariant of our own
+        assert parts is not None, "without parts it is exiting"
         self._context.join_session.check()
         if parts.rollout.has_room:
             self._begin(parts)

@@ -33,7 +33,7 @@ class BufferWorker(Worker[BufferConfig]):
 
     def _poll(self) -> PollResult:
         parts = self._parts
-        assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        assert parts is not None, "configured before it polls"
         self._context.join_session.check()
         parts.forwarder.check()
         with self._context.waiting("samples" if parts.forwarder.num_credits else "credit"):

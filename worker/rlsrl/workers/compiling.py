@@ -199,7 +199,7 @@ class _Child:
             raise
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
-        assert self._process.stdin is not None, "it is a pipe"  # noqa: S101 - an invariant of subprocess
+        assert self._process.stdin is not None, "it is a pipe"
         self._input = self._process.stdin
         try:
             self._input.write(request)

@@ -85,7 +85,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
     @property
     def http_address(self) -> tuple[str, int]:
         """Host and port of ``/status``, ``/healthz`` and ``/metrics``; once configured."""
-        assert self._http is not None, "configured first"  # noqa: S101 - an invariant of our own
+        assert self._http is not None, "configured first"
         return self._http.address
 
     def exit(self) -> None:
@@ -133,7 +133,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
 
     def _poll(self) -> PollResult:
         server = self._server
-        assert server is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        assert server is not None, "configured before it polls"
         with contextlib.suppress(queue.Empty):
             self._wake.get(timeout=WAKE_SECONDS)
         server.check()

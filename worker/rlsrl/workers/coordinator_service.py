@@ -56,7 +56,7 @@ RoleSettings = Mapping[str, Mapping[str, Any]]
 """Values of the live settings of each role that has some, by role (see ``rlsrl.api.live``)."""
 
 
-class MalformedMessage(ValueError):  # noqa: N818 - named for the message
+class MalformedMessage(ValueError):
     """A peer's message is not what the protocol allows; the text says why."""
 
 
@@ -279,7 +279,7 @@ class CoordinatorService(CoordinatorServicer):
     async def _serve(self, connection: _Connection) -> None:
         """Welcome, then every message until goodbye or the stream's end."""
         claim = connection.claim
-        assert claim.index is not None and claim.incarnation is not None, "claims of seen workers are whole"  # noqa: S101, PT018
+        assert claim.index is not None and claim.incarnation is not None, "claims of seen workers are whole"  # noqa: PT018
         self._connections[claim.instance] = connection
         kept = self._copies.get(claim.role, claim.index)
         await connection.put(
@@ -320,7 +320,7 @@ class CoordinatorService(CoordinatorServicer):
                 return admitted
             self._log.info("lease_renewed", worker=connection.worker, incarnation=claim.incarnation)
             self._announce(claim.role)
-        assert claim.index is not None, "claims of seen workers are whole"  # noqa: S101 - an invariant of our own
+        assert claim.index is not None, "claims of seen workers are whole"
         seen = self._seen[claim.role, claim.index]
         self._seen[claim.role, claim.index] = replace(seen, report=report_of(heartbeat), heard_at=now)
         if heartbeat.ledger_page:

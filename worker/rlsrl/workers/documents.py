@@ -83,5 +83,5 @@ def open_document(config: CoordinatorConfig, name: str) -> StoredDocument:
     if config.roster_path is not None:
         roster = Path(config.roster_path)
         return DocumentFile(roster if name == ROSTER else roster.with_name(name))
-    assert config.parameter_store.object_store is not None, "validation says so"  # noqa: S101 - an invariant of our own
+    assert config.parameter_store.object_store is not None, "validation says so"
     return DocumentObject(open_objects(config.parameter_store.object_store), name)

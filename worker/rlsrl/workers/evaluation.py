@@ -21,7 +21,7 @@ _NOISE_DOMAIN = 21
 """First word of the spawn key; that of no other use of the seed (``envs.seeds``, ``workers.build.common``)."""
 
 
-class EvaluationUnfinished(RuntimeError):  # noqa: N818 - named for the fact
+class EvaluationUnfinished(RuntimeError):
     """Some environment has not ended its episodes within the steps allowed; the text says which and how far it got."""
 
 

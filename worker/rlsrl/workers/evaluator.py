@@ -99,7 +99,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
 
     def _poll(self) -> PollResult:
         parts = self._parts
-        assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        assert parts is not None, "configured before it polls"
         self._context.join_session.check()
         if self._playing is None:
             self._begin_next(parts)
@@ -143,7 +143,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         except OSError as error:
             self._count("failed", info, error=str(error))
             return
-        assert parameters is not None, "None only where newer_than is given"  # noqa: S101 - the protocol's promise
+        assert parameters is not None, "None only where newer_than is given"
         envs, evaluation = begin_evaluation(parts.plan, parameters, info.metadata)
         self._playing = _Playing(info=info, envs=envs, evaluation=evaluation, began=began)
         self._context.report_version(info.version)

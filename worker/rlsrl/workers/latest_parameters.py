@@ -44,7 +44,7 @@ class LatestParameters:
                 self._changed.wait()
             if self._closed:
                 raise PipeClosed(CLOSED)
-            assert self._newest is not None, "or it would wait"  # noqa: S101 - an invariant of our own
+            assert self._newest is not None, "or it would wait"
             if self._newest.version == self._taken:
                 return None
             self._taken = self._newest.version

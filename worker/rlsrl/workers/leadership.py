@@ -18,7 +18,7 @@ MAX_NAMES = 64
 """Names kept in the list. A pod that so many coordinators have followed no longer exists."""
 
 
-class Superseded(Exception):  # noqa: N818 - named for what happened
+class Superseded(Exception):
     """A newer coordinator has started for this run."""
 
 

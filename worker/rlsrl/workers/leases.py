@@ -215,7 +215,7 @@ class Leases:
         mine = before is not None and (before.instance, before.incarnation) == (claim.instance, incarnation)
         forgotten = before is None or (before.incarnation < incarnation and not before.held)
         if not (mine or forgotten):
-            assert before is not None, "an index nobody had is forgotten"  # noqa: S101 - an invariant of our own
+            assert before is not None, "an index nobody had is forgotten"
             return LeaseRefusal(
                 reason=f"{claim.role} {index} was given to another process (incarnation {before.incarnation}) "
                 f"since this one (incarnation {incarnation}) was last heard of"

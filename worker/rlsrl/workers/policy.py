@@ -49,7 +49,7 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
 
     def _poll(self) -> PollResult:
         parts = self._parts
-        assert parts is not None, "without parts it is exiting"  # noqa: S101 - an invariant of our own
+        assert parts is not None, "without parts it is exiting"
         self._context.join_session.check()
         parts.inference.check()
         newer = self._newer(parts)

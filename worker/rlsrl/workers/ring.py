@@ -59,7 +59,7 @@ class RingWorker(Worker[ActorConfig]):
 
     def _poll(self) -> PollResult:
         parts = self._parts
-        assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        assert parts is not None, "configured before it polls"
         self._context.join_session.check()
         self._hand_out_credits(parts)
         answer = self._next_answer(parts)
@@ -185,7 +185,7 @@ class _Group:
             RuntimeError: it was given by weights that are older than the slot allows.
         """
         slot, step = self.slot, self.step
-        assert slot is not None, "a group that was answered has one"  # noqa: S101 - an invariant of our own
+        assert slot is not None, "a group that was answered has one"
         if answer.version < slot.min_version:
             raise RuntimeError(f"a policy worker answered with {answer.version} where {slot.min_version} was asked for")
         actions = self.parts.actor.act(step, answer)
@@ -197,7 +197,7 @@ class _Group:
     def finish(self) -> Slot:
         """The slot, complete; the group is idle again."""
         slot, self.slot = self.slot, None
-        assert slot is not None, "a group that is full has one"  # noqa: S101 - an invariant of our own
+        assert slot is not None, "a group that is full has one"
         self.parts.actor.finish()
         if self.parts.returns is not None:
             self.parts.returns.write(slot.arrays)

@@ -164,7 +164,7 @@ class ThreadedRollout:
         Raises:
             LayoutMismatch: the weights are of another network.
         """
-        assert self._parameters is not None, "load() comes before begin()"  # noqa: S101 - an invariant of our own
+        assert self._parameters is not None, "load() comes before begin()"
         actor = self._actors[self._num_begun % len(self._actors)]
         actor.load(self._parameters)
         actor.begin(slot)

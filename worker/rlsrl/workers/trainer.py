@@ -68,7 +68,7 @@ class TrainerWorker(Worker[TrainerConfig]):
 
     def _poll(self) -> PollResult:
         parts = self._parts
-        assert parts is not None, "configured before it polls"  # noqa: S101 - an invariant of our own
+        assert parts is not None, "configured before it polls"
         self._context.join_session.check()
         slots = parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=WAKE_SECONDS)
         parts.buffer.put(slots, oldest_outstanding=min(parts.consumer.outstanding, default=None))
@@ -108,7 +108,7 @@ class TrainerWorker(Worker[TrainerConfig]):
         count_discards(parts.ledger, parts.buffer.close())
 
     def _finish(self, final: Checkpoint, reason: str) -> None:
-        assert self._db is not None, "configured before it shuts down"  # noqa: S101 - an invariant of our own
+        assert self._db is not None, "configured before it shuts down"
         version = final.parameters.version
         result = {name: final.metadata[name] for name in ("env_steps", "train_steps", "return_mean", "train_seconds")}
         record = {"reason": reason, "version": str(version), "result": result}

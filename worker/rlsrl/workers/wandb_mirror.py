@@ -44,7 +44,7 @@ class WandbMirror:
             self._failed(f"the process ended with {code}", final=code == NOT_INSTALLED)
             self._start()
         elif new_rows:
-            assert process.stdin is not None, "it is a pipe"  # noqa: S101 - an invariant of our own
+            assert process.stdin is not None, "it is a pipe"
             # A full pipe tells the process enough; one that is broken shows in the next poll.
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 os.write(process.stdin.fileno(), b"\n")
@@ -75,13 +75,13 @@ class WandbMirror:
         except OSError as error:
             self._failed(str(error), final=True)
             return
-        assert process.stdin is not None, "it is a pipe"  # noqa: S101 - an invariant of our own
+        assert process.stdin is not None, "it is a pipe"
         os.set_blocking(process.stdin.fileno(), False)
         self._process = process
 
     def _drop(self, process: subprocess.Popen[bytes]) -> None:
         """The end of its input tells the process to finish."""
-        assert process.stdin is not None, "it is a pipe"  # noqa: S101 - an invariant of our own
+        assert process.stdin is not None, "it is a pipe"
         process.stdin.close()
         self._process = None
 

@@ -30,7 +30,7 @@ class ScheduleSpec(Model):
     @property
     def chosen(self) -> LinearScheduleSpec:
         """The schedule that is set."""
-        assert self.linear is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+        assert self.linear is not None, "validation leaves exactly one"
         return self.linear
 
 
@@ -99,5 +99,5 @@ class AlgorithmSpec(Model):
     @property
     def chosen(self) -> PpoSpec:
         """The algorithm that is set."""
-        assert self.ppo is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+        assert self.ppo is not None, "validation leaves exactly one"
         return self.ppo

@@ -55,7 +55,7 @@ class Actors(Model):
         """Environments of all actors together."""
         if self.environments is not None:
             return self.environments
-        assert self.environments_per_actor is not None, "validation leaves exactly one"  # noqa: S101 - an invariant
+        assert self.environments_per_actor is not None, "validation leaves exactly one"
         return self.environments_per_actor * self.replicas
 
     @property

@@ -27,15 +27,15 @@ MAX_TEXT = 2000
 """Longest error text on the wire, in characters: it travels in an HTTP/2 header, whose size is limited."""
 
 
-class TransferRefused(ParameterError):  # noqa: N818 - named for what was done
+class TransferRefused(ParameterError):
     """A transfer is over the size limit or malformed; the text says which rule it breaks."""
 
 
-class ServiceUnavailable(ParameterError, ConnectionError):  # noqa: N818 - named for the fact
+class ServiceUnavailable(ParameterError, ConnectionError):
     """The service did not answer before the deadline, or this end was closed. A change may or may not have happened."""
 
 
-class ServiceRefused(ParameterError):  # noqa: N818 - named for what the service did
+class ServiceRefused(ParameterError):
     """The service answers but refuses the call: the token is not this experiment's, or the call is unknown."""
 
 

@@ -80,7 +80,7 @@ class LiveReader(ParameterSource):
         # The description arrives with the publisher's first version.
         with self._changed:
             self._wait_for(lambda: self._description is not None, timeout)
-            assert self._description is not None, "just waited for"  # noqa: S101 - an invariant of our own
+            assert self._description is not None, "just waited for"
             return self._description
 
     @override
@@ -94,7 +94,7 @@ class LiveReader(ParameterSource):
     def wait(self, min_version: Version, timeout: float) -> Parameters:
         with self._changed:
             self._wait_for(lambda: self._newest is not None and self._newest.version >= min_version, timeout)
-            assert self._newest is not None, "just waited for"  # noqa: S101 - an invariant of our own
+            assert self._newest is not None, "just waited for"
             return self._newest
 
     @override

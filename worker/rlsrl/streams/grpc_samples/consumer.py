@@ -164,7 +164,7 @@ class _GrpcConnection(ProducerConnection):
         return self
 
     def fill(self, post: Post) -> None:
-        assert self._layout is not None, "admitted before it is posted over"  # noqa: S101 - an invariant of our own
+        assert self._layout is not None, "admitted before it is posted over"
         body = post.body
         if body is None or body.nbytes != self._layout.nbytes:
             raise ValueError(

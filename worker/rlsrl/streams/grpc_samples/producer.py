@@ -116,7 +116,7 @@ class GrpcSampleProducer(ConnectingProducer):
         layout: SlotLayout,
         producer_id: ProducerId,
         ledger: ProducerLedger,
-        progress: ProducerProgress = ProducerProgress(),  # noqa: B008 - frozen
+        progress: ProducerProgress = ProducerProgress(),
         on_settled: Callable[[], None] = lambda: None,
         sequences: Iterator[int] | None = None,
         find: Callable[[str], str | None] | None = None,

@@ -51,7 +51,7 @@ class SharedMemoryProducer(ConnectingProducer):
         layout: SlotLayout,
         producer_id: ProducerId,
         ledger: ProducerLedger,
-        progress: ProducerProgress = ProducerProgress(),  # noqa: B008 - frozen
+        progress: ProducerProgress = ProducerProgress(),
         on_settled: Callable[[], None] = lambda: None,
         sequences: Iterator[int] | None = None,
         clock: Clock | None = None,

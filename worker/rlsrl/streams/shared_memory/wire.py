@@ -15,7 +15,7 @@ POST = 3
 """slot, order of its credit, sequence, num_transitions, the producer's count at it"""
 
 
-class PeerGone(Exception):  # noqa: N818 - named for the fact
+class PeerGone(Exception):
     """The socket has ended and everything that was sent before has been read."""
 
 

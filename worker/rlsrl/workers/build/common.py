@@ -104,7 +104,7 @@ def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int, device: torc
     elif network.cnn is not None:
         factory, kwargs = NatureCnnActorCritic, network.cnn.model_dump()
     else:
-        assert network.mlp is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+        assert network.mlp is not None, "validation leaves exactly one"
         factory = MlpActorCritic
         kwargs = {"hidden_sizes": network.mlp.hidden_sizes, "activation": network.mlp.activation}
     place = CPU if device is None else device

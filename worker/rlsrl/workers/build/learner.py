@@ -116,7 +116,7 @@ def _scheduled(start: float, schedule: ScheduleSpec | None, config: TrainerConfi
     if schedule is None:
         return start
     env_steps = schedule.chosen.env_steps or config.stop.env_steps
-    assert env_steps is not None, "validation leaves at least one"  # noqa: S101 - an invariant of our own
+    assert env_steps is not None, "validation leaves at least one"
     return LinearSchedule(start=start, end=schedule.chosen.to, env_steps=env_steps)
 
 

@@ -35,7 +35,7 @@ def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
         from rlsrl.rpc.tls import tls_from_environment
 
         return ServiceParameterDB(store.service, token_from_environment(), tls=tls_from_environment())
-    assert store.object_store is not None, "validation leaves exactly one"  # noqa: S101 - an invariant of our own
+    assert store.object_store is not None, "validation leaves exactly one"
     objects = open_objects(store.object_store)
     from rlsrl.parameters.object_store import ObjectStoreParameterDB
 

@@ -236,7 +236,7 @@ def _agreed_state(config: TrainerConfig, db: ParameterDB, gang: Gang) -> Trainer
     if gang.rank == 0 or version is None:
         return found
     state = db.load_state(config.policy_name, version)
-    assert state is not None, "rank 0 has just read it"  # noqa: S101 - the database's contract
+    assert state is not None, "rank 0 has just read it"
     return state
 
 
@@ -246,7 +246,7 @@ def _initial_parameters(
     if state is None:
         return policy.parameters(Version(context.attempt, 0))
     parameters = db.get(config.policy_name, state.version)
-    assert parameters is not None, "get returns None only when asked for newer ones"  # noqa: S101 - its contract
+    assert parameters is not None, "get returns None only when asked for newer ones"
     context.log.info("resumed", version=str(state.version))
     return parameters
 
