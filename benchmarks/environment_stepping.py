@@ -16,7 +16,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -34,10 +34,10 @@ from rlsrl.envs.native import make_native
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor, NumpyActor
-from rlsrl.policies.lanes import NumpyLanes
+from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor
+from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
 from rlsrl.runtime.process import wake_threads_promptly
-from rlsrl.workers.rollout import LockstepRollout, Rollout, ThreadedRollout
+from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 
 STEP_SECONDS = 0.005
 HIDDEN = 64
@@ -86,15 +86,15 @@ def measured(name: str, step_seconds: float, *sizes: int) -> dict[str, float]:
 
 def case(name: str, step_seconds: float, num_envs: int, num_steps: int, num_slots: int) -> dict[str, float]:
     """Fill slots; the first is not counted."""
-    rollout, spec, envs = made(name, step_seconds > 0, num_envs, num_steps)
+    group, load, spec, envs = made(name, step_seconds > 0, num_envs, num_steps)
     layout = rollout_layout(spec, num_steps=num_steps, num_lanes=num_envs)
     free = [Slot(arrays=layout.view(bytearray(layout.nbytes))) for _ in range(2)]
-    rollout.load(balancing(program()))
+    load(balancing(program()))
     num_filled, transitions = 0, 0
     while num_filled <= num_slots:
-        if free and rollout.has_room:
-            rollout.begin(free.pop())
-        slot = rollout.advance(touch=nothing, still_wanted=wanted)
+        if free and group.has_room:
+            group.begin(free.pop())
+        slot = group.advance(touch=nothing, still_wanted=wanted)
         if slot is None:
             continue
         if num_filled == 0:
@@ -105,13 +105,15 @@ def case(name: str, step_seconds: float, num_envs: int, num_steps: int, num_slot
         free.append(slot)
     seconds = time.perf_counter() - began
     cores = (time.process_time() - busy) / seconds
-    rollout.abandon()
+    group.abandon()
     envs.close()
     megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"rate": transitions / seconds, "cores": cores, "megabytes": megabytes}
 
 
-def made(name: str, is_slow: bool, num_envs: int, num_steps: int) -> tuple[Rollout, EnvSpec, Any]:
+def made(
+    name: str, is_slow: bool, num_envs: int, num_steps: int
+) -> tuple[EnvGroup, Callable[[Parameters], None], EnvSpec, Any]:
     def make() -> gymnasium.Env[Any, Any]:
         env = make_environment(CARTPOLE)
         return SlowEnv(env, STEP_SECONDS) if is_slow else env
@@ -121,9 +123,11 @@ def made(name: str, is_slow: bool, num_envs: int, num_steps: int) -> tuple[Rollo
         wake_threads_promptly()
         threads = EnvironmentThreads(make, seeds=range(num_envs))
         actors = NumpyLanes(program(), **sizes), NumpyLanes(program(), **sizes)
-        return ThreadedRollout(threads, actors, num_steps=num_steps), threads.spec, threads
+        group = ThreadedEnvGroup(threads, actors, num_steps=num_steps)
+        return group, group.load, threads.spec, threads
     envs = make_native(CARTPOLE, num_envs, seed=0) if name == "native" else LoopVectorEnv(make, seeds=range(num_envs))
-    return LockstepRollout(envs, NumpyActor(program(), **sizes), num_steps=num_steps), envs.spec, envs
+    actor = NumpyActor(program(), **sizes)
+    return LockstepEnvGroup(envs, actor, num_steps=num_steps), actor.load, envs.spec, envs
 
 
 def program() -> ExportedActor:

@@ -21,11 +21,11 @@ from rlsrl.algorithms.ppo import Ppo
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
-from rlsrl.policies.acting import RolloutActor
+from rlsrl.policies.acting import LocalActor, PolicyActor
 from rlsrl.policies.build import build_network
-from rlsrl.policies.exported import NumpyActor
 from rlsrl.policies.networks import MlpActorCritic
-from rlsrl.policies.torch_policy import TorchActor, TorchPolicy
+from rlsrl.policies.numpy_policy import NumpyActor
+from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.rollouts import discrete_env_spec, random_slot
 
 NUM_STEPS, NUM_LANES, EPOCHS, MINIBATCH_SIZE = 128, 8, 4, 256
@@ -36,7 +36,7 @@ def make_policy() -> TorchPolicy:
     return TorchPolicy(build_network(MlpActorCritic, ENV_SPEC, {}, seed=0), ENV_SPEC)
 
 
-def rollout(actor: RolloutActor, slot: Slot) -> None:
+def rollout(actor: LocalActor, slot: Slot) -> None:
     actor.begin(slot)
     for step in range(NUM_STEPS):
         actor.act(step)
@@ -104,10 +104,13 @@ def main() -> None:
     policy = make_policy()
     learner = make_learner(policy)
     slot = random_slot(ENV_SPEC, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
-    program = policy.export()
-    assert program is not None
+    exported = policy.export()
+    assert exported is not None
     sizes: dict[str, Any] = {"num_steps": NUM_STEPS, "num_lanes": NUM_LANES, "rng": np.random.default_rng(0)}
-    actors: dict[str, RolloutActor] = {"program": NumpyActor(program, **sizes), "torch": TorchActor(policy, **sizes)}
+    actors: dict[str, LocalActor] = {
+        "exported": NumpyActor(exported, **sizes),
+        "torch": PolicyActor(policy, ENV_SPEC, **sizes),
+    }
     for actor in actors.values():
         actor.load(policy.parameters(Version(1, 0)))
     acting = best_of({name: partial(rollout, actor, slot) for name, actor in actors.items()}, 30)

@@ -1,4 +1,4 @@
-"""What every RolloutActor promises, and that all of them act alike: by program and by torch."""
+"""What every LocalActor promises, and that all of them act alike: by program and by torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.acting import RolloutActor
+from rlsrl.policies.acting import LocalActor, PolicyActor
 from rlsrl.policies.build import build_network
-from rlsrl.policies.exported import LayoutMismatch, NumpyActor
+from rlsrl.policies.exported import LayoutMismatch
 from rlsrl.policies.networks import MlpActorCritic
-from rlsrl.policies.torch_policy import TorchActor, TorchPolicy
+from rlsrl.policies.numpy_policy import NumpyActor
+from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.rollouts import continuous_action, discrete_action, random_slot
 
 NUM_STEPS, NUM_LANES, NUM_ACTIONS = 12, 5, 4
@@ -46,11 +47,11 @@ def policy_with(
     return policy
 
 
-def actor_of(kind: str, policy: TorchPolicy, *, seed: int = 5, greedy: bool = False) -> RolloutActor:
+def actor_of(kind: str, policy: TorchPolicy, *, seed: int = 5, greedy: bool = False) -> LocalActor:
     sizes = {"num_steps": NUM_STEPS, "num_lanes": NUM_LANES, "greedy": greedy}
     rng = np.random.default_rng(seed)
     if kind == "torch":
-        return TorchActor(policy, rng=rng, **sizes)
+        return PolicyActor(policy, policy.env_spec, rng=rng, **sizes)
     program = policy.export()
     assert program is not None
     return NumpyActor(program, rng=rng, **sizes)
@@ -65,7 +66,7 @@ def slot_with(seed: int, env_spec: EnvSpec = DISCRETE) -> Slot:
     return slot
 
 
-def fill(actor: RolloutActor, slot: Slot) -> list[np.ndarray]:
+def fill(actor: LocalActor, slot: Slot) -> list[np.ndarray]:
     actor.begin(slot)
     actions = [actor.act(t).copy() for t in range(NUM_STEPS)]
     actor.finish()

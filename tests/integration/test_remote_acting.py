@@ -28,7 +28,6 @@ from rlsrl.testing.contexts import TOKEN, make_context
 from rlsrl.workers.actor import ActorWorker
 from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy
 from rlsrl.workers.policy import PolicyWorker
-from rlsrl.workers.ring import RingWorker
 
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -136,7 +135,7 @@ def gather(folder: Path, kind: str, environment: str, ring_size: int = 1, incarn
             return stage.gather(ActorWorker(context), config)
         assert stage.told.policy is not None
         with running(PolicyWorker(make_context("policy", folder)), stage.told.policy):
-            return stage.gather(RingWorker(context), stage.told.actor)
+            return stage.gather(ActorWorker(context), stage.told.actor)
 
 
 @pytest.mark.parametrize("environment", ["CartPole-v1", "Pendulum-v1"])

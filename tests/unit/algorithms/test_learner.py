@@ -23,8 +23,9 @@ from rlsrl.data.version import Version
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network
-from rlsrl.policies.exported import LayoutMismatch, NumpyActor
+from rlsrl.policies.exported import LayoutMismatch
 from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.numpy_policy import NumpyActor
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec, empty_slot, random_slot
 

@@ -12,9 +12,9 @@ from torch.nn import functional
 from rlsrl.api.spec import Cnn, Network
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
+from rlsrl.policies.acting import PolicyActor
 from rlsrl.policies.build import build_network
 from rlsrl.policies.cnn import NatureCnnActorCritic
-from rlsrl.policies.torch_policy import TorchActor
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import continuous_action, discrete_action, random_slot
 from rlsrl.workers.build.common import torch_policy
@@ -154,7 +154,7 @@ def test_a_policy_acts_with_it_and_has_no_program() -> None:
     env_spec = images(2, 40, 40)
     policy = torch_policy(Network(cnn=Cnn(hidden_size=16)), env_spec, seed=0)
     assert policy.export() is None
-    actor = TorchActor(policy, num_steps=3, num_lanes=2, rng=np.random.default_rng(0))
+    actor = PolicyActor(policy, policy.env_spec, num_steps=3, num_lanes=2, rng=np.random.default_rng(0))
     actor.load(policy.parameters(Version(1, 0)))
     slot = random_slot(env_spec, num_steps=3, num_lanes=2, rng=np.random.default_rng(1))
     slot.arrays["observation"][...] = np.random.default_rng(2).integers(0, 256, slot.arrays["observation"].shape)

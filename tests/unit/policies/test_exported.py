@@ -15,12 +15,10 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.exported import (
     CategoricalHead,
     DenseLayer,
-    DenseStack,
-    DenseWeights,
     ExportedActor,
     GaussianHead,
-    NumpyActor,
 )
+from rlsrl.policies.numpy_policy import DenseStack, DenseWeights, NumpyActor
 from rlsrl.testing.rollouts import discrete_env_spec, empty_slot
 
 FIRST = DenseLayer(name="a", weight_offset=2, bias_offset=14, in_size=4, out_size=3, activation="relu")
@@ -126,7 +124,7 @@ def test_weights_are_copied_not_shared() -> None:
 
 def test_acting_by_program_imports_no_torch() -> None:
     code = (
-        "import sys, rlsrl.policies.numpy_policy, rlsrl.policies.acting, rlsrl.workers.policy\n"
+        "import sys, rlsrl.policies.numpy_policy, rlsrl.workers.actor, rlsrl.workers.policy\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

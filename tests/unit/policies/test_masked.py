@@ -22,15 +22,16 @@ from rlsrl.data.version import Version
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.asking import AskingActor
+from rlsrl.policies.acting import LocalActor, PolicyActor
 from rlsrl.policies.build import build_network
 from rlsrl.policies.distributions import categorical_log_prob_and_entropy
 from rlsrl.policies.export import ExportMismatch, check_export
-from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor, NumpyActor
+from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.networks import MlpActorCritic
-from rlsrl.policies.torch_policy import TorchActor, TorchPolicy
+from rlsrl.policies.numpy_policy import NumpyActor, NumpyPolicy
+from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.environments import MaskedEnv
 
 NUM_ACTIONS, NUM_LANES, NUM_STEPS = 4, 3, 200
@@ -49,29 +50,17 @@ def policy_for(env_spec: EnvSpec, seed: int = 1) -> TorchPolicy:
     return policy
 
 
-class Asking:
-    """A remote policy as an actor sees it."""
-
-    def __init__(self, policy: TorchPolicy, rng: np.random.Generator, greedy: bool) -> None:
-        self._policy = policy
-        self._actor = AskingActor(policy.env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng, greedy=greedy)
-        self.begin, self.finish = self._actor.begin, self._actor.finish
-
-    def act(self, step: int) -> NDArray[np.int64]:
-        (answer,) = self._policy.predict([self._actor.ask(step)])
-        return self._actor.act(step, answer)
-
-
-def actor_of(kind: str, policy: TorchPolicy, *, greedy: bool) -> NumpyActor | TorchActor | Asking:
+def actor_of(kind: str, policy: TorchPolicy, *, greedy: bool) -> LocalActor:
     rng, sizes = np.random.default_rng(5), {"num_steps": NUM_STEPS, "num_lanes": NUM_LANES}
-    if kind == "asking":
-        return Asking(policy, rng, greedy)
     if kind == "torch":
-        return TorchActor(policy, rng=rng, greedy=greedy, **sizes)
-    program = policy.export()
-    assert program is not None
-    actor = NumpyActor(
-        ExportedActor.from_json(json.loads(json.dumps(program.to_json()))), rng=rng, greedy=greedy, **sizes
+        return PolicyActor(policy, policy.env_spec, rng=rng, greedy=greedy, **sizes)
+    exported = policy.export()
+    assert exported is not None
+    exported = ExportedActor.from_json(json.loads(json.dumps(exported.to_json())))
+    actor: LocalActor = (
+        NumpyActor(exported, rng=rng, greedy=greedy, **sizes)
+        if kind == "exported"
+        else PolicyActor(NumpyPolicy(exported), policy.env_spec, rng=rng, greedy=greedy, **sizes)
     )
     actor.load(policy.parameters(Version(1, 0)))
     return actor
@@ -109,7 +98,7 @@ def legal_choices(policy: TorchPolicy, arrays: Mapping[str, NDArray]) -> list[tu
     return found
 
 
-@pytest.mark.parametrize("kind", ["program", "torch", "asking"])
+@pytest.mark.parametrize("kind", ["exported", "torch", "exported, by requests"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_only_legal_actions_are_taken_and_their_probabilities_are_among_the_legal(kind: str, seed: int) -> None:
     policy, arrays = rollout(kind, seed=seed)
@@ -120,7 +109,7 @@ def test_only_legal_actions_are_taken_and_their_probabilities_are_among_the_lega
     assert np.isfinite(arrays["behavior_log_prob"]).all()
 
 
-@pytest.mark.parametrize("kind", ["program", "torch", "asking"])
+@pytest.mark.parametrize("kind", ["exported", "torch", "exported, by requests"])
 def test_the_greedy_action_is_the_most_probable_that_is_legal(kind: str) -> None:
     policy, arrays = rollout(kind, greedy=True)
     for _, chosen, place in legal_choices(policy, arrays):
@@ -128,7 +117,7 @@ def test_the_greedy_action_is_the_most_probable_that_is_legal(kind: str) -> None
 
 
 def test_all_kinds_choose_the_same_actions() -> None:
-    chosen = [rollout(kind)[1]["action"] for kind in ("program", "torch", "asking")]
+    chosen = [rollout(kind)[1]["action"] for kind in ("exported", "torch", "exported, by requests")]
     np.testing.assert_array_equal(chosen[0], chosen[1])
     np.testing.assert_array_equal(chosen[1], chosen[2])
 

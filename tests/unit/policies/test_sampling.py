@@ -1,15 +1,24 @@
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 
-from rlsrl.policies.sampling import CategoricalSampler, GaussianSampler, sampler_for
+from rlsrl.policies.sampling import CategoricalSampler, GaussianSampler, make_sampler, sampler_for
 from rlsrl.testing.rollouts import continuous_action, discrete_action
 
 
 def sampler(num_steps: int, num_lanes: int, num_actions: int, *, greedy: bool = False) -> CategoricalSampler:
-    return CategoricalSampler(
-        num_steps=num_steps, num_lanes=num_lanes, num_actions=num_actions, rng=np.random.default_rng(0), greedy=greedy
+    made = make_sampler(
+        "categorical",
+        num_actions,
+        num_steps=num_steps,
+        num_lanes=num_lanes,
+        rng=np.random.default_rng(0),
+        greedy=greedy,
     )
+    assert isinstance(made, CategoricalSampler)
+    return made
 
 
 def test_choices_have_the_softmax_distribution() -> None:
@@ -57,7 +66,7 @@ class ZeroDraws:
 
 
 def test_a_draw_of_zero_still_makes_finite_noise() -> None:
-    draws = CategoricalSampler(num_steps=2, num_lanes=1, num_actions=2, rng=ZeroDraws(), greedy=False)
+    draws = CategoricalSampler(np.zeros((2, 2, 1), np.float32), cast("Any", ZeroDraws()))
     with np.errstate(all="raise"):
         draws.begin()
     assert np.isfinite(draws._noise).all()
@@ -65,7 +74,7 @@ def test_a_draw_of_zero_still_makes_finite_noise() -> None:
 
 def gaussian(num_steps: int, num_lanes: int, size: int, *, greedy: bool = False) -> GaussianSampler:
     rng = np.random.default_rng(0)
-    return GaussianSampler(num_steps=num_steps, num_lanes=num_lanes, size=size, rng=rng, greedy=greedy)
+    return GaussianSampler(np.zeros((num_steps, size, num_lanes), np.float32), None if greedy else rng)
 
 
 def drawn(draws: GaussianSampler) -> np.ndarray:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import pytest
 
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
@@ -16,9 +15,9 @@ from rlsrl.parameters.broadcast import SourceTimeout
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.testing.contexts import RecordingSession, make_context
 from rlsrl.testing.parameter_dbs import make_parameters
-from rlsrl.workers import actor as actor_module
 from rlsrl.workers.actor import ActorWorker
-from rlsrl.workers.rollout import LockstepRollout
+from rlsrl.workers.build.actor import LocalPolicy
+from rlsrl.workers.env_groups import LockstepEnvGroup
 
 
 class Stage:
@@ -32,22 +31,25 @@ class Stage:
         slot = Slot(arrays={"mask": np.ones((2, 1), np.bool_)}, min_version=asked, credit=0, handle=0)
         loaded: list[Version] = []
         self.parts: Any = SimpleNamespace(
-            rollout=LockstepRollout(
-                cast("Any", SimpleNamespace(begin=lambda arrays: None, step=lambda arrays, step, action: None)),
-                cast(
-                    "Any",
-                    SimpleNamespace(
-                        load=lambda parameters: loaded.append(parameters.version),
-                        begin=lambda slot: None,
-                        act=lambda step: self.acted_with.append(loaded[-1]),
-                        finish=lambda: None,
+            groups=(
+                LockstepEnvGroup(
+                    cast("Any", SimpleNamespace(begin=lambda arrays: None, step=lambda arrays, step, action: None)),
+                    cast(
+                        "Any",
+                        SimpleNamespace(
+                            begin=lambda slot: None,
+                            act=lambda step: self.acted_with.append(loaded[-1]) or np.zeros(1),
+                            finish=lambda: None,
+                        ),
                     ),
+                    num_steps=2,
                 ),
-                num_steps=2,
             ),
             producer=SimpleNamespace(acquire=lambda timeout: slot, touch=self._touch, post=self.posted.append),
-            parameters=SimpleNamespace(get=self._get, wait=self._wait),
-            returns=None,
+            policy=LocalPolicy(
+                source=cast("Any", SimpleNamespace(get=self._get, wait=self._wait)),
+                load=lambda parameters: loaded.append(parameters.version),
+            ),
             ledger=SimpleNamespace(end=lambda: None),
             resources=ExitStack(),
         )
@@ -63,10 +65,9 @@ class Stage:
         raise SourceTimeout(f"nothing as new as {min_version} came in {timeout} s")
 
 
-def test_a_slot_is_filled_with_weights_as_new_as_it_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_is_filled_with_weights_as_new_as_it_asks_for(tmp_path: Path) -> None:
     stage = Stage(tmp_path, asked=Version(1, 2))
-    monkeypatch.setattr(actor_module, "build_actor", lambda config, context, still_wanted: stage.parts)
-    worker: Any = ActorWorker(stage.context)
+    worker: Any = ActorWorker(stage.context, build=lambda config, context, *, still_wanted: stage.parts)
     worker.configure(None)
     for step in (1, 1, 2):
         assert (stage.acted_with, stage.posted) == ([], [])

@@ -14,10 +14,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from rlsrl.data.inference import RolloutRequest, RolloutResult
-from rlsrl.data.specs import Arrays
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.base import Policy
+from rlsrl.policies.acting import Policy
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.runtime.mapping_thread import StageFailed
 from rlsrl.runtime.metrics import Metrics
@@ -64,9 +63,6 @@ class FakePolicy(Policy):
             raise self.failure
         self.batches.append([value_of(each) for each in requests])
         return [result(value_of(each), num_lanes=each.num_lanes, version=self.loaded[-1]) for each in requests]
-
-    def initial_state(self, num_envs: int) -> Arrays:
-        return {}
 
     def export(self) -> ExportedActor | None:
         return None

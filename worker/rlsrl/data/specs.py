@@ -28,9 +28,14 @@ class ArraySpec:
     dtype: str
 
     @property
+    def size(self) -> int:
+        """Values of one such array."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of one such array."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return self.size * np.dtype(self.dtype).itemsize
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value that ``from_json`` reads back."""

@@ -1,34 +1,151 @@
-"""How an actor asks for actions within one rollout. numpy only: torch stays behind whoever implements it."""
+"""The two protocols of acting: a policy maps observations to distributions, an actor draws the actions of a rollout.
+
+A ``Policy`` answers requests of any number of lanes; policy workers and trainers hold one. A ``RolloutActor`` fills
+the slots of one group of lanes; actors and evaluators hold one or more. ``NumpyActor`` (``numpy_policy``) is the
+fastest; ``PolicyActor``, here, acts by any policy in the process; ``RemoteActor`` (``remote``) asks policy workers.
+numpy only.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from rlsrl.data.inference import RolloutRequest, RolloutResult
 from rlsrl.data.slots import Slot
+from rlsrl.data.specs import EnvSpec
 from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.sampling import sampler_for
+
+
+class Policy(ABC):
+    """Maps observations to action distributions with the weights last loaded. One thread uses it."""
+
+    @abstractmethod
+    def load(self, parameters: Parameters) -> None:
+        """Evaluate with these weights from now on.
+
+        Raises:
+            LayoutMismatch: the weights belong to another network.
+        """
+
+    @abstractmethod
+    def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+        """Return one result per request, in order, from one evaluation of all their lanes together."""
+
+    @abstractmethod
+    def export(self) -> ExportedActor | None:
+        """Return the policy in its torch-free form, or None if its network has none."""
 
 
 class RolloutActor(Protocol):
-    """Chooses the actions of one slot after another. One thread uses it.
+    """Chooses the actions of one group of lanes, slot after slot. One thread uses it.
 
-    What can be done once a rollout is not done once a step: noise is drawn in ``begin``, log-probabilities are
-    computed in ``finish``.
+    Work that can be done once per rollout is not done per step: ``begin`` draws the noise of all steps, and ``finish``
+    computes all log-probabilities.
     """
 
-    def load(self, parameters: Parameters) -> None:
-        """Act with these weights from the next step on."""
-
     def begin(self, slot: Slot) -> None:
-        """Start on a slot: draw noise for all its steps."""
+        """Start on a slot whose frame 0 is written: draw noise for all its steps."""
 
-    def act(self, step: int) -> NDArray[Any]:
-        """Choose the actions of that step.
+    def act(self, step: int) -> NDArray[Any] | None:
+        """Return the actions of that step, [N, ...], or None while a policy worker has not answered.
 
-        Reads the frame ``observation...[step]`` of the slot, writes ``action[step]``, ``version_attempt[step]`` and
-        ``version_step[step]``, and returns ``action[step]``, shape [N, ...].
+        Reads the frame ``observation...[step]`` of the slot. Writes ``action[step]``, ``version_attempt[step]`` and
+        ``version_step[step]``, and returns ``action[step]``. After None, call it again for the same step.
         """
 
     def finish(self) -> None:
-        """Write ``behavior_log_prob`` of all steps; the slot is complete afterwards."""
+        """Write ``behavior_log_prob`` of all steps. The slot is complete afterwards."""
+
+
+class LocalActor(RolloutActor, Protocol):
+    """An actor that evaluates its policy itself, with the weights last loaded."""
+
+    def load(self, parameters: Parameters) -> None:
+        """Act with these weights from the next step on.
+
+        Raises:
+            LayoutMismatch: the weights belong to another network.
+        """
+
+    @override
+    def act(self, step: int) -> NDArray[Any]:
+        """Return the actions of that step: never None."""
+
+
+class DistributionActor:
+    """The part of acting that evaluates nothing: it builds requests and draws actions from the results.
+
+    The noise is the actor's own, so its actions do not depend on where the policy is evaluated.
+    """
+
+    def __init__(
+        self, env_spec: EnvSpec, *, num_steps: int, num_lanes: int, rng: np.random.Generator, greedy: bool = False
+    ) -> None:
+        """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
+
+        ``greedy``: take the most probable action, as evaluation does.
+        """
+        self._paths = list(env_spec.observation)
+        self._sampler = sampler_for(env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
+
+    def begin(self, slot: Slot) -> None:
+        """Start on a slot: draw noise for all its steps."""
+        self._arrays, self._min_version = slot.arrays, slot.min_version
+        self._sampler.begin()
+
+    def finish(self) -> None:
+        """Write ``behavior_log_prob`` of all steps."""
+        self._sampler.log_probs(self._arrays["action"], self._arrays["behavior_log_prob"])
+
+    def _request(self, step: int) -> RolloutRequest:
+        """Return the request for that step. Its arrays are the slot's own."""
+        arrays = self._arrays
+        observation = {path: arrays[path][step] for path in self._paths}
+        return RolloutRequest(observation=observation, min_version=self._min_version)
+
+    def _choose(self, step: int, result: RolloutResult) -> NDArray[Any]:
+        """Draw the actions of that step: write ``action[step]`` and its version, and return ``action[step]``."""
+        arrays = self._arrays
+        arrays["version_attempt"][step], arrays["version_step"][step] = result.version
+        self._sampler.parameters[step] = result.distribution.T
+        actions: NDArray[Any] = arrays["action"][step]
+        self._sampler.choose(step, actions)
+        return actions
+
+
+class PolicyActor(DistributionActor, LocalActor):
+    """Acts by a policy in this process: for networks that have no torch-free form.
+
+    Draws from the same noise as ``NumpyActor``: with equal generators both choose the same actions.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        env_spec: EnvSpec,
+        *,
+        num_steps: int,
+        num_lanes: int,
+        rng: np.random.Generator,
+        greedy: bool = False,
+    ) -> None:
+        """Act by ``policy``; the other arguments are those of ``DistributionActor``."""
+        DistributionActor.__init__(self, env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
+        self._policy = policy
+
+    @override
+    def load(self, parameters: Parameters) -> None:
+        self._policy.load(parameters)
+
+    @override
+    def act(self, step: int) -> NDArray[Any]:
+        (result,) = self._policy.predict([self._request(step)])
+        return self._choose(step, result)

@@ -11,7 +11,7 @@ from torch import nn
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.specs import Arrays, ArraySpec
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.base import Policy
+from rlsrl.policies.acting import Policy
 from rlsrl.policies.exported import (
     MASKED_LOGIT,
     Activation,
@@ -108,7 +108,7 @@ def check_export(policy: Policy, program: ExportedActor, parameters: Parameters)
     """
     policy.load(parameters)
     observation, mask = _random_observation(program.observation), _random_mask(program)
-    request = RolloutRequest(observation={**observation, **mask}, state=policy.initial_state(CHECK_LANES))
+    request = RolloutRequest(observation={**observation, **mask})
     exported = NumpyPolicy(program)
     exported.load(parameters)
     (of_network,), (of_program,) = (each.predict([request]) for each in (policy, exported))

@@ -1,46 +1,147 @@
-"""A policy that is a program: what a policy worker evaluates where the network exports one. numpy only."""
+"""Evaluates an exported actor without torch: for actors, for evaluators and for policy workers. numpy only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
 
 from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, split_results
-from rlsrl.data.specs import Arrays
+from rlsrl.data.slots import Slot
+from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.base import Policy
-from rlsrl.policies.exported import DenseStack, DenseWeights, ExportedActor
+from rlsrl.policies.acting import LocalActor, Policy, RolloutActor
+from rlsrl.policies.exported import (
+    ACTIVATIONS,
+    MASKED_LOGIT,
+    ExportedActor,
+    Floats,
+    GaussianHead,
+    LayoutMismatch,
+)
+from rlsrl.policies.normalization import Standardization
+from rlsrl.policies.sampling import Sampler, make_sampler
 
 MAX_SIZES = 64
-"""Batch sizes whose memory is kept; actors of one kind ask in few."""
+"""Batch sizes whose memory is kept. Actors of one kind request in few sizes."""
+
+
+class DenseWeights:
+    """The loaded weights of an exported actor, and the statistics that normalise its observations.
+
+    One thread uses them.
+    """
+
+    def __init__(self, exported: ExportedActor) -> None:
+        self.exported = exported
+        self.version: Version | None = None
+        """The version that is loaded; None before the first ``load``."""
+        self.layers: Sequence[Floats] = [
+            np.zeros((layer.out_size, layer.in_size + 1), np.float32) for layer in exported.layers
+        ]
+        """[W, b] of each layer, [out_size, in_size + 1]. ``load`` refills these arrays in place."""
+        head = exported.head
+        self.log_std: Floats = np.zeros((head.distribution_size - head.num_outputs, 1), np.float32)
+        """Of a Gaussian head, [A, 1]. ``load`` refills it in place."""
+        self.standardizations: Sequence[Standardization | None] = [None] * len(exported.observation)
+        """For each observation [features, N]; None: it is not normalised."""
+
+    def load(self, parameters: Parameters) -> None:
+        """Evaluate with these weights from now on.
+
+        Raises:
+            LayoutMismatch: the weights belong to another network.
+        """
+        exported, vector = self.exported, parameters.vector
+        if parameters.layout != exported.layout or vector.size != exported.num_parameters:
+            raise LayoutMismatch(
+                f"weights of layout {parameters.layout} ({vector.size} values) do not fit the exported actor's "
+                f"{exported.layout} ({exported.num_parameters})"
+            )
+        for layer, weight in zip(exported.layers, self.layers, strict=True):
+            begin, size = layer.weight_offset, layer.out_size * layer.in_size
+            weight[:, :-1] = vector[begin : begin + size].reshape(layer.out_size, layer.in_size)
+            weight[:, -1] = vector[layer.bias_offset : layer.bias_offset + layer.out_size]
+        if isinstance(exported.head, GaussianHead):
+            self.log_std[:, 0] = vector[exported.head.log_std]
+        found = [Standardization.of(parameters.statistics, path) for path in exported.observation]
+        self.standardizations = [each and each.as_column() for each in found]
+        self.version = parameters.version
+
+
+class DenseStack:
+    """Evaluates the loaded weights for N lanes at a time. One thread uses it.
+
+    All arrays are feature-major, [features, N]. A constant row of ones below each layer's inputs carries the bias. So
+    a layer is one matrix product straight into the next layer's contiguous input: no transposed weights, no addition.
+    """
+
+    def __init__(self, weights: DenseWeights, num_lanes: int, *, product: Callable[..., Any] = np.dot) -> None:
+        """Evaluate with ``weights``; ``product`` multiplies two matrices into ``out``."""
+        exported = weights.exported
+        self._product = product
+        self._weights = weights
+        inputs = [np.ones((layer.in_size + 1, num_lanes), np.float32) for layer in exported.layers]
+        ends = np.cumsum([spec.size for spec in exported.observation.values()])
+        self._observation: list[Floats] = np.split(inputs[0][:-1], ends[:-1])
+        """The input rows of each observation path."""
+        activations = [ACTIVATIONS[layer.activation] for layer in exported.layers]
+        outputs = [following[:-1] for following in inputs[1:]]
+        *hidden, self._last = zip(weights.layers, inputs, [*outputs, None], activations, strict=True)
+        self._hidden = hidden
+        self._num_outputs = exported.head.num_outputs
+        self._log_std = weights.log_std
+
+    def forward(self, observation: Sequence[NDArray[Any]], out: Floats, mask: NDArray[Any] | None = None) -> None:
+        """Write the parameters of the action distribution, [A, N], for observations [features, N] by path in order.
+
+        ``mask`` [A, N] is the array at the head's mask path; None if the head has no mask.
+        """
+        standardizations, product = self._weights.standardizations, self._product
+        for rows, standardization, values in zip(self._observation, standardizations, observation, strict=True):
+            if standardization is None:
+                rows[...] = values
+            else:
+                standardization.apply(values, out=rows)
+        for weight, inputs, outputs, activate in self._hidden:
+            product(weight, inputs, out=outputs)
+            if activate is not None:
+                activate(outputs, out=outputs)
+        weight, inputs, _, activate = self._last
+        outputs = out[: self._num_outputs]
+        product(weight, inputs, out=outputs)
+        if activate is not None:
+            activate(outputs, out=outputs)
+        out[self._num_outputs :] = self._log_std
+        if mask is not None:
+            np.copyto(out, MASKED_LOGIT, where=mask == 0)
 
 
 class NumpyPolicy(Policy):
-    """Evaluates a program for any number of lanes."""
+    """Evaluates an exported actor for requests of any number of lanes."""
 
-    def __init__(self, program: ExportedActor) -> None:
-        self._program = program
-        self._weights = DenseWeights(program)
+    def __init__(self, exported: ExportedActor) -> None:
+        self._exported = exported
+        self._weights = DenseWeights(exported)
         self._stacks: dict[int, DenseStack] = {}
+        """By number of lanes."""
 
+    @override
     def load(self, parameters: Parameters) -> None:
-        """Evaluate with these weights and statistics from now on.
-
-        Raises:
-            LayoutMismatch: they are of another network.
-        """
         self._weights.load(parameters)
 
+    @override
     def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
-        """Answer each request, in order, from one evaluation of all their lanes."""
         if (version := self._weights.version) is None:
             raise RuntimeError("load() comes before predict()")
-        program, observation = self._program, batch_observations(requests)
+        exported, observation = self._exported, batch_observations(requests)
         num_lanes = sum(request.num_lanes for request in requests)
-        features = [observation[path].reshape(num_lanes, -1).T for path in program.observation]
-        mask = None if program.head.mask is None else observation[program.head.mask].T
-        distribution = np.empty((program.head.distribution_size, num_lanes), np.float32)
+        features = [observation[path].reshape(num_lanes, -1).T for path in exported.observation]
+        mask = None if exported.head.mask is None else observation[exported.head.mask].T
+        distribution = np.empty((exported.head.distribution_size, num_lanes), np.float32)
         self._stack(num_lanes).forward(features, distribution, mask)
         return split_results(requests, np.ascontiguousarray(distribution.T), version)
 
@@ -51,11 +152,121 @@ class NumpyPolicy(Policy):
             self._stacks[num_lanes] = DenseStack(self._weights, num_lanes)
         return self._stacks[num_lanes]
 
-    def initial_state(self, num_envs: int) -> Arrays:
-        """Empty: a program has no memory."""
-        del num_envs
-        return {}
-
+    @override
     def export(self) -> ExportedActor:
-        """Itself."""
-        return self._program
+        return self._exported
+
+
+class NumpyLane(RolloutActor):
+    """Chooses the actions of one lane of a ``NumpyLanes``. One thread uses it at a time."""
+
+    def __init__(self, stack: DenseStack, exported: ExportedActor, sampler: Sampler) -> None:
+        self._stack = stack
+        self._exported = exported
+        self._sampler = sampler
+        self._distributions = list(sampler.parameters)
+
+    @override
+    def begin(self, slot: Slot) -> None:
+        """Start on a slot. The caller has drawn the noise."""
+        arrays, mask = slot.arrays, self._exported.head.mask
+        self._frames = [_feature_major(arrays[path]) for path in self._exported.observation]
+        self._masks = [None] * len(arrays["mask"]) if mask is None else list(_feature_major(arrays[mask]))
+        self._actions = arrays["action"]
+
+    @override
+    def act(self, step: int) -> NDArray[Any]:
+        """Return the actions of that step, and write them; ``NumpyLanes.begin`` has written the version."""
+        self._stack.forward([frames[step] for frames in self._frames], self._distributions[step], self._masks[step])
+        actions: NDArray[Any] = self._actions[step]
+        self._sampler.choose(step, actions)
+        return actions
+
+    @override
+    def finish(self) -> None:
+        """Do nothing: ``NumpyLanes.finish`` writes the log-probabilities of all lanes."""
+
+
+class NumpyActor(NumpyLane, LocalActor):
+    """Acts by evaluating an exported actor for all lanes together."""
+
+    def __init__(
+        self,
+        exported: ExportedActor,
+        *,
+        num_steps: int,
+        num_lanes: int,
+        rng: np.random.Generator,
+        greedy: bool = False,
+    ) -> None:
+        """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
+
+        ``greedy``: take the most probable action, as evaluation does.
+        """
+        self._weights = DenseWeights(exported)
+        head = exported.head
+        sampler = make_sampler(
+            head.kind, head.num_outputs, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy
+        )
+        super().__init__(DenseStack(self._weights, num_lanes), exported, sampler)
+
+    @override
+    def load(self, parameters: Parameters) -> None:
+        self._weights.load(parameters)
+
+    @override
+    def begin(self, slot: Slot) -> None:
+        if self._weights.version is None:
+            raise RuntimeError("load() comes before begin()")
+        super().begin(slot)
+        arrays = slot.arrays
+        self._log_probs = arrays["behavior_log_prob"]
+        self._attempts, self._steps = arrays["version_attempt"], arrays["version_step"]
+        self._sampler.begin()
+
+    @override
+    def act(self, step: int) -> NDArray[Any]:
+        """Return the actions of that step. Without a mask it allocates no array data, and calls no ``super().act``."""
+        self._attempts[step], self._steps[step] = self._weights.version  # type: ignore[misc]  # begin() has checked
+        self._stack.forward([frames[step] for frames in self._frames], self._distributions[step], self._masks[step])
+        actions: NDArray[Any] = self._actions[step]
+        self._sampler.choose(step, actions)
+        return actions
+
+    @override
+    def finish(self) -> None:
+        self._sampler.log_probs(self._actions, self._log_probs)
+
+
+class NumpyLanes(NumpyActor):
+    """Acts lane by lane, each lane in its own thread, from the noise that ``NumpyActor`` draws.
+
+    Its owner calls ``load``, ``begin`` and ``finish``. In between, each thread calls ``begin`` and ``act`` of its lane.
+    A matrix product of one lane rounds differently than one of many lanes. Results differ from ``NumpyActor`` by that.
+    """
+
+    def __init__(self, exported: ExportedActor, *, num_steps: int, num_lanes: int, rng: np.random.Generator) -> None:
+        """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``."""
+        super().__init__(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
+        self._samplers = [self._sampler.of_lane(lane) for lane in range(num_lanes)]
+        # matmul keeps the interpreter lock, dot releases it. Other threads wait for the lock: passing it on takes
+        # longer than the product of one lane.
+        self.lanes = tuple(
+            NumpyLane(DenseStack(self._weights, 1, product=np.matmul), exported, sampler) for sampler in self._samplers
+        )
+        """By number of the lane."""
+
+    @override
+    def begin(self, slot: Slot) -> None:
+        super().begin(slot)
+        self._attempts[:], self._steps[:] = self._weights.version  # type: ignore[misc]  # begin() has checked
+
+    @override
+    def finish(self) -> None:
+        np.concatenate([sampler.parameters for sampler in self._samplers], axis=2, out=self._sampler.parameters)
+        super().finish()
+
+
+def _feature_major(frames: NDArray[Any]) -> NDArray[Any]:
+    """Return [T+1, N, ...] as a view [T+1, features, N]."""
+    return frames.reshape(*frames.shape[:2], -1).transpose(0, 2, 1)

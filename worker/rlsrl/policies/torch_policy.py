@@ -1,22 +1,20 @@
-"""Policies evaluated by torch: for training, for policy workers, and for actors whose network has no program."""
+"""A policy that torch evaluates: for training, for policy workers, and for actors whose network is not exported."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, split_results
-from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.asking import AskingActor
-from rlsrl.policies.base import Policy
+from rlsrl.policies.acting import Policy
 from rlsrl.policies.device import all_to_device, assign, to_host
 from rlsrl.policies.exported import ExportedActor, LayoutMismatch
 from rlsrl.policies.functional import PureNetwork
@@ -25,23 +23,24 @@ from rlsrl.policies.normalization import Standardization, standardizations, stan
 
 
 class TorchPolicy(Policy):
-    """A network with one set of weights loaded. Takes the network over: its parameters become views of one vector,
-    where the network was made or moved to.
+    """A network with one set of weights loaded.
+
+    It takes the network over: the network's parameters become views of one vector, on the network's device.
     """
 
     def __init__(self, network: nn.Module, env_spec: EnvSpec) -> None:
         self.env_spec = env_spec
-        """What the policy acts on."""
+        """The spec of the environments that the policy acts in."""
         self.pure = PureNetwork(network)
         """The network as a function of any parameters, for the loss."""
         self.layout = self.pure.layout
-        """How the parameters stand in the flat vector."""
+        """The places of the parameters in the flat vector."""
         self._network = network
         self._vector = self.layout.flatten(network)
         self.device = self._vector.device
-        """Where it is evaluated."""
+        """The device that evaluates the network."""
         self._distribution: Callable[[Observation], Tensor] | None = None
-        """Gives the distribution's parameters by what is loaded."""
+        """Computes distribution parameters with the loaded weights; None before the first ``load``."""
         self._statistics: Arrays = {}
         self._standardizations: Mapping[str, Standardization] = {}
         self._version: Version | None = None
@@ -49,30 +48,29 @@ class TorchPolicy(Policy):
             parameter.data = view
 
     def parameters(self, version: Version) -> Parameters:
-        """What is loaded, under that name, copied; at first the weights the network was made with, no statistics."""
+        """Return a copy of the loaded weights under that version.
+
+        Before the first ``load`` these are the network's initial weights, without statistics.
+        """
         vector = to_host(self._vector).copy()
         vector.flags.writeable = False
         return Parameters(version=version, vector=vector, layout=self.layout.digest, statistics=self._statistics)
 
+    @override
     def load(self, parameters: Parameters) -> None:
-        """Evaluate with these weights and statistics from now on.
-
-        Raises:
-            LayoutMismatch: they are of another network.
-        """
         if parameters.layout != self.layout.digest or parameters.vector.size != self.layout.num_parameters:
             raise LayoutMismatch(
                 f"weights of layout {parameters.layout} ({parameters.vector.size} values) do not fit the network's "
                 f"{self.layout.digest} ({self.layout.num_parameters})"
             )
         assign(self._vector, parameters.vector)
-        self._distribution = _acting(self._network)
+        self._distribution = _distribution_function(self._network)
         self._statistics = parameters.statistics
         self._standardizations = standardizations(parameters.statistics, self.env_spec.observation)
         self._version = parameters.version
 
+    @override
     def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
-        """Answer each request, in order, from one forward pass over all their lanes."""
         if self._version is None or self._distribution is None:
             raise RuntimeError("load() comes before predict()")
         with torch.inference_mode():
@@ -81,57 +79,14 @@ class TorchPolicy(Policy):
             distribution: NDArray[np.float32] = to_host(self._distribution(tensors))
         return split_results(requests, distribution, self._version)
 
-    def initial_state(self, num_envs: int) -> Arrays:
-        """Empty: the network has no memory."""
-        del num_envs
-        return {}
-
+    @override
     def export(self) -> ExportedActor | None:
-        """The actor as a program, if the network says how (``networks.ExportableNetwork``)."""
         network = self._network
         return network.export_actor(self.layout) if isinstance(network, ExportableNetwork) else None
 
 
-def _acting(network: nn.Module) -> Callable[[Observation], Tensor]:
-    """How its distribution is had."""
+def _distribution_function(network: nn.Module) -> Callable[[Observation], Tensor]:
+    """Return the network's cheapest way to the distribution parameters."""
     return (
         network.prepared_actor() if isinstance(network, ActingNetwork) else lambda observation: network(observation)[0]
     )
-
-
-class TorchActor:
-    """Acts by evaluating a policy in this process: ``policies.acting.RolloutActor`` for networks without a program.
-
-    Draws from the same noise as ``NumpyActor``: with equal generators both choose the same actions.
-    """
-
-    def __init__(
-        self, policy: TorchPolicy, *, num_steps: int, num_lanes: int, rng: np.random.Generator, greedy: bool = False
-    ) -> None:
-        """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
-
-        ``greedy``: take the most probable action, as evaluation does.
-        """
-        self._policy = policy
-        self._asking = AskingActor(policy.env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
-
-    def load(self, parameters: Parameters) -> None:
-        """Act with these weights from the next step on.
-
-        Raises:
-            LayoutMismatch: they are of another network.
-        """
-        self._policy.load(parameters)
-
-    def begin(self, slot: Slot) -> None:
-        """Start on a slot: draw noise for all its steps."""
-        self._asking.begin(slot)
-
-    def act(self, step: int) -> NDArray[Any]:
-        """Choose the actions of that step."""
-        (answer,) = self._policy.predict([self._asking.ask(step)])
-        return self._asking.act(step, answer)
-
-    def finish(self) -> None:
-        """Write ``behavior_log_prob`` of all steps."""
-        self._asking.finish()

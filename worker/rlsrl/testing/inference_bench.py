@@ -28,8 +28,8 @@ from rlsrl.rpc.in_thread import WaitingLoop
 from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.streams.grpc_inference import GrpcInferenceClient, GrpcInferenceServer
 from rlsrl.streams.inference import InferenceBatch, InferenceClient, InferenceServer
-from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
 from rlsrl.streams.protocols import StreamError
+from rlsrl.testing.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
 
 TOKEN = "token-of-the-tests"
 DEADLINE = 60.0

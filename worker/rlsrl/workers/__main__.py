@@ -158,7 +158,7 @@ class _Process:
             if self._config.serves_at is not None:
                 endpoints[STREAMS] = own_address(self._config.serves_at)
             # Imported while the coordinator, too, is starting: with torch that takes a second.
-            make_worker = _import_worker(self._arguments.role, self._config)
+            make_worker = _import_worker(self._arguments.role)
             join_session = self._join_session = JoinSession.join(
                 self._config.coordinator_address,
                 token,
@@ -256,7 +256,7 @@ class _Process:
             self._join_session.report(state=states.get(command.kind, WorkerState.EXITING))
 
 
-def _import_worker(role: str, config: RoleConfig) -> MakeWorker:
+def _import_worker(role: str) -> MakeWorker:
     """The role's worker; what a role imports, only its own process imports."""
     if role == TRAINER:
         from rlsrl.workers.trainer import TrainerWorker
@@ -274,10 +274,6 @@ def _import_worker(role: str, config: RoleConfig) -> MakeWorker:
         from rlsrl.workers.buffer import BufferWorker
 
         return BufferWorker
-    if isinstance(config, ActorConfig) and config.inference_endpoints:
-        from rlsrl.workers.ring import RingWorker
-
-        return RingWorker
     from rlsrl.workers.actor import ActorWorker
 
     return ActorWorker

@@ -1,68 +1,77 @@
-"""The actor: steps environments and writes what happens into slots.
+"""The actor: steps environments and writes each transition into slots.
 
-It acts by itself ("inline inference") with the newest weights that were published. One poll is one rollout: a credit,
-weights at least as new as the credit asks for, T steps of N environments straight into the slot, and off it goes.
+Its environments form one or more groups. Each group fills slots of its own, under one credit per slot. The actor
+evaluates the policy itself, or asks policy workers: then it steps one group while another group waits for its answer.
+
+One poll begins slots on groups with room, then advances the group that can go on. Its one thread waits for a credit
+while all groups are idle, for weights as new as the credit asks for, and for the first answer of a policy worker.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.parameters.protocols import SourceTimeout
+from rlsrl.policies.remote import RemotePolicy
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.streams.protocols import StreamTimeout
-from rlsrl.workers.build.actor import ActorParts, build_actor
+from rlsrl.workers.build.actor import ActorParts, BuildActor, build_actor
 from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.env_groups import EnvGroup
 
 WAKE_SECONDS = 0.2
-"""How long the actor waits for its trainer before it looks whether it should exit."""
+"""How long one wait for a credit, for weights or for an answer may take: between waits the actor checks for exit."""
 NOTHING = PollResult()
 
 
 class ActorWorker(Worker[ActorConfig]):
-    """Rolls out the policy for as long as there are credits."""
+    """Fills slots while there are credits."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, *, build: BuildActor = build_actor) -> None:
         super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
         self._context = context
+        self._build = build
         self._parts: ActorParts | None = None
+        self._turns: deque[EnvGroup] = deque()
+        """The groups in the order in which they get credits."""
         self._slot: Slot | None = None
+        """A slot that waits for weights as new as its credit asks for."""
         self._version = INITIAL
         self._env_steps = 0
 
     def _configure(self, config: ActorConfig) -> None:
-        self._parts = build_actor(config, self._context, still_wanted=lambda: not self.exiting)
+        parts = self._parts = self._build(config, self._context, still_wanted=self._still_wanted)
+        if parts is not None:
+            self._turns.extend(parts.groups)
+
+    def _still_wanted(self) -> bool:
+        return not self.exiting
 
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "without parts it is exiting"
         self._context.join_session.check()
-        if parts.rollout.has_room:
-            self._begin(parts)
-        slot = parts.rollout.advance(touch=parts.producer.touch, still_wanted=lambda: not self.exiting)
-        if slot is None:
+        self._begin_slots(parts)
+        group = self._next_group(parts)
+        if group is None:
             return NOTHING
-        if parts.returns is not None:
-            parts.returns.write(slot.arrays)
-        slot.num_transitions = int(slot.arrays["mask"].sum())
-        began = self._clock.monotonic()
-        parts.producer.post(slot)
-        self._context.spent({**parts.rollout.take_spent(), "copy": self._clock.monotonic() - began})
-        self._env_steps += slot.num_transitions
-        self._context.metrics.env_steps.inc(slot.num_transitions)
-        self._context.metrics.rollouts.inc()
-        return PollResult(num_samples=slot.num_transitions, num_batches=1)
+        slot = group.advance(touch=parts.producer.touch, still_wanted=self._still_wanted)
+        return NOTHING if slot is None else self._post(parts, group, slot)
 
-    def _begin(self, parts: ActorParts) -> None:
-        """Begin on another slot, if there is a credit and weights for it; waits for them only if all else is done."""
-        waits = parts.rollout.is_idle
-        slot = self._slot = self._slot or self._acquire(parts, waits=waits)
-        if slot is not None and self._refresh(parts, slot.min_version, waits=waits):
+    def _begin_slots(self, parts: ActorParts) -> None:
+        """Begin slots on groups with room, in turn. Wait for a credit and weights only while all groups are idle."""
+        while (group := next((group for group in self._turns if group.has_room), None)) is not None:
+            waits = all(each.is_idle for each in parts.groups)
+            slot = self._slot = self._slot or self._acquire(parts, waits=waits)
+            if slot is None or not self._refresh(parts, slot.min_version, waits=waits):
+                return
             self._slot = None
-            parts.rollout.begin(slot)
+            self._turns.rotate(-1 - self._turns.index(group))
+            group.begin(slot)
 
     def _acquire(self, parts: ActorParts, *, waits: bool) -> Slot | None:
         try:
@@ -74,20 +83,42 @@ class ActorWorker(Worker[ActorConfig]):
             return None
 
     def _refresh(self, parts: ActorParts, min_version: Version, *, waits: bool) -> bool:
-        """Take the newest weights; False while there are none as new as the slot asks for."""
-        newer = parts.parameters.get(newer_than=self._version)
+        """Load the newest weights. Return whether they are as new as the slot asks for."""
+        policy = parts.policy
+        if isinstance(policy, RemotePolicy):
+            return True
+        newer = policy.source.get(newer_than=self._version)
         if newer is None and self._version < min_version and waits:
-            parts.producer.touch()  # the slot in hand is not forgotten, however long a training step takes
+            parts.producer.touch()  # keeps the slot's credit, however long a training step takes
             with self._context.waiting("parameters"):
                 try:
-                    newer = parts.parameters.wait(min_version, timeout=WAKE_SECONDS)
+                    newer = policy.source.wait(min_version, timeout=WAKE_SECONDS)
                 except SourceTimeout:
                     return False
         if newer is not None:
-            parts.rollout.load(newer)
+            policy.load(newer)
             self._version = newer.version
             self._context.report_version(newer.version)
         return self._version >= min_version
+
+    def _next_group(self, parts: ActorParts) -> EnvGroup | None:
+        """Return the group that can go on; with policy workers, the group whose answer came first."""
+        if not isinstance(parts.policy, RemotePolicy):
+            return next((group for group in parts.groups if not group.is_idle), None)
+        number = parts.policy.next_answered(WAKE_SECONDS)
+        if number is None:
+            parts.producer.touch()
+            return None
+        return parts.groups[number]
+
+    def _post(self, parts: ActorParts, group: EnvGroup, slot: Slot) -> PollResult:
+        began = self._clock.monotonic()
+        parts.producer.post(slot)
+        self._context.spent({**group.take_spent(), "copy": self._clock.monotonic() - began})
+        self._env_steps += slot.num_transitions
+        self._context.metrics.env_steps.inc(slot.num_transitions)
+        self._context.metrics.rollouts.inc()
+        return PollResult(num_samples=slot.num_transitions, num_batches=1)
 
     def _shutdown(self) -> None:
         if self._parts is not None:

@@ -15,7 +15,7 @@ import numpy as np
 from rlsrl.data.slots import Slot, rollout_layout
 from rlsrl.envs.seeds import environment_seed
 from rlsrl.envs.vector import VectorEnv
-from rlsrl.policies.acting import RolloutActor
+from rlsrl.policies.acting import LocalActor
 
 _NOISE_DOMAIN = 21
 """First word of the spawn key; that of no other use of the seed (``envs.seeds``, ``workers.build.common``)."""
@@ -111,7 +111,7 @@ class Evaluation:
 
     def __init__(
         self,
-        actor: RolloutActor,
+        actor: LocalActor,
         envs: VectorEnv,
         *,
         num_steps: int,

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rlsrl.data.inference import RolloutResult
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.base import Policy
+from rlsrl.policies.acting import Policy
 from rlsrl.runtime.mapping_thread import MappingThread, StageFailed
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.pipe import Pipe, PipeClosed

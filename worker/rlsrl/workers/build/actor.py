@@ -1,67 +1,91 @@
-"""What an actor is made of."""
+"""Builds an actor: its groups of environments, and how they get actions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from rlsrl.api.resolved import ActorConfig
+from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import ProducerId, rollout_layout
+from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import VectorEnv
-from rlsrl.parameters.protocols import ParameterSource
-from rlsrl.policies.acting import RolloutActor
-from rlsrl.policies.exported import ExportedActor, NumpyActor
-from rlsrl.policies.lanes import NumpyLanes
+from rlsrl.parameters.protocols import Parameters, ParameterSource
+from rlsrl.policies.acting import LocalActor, PolicyActor
+from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
+from rlsrl.policies.remote import RemoteActor, RemotePolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import ActorLedger
+from rlsrl.streams.grpc_inference import GrpcInferenceClient
 from rlsrl.streams.protocols import SampleProducer
-from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, await_description, derived_seed, torch_policy
+from rlsrl.workers.build.common import (
+    await_description,
+    derived_seed,
+    exported_actor,
+    torch_policy,
+)
 from rlsrl.workers.build.environments import environment_threads, lockstep_environments
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.rollout import LockstepRollout, Rollout, ThreadedRollout
+from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 
-Environments = VectorEnv | EnvironmentThreads
-"""Of an actor: stepped together, or each by itself."""
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPolicy:
+    """How an actor that evaluates the policy itself gets weights."""
+
+    source: ParameterSource
+    load: Callable[[Parameters], None]
+    """Makes the groups act with these weights in slots that begin from now on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorParts:
-    """What an actor is made of."""
+    """The parts of an actor."""
 
-    rollout: Rollout
+    groups: tuple[EnvGroup, ...]
     producer: SampleProducer
-    parameters: ParameterSource
-    returns: DiscountedReturns | None
-    """Where rewards are scaled: keeps what they are scaled by."""
+    policy: LocalPolicy | RemotePolicy
     ledger: ActorLedger
     resources: ExitStack
-    """Closes all of them, and the ledger's page: slots are left alone first."""
+    """Closes all parts and the ledger's page; before that, the groups stop writing into slots."""
+
+
+class BuildActor(Protocol):
+    """``build_actor`` or a test's substitute."""
+
+    def __call__(
+        self, config: ActorConfig, context: WorkerContext, *, still_wanted: Callable[[], bool]
+    ) -> ActorParts | None:
+        """Return the parts, or None if the actor is no longer wanted."""
 
 
 def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Callable[[], bool]) -> ActorParts | None:
-    """An actor's parts; waits for a trainer to say how its policy is evaluated. None if no longer wanted meanwhile.
+    """Return an actor's parts, or None if it is no longer wanted.
+
+    Without policy workers it waits for a trainer to publish the exported actor.
 
     Raises:
-        ConfigurationError: the environment or the user's network cannot be made, or they cannot be used as asked for.
+        ConfigurationError: the environment or the user's network cannot be made, or not be used as configured.
         IndexError: all environments belong to actors of lower indices.
     """
-    ranks = config.environment_ranks_of(context.index)
-    make = environment_threads if config.vectorization == "threads" else lockstep_environments
     with ExitStack() as resources:
-        envs: Environments = make(config, context, ranks)
-        resources.callback(envs.close)
-        parameters = open_parameter_source(config, context.token, context.tls)
-        resources.callback(parameters.close)
-        description = await_description(parameters, context, still_wanted)
-        if description is None:
+        acting = (
+            _remote_groups(config, context, resources)
+            if config.inference_endpoints
+            else _local_group(config, context, resources, still_wanted)
+        )
+        if acting is None:
             return None
+        groups, policy, env_spec = acting
         page = context.open_ledger_page()
         resources.callback(page.close)
         ledger = ActorLedger(page)
@@ -70,9 +94,9 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
             token=context.token,
             tls=context.tls,
             layout=rollout_layout(
-                envs.spec,
+                env_spec,
                 num_steps=config.rollout_length,
-                num_lanes=envs.num_envs,
+                num_lanes=len(config.environment_ranks_of(context.index)) // len(groups),
                 discounted_return=config.return_discount is not None,
             ),
             producer_id=ProducerId(index=context.index, incarnation=context.incarnation),
@@ -80,45 +104,102 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
             directory=context.directory,
         )
         resources.callback(producer.close)
-        rollout = _rollout(description, config, context, envs)
-        resources.callback(rollout.abandon)
-        return ActorParts(
-            rollout=rollout,
-            producer=producer,
-            parameters=parameters,
-            returns=_returns(config, envs),
-            ledger=ledger,
-            resources=resources.pop_all(),
+        for group in groups:
+            resources.callback(group.abandon)
+        return ActorParts(groups=groups, producer=producer, policy=policy, ledger=ledger, resources=resources.pop_all())
+
+
+_Acting = tuple[tuple[EnvGroup, ...], LocalPolicy | RemotePolicy, EnvSpec]
+
+
+def _remote_groups(config: ActorConfig, context: WorkerContext, resources: ExitStack) -> _Acting:
+    """Return the groups of an actor that asks policy workers: its environments in order of rank, in equal parts."""
+    ranks = config.environment_ranks_of(context.index)
+    size = len(ranks) // config.ring_size
+    all_envs: list[VectorEnv] = []
+    for number in range(config.ring_size):
+        envs = lockstep_environments(config, context, ranks[number * size : (number + 1) * size])
+        resources.callback(envs.close)
+        all_envs.append(envs)
+    env_spec = all_envs[0].spec
+    client = GrpcInferenceClient(
+        config.inference_endpoints,
+        token=context.token,
+        tls=context.tls,
+        layout=InferenceLayout.of(env_spec),
+        home=context.index,
+        find=context.directory.find,
+    )
+    resources.callback(client.close)
+    policy = RemotePolicy(client, waiting=context.waiting, report_version=context.report_version, log=context.log)
+    num_steps = config.rollout_length
+    groups: list[EnvGroup] = []
+    for number, envs in enumerate(all_envs):
+        rng = _noise(config, context, number)
+        actor = RemoteActor(policy, env_spec, group=number, num_steps=num_steps, num_lanes=envs.num_envs, rng=rng)
+        returns = _returns(config, envs.num_envs)
+        groups.append(LockstepEnvGroup(envs, actor, num_steps=num_steps, returns=returns))
+    return tuple(groups), policy, env_spec
+
+
+def _local_group(
+    config: ActorConfig, context: WorkerContext, resources: ExitStack, still_wanted: Callable[[], bool]
+) -> _Acting | None:
+    """Return the one group of an actor that evaluates the policy itself, or None if it is no longer wanted."""
+    ranks = config.environment_ranks_of(context.index)
+    make = environment_threads if config.vectorization == "threads" else lockstep_environments
+    envs: VectorEnv | EnvironmentThreads = make(config, context, ranks)
+    resources.callback(envs.close)
+    source = open_parameter_source(config, context.token, context.tls)
+    resources.callback(source.close)
+    description = await_description(source, context, still_wanted)
+    if description is None:
+        return None
+    exported, rng = exported_actor(description), _noise(config, context, 0)
+    if isinstance(envs, EnvironmentThreads):
+        threaded = _threaded_group(config, envs, exported, rng)
+        return (threaded,), LocalPolicy(source=source, load=threaded.load), envs.spec
+    actor = _local_actor(config, envs, exported, rng)
+    returns = _returns(config, envs.num_envs)
+    group = LockstepEnvGroup(envs, actor, num_steps=config.rollout_length, returns=returns)
+    return (group,), LocalPolicy(source=source, load=actor.load), envs.spec
+
+
+def _local_actor(
+    config: ActorConfig, envs: VectorEnv, exported: ExportedActor | None, rng: np.random.Generator
+) -> LocalActor:
+    """Return an actor without torch if the policy has an exported form, else one that evaluates torch here."""
+    num_steps, num_lanes = config.rollout_length, envs.num_envs
+    if exported is not None:
+        return NumpyActor(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
+    policy = torch_policy(config.network, envs.spec, seed=config.seed)
+    return PolicyActor(policy, envs.spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
+
+
+def _threaded_group(
+    config: ActorConfig, envs: EnvironmentThreads, exported: ExportedActor | None, rng: np.random.Generator
+) -> ThreadedEnvGroup:
+    if exported is None:
+        raise ConfigurationError(
+            "actors.vectorization: threads needs a policy.network with an exported form "
+            "(networks.ExportableNetwork), and this network has none; use loop or native"
         )
+    num_steps, num_lanes = config.rollout_length, envs.num_envs
+    first, second = (NumpyLanes(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng) for _ in range(2))
+    returns = _returns(config, num_lanes)
+    return ThreadedEnvGroup(envs, (first, second), num_steps=num_steps, returns=returns)
 
 
-def _returns(config: ActorConfig, envs: Environments) -> DiscountedReturns | None:
+def _noise(config: ActorConfig, context: WorkerContext, group: int) -> np.random.Generator:
+    """Return the generator that a group's actions are drawn with.
+
+    The first group draws what an actor without policy workers draws: so both choose the same actions.
+    """
+    key = (context.index, context.incarnation, group)[: 3 if group else 2]
+    return np.random.default_rng(derived_seed(config.seed, "acting", *key))
+
+
+def _returns(config: ActorConfig, num_lanes: int) -> DiscountedReturns | None:
     if config.return_discount is None:
         return None
-    return DiscountedReturns(discount=config.return_discount, num_lanes=envs.num_envs)
-
-
-def _rollout(
-    description: dict[str, object], config: ActorConfig, context: WorkerContext, envs: Environments
-) -> Rollout:
-    """The policy is evaluated by the torch-free program where it exports one, else by torch in this process."""
-    rng = np.random.default_rng(derived_seed(config.seed, "acting", context.index, context.incarnation))
-    given = description[EXPORTED_ACTOR_KEY]
-    program = ExportedActor.from_json(given) if isinstance(given, dict) else None
-    num_steps, num_lanes = config.rollout_length, envs.num_envs
-    if isinstance(envs, EnvironmentThreads):
-        if program is None:
-            raise ConfigurationError(
-                "actors.vectorization: threads evaluate the policy without PyTorch, and policy.network exports nothing "
-                "that could be evaluated so (networks.ExportableNetwork); allowed are loop and native"
-            )
-        one, another = (NumpyLanes(program, num_steps=num_steps, num_lanes=num_lanes, rng=rng) for _ in range(2))
-        return ThreadedRollout(envs, (one, another), num_steps=num_steps)
-    if program is not None:
-        actor: RolloutActor = NumpyActor(program, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
-    else:
-        from rlsrl.policies.torch_policy import TorchActor
-
-        policy = torch_policy(config.network, envs.spec, seed=config.seed)
-        actor = TorchActor(policy, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
-    return LockstepRollout(envs, actor, num_steps=num_steps)
+    return DiscountedReturns(discount=config.return_discount, num_lanes=num_lanes)

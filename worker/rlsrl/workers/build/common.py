@@ -12,6 +12,7 @@ from rlsrl.api.spec import Environment, Network
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource
 from rlsrl.parameters.protocols import ParameterDB, ParameterSource, SourceTimeout
+from rlsrl.policies.exported import ExportedActor
 from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.context import WorkerContext
 
@@ -81,6 +82,12 @@ def await_description(
             except SourceTimeout:
                 continue
     return None
+
+
+def exported_actor(description: Mapping[str, object]) -> ExportedActor | None:
+    """Return the exported actor of a broadcast's description or a version's metadata, or None if it has none."""
+    exported = description.get(EXPORTED_ACTOR_KEY)
+    return ExportedActor.from_json(exported) if isinstance(exported, dict) else None
 
 
 def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int, device: torch.device | None = None) -> TorchPolicy:

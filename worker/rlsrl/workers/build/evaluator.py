@@ -11,9 +11,10 @@ from rlsrl.api.spec import Environment, Network
 from rlsrl.envs.factory import make_environment
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.acting import RolloutActor
-from rlsrl.policies.exported import ExportedActor, NumpyActor
-from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy
+from rlsrl.policies.acting import LocalActor, PolicyActor
+from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.numpy_policy import NumpyActor
+from rlsrl.workers.build.common import environment_source, exported_actor, torch_policy
 from rlsrl.workers.evaluation import Evaluation, acting_noise, evaluation_seeds
 
 ROLLOUT_STEPS = 64
@@ -64,7 +65,7 @@ def begin_evaluation(
     source = environment_source(plan.environment)
     envs = LoopVectorEnv(lambda: make_environment(source), seeds=evaluation_seeds(plan.seed, plan.num_environments))
     try:
-        actor = _rollout_actor(plan, metadata.get(EXPORTED_ACTOR_KEY), envs)
+        actor = _local_actor(plan, exported_actor(metadata), envs)
         actor.load(parameters)
         return envs, Evaluation(
             actor,
@@ -78,13 +79,11 @@ def begin_evaluation(
         raise
 
 
-def _rollout_actor(plan: EvaluationPlan, program: Any, envs: VectorEnv) -> RolloutActor:
-    """By the exported program where there is one, which takes a fraction of a second less than importing torch."""
+def _local_actor(plan: EvaluationPlan, exported: ExportedActor | None, envs: VectorEnv) -> LocalActor:
+    """Return an actor without torch if the version has an exported form: importing torch takes a second."""
     rng = acting_noise(plan.seed)
     shape = {"num_steps": ROLLOUT_STEPS, "num_lanes": envs.num_envs}
-    if program is not None:
-        return NumpyActor(ExportedActor.from_json(program), rng=rng, greedy=plan.greedy, **shape)
-    from rlsrl.policies.torch_policy import TorchActor
-
+    if exported is not None:
+        return NumpyActor(exported, rng=rng, greedy=plan.greedy, **shape)
     policy = torch_policy(plan.network, envs.spec, seed=plan.network_seed)
-    return TorchActor(policy, rng=rng, greedy=plan.greedy, **shape)
+    return PolicyActor(policy, envs.spec, rng=rng, greedy=plan.greedy, **shape)

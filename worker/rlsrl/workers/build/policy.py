@@ -11,12 +11,11 @@ from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterSource
-from rlsrl.policies.base import Policy
-from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.acting import Policy
 from rlsrl.policies.numpy_policy import NumpyPolicy
 from rlsrl.runtime.addresses import own_address
 from rlsrl.streams.grpc_inference import GrpcInferenceServer
-from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, await_description, environment_source, torch_policy
+from rlsrl.workers.build.common import await_description, environment_source, exported_actor, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.inference import BatchPredictor, Inference, InferencePipeline, PromptInference
@@ -84,10 +83,10 @@ def build_policy_worker(
 def _policy(
     description: Mapping[str, object], config: PolicyWorkerConfig, env_spec: EnvSpec, context: WorkerContext
 ) -> Policy:
-    """The torch-free program where the policy exports one, else torch in this process."""
-    program = description[EXPORTED_ACTOR_KEY]
-    if isinstance(program, dict):
-        return NumpyPolicy(ExportedActor.from_json(program))
+    """Return the policy without torch if it has an exported form, else one that torch evaluates in this process."""
+    exported = exported_actor(description)
+    if exported is not None:
+        return NumpyPolicy(exported)
     import torch
 
     from rlsrl.policies.device import device_for

@@ -31,15 +31,17 @@ from rlsrl.policies.exported import (
     ExportedActor,
     GaussianHead,
     Head,
-    NumpyActor,
 )
-from rlsrl.policies.lanes import NumpyLanes
+from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
 from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv
 from rlsrl.testing.waiting import until
-from rlsrl.workers import rollout as rollout_module
-from rlsrl.workers.rollout import LockstepRollout, Rollout, ThreadedRollout
+from rlsrl.workers import env_groups
+from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 
 NUM_STEPS, NUM_ENVS, NUM_SLOTS, HIDDEN = 24, 6, 5, 8
+
+Load = Callable[[Parameters], None]
+Made = tuple[EnvGroup, Load, Any]
 
 
 class WalkEnv(gymnasium.Env[Any, Any]):
@@ -121,20 +123,25 @@ def weights_for(program: ExportedActor, step: int, *, whole: bool) -> Parameters
     return Parameters(version=Version(1, step), vector=vector.astype(np.float32), layout="test")
 
 
-def lockstep(make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, **options: Any) -> tuple[Rollout, Any]:
+def lockstep(
+    make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, **options: Any
+) -> tuple[EnvGroup, Load, Any]:
     envs = LoopVectorEnv(make, seeds=options.pop("seeds", range(NUM_ENVS)), **options)
     resources.callback(envs.close)
     program, rng = program_for(envs.spec), np.random.default_rng(7)
     actor = NumpyActor(program, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng)
-    return LockstepRollout(envs, actor, num_steps=NUM_STEPS), envs
+    return LockstepEnvGroup(envs, actor, num_steps=NUM_STEPS), actor.load, envs
 
 
-def threaded(make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, **options: Any) -> tuple[Rollout, Any]:
+def threaded(
+    make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, **options: Any
+) -> tuple[EnvGroup, Load, Any]:
     envs = EnvironmentThreads(make, seeds=options.pop("seeds", range(NUM_ENVS)), **options)
     resources.callback(envs.close)
     program, rng = program_for(envs.spec), np.random.default_rng(7)
     one, another = (NumpyLanes(program, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng) for _ in range(2))
-    return ThreadedRollout(envs, (one, another), num_steps=NUM_STEPS), envs
+    group = ThreadedEnvGroup(envs, (one, another), num_steps=NUM_STEPS)
+    return group, group.load, envs
 
 
 def slot_for(env_spec: EnvSpec, num_lanes: int = NUM_ENVS) -> Slot:
@@ -148,17 +155,17 @@ def slot_for(env_spec: EnvSpec, num_lanes: int = NUM_ENVS) -> Slot:
 def slots_of(kind: Any, make: Callable[[], gymnasium.Env[Any, Any]], *, whole: bool, **options: Any) -> list[Slot]:
     """Several in turn, each with other weights."""
     with ExitStack() as resources:
-        rollout, envs = kind(make, resources, **options)
+        group, load, envs = kind(make, resources, **options)
         slots, filled = [slot_for(envs.spec) for _ in range(NUM_SLOTS)], list[Slot]()
         begun = 0
         while len(filled) < NUM_SLOTS:
-            if begun < NUM_SLOTS and rollout.has_room:
-                rollout.load(weights_for(program_for(envs.spec), begun, whole=whole))
-                rollout.begin(slots[begun])
+            if begun < NUM_SLOTS and group.has_room:
+                load(weights_for(program_for(envs.spec), begun, whole=whole))
+                group.begin(slots[begun])
                 begun += 1
-            if (slot := rollout.advance(touch=lambda: None, still_wanted=lambda: True)) is not None:
+            if (slot := group.advance(touch=lambda: None, still_wanted=lambda: True)) is not None:
                 filled.append(slot)
-        assert rollout.is_idle
+        assert group.is_idle
         assert filled == slots, "in order"
     return slots
 
@@ -205,16 +212,16 @@ class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
 @pytest.mark.parametrize(("kind", "at_once"), [(lockstep, 1), (threaded, NUM_ENVS)])
 def test_it_tells_how_long_environments_and_choosing_took(kind: Any, at_once: int) -> None:
     with ExitStack() as resources:
-        rollout, envs = kind(lambda: Slow(cartpole()), resources)
-        rollout.load(weights_for(program_for(envs.spec), 1, whole=True))
+        group, load, envs = kind(lambda: Slow(cartpole()), resources)
+        load(weights_for(program_for(envs.spec), 1, whole=True))
         began = time.monotonic()
-        rollout.begin(slot_for(envs.spec))
-        until(lambda: rollout.advance(touch=lambda: None, still_wanted=lambda: True) is not None, "a slot")
-        spent, took = rollout.take_spent(), time.monotonic() - began
+        group.begin(slot_for(envs.spec))
+        until(lambda: group.advance(touch=lambda: None, still_wanted=lambda: True) is not None, "a slot")
+        spent, took = group.take_spent(), time.monotonic() - began
         least = 0.5 * NUM_STEPS * NUM_ENVS / at_once * Slow.SECONDS  # the step after an end only resets
         assert least < spent["environment"] <= took
         assert 0.0 < spent["inference"] <= took
-        assert sum(rollout.take_spent().values()) == 0.0, "told once"
+        assert sum(group.take_spent().values()) == 0.0, "told once"
 
 
 class Gated(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -239,41 +246,40 @@ def gates() -> list[Gated]:
 
 
 @contextmanager
-def gated(gates: list[Gated], num_envs: int = 3) -> Iterator[tuple[Rollout, EnvironmentThreads, Slot]]:
+def gated(gates: list[Gated], num_envs: int = 3) -> Iterator[tuple[ThreadedEnvGroup, EnvironmentThreads, Slot]]:
     def make() -> Gated:
         gates.append(Gated(ScriptedEnv([Episode(rewards=(1.0,) * 5)])))
         return gates[-1]
 
     with ExitStack() as resources:
-        rollout, envs = threaded(make, resources, seeds=range(num_envs), first_rank=40)
+        group, load, envs = threaded(make, resources, seeds=range(num_envs), first_rank=40)
         resources.callback(lambda: [gate.opened.set() for gate in gates])
-        rollout.load(weights_for(program_for(envs.spec), 0, whole=True))
-        yield rollout, envs, slot_for(envs.spec, num_envs)
+        load(weights_for(program_for(envs.spec), 0, whole=True))
+        assert isinstance(group, ThreadedEnvGroup)
+        yield group, envs, slot_for(envs.spec, num_envs)
 
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(env_groups, "WAIT_SECONDS", 0.01)
 
 
 def test_a_slot_is_begun_when_the_first_environment_is_through_with_the_one_before(gates: list[Gated]) -> None:
-    with gated(gates) as (rollout, envs, slot):
+    with gated(gates) as (group, envs, slot):
         gates[1].opened.clear()
-        rollout.begin(slot)
-        until(
-            lambda: rollout.advance(touch=never, still_wanted=lambda: True) or rollout.has_room, "the first is through"
-        )
-        assert not rollout.is_idle
+        group.begin(slot)
+        until(lambda: group.advance(touch=never, still_wanted=lambda: True) or group.has_room, "the first is through")
+        assert not group.is_idle
         following = slot_for(envs.spec, 3)
-        rollout.load(weights_for(program_for(envs.spec), 1, whole=True))
-        rollout.begin(following)
-        until(lambda: rollout.advance(touch=never, still_wanted=lambda: True) or envs.num_done_by_first == 2, "again")
-        assert not rollout.has_room, "no more than two slots"
+        group.load(weights_for(program_for(envs.spec), 1, whole=True))
+        group.begin(following)
+        until(lambda: group.advance(touch=never, still_wanted=lambda: True) or envs.num_done_by_first == 2, "again")
+        assert not group.has_room, "no more than two slots"
         assert (following.arrays["version_step"] == 1).all()
         gates[1].opened.set()
-        assert until(lambda: rollout.advance(touch=lambda: None, still_wanted=lambda: True), "the last one") is slot
+        assert until(lambda: group.advance(touch=lambda: None, still_wanted=lambda: True), "the last one") is slot
         assert (slot.arrays["version_step"] == 0).all()
-        assert rollout.has_room
+        assert group.has_room
 
 
 def never() -> None:
@@ -282,25 +288,25 @@ def never() -> None:
 
 def test_slots_whose_slowest_environment_stands_still_give_no_sign_of_life(gates: list[Gated]) -> None:
     touches: list[int] = []
-    with gated(gates) as (rollout, envs, slot):
+    with gated(gates) as (group, envs, slot):
         gates[1].opened.clear()
-        rollout.begin(slot)
+        group.begin(slot)
         until(lambda: envs.num_done_by_first == 1, "two are through")
         for _ in range(5):
-            assert rollout.advance(touch=never, still_wanted=lambda: True) is None
+            assert group.advance(touch=never, still_wanted=lambda: True) is None
         gates[1].opened.set()
-        until(lambda: rollout.advance(touch=lambda: touches.append(1), still_wanted=lambda: True), "all are")
+        until(lambda: group.advance(touch=lambda: touches.append(1), still_wanted=lambda: True), "all are")
     assert touches
 
 
 def test_what_is_not_wanted_any_more_is_left_as_it_is(gates: list[Gated]) -> None:
-    with gated(gates) as (rollout, _, slot):
+    with gated(gates) as (group, _, slot):
         gates[1].opened.clear()
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("environment-4")]
         assert len(threads) == 3
-        rollout.begin(slot)
+        group.begin(slot)
         assert gates[1].entered.wait(60)
-        rollout.abandon()
+        group.abandon()
         script: Any = gates[1].env.unwrapped
         assert script.actions == [], "it is within its first step"
         before = {name: array.copy() for name, array in slot.arrays.items()}
@@ -315,12 +321,12 @@ def test_an_environment_that_fails_ends_it_all_with_what_it_raised(gates: list[G
     def broken(action: Any) -> Any:
         raise ConnectionError("the simulator hung up")
 
-    with gated(gates) as (rollout, _, slot):
+    with gated(gates) as (group, _, slot):
         gates[1].env.step = broken  # type: ignore[method-assign]
         gates[0].opened.clear()
-        rollout.begin(slot)
+        group.begin(slot)
         with pytest.raises(EnvironmentFailed, match="rank 41 raised ConnectionError: the simulator hung up") as caught:
-            until(lambda: rollout.advance(touch=never, still_wanted=lambda: True), "the failure")
+            until(lambda: group.advance(touch=never, still_wanted=lambda: True), "the failure")
     assert isinstance(caught.value.__cause__, ConnectionError)
     assert "_fill_lane" in [entry.name for entry in caught.traceback], "as it happened"
 
@@ -328,8 +334,8 @@ def test_an_environment_that_fails_ends_it_all_with_what_it_raised(gates: list[G
 def test_lockstep_that_is_not_wanted_any_more_ends_after_the_present_step() -> None:
     script, wanted = ScriptedEnv([Episode(rewards=(1.0,) * 50)]), iter([True, True, False])
     with ExitStack() as resources:
-        rollout, envs = lockstep(lambda: script, resources, seeds=[0])
-        rollout.load(weights_for(program_for(envs.spec), 0, whole=True))
-        rollout.begin(slot_for(envs.spec, 1))
-        assert rollout.advance(touch=lambda: None, still_wanted=lambda: next(wanted)) is None
+        group, load, envs = lockstep(lambda: script, resources, seeds=[0])
+        load(weights_for(program_for(envs.spec), 0, whole=True))
+        group.begin(slot_for(envs.spec, 1))
+        assert group.advance(touch=lambda: None, still_wanted=lambda: next(wanted)) is None
     assert len(script.actions) == 3

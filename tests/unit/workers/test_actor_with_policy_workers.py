@@ -1,4 +1,4 @@
-"""The actor that asks: its streams are those within one process, and the test answers."""
+"""An actor that asks policy workers: its streams are those within one process, and the test answers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.vector import LoopVectorEnv
-from rlsrl.policies.asking import AskingActor
+from rlsrl.policies.remote import MAX_FAILURES, RemoteActor, RemotePolicy
 from rlsrl.runtime.ledger import ActorLedger, TrainerLedger
 from rlsrl.runtime.worker import PollResult
 from rlsrl.streams.inference import InferenceBatch, InferenceFailed
 from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
-from rlsrl.streams.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
 from rlsrl.streams.protocols import StreamClosed
 from rlsrl.testing.contexts import TOKEN, RecordingSession, make_context
-from rlsrl.workers.build.ring import GroupParts, RingParts
-from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.ring import MAX_FAILURES, RingWorker
+from rlsrl.testing.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
+from rlsrl.workers.actor import ActorWorker
+from rlsrl.workers.build.actor import ActorParts
+from rlsrl.workers.env_groups import LockstepEnvGroup
 
 STEPS, LANES = 3, 2
 V1, V2 = Version(1, 1), Version(1, 2)
@@ -35,13 +35,13 @@ CARTPOLE = EnvironmentSource(id="CartPole-v1", factory=None, kwargs={})
 
 
 class Bench:
-    """A ring of two groups, and the test in the places of its trainer and its policy worker."""
+    """An actor of two groups, and the test in the places of its trainer and its policy worker."""
 
     def __init__(self, folder: Path, resources: ExitStack) -> None:
         self.join_session = RecordingSession()
         self.context = make_context("actor", folder, join_session=self.join_session)
-        groups = tuple(self._group(seed, resources) for seed in (0, 1))
-        env_spec = groups[0].envs.spec
+        all_envs = [self._envs(seed, resources) for seed in (0, 1)]
+        env_spec = all_envs[0].spec
         layout = rollout_layout(env_spec, num_steps=STEPS, num_lanes=LANES)
         samples, inference = InlineChannel("samples"), InlineInferenceChannel("inference")
         trainer = TrainerLedger(resources.enter_context(make_context("trainer", folder).open_ledger_page()))
@@ -53,28 +53,34 @@ class Bench:
         answers = InferenceLayout.of(env_spec)
         self.server = InlineInferenceServer(inference, layout=answers, on_refused=print)
         resources.callback(self.server.close)
-        client = InlineInferenceClient(inference, layout=answers)
+        self.client = InlineInferenceClient(inference, layout=answers)
+        policy = RemotePolicy(
+            self.client,
+            waiting=self.context.waiting,
+            report_version=self.context.report_version,
+            log=self.context.log,
+        )
+        groups = tuple(self._group(number, envs, policy) for number, envs in enumerate(all_envs))
         ledger = ActorLedger(self.context.open_ledger_page())
         ledger.begin(0)
         producer = InlineProducer(samples, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger)
         closing = resources.enter_context(ExitStack())
         closing.callback(producer.close)
-        closing.callback(client.close)
-        self.parts = RingParts(
-            groups=groups, client=client, producer=producer, ledger=ledger, num_steps=STEPS, resources=closing
-        )
-        self.worker = RingWorker(self.context, build=self._parts)
+        closing.callback(self.client.close)
+        self.parts = ActorParts(groups=groups, producer=producer, policy=policy, ledger=ledger, resources=closing)
+        self.worker = ActorWorker(self.context, build=lambda config, context, *, still_wanted: self.parts)
         self.worker.configure(cast("ActorConfig", None))
         self.worker.start()
 
-    def _group(self, seed: int, resources: ExitStack) -> GroupParts:
+    def _envs(self, seed: int, resources: ExitStack) -> LoopVectorEnv:
         envs = LoopVectorEnv(lambda: make_environment(CARTPOLE), seeds=[10 * seed, 10 * seed + 1])
         resources.callback(envs.close)
-        actor = AskingActor(envs.spec, num_steps=STEPS, num_lanes=LANES, rng=np.random.default_rng(seed))
-        return GroupParts(envs=envs, actor=actor, returns=None)
+        return envs
 
-    def _parts(self, config: ActorConfig, context: WorkerContext) -> RingParts:
-        return self.parts
+    def _group(self, number: int, envs: LoopVectorEnv, policy: RemotePolicy) -> LockstepEnvGroup:
+        rng = np.random.default_rng(number)
+        actor = RemoteActor(policy, envs.spec, group=number, num_steps=STEPS, num_lanes=LANES, rng=rng)
+        return LockstepEnvGroup(envs, actor, num_steps=STEPS)
 
     def poll(self) -> PollResult:
         """One poll of the worker, and what its consumer has to do."""
@@ -153,16 +159,15 @@ def test_groups_that_were_answered_together_do_not_ask_together_again(bench: Ben
     questions = (*batch.requests, *bench.asked().requests)
     assert len(questions) == 2
     frames = [request.observation["observation"] for request in questions]
-    for group, frame in zip(bench.worker._groups, frames, strict=True):
-        assert group.slot is not None
-        np.testing.assert_array_equal(group.slot.arrays["observation"][1], frame)
+    for group, frame in zip(bench.parts.groups, frames, strict=True):
+        np.testing.assert_array_equal(cast("Any", group)._slot.arrays["observation"][1], frame)
 
 
 def test_scarce_credits_go_round(bench: Bench) -> None:
     turns = []
     for _ in range(4):
         start(bench, 1)
-        turns.append([group.slot is not None for group in bench.worker._groups].index(True))
+        turns.append([group.is_idle for group in bench.parts.groups].index(False))
         for _ in range(STEPS):
             answer(bench.asked())
             bench.poll()
@@ -184,7 +189,7 @@ def test_each_step_has_the_version_that_answered_it(bench: Bench) -> None:
 def test_an_answer_by_older_weights_than_the_credit_allows_is_not_acted_on(bench: Bench) -> None:
     start(bench, 1, min_version=V2)
     answer(bench.asked(), V1)
-    with pytest.raises(RuntimeError, match=r"answered with 1\.1 where 1\.2 was asked for"):
+    with pytest.raises(RuntimeError, match=r"answered with version 1\.1; the slot allows 1\.2"):
         bench.poll()
 
 
@@ -217,6 +222,6 @@ def test_ends_between_two_steps_and_gives_the_slots_back(bench: Bench) -> None:
     bench.worker.exit()
     bench.worker.run()
     with pytest.raises(StreamClosed):
-        bench.parts.client.wait(0.0)
+        bench.client.wait(0.0)
     assert bench.posted() == []
     assert bench.consumer.outstanding == ()
