@@ -1,4 +1,7 @@
-"""What to do about one object: nothing, make it, apply it, or leave it to its owner. Pure."""
+"""Compare one object of an experiment with the manifest that it should match. Pure.
+
+The plan asks ``write_for`` about each manifest. The answer depends on what observe knows of the object: ``Child``.
+"""
 
 from __future__ import annotations
 
@@ -8,88 +11,183 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rlsrl_operator.manifests.context import MANAGER
+from rlsrl_operator.manifests.kueue import stepwise
 from rlsrl_operator.manifests.types import Manifest
 
+ObjectKey = tuple[str, str]
+"""Kind and name of an object in the experiment's namespace."""
 _WITH_GENERATION = frozenset({"Deployment", "StatefulSet", "NetworkPolicy"})
-"""Kinds whose ``generation`` moves when what was asked of them changes; of others the resourceVersion says so."""
+"""Kinds whose ``generation`` changes with their spec. Of other kinds only the resourceVersion shows a change."""
 _CONTENTS = ("f:spec", "f:data", "f:immutable", "f:type")
 
 
-class Step(Enum):
-    """What to do."""
+class Action(Enum):
+    """What to do about one object."""
 
-    NOTHING = "nothing"
+    CREATE = "create"
+    """POST. A conflict means that the object exists and must be read first."""
     APPLY = "apply"
-    CONFLICT = "conflict"
-    """An object of that name is there, and not ours."""
+    """Server-side apply."""
+    REPLACE = "replace"
+    """PUT the whole object."""
+    KEEP = "keep"
+    """The object is as it should be: the informer cache remembers its version."""
+    NOT_OWNED = "not owned"
+    """The object belongs to somebody else and stays as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """How an object was after it was last applied."""
+    """An object after the operator's last write or check."""
 
     digest: str
-    """Of what was asked for."""
+    """Digest of the manifest that was asked for."""
     seen: str
-    """Of what was there then."""
+    """Digest of the parts that the operator owns, see ``sight``."""
     version: str
-    """Its resourceVersion then."""
+    """The resourceVersion."""
 
 
-def step(wanted: Manifest, observed: Manifest | None, applied: Applied | None) -> Step:
-    """What brings about ``wanted``. ``applied`` is what is known of the last time; None after a restart."""
+@dataclass(frozen=True, kw_only=True)
+class RefusedWrite:
+    """A write that the API server refused a short while ago."""
+
+    digest: str
+    """Digest of the manifest that was refused."""
+    message: str
+    """The API server's message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """What observe knows of one object. The default is an object that nobody has read."""
+
+    is_read: bool = False
+    """Whether the object was read. False: it is created without a GET before."""
+    found: Manifest | None = None
+    """The object, or None if it is absent."""
+    applied: Applied | None = None
+    """The last write or check; None after a restart of the operator."""
+    is_unchanged: bool = False
+    """Whether the object still has the resourceVersion of ``applied``."""
+    refused: RefusedWrite | None = None
+    """The last write, if the API server refused it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Write:
+    """One action on one object."""
+
+    action: Action
+    wanted: Manifest
+    observed: Manifest | None = None
+    """The object before the write, if it was read."""
+
+
+def key_of(manifest: Manifest) -> ObjectKey:
+    """Return the kind and the name."""
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def write_for(wanted: Manifest, child: Child) -> Write | None:
+    """Return the write that makes the object match the manifest, or None if it matches."""
+    if child.is_unchanged and (wanted.get("immutable") or _is_as_applied(wanted, child)):
+        return None  # The data of an immutable object are decided by whoever creates it.
+    if wanted["kind"] == "PersistentVolumeClaim":
+        return _write_for_claim(wanted, child.found)
+    if wanted.get("immutable"):
+        return _write_for_immutable(wanted, child)
+    wanted = stepwise(wanted, child.found)
+    return Write(action=action_for(wanted, child.found, child.applied), wanted=wanted, observed=child.found)
+
+
+def _is_as_applied(wanted: Manifest, child: Child) -> bool:
+    return child.applied is not None and child.applied.digest == digest(wanted)
+
+
+def _write_for_claim(wanted: Manifest, found: Manifest | None) -> Write | None:
+    """A claim keeps its spec, and an experiment takes over the claim of an earlier experiment of the same name. Only
+    the owner changes: it says whether the claim is deleted with the experiment.
+    """
+    if found is None:
+        return Write(action=Action.CREATE, wanted=wanted)
+    if not is_ours(wanted, found, by_owner=False):
+        return Write(action=Action.NOT_OWNED, wanted=wanted, observed=found)
+    if "deletionTimestamp" in found["metadata"]:
+        return None  # A new claim is created once the last pod has released this one.
+    if (owners := wanted["metadata"].get("ownerReferences", [])) == found["metadata"].get("ownerReferences", []):
+        return Write(action=Action.KEEP, wanted=wanted, observed=found)
+    metadata = {**found["metadata"], "labels": wanted["metadata"]["labels"], "ownerReferences": owners}
+    return Write(action=Action.REPLACE, wanted=wanted, observed={**found, "metadata": metadata})
+
+
+def _write_for_immutable(wanted: Manifest, child: Child) -> Write:
+    if child.found is None:
+        return Write(action=Action.CREATE, wanted=wanted)
+    wanted = {**wanted, "data": child.found.get("data", {})}
+    if is_kept(wanted, child.found):
+        # No apply: the object belongs to its creator alone, also after an interruption.
+        return Write(action=Action.KEEP, wanted=wanted, observed=child.found)
+    return Write(action=action_for(wanted, child.found, child.applied), wanted=wanted, observed=child.found)
+
+
+def action_for(wanted: Manifest, observed: Manifest | None, applied: Applied | None) -> Action:
+    """Return the action for an object that is changed by server-side apply."""
     if observed is None:
-        return Step.APPLY
+        return Action.APPLY
     if not is_ours(wanted, observed):
-        return Step.CONFLICT
+        return Action.NOT_OWNED
     if applied is None or applied.digest != digest(wanted) or applied.seen != sight(wanted, observed):
-        return Step.APPLY
-    return Step.NOTHING
+        return Action.APPLY
+    return Action.KEEP
 
 
 def is_kept(wanted: Manifest, observed: Manifest) -> bool:
-    """Whether an object whose contents cannot be changed has the metadata that it should have, too."""
-    asked, there = wanted["metadata"], observed["metadata"]
+    """Return whether an immutable object has the labels and owners that it should have."""
+    expected, actual = wanted["metadata"], observed["metadata"]
     return (
         bool(wanted.get("immutable") and observed.get("immutable"))
-        and asked["labels"].items() <= there.get("labels", {}).items()
-        and asked["ownerReferences"] == there.get("ownerReferences")
+        and expected["labels"].items() <= actual.get("labels", {}).items()
+        and expected["ownerReferences"] == actual.get("ownerReferences")
     )
 
 
 def is_ours(wanted: Manifest, observed: Manifest, *, by_owner: bool = True) -> bool:
-    """Whether the object has our owner; of one that may outlive its experiment, whether we made it for that name."""
+    """Return whether the experiment owns the object. An object without owner is recognized by its labels."""
     owners = {owner["uid"] for owner in wanted["metadata"].get("ownerReferences", ())}
     if owners and by_owner:
         return owners <= {owner["uid"] for owner in observed["metadata"].get("ownerReferences", ())}
-    kept = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance")
+    names = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance")
     ours, theirs = wanted["metadata"]["labels"], observed["metadata"].get("labels", {})
-    return all(ours[name] == theirs.get(name) for name in kept)
+    return all(ours[name] == theirs.get(name) for name in names)
 
 
 def applied(wanted: Manifest, observed: Manifest) -> Applied:
-    """What to remember of an object that has just been applied."""
+    """Return what to remember of an object that has just been written or checked."""
     version = observed["metadata"]["resourceVersion"]
     return Applied(digest=digest(wanted), seen=sight(wanted, observed), version=version)
 
 
 def digest(value: object) -> str:
-    """Equal for equal JSON."""
+    """Return a digest that is equal for equal JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def sight(wanted: Manifest, observed: Manifest) -> str:
-    """Changes when somebody changed what we say of the object. Metadata moves no generation, so it counts apart."""
+    """Return a digest of the parts of an object that the operator owns.
+
+    A change of metadata does not change ``generation``, so labels, annotations and owners are part of the digest.
+    """
     metadata = observed["metadata"]
-    asked = wanted["metadata"]
+    expected = wanted["metadata"]
     mark = metadata.get("generation") if wanted["kind"] in _WITH_GENERATION else metadata["resourceVersion"]
-    labels = {name: metadata.get("labels", {}).get(name) for name in asked.get("labels", {})}
-    annotations = {name: metadata.get("annotations", {}).get(name) for name in asked.get("annotations", {})}
+    labels = {name: metadata.get("labels", {}).get(name) for name in expected.get("labels", {})}
+    annotations = {name: metadata.get("annotations", {}).get(name) for name in expected.get("annotations", {})}
     return digest([metadata["uid"], mark, labels, annotations, metadata.get("ownerReferences")])
 
 
 def is_overruled(observed: Manifest) -> bool:
-    """Whether somebody else has written into what is ours: an apply leaves such additions where they are."""
+    """Return whether another field manager has written into spec or data: an apply leaves its additions in place."""
     return any(
         entry.get("manager") != MANAGER
         and "subresource" not in entry
@@ -99,7 +197,7 @@ def is_overruled(observed: Manifest) -> bool:
 
 
 def whole(wanted: Manifest, observed: Manifest) -> Manifest:
-    """The object to PUT: contents as wanted and nobody else's; metadata, and what a server chose, as observed."""
+    """Return the object to PUT: spec and data as wanted, metadata and the server's choices as observed."""
     metadata = {name: value for name, value in observed["metadata"].items() if name != "managedFields"}
     metadata["labels"] = {**metadata.get("labels", {}), **wanted["metadata"]["labels"]}
     made = {**wanted, "metadata": metadata}

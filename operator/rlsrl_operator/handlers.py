@@ -1,4 +1,4 @@
-"""What kopf does for the operator: it watches, and each event wakes the experiment that it is about. Nothing more."""
+"""Connect kopf to the reconciler: kopf watches, and each event wakes the experiment that it is about."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlsrl_operator.reconcile import ExperimentKey, Reconciler
 from rlsrl_operator.settings import OperatorSettings
 
 NUM_WORKERS = 16
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 - a pod of its own; a NetworkPolicy says who may come
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - a pod has an address of its own, and a NetworkPolicy restricts access
 _CHILDREN = (
     ("", "v1", "pods"),
     ("", "v1", "configmaps"),
@@ -37,79 +37,90 @@ _CHILDREN = (
 _GROUP, _VERSION, _PLURAL = "rlsrl.dev", "v1alpha1", "rlexperiments"
 
 
-def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorRegistry:
-    """The handlers of one operator; its metrics are served at that port."""
-    metrics = OperatorMetrics(CollectorRegistry())
-    handlers = kopf.OperatorRegistry()
-    keys: KeyedQueue[ExperimentKey] | None = None
-    reconciler: Reconciler | None = None
-    tasks: list[asyncio.Task[None]] = []
-    resources = contextlib.AsyncExitStack()
+class _Operator:
+    """One operator process: the handlers that kopf calls, and what they share from startup to cleanup."""
 
-    def wake(namespace: str | None, names: Iterable[str | None], event: kopf.RawEvent) -> None:
-        if keys is None or reconciler is None or not namespace:
+    def __init__(self, settings: OperatorSettings, metrics_port: int) -> None:
+        self._settings = settings
+        self._metrics_port = metrics_port
+        self._metrics = OperatorMetrics(CollectorRegistry())
+        self._resources = contextlib.AsyncExitStack()
+        self._keys: KeyedQueue[ExperimentKey] | None = None
+        self._reconciler: Reconciler | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, settings: kopf.OperatorSettings, **_: Any) -> None:
+        """Serve metrics, connect to the API server and start the queue."""
+        _tune(settings)
+        enter, metrics = self._resources.enter_async_context, self._metrics
+        await enter(serving(metrics.registry, host=_EVERYWHERE, port=self._metrics_port))
+        cluster = await enter(connect(on_write=metrics.wrote))
+        session = await enter(aiohttp.ClientSession())
+        self._reconciler = Reconciler(
+            cluster,
+            self._settings,
+            HttpCoordinatorStatus(session),
+            key=await read_key(cluster, self._settings.key_secret),
+            on_status=lambda key, status: metrics.experiments.set_status(key.namespace, key.name, status),
+        )
+        self._keys = KeyedQueue(metrics.measured(self._reconciler.reconcile), num_workers=NUM_WORKERS)
+        metrics.watch(self._keys)
+        self._task = asyncio.create_task(self._keys.run())
+
+    async def stop(self, **_: Any) -> None:
+        """Cancel the passes that are under way and close every connection."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._resources.aclose()
+
+    async def experiment(self, namespace: str | None, name: str | None, event: kopf.RawEvent, **_: Any) -> None:
+        """Handle a watch event of an experiment."""
+        self._wake(namespace, [name], event)
+
+    async def child(self, namespace: str | None, meta: Mapping[str, Any], event: kopf.RawEvent, **_: Any) -> None:
+        """Handle a watch event of an object with the experiment label."""
+        # By owner too: an object that was given another label must wake the experiment that owns it.
+        owners = [owner["name"] for owner in meta.get("ownerReferences", ()) if owner["kind"] == KIND]
+        self._wake(namespace, [meta.get("labels", {}).get(EXPERIMENT_LABEL), *owners], event)
+
+    def _wake(self, namespace: str | None, names: Iterable[str | None], event: kopf.RawEvent) -> None:
+        if self._keys is None or self._reconciler is None or not namespace:
             return
-        about, is_gone = event["object"], event["type"] == "DELETED"
-        kind, metadata = about["kind"], about["metadata"]
+        found, is_gone = event["object"], event["type"] == "DELETED"
+        kind, metadata = found["kind"], found["metadata"]
         for key in {ExperimentKey(namespace, name) for name in names if name}:
             version = "" if is_gone else metadata["resourceVersion"]
-            if reconciler.wake(key, kind=kind, name=metadata["name"], version=version):
-                keys.add(key)
+            if self._reconciler.wake(key, kind=kind, name=metadata["name"], version=version):
+                self._keys.add(key)
 
-    @kopf.on.login(registry=handlers)
-    def login(**facts: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**facts) or kopf.login_with_kubeconfig(**facts)
-
-    @kopf.on.startup(registry=handlers)
-    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
-        nonlocal keys, reconciler
-        _tune(settings)
-        await resources.enter_async_context(serving(metrics.registry, host=_EVERYWHERE, port=metrics_port))
-        cluster = await resources.enter_async_context(connect(on_write=metrics.wrote))
-        session = await resources.enter_async_context(aiohttp.ClientSession())
-        key = await read_key(cluster, operator_settings.key_secret)
-        reconciler = Reconciler(
-            cluster,
-            operator_settings,
-            HttpCoordinatorStatus(session),
-            key=key,
-            seen=lambda key, status: metrics.experiments.saw(key.namespace, key.name, status),
-        )
-        keys = KeyedQueue(metrics.measured(reconciler.reconcile), num_workers=NUM_WORKERS)
-        metrics.watch(keys)
-        tasks.append(asyncio.create_task(keys.run()))
-
-    @kopf.on.cleanup(registry=handlers)
-    async def stop(**_: Any) -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await resources.aclose()
-
-    @kopf.on.event(_GROUP, _VERSION, _PLURAL, registry=handlers)
-    async def experiment(namespace: str | None, name: str | None, event: kopf.RawEvent, **_: Any) -> None:
-        wake(namespace, [name], event)
-
-    for group, version, plural in _CHILDREN:
-
-        @kopf.on.event(group, version, plural, registry=handlers)
-        async def child(namespace: str | None, meta: Mapping[str, Any], event: kopf.RawEvent, **_: Any) -> None:
-            # By owner as well as by label: one that was relabelled has to wake whoever it belongs to.
-            owners = [owner["name"] for owner in meta.get("ownerReferences", ()) if owner["kind"] == KIND]
-            wake(namespace, [meta.get("labels", {}).get(EXPERIMENT_LABEL), *owners], event)
-
-    @kopf.on.probe(id="working", registry=handlers)
-    async def working(**_: Any) -> str:
-        if any(task.done() for task in tasks):
+    async def working(self, **_: Any) -> str:
+        """Fail the liveness probe once the queue has ended."""
+        if self._task is not None and self._task.done():
             raise kopf.PermanentError("the queue has ended")
         return "ok"
 
-    operator_settings = settings
+
+def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorRegistry:
+    """Return the handlers of one operator, which serves its metrics at that port."""
+    handlers = kopf.OperatorRegistry()
+    operator = _Operator(settings, metrics_port)
+    kopf.on.login(registry=handlers)(_login)
+    kopf.on.startup(registry=handlers)(operator.start)
+    kopf.on.cleanup(registry=handlers)(operator.stop)
+    kopf.on.event(_GROUP, _VERSION, _PLURAL, registry=handlers)(operator.experiment)
+    for group, version, plural in _CHILDREN:
+        kopf.on.event(group, version, plural, registry=handlers)(operator.child)
+    kopf.on.probe(id="working", registry=handlers)(operator.working)
     return handlers
 
 
+def _login(**facts: Any) -> kopf.ConnectionInfo | None:
+    return kopf.login_with_service_account(**facts) or kopf.login_with_kubeconfig(**facts)
+
+
 class _NoEssence(kopf.DiffBaseStorage):
-    """kopf copies each object of each event to tell what changed in it: we never ask."""
+    """Keep kopf from copying the object of each event to compute a difference, which the operator never uses."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -123,7 +134,7 @@ class _NoEssence(kopf.DiffBaseStorage):
 
 def _tune(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
-    # The API server sends what has our label, and says when it is taken away; not every pod and Secret of the cluster.
+    # The API server then sends only labelled objects, and reports the removal of the label as a deletion.
     settings.watching.label_selectors[lambda resource: resource.group != _GROUP] = EXPERIMENT_LABEL
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330

@@ -1,23 +1,23 @@
-"""The objects that one experiment is made of: how they were when they were looked at last, and how they become what
-they should be.
+"""Remember the objects of one experiment between passes, so that most passes read only the experiment and its pods.
 
-What is remembered only saves calls: all of it may be lost. An object of which nobody told that it changed since we left
-it is not asked for again for a while; then all of them are, whether or not there was news.
+Watches report the resourceVersion of each object. While it is the version that the operator wrote or checked last, the
+cache answers for the API server. All objects are listed anew every ``RELIST_SECONDS`` and for each generation, since a
+watch may lose a report. Losing the cache costs calls only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import structlog
-
-from rlsrl_operator.cluster import Cluster, Refused, ResourceConflict
-from rlsrl_operator.drift import Applied, Step, applied, digest, is_kept, is_ours, is_overruled, step, whole
+from rlsrl_operator.cluster import Cluster
+from rlsrl_operator.drift import Applied, Child, ObjectKey, RefusedWrite, applied, digest, key_of
 from rlsrl_operator.manifests import ExperimentContext, Manifest
-from rlsrl_operator.manifests.kueue import begins_in_queue, stepwise
 
+RELIST_SECONDS = 30.0
+"""How long the cache relies on watches alone."""
+REFUSED_SECONDS = 30.0
+"""How long a write that the API server refused is not tried again, unless the manifest changes."""
 _API_VERSIONS = {
     "Deployment": "apps/v1",
     "NetworkPolicy": "networking.k8s.io/v1",
@@ -27,191 +27,115 @@ _API_VERSIONS = {
     "Secret": "v1",
     "Service": "v1",
 }
-"""By kind."""
-_PRUNED = ("Deployment", "NetworkPolicy", "ConfigMap")
-"""What a generation may have that a later one has not."""
-TRUSTED_SECONDS = 30.0
-"""After how long an object is asked for though nobody told of it: lost news of it are made good then."""
-Place = tuple[str, str]
-"""Kind and name of an object."""
-_log = structlog.stdlib.get_logger("objects")
+_DELETED, _UNKNOWN = "", "unknown"
+"""In place of a resourceVersion."""
 
 
-class NotAdmitted(Exception):
-    """A queue does not take an object's pods while something is left of those before."""
-
-
-class NotOwned(Exception):
-    """An object that is not ours has a name that we need."""
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    applied: Applied
+    found: Manifest
+    """The object without the parts that nobody compares: status, data and managed fields."""
 
 
 class InformerCache:
-    """Those of one experiment, on one API server."""
+    """The objects of one experiment. Only for the event loop's thread."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._applied: dict[Place, Applied] = {}
-        """How they were left."""
-        self._reported: dict[Place, str] = {}
-        """The resourceVersion of each that a watch told last; empty for one that is gone."""
+        self._entries: dict[ObjectKey, _Entry] = {}
+        self._reported: dict[ObjectKey, str] = {}
+        """The newest resourceVersion that a watch or a list reported."""
+        self._refused: dict[ObjectKey, tuple[datetime, RefusedWrite]] = {}
+        """Refused writes, and until when they are not tried again."""
         self._generation = 0
-        """The experiment's, at the last look."""
-        self._trusted_until: datetime | None = None
-        """Until when no news of an object mean that it is as we left it; None: they are asked for at the next look."""
-        self._seen: dict[Place, Manifest] = {}
-        """Those that this look has seen."""
+        """The experiment's generation at the last list."""
+        self._relist_at: datetime | None = None
+        self._listed: dict[ObjectKey, Manifest] = {}
+        """The objects of the last list, for the pass that made it."""
+        self._labelled: dict[ObjectKey, Manifest] = {}
+        """The metadata of all objects with the experiment's labels at the last list."""
 
-    def tell(self, kind: str, name: str, version: str) -> bool:
-        """That an object has this resourceVersion now, or is gone if that is empty. Returns whether that is news."""
+    def report(self, kind: str, name: str, version: str) -> bool:
+        """Record a watch's report of a new resourceVersion, or of a deletion if it is empty.
+
+        Returns whether the operator has not seen this version yet.
+        """
         self._reported[kind, name] = version
-        known = self._applied.get((kind, name))
-        return known is None or known.version != version
+        entry = self._entries.get((kind, name))
+        return entry is None or entry.applied.version != version
 
-    async def begin(self, context: ExperimentContext, now: datetime, *, is_new: bool) -> None:
-        """Look at all of them anew if it is time to. Of a new experiment there is nothing that could be listed."""
-        trusted = self._trusted_until is not None and now < self._trusted_until
-        if trusted and context.generation == self._generation:
-            self._seen = {}
+    async def refresh(self, context: ExperimentContext, now: datetime, *, is_new: bool) -> None:
+        """List all objects if it is time to. Nothing is listed of a new experiment, which has no objects."""
+        self._listed = {}
+        is_fresh = self._relist_at is not None and now < self._relist_at
+        if is_fresh and context.generation == self._generation:
             return
-        self._trusted_until, self._generation = None, context.generation
-        # A few lists cost both sides less than a question for each object.
-        self._seen = {} if is_new else {
-            (kind, each["metadata"]["name"]): each
-            for kind in _API_VERSIONS
-            for each in await self._of_kind(kind, context)
-        }  # fmt: skip
+        if not is_new:
+            before = dict(self._reported)
+            # A few lists cost both sides less than a GET for each object.
+            self._listed = {key_of(each): each for kind in _API_VERSIONS for each in await self._list(kind, context)}
+            self._labelled = {key: _without_contents(each) for key, each in self._listed.items()}
+            for key in self._entries:
+                # A watch may have reported a newer version while the lists were under way.
+                if self._reported.get(key) == before.get(key):
+                    found = self._listed.get(key)
+                    self._reported[key] = _DELETED if found is None else found["metadata"]["resourceVersion"]
+        self._relist_at, self._generation = now + timedelta(seconds=RELIST_SECONDS), context.generation
 
-    def end(self, now: datetime) -> None:
-        """What this look found or made to be as it should is taken for that for a while, unless there is news of it."""
-        self._seen = {}
-        if self._trusted_until is None:
-            self._trusted_until = now + timedelta(seconds=TRUSTED_SECONDS)
-
-    def is_as_left(self, wanted: Manifest) -> bool:
-        """Whether nobody told of a change since we made or saw it."""
-        known = self._applied.get(_place(wanted))
-        reported = self._reported.get(_place(wanted))
-        return self._trusted_until is not None and known is not None and reported in (None, known.version)
-
-    async def find(self, wanted: Manifest) -> Manifest | None:
-        """The object of that name. One that is not ours has not our labels, and one of ours may have lost them."""
-        found = self._seen.get(_place(wanted))
+    async def read(self, wanted: Manifest, now: datetime) -> Child:
+        """Return what is known of the object that the manifest names, with a GET only if the cache cannot tell."""
+        key = key_of(wanted)
+        entry, reported, refused = self._entries.get(key), self._reported.get(key), self._refusal(key, now)
+        if entry is not None and reported in (None, entry.applied.version):
+            return Child(is_read=True, found=entry.found, applied=entry.applied, is_unchanged=True, refused=refused)
+        found = self._listed.get(key)
         if found is None:
-            api_version, kind, metadata = wanted["apiVersion"], wanted["kind"], wanted["metadata"]
-            found = await self._cluster.get(api_version, kind, metadata["namespace"], metadata["name"])
-            if found is not None:
-                self._seen[_place(wanted)] = found
-        return found
+            if wanted.get("immutable") and entry is None and not reported:
+                return Child(refused=refused)
+            # An object of somebody else has not our labels, and one of ours may have lost them.
+            found = await self._cluster.get(wanted["apiVersion"], key[0], wanted["metadata"]["namespace"], key[1])
+        return Child(is_read=True, found=found, applied=None if entry is None else entry.applied, refused=refused)
 
-    async def create(self, wanted: Manifest) -> Manifest:
-        """Make it; raises ``ResourceConflict`` if there is one."""
-        made = await self._cluster.create(wanted)
-        self._left(wanted, made)
-        return made
+    def _refusal(self, key: ObjectKey, now: datetime) -> RefusedWrite | None:
+        until, refused = self._refused.get(key, (now, None))
+        return refused if now < until else None
 
-    async def keep(self, wanted: Manifest) -> Manifest | None:
-        """An object whose data are decided once, by whoever makes it; returns it with them, None if it is as we left
-        it.
+    @property
+    def labelled(self) -> dict[ObjectKey, Manifest]:
+        """The metadata of the objects with the experiment's labels, those of earlier generations included."""
+        return dict(self._labelled)
 
-        Raises:
-            NotOwned, Refused, ResourceConflict: see ``apply``.
-        """
-        if self.is_as_left(wanted):
-            return None
-        is_known = _place(wanted) in self._applied or _place(wanted) in self._seen
-        found = await self.find(wanted) if is_known else None
-        if found is None:
-            try:
-                return await self.create(wanted)
-            except ResourceConflict:
-                if (found := await self.find(wanted)) is None:
-                    raise
-        made = {**wanted, "data": found.get("data", {})}
-        if is_kept(made, found):
-            # Not applied: after whichever interruption it belongs to whoever made it, and to nobody else.
-            self._applied[_place(wanted)] = applied(made, found)
-        else:
-            await self._apply(made, found)
-        return found
+    async def config_maps(self, context: ExperimentContext) -> dict[str, Manifest]:
+        """Return the experiment's ConfigMaps by name, those of earlier generations included."""
+        found = self._listed.values() or await self._list("ConfigMap", context)
+        return {each["metadata"]["name"]: each for each in found if each["kind"] == "ConfigMap"}
 
-    async def claim(self, wanted: Manifest) -> None:
-        """A volume's claim stays as it was made, and one that an experiment of the same name left is taken over.
-        Whether it goes with the experiment may change: its owner says so."""
-        if self.is_as_left(wanted) and self._applied[_place(wanted)].digest == digest(wanted):
-            return
-        found = await self.find(wanted)
-        if found is None:
-            await self.create(wanted)
-            return
-        if not is_ours(wanted, found, by_owner=False):
-            raise NotOwned(in_the_way(wanted))
-        if "deletionTimestamp" in found["metadata"]:
-            return  # It goes once no pod uses it, and then comes anew.
-        if (owners := wanted["metadata"].get("ownerReferences", [])) != found["metadata"].get("ownerReferences", []):
-            metadata = {**found["metadata"], "labels": wanted["metadata"]["labels"], "ownerReferences": owners}
-            found = await self._cluster.replace({**found, "metadata": metadata})
-        self._applied[_place(wanted)] = applied(wanted, found)
-
-    async def apply(self, wanted: Manifest) -> None:
-        """Make it what it should be.
-
-        Raises:
-            NotOwned: an object that is not ours is in the way.
-            NotAdmitted: a queue does not take its pods yet.
-            Refused: the API server does not take it.
-            ResourceConflict: somebody else was faster.
-        """
-        if self.is_as_left(wanted) and self._applied[_place(wanted)].digest == digest(wanted):
-            return
-        await self._apply(wanted, await self.find(wanted))
-
-    async def _apply(self, wanted: Manifest, observed: Manifest | None) -> None:
-        wanted = stepwise(wanted, observed)
-        known = self._applied.get(_place(wanted))
-        what = step(wanted, observed, known)
-        if what is Step.CONFLICT:
-            raise NotOwned(in_the_way(wanted))
-        if what is Step.NOTHING:
-            assert observed is not None and known is not None, "else it is applied"  # noqa: PT018 - an invariant of our own
-            self._applied[_place(wanted)] = replace(known, version=observed["metadata"]["resourceVersion"])
-            return
-        try:
-            written = await self._cluster.apply(wanted)
-        except Refused as error:
-            if observed is None:
-                raise
-            if begins_in_queue(wanted, observed):
-                raise NotAdmitted(str(error)) from error
-            written = await self._cluster.replace(whole(wanted, observed))
-        if is_overruled(written):
-            written = await self._cluster.replace(whole(wanted, written))
-        self._left(wanted, written)
-
-    def _left(self, wanted: Manifest, written: Manifest) -> None:
-        self._applied[_place(wanted)] = applied(wanted, written)
-        place = {"namespace": wanted["metadata"]["namespace"], "name": wanted["metadata"]["name"]}
-        _log.info("applied", kind=wanted["kind"], **place)
-
-    async def of_earlier(self, context: ExperimentContext) -> dict[str, Manifest]:
-        """The experiment's ConfigMaps by name, those of earlier generations among them."""
-        return {each["metadata"]["name"]: each for each in await self._of_kind("ConfigMap", context)}
-
-    async def prune(self, context: ExperimentContext, wanted: AbstractSet[Place]) -> None:
-        """Remove what earlier generations needed and this one does not."""
-        for kind in _PRUNED:
-            for found in await self._of_kind(kind, context):
-                owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}
-                if context.uid in owners and (kind, found["metadata"]["name"]) not in wanted:
-                    await self._cluster.delete(found)
-
-    async def _of_kind(self, kind: str, context: ExperimentContext) -> list[Manifest]:
+    async def _list(self, kind: str, context: ExperimentContext) -> list[Manifest]:
         return await self._cluster.list(_API_VERSIONS[kind], kind, context.namespace, context.own_labels)
 
+    def remember(self, wanted: Manifest, observed: Manifest) -> None:
+        """Record an object as it is after a write or a check."""
+        key = key_of(wanted)
+        self._entries[key] = _Entry(applied=applied(wanted, observed), found=_without_contents(observed))
+        self._refused.pop(key, None)
 
-def in_the_way(wanted: Manifest) -> str:
-    """What to say of an object that is not ours."""
-    return f"{wanted['kind']} {wanted['metadata']['name']} is there already, and not this experiment's"
+    def forget(self, manifest: Manifest) -> None:
+        """Record that the operator has deleted an object."""
+        self._labelled.pop(key_of(manifest), None)
+
+    def require_read(self, manifest: Manifest) -> None:
+        """Record that an object exists though the cache does not have it: the next pass reads it."""
+        self._reported[key_of(manifest)] = _UNKNOWN
+
+    def refuse(self, wanted: Manifest, message: str, now: datetime) -> RefusedWrite:
+        """Record that the API server refused a write."""
+        refused = RefusedWrite(digest=digest(wanted), message=message)
+        self._refused[key_of(wanted)] = (now + timedelta(seconds=REFUSED_SECONDS), refused)
+        return refused
 
 
-def _place(wanted: Manifest) -> Place:
-    return wanted["kind"], wanted["metadata"]["name"]
+def _without_contents(found: Manifest) -> Manifest:
+    metadata = {name: value for name, value in found["metadata"].items() if name != "managedFields"}
+    kept = {name: value for name, value in found.items() if name not in ("data", "status")}
+    return {**kept, "metadata": metadata}

@@ -114,7 +114,7 @@ class Experiments:
     def __init__(self) -> None:
         self._statuses: dict[tuple[str, str], ExperimentStatus] = {}
 
-    def saw(self, namespace: str, name: str, status: ExperimentStatus | None) -> None:
+    def set_status(self, namespace: str, name: str, status: ExperimentStatus | None) -> None:
         """How an experiment stands; None when it is gone."""
         if status is None:
             self._statuses.pop((namespace, name), None)

@@ -1,4 +1,4 @@
-"""The experiment's status from what was observed. Pure: it is told the time, and what the status was before."""
+"""Build the experiment's status from the status before, the pods and the time. Pure."""
 
 from __future__ import annotations
 
@@ -27,32 +27,33 @@ from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
 
 TERMINAL: tuple[Phase, ...] = ("Succeeded", "Failed")
+_PODLESS_PHASES: tuple[Phase, ...] = (*TERMINAL, "Suspended")
 _MESSAGE_LENGTH = 1024
 _MAX_NUMBER = 1e15
-"""What counts of a run stay below."""
+"""Larger numbers do not fit the schema of the status."""
 _MAX_VERSION_LENGTH = 64
 _STEADY = frozenset({"ContainerCreating", "PodInitializing"})
-"""Reasons for which a container waits that are no trouble."""
+"""Reasons of a waiting container that need no attention."""
 
 
 def read(document: Mapping[str, Any]) -> ExperimentStatus:
-    """The status of an experiment; an empty one for none."""
+    """Return the status of an experiment; an empty status if it has none."""
     return ExperimentStatus.model_validate(document.get("status") or {}, by_alias=True, by_name=False)
 
 
 def write(status: ExperimentStatus) -> dict[str, Any]:
-    """The status as the API server takes it."""
+    """Return the status as JSON for the API server."""
     written: dict[str, Any] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return written
 
 
 def stamp(now: datetime) -> str:
-    """A time as Kubernetes writes it."""
+    """Return a time as Kubernetes writes it."""
     return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def condition(status: ExperimentStatus, name: str) -> Condition | None:
-    """One condition_type."""
+    """Return the condition of that type, or None."""
     return next((each for each in status.conditions if each.type == name), None)
 
 
@@ -66,7 +67,7 @@ def with_condition(
     generation: int,
     now: datetime,
 ) -> ExperimentStatus:
-    """The status with one condition_type said anew; since when it holds moves only with whether it holds."""
+    """Return the status with one condition replaced. Its transition time changes only if ``holds`` changes."""
     before = condition(status, name)
     same = before is not None and before.status == holds
     made = Condition(
@@ -82,17 +83,17 @@ def with_condition(
 
 
 def failures(status: ExperimentStatus, *, decay_seconds: float, now: datetime) -> tuple[int, datetime]:
-    """Failures that are not forgotten yet, and since when that many: one is forgotten each ``decay_seconds``."""
+    """Return the failures that still count, and when the count last changed: it falls by one each ``decay_seconds``."""
     count = status.recent_failures or 0
     since = parse_time(status.last_failure_at) if status.last_failure_at is not None else now
-    # It may have been written by a clock that is ahead of ours.
+    # The clock that wrote it may be ahead of this one.
     elapsed = max(0.0, (now - since).total_seconds())
     forgotten = int(min(count, elapsed // decay_seconds))
     return count - forgotten, since + timedelta(seconds=forgotten * decay_seconds)
 
 
 def role_status(pods: Sequence[Manifest], *, replicas: int, selector: Mapping[str, str]) -> RoleStatus:
-    """How many pods of a role there are."""
+    """Return the status of one role."""
     return RoleStatus(
         replicas=replicas,
         ready=min(replicas, sum(map(is_ready, pods))),
@@ -101,20 +102,20 @@ def role_status(pods: Sequence[Manifest], *, replicas: int, selector: Mapping[st
 
 
 def durable(status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime) -> ExperimentStatus:
-    """The status with what the coordinator's ``/status`` says of storing versions, if it says anything."""
+    """Return the status with the condition Durable, if the coordinator's ``/status`` reports stored versions."""
     unstored = _number(page, "unstored_versions")
     if unstored is None:
         return status
     if unstored < 1:
         return with_condition(
-            status, DURABLE, "True", "Stored", "versions are stored when they are due", generation=generation, now=now
+            status, DURABLE, "True", "Stored", "versions are stored as scheduled", generation=generation, now=now
         )
-    message = f"the last {unstored:.0f} versions that were due could not be stored; the trainer's log says why"
+    message = f"the last {unstored:.0f} scheduled versions could not be stored; the trainer's log has the error"
     return with_condition(status, DURABLE, "False", "NotStored", message, generation=generation, now=now)
 
 
 def training(page: Mapping[str, Any], now: datetime) -> Training:
-    """The run's numbers from the coordinator's ``/status``."""
+    """Return the run's numbers from the coordinator's ``/status``."""
 
     def whole(name: str) -> int | None:
         return None if (value := _number(page, name)) is None else max(0, round(value))
@@ -132,21 +133,21 @@ def training(page: Mapping[str, Any], now: datetime) -> Training:
 
 
 def _number(page: Mapping[str, Any], name: str) -> float | None:
-    """One of the totals. What is no number was not told: workers run users' code."""
+    """Return one of the totals, or None if it is not a number: workers run users' code."""
     value = _totals(page).get(name)
     return value if isinstance(value, int | float) and abs(value) < _MAX_NUMBER else None
 
 
 def _totals(page: Mapping[str, Any]) -> Mapping[str, Any]:
-    said = page.get("totals")
-    return said if isinstance(said, dict) else {}
+    totals = page.get("totals")
+    return totals if isinstance(totals, dict) else {}
 
 
 def outcome(before: Training | None, record: Mapping[str, Any] | None, now: datetime) -> tuple[Training | None, str]:
-    """The last numbers, and what is to be said of the end, from the run's terminal record if there is one."""
+    """Return the final numbers and the message of Finished, from the run's terminal record if there is one."""
     result = (record or {}).get("result")
     if record is None or not isinstance(result, dict):
-        return before, "the experiment has its result"
+        return before, "the experiment has finished"
     final = training({"totals": {**result, "version": record.get("version")}}, now)
     known = final.model_dump(exclude_none=True)
     merged = final if before is None else before.model_copy(update=known)
@@ -162,58 +163,33 @@ def summarize(
     pods: Sequence[Manifest],
     now: datetime,
     *,
-    refusal: str | None = None,
+    failed_create: str | None = None,
     refused_edits: Sequence[str] = (),
-    not_to_say: Sequence[str] = (),
+    disallowed: Sequence[str] = (),
 ) -> ExperimentStatus:
-    """The status with what the pods show beside the gang's life; ``refusal`` says why some cannot even be made,
-    ``refused_edits`` are the fields that the document has otherwise and that cannot be edited, ``not_to_say`` is what
-    it says of its pods that is not its own to say."""
-    generation, suspended, queued = context.generation, status.phase == "Suspended", status.phase == "Queued"
-    over = suspended or status.phase in TERMINAL
-    by_role = {
-        role: [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name]
-        for role in roles_of(context.configs)
-    }
-    counts = {
-        role.name: role_status(
-            found,
-            replicas=0
-            if suspended or (queued and not role.queued) or (over and role.name != COORDINATOR)
-            else role.pods(context.experiment, context.configs),
-            selector=context.selector(role.name),
-        )
-        for role, found in by_role.items()
-    }
-    status = with_condition(status, ACCEPTED, *_accepted(refused_edits, not_to_say), generation=generation, now=now)
-    missing = [
-        f"{name} {count.ready}/{count.replicas}" for name, count in counts.items() if count.ready < count.replicas
-    ]
-    reason: ReadyReason | PodReason
-    if suspended:
-        reason, message = "Suspended", f"{len(pods)} pods are still ending" if pods else "no pod is left"
-    elif over:
-        reason, message = "Finished", "the experiment is over"
-    elif queued:
-        reason, message = "Queued", f"queue {context.queue} has not admitted the trainers"
-        message += "" if refusal is None else f": {refusal}"
-    elif missing:
-        reason, message = blocker(pods, attempt=status.attempt or 1) or ("Starting", "pods are being made")
-        if reason == "Starting" and refusal is not None:
-            reason, message = "FailedCreate", refusal
-        elif reason == "Starting" and (secret := context.experiment.spec.security.tls_secret) is not None:
-            # What a volume lacks is told in events of the pod alone.
-            message += f"; pods wait for a Secret {secret} with the keys {', '.join(TLS_KEYS)}"
-        message = f"{', '.join(missing)} ready: {message}"
-    else:
-        reason, message = "Ready", "every pod is ready"
-    holds: Literal["True", "False"] = "False" if over or queued or missing else "True"
+    """Return the status with what the pods show, given the attempt and the phase that were decided.
+
+    Args:
+        status: the status with its attempt and phase.
+        context: the experiment that runs.
+        pods: the experiment's pods, of all attempts.
+        now: the present time.
+        failed_create: why pods cannot be created, if they cannot.
+        refused_edits: fields of the document that were edited and must not be.
+        disallowed: faults of the document's pod templates under the administrator's rules.
+    """
+    generation = context.generation
+    counts = _role_counts(status, context, pods)
+    status = with_condition(status, ACCEPTED, *_accepted(refused_edits, disallowed), generation=generation, now=now)
+    holds, reason, message = _readiness(status, context, pods, counts, failed_create)
     status = with_condition(status, READY, holds, reason, message, generation=generation, now=now)
     complete = condition(status, GANG_COMPLETE)
-    running = complete is not None and complete.status == "True"
+    phase = status.phase
+    if phase not in _PODLESS_PHASES and phase != "Queued":
+        phase = "Running" if complete is not None and complete.status == "True" else "Starting"
     return status.model_copy(
         update={
-            "phase": status.phase if over or queued else "Running" if running else "Starting",
+            "phase": phase,
             "observed_generation": generation,
             "actors": counts["actor"],
             "trainers": counts[TRAINER],
@@ -221,23 +197,69 @@ def summarize(
     )
 
 
+def _role_counts(
+    status: ExperimentStatus, context: ExperimentContext, pods: Sequence[Manifest]
+) -> dict[str, RoleStatus]:
+    """Return the pods of each role: how many should exist in this phase, and how many are ready."""
+    counts = {}
+    for role in roles_of(context.configs):
+        is_absent = (
+            status.phase == "Suspended"
+            or (status.phase == "Queued" and not role.queued)
+            or (status.phase in TERMINAL and role.name != COORDINATOR)
+        )
+        counts[role.name] = role_status(
+            [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name],
+            replicas=0 if is_absent else role.pods(context.experiment, context.configs),
+            selector=context.selector(role.name),
+        )
+    return counts
+
+
+def _readiness(
+    status: ExperimentStatus,
+    context: ExperimentContext,
+    pods: Sequence[Manifest],
+    counts: Mapping[str, RoleStatus],
+    failed_create: str | None,
+) -> tuple[Literal["True", "False"], ReadyReason | PodReason, str]:
+    """Return the status, the reason and the message of the condition Ready."""
+    if status.phase == "Suspended":
+        return "False", "Suspended", f"{len(pods)} pods are terminating" if pods else "no pod is left"
+    if status.phase in TERMINAL:
+        return "False", "Finished", "the experiment has finished"
+    if status.phase == "Queued":
+        message = f"queue {context.queue} has not admitted the trainers"
+        return "False", "Queued", message if failed_create is None else f"{message}: {failed_create}"
+    missing = [f"{name} {each.ready}/{each.replicas}" for name, each in counts.items() if each.ready < each.replicas]
+    if not missing:
+        return "True", "Ready", "every pod is ready"
+    reason, message = blocker(pods, attempt=status.attempt or 1) or ("Starting", "pods are being created")
+    if reason == "Starting" and failed_create is not None:
+        reason, message = "FailedCreate", failed_create
+    elif reason == "Starting" and (secret := context.experiment.spec.security.tls_secret) is not None:
+        # A missing Secret shows only in the events of the pod.
+        message += f"; pods wait for a Secret {secret} with the keys {', '.join(TLS_KEYS)}"
+    return "False", reason, f"{', '.join(missing)} ready: {message}"
+
+
 def _accepted(
-    refused_edits: Sequence[str], not_to_say: Sequence[str]
+    refused_edits: Sequence[str], disallowed: Sequence[str]
 ) -> tuple[Literal["True", "False"], AcceptedReason, str]:
-    if not_to_say:
-        return "False", "InvalidSpec", "\n".join(not_to_say)
+    if disallowed:
+        return "False", "InvalidSpec", "\n".join(disallowed)
     if not refused_edits:
-        return "True", "Accepted", "every object is as it should be"
+        return "True", "Accepted", "every object matches the spec"
     fields = ", ".join(refused_edits)
     return (
         "False",
         "EditRefused",
-        f"{fields} cannot be edited: it would be another experiment, which takes another name",
+        f"{fields} cannot be edited: take the edit back, or apply the new experiment under another name",
     )
 
 
 def replica_failure(deployment: Manifest) -> str | None:
-    """Why a Deployment cannot make its pods; None if nothing keeps it."""
+    """Return why a Deployment cannot create its pods, or None."""
     for each in deployment.get("status", {}).get("conditions", ()):
         if each["type"] == "ReplicaFailure" and each["status"] == "True":
             return str(each.get("message", ""))
@@ -245,33 +267,33 @@ def replica_failure(deployment: Manifest) -> str | None:
 
 
 def blocker(pods: Sequence[Manifest], *, attempt: int) -> tuple[ReadyReason | PodReason, str] | None:
-    """The pod that most needs somebody's attention, as a reason and a message; None if none is in the way."""
-    found = [trouble for pod in pods if (trouble := _trouble(pod, attempt)) is not None]
-    return min(found, key=lambda each: each[0] == "Starting", default=None)
+    """Return reason and message of the pod that most needs attention, or None if every pod is ready."""
+    blocking = [found for pod in pods if (found := _blocking(pod, attempt)) is not None]
+    return min(blocking, key=lambda each: each[0] == "Starting", default=None)
 
 
-def _trouble(pod: Manifest, attempt: int) -> tuple[ReadyReason | PodReason, str] | None:
+def _blocking(pod: Manifest, attempt: int) -> tuple[ReadyReason | PodReason, str] | None:
     if is_ready(pod):
         return None
     name, status = pod["metadata"]["name"], pod.get("status", {})
     since = pod["metadata"].get("creationTimestamp", "")
     if attempt_of(pod) not in (0, attempt):
-        return "Starting", f"{name} of attempt {attempt_of(pod)} is ending"
+        return "Starting", f"{name} of attempt {attempt_of(pod)} is terminating"
     if is_held(pod):
-        return "Queued", f"{name} waits to be admitted to its queue, since {since}"
+        return "Queued", f"{name} has waited for its queue since {since}"
     for each in status.get("conditions", ()):
         if each["type"] == "PodScheduled" and each["status"] == "False":
-            return _pods_own(each, "Unschedulable"), f"{name}, since {since}: {each.get('message', '')}"
+            return _reason_of(each, "Unschedulable"), f"{name}, since {since}: {each.get('message', '')}"
     for container in status.get("containerStatuses", ()):
         waiting = container.get("state", {}).get("waiting")
         if container["name"] == CONTAINER and waiting and waiting.get("reason") not in _STEADY:
             ended = terminations(pod)
-            said = (ended[0].get("message") or "").strip().splitlines() if ended else []
-            text = said[-1] if said else waiting.get("message", "")
-            return _pods_own(waiting, "Waiting"), f"{name}, since {since}: {text}"
-    return "Starting", f"{name} is not ready yet, since {since}"
+            lines = (ended[0].get("message") or "").strip().splitlines() if ended else []
+            text = lines[-1] if lines else waiting.get("message", "")
+            return _reason_of(waiting, "Waiting"), f"{name}, since {since}: {text}"
+    return "Starting", f"{name} has been starting since {since}"
 
 
-def _pods_own(state: Manifest, otherwise: ReadyReason) -> ReadyReason | PodReason:
-    """What Kubernetes names as the reason of a pod's state, if it does."""
+def _reason_of(state: Manifest, otherwise: ReadyReason) -> ReadyReason | PodReason:
+    """Return Kubernetes' reason for a pod's state, or ``otherwise`` if it gives none."""
     return PodReason(state["reason"]) if state.get("reason") else otherwise

@@ -60,7 +60,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     """It scrapes a run that goes on, and what an operator would show of it."""
     folder = tmp_path_factory.mktemp("prometheus")
     operator = OperatorMetrics(CollectorRegistry())
-    operator.experiments.saw("lab", "live", ExperimentStatus(phase="Running", restarts=0))
+    operator.experiments.set_status("lab", "live", ExperimentStatus(phase="Running", restarts=0))
     desk = Desk(folder, EXPERIMENT.format(gate=folder / "gate"))
     with (
         MetricsServer(operator.registry, host="127.0.0.1", port=0, token="") as shown,

@@ -6,6 +6,7 @@ from rlsrl_operator.manifests.config import token_secret
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.revision import (
     Revision,
+    derive_revision,
     first_revision,
     is_anothers,
     next_revision,
@@ -20,6 +21,7 @@ __all__ = [
     "ExperimentContext",
     "Manifest",
     "Revision",
+    "derive_revision",
     "first_revision",
     "is_anothers",
     "next_revision",

@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
+from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.spec import RLExperiment
 from rlsrl_operator.manifests.config import live_settings, role_configs
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.kueue import queue_labels
 from rlsrl_operator.manifests.network import network_policies
+from rlsrl_operator.manifests.templates import disallowed
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.manifests.workloads import services, workloads
 from rlsrl_operator.settings import OperatorSettings
@@ -60,6 +62,21 @@ def next_revision(before: Revision, context: ExperimentContext) -> Revision:
     as_before = _by_name(render(replace(context, experiment=before.experiment)))
     made = [_carried(each, as_before.get(_name(each)), kept.get(_name(each))) for each in render(context)]
     return replace(before, experiment=context.experiment, manifests=tuple(made))
+
+
+def derive_revision(before: Revision | None, context: ExperimentContext) -> Revision | None:
+    """Return the revision of a generation that has none, given the revision before it.
+
+    An edit that is not allowed leaves the revision as it was. None: there is no revision before it either.
+    """
+    if disallowed(context.experiment, context.settings):
+        return before
+    if before is None:
+        return first_revision(context)
+    if refused(before.experiment, context.experiment):
+        return before
+    # No pods of a suspended experiment run that would have to keep their manifests.
+    return first_revision(context) if before.experiment.spec.suspend else next_revision(before, context)
 
 
 def revision_object(context: ExperimentContext, revision: Revision, key: bytes) -> Manifest:

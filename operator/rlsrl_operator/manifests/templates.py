@@ -16,6 +16,7 @@ from rlsrl.api.pods import CONTAINER
 from rlsrl.api.spec import RLExperiment
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import ACTOR, EVALUATOR, TRAINER
+from rlsrl_operator.settings import OperatorSettings
 
 SECTIONS: Mapping[str, str] = {
     ACTOR: "actors",
@@ -76,6 +77,11 @@ def refusals(experiment: RLExperiment) -> list[str]:
         if role == TRAINER:
             found += _devices(template, at, experiment.spec.trainers.gpu_resource)
     return found
+
+
+def disallowed(experiment: RLExperiment, settings: OperatorSettings) -> list[str]:
+    """Return the faults of the experiment's pod templates under the administrator's rules."""
+    return [] if settings.pod_templates == "any" else refusals(experiment)
 
 
 def laid_over(made: Manifest, template: Mapping[str, Any]) -> Manifest:

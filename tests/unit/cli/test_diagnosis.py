@@ -15,7 +15,7 @@ from rlsrl.testing.cluster_objects import MADE, NAME, condition, experiment, lab
 Object = dict[str, Any]
 NOW = datetime(2026, 1, 1, 12, 5, tzinfo=UTC)
 WELL = (
-    condition("Accepted", "Accepted", "every object is as it should be"),
+    condition("Accepted", "Accepted", "every object matches the spec"),
     condition("GangComplete", "Complete", "all 1 trainer pods of attempt 1 are ready"),
     condition("Ready", "Ready", "every pod is ready"),
 )

@@ -21,7 +21,7 @@ TRAINING = {
     "returnMean": "243.0",
     "updatedAt": "2026-01-01T12:05:01Z",
 }
-ACCEPTED = condition("Accepted", "Accepted", "every object is as it should be", since="2026-01-01T12:00:00Z")
+ACCEPTED = condition("Accepted", "Accepted", "every object matches the spec", since="2026-01-01T12:00:00Z")
 COMPLETE = condition("GangComplete", "Complete", "all 1 trainer pods of attempt 2 are ready")
 RUNNING = experiment("Running", ACCEPTED, COMPLETE, attempt=2, restarts=1, recentFailures=1, training=TRAINING)
 
@@ -43,7 +43,7 @@ def test_a_running_experiment_on_a_screen() -> None:
         "trainer  1/1",
         "",
         "CONDITION     STATUS  REASON    SINCE  MESSAGE",
-        "Accepted      True    Accepted  5m3s   every object is as it should be",
+        "Accepted      True    Accepted  5m3s   every object matches the spec",
         "GangComplete  True    Complete  4m3s   all 1 trainer pods of attempt 2 are ready",
     ]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlsrl.api.status import ExperimentStatus
 from rlsrl.testing.documents import minimal, variation
-from rlsrl_operator.drift import Step, applied, is_ours, is_overruled, step, whole
+from rlsrl_operator.drift import Action, action_for, applied, is_ours, is_overruled, whole
 from rlsrl_operator.lifecycle import overlaid
 from rlsrl_operator.manifests import Manifest, render
 from rlsrl_operator.manifests.context import MANAGER
@@ -67,10 +67,10 @@ def served(wanted: Manifest) -> Manifest:
 @given(st.integers(0, 2**32))
 def test_planning_again_after_applying_changes_nothing(seed: int) -> None:
     for first, again in zip(objects(seed), objects(seed), strict=True):
-        assert step(first, None, None) is Step.APPLY
+        assert action_for(first, None, None) is Action.APPLY
         there = served(first)
         memory = applied(first, there)
-        assert step(again, there, memory) is Step.NOTHING
+        assert action_for(again, there, memory) is Action.KEEP
         assert not is_overruled(there)
 
 
@@ -82,7 +82,7 @@ def test_what_only_moves_the_status_is_nothing_to_do(kind: str) -> None:
     there["metadata"]["resourceVersion"] = "99"
     there["metadata"]["annotations"]["deployment.kubernetes.io/revision"] = "2"
     there["status"] = {"readyReplicas": 1}
-    assert step(wanted, there, memory) is Step.NOTHING
+    assert action_for(wanted, there, memory) is Action.KEEP
 
 
 def content_changed(there: Manifest) -> None:
@@ -136,27 +136,27 @@ def owners_removed(there: Manifest) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (content_changed, Step.APPLY),
-        (label_removed, Step.APPLY),
-        (label_changed, Step.APPLY),
-        (labels_removed, Step.APPLY),
-        (annotation_changed, Step.APPLY),
-        (annotation_removed, Step.APPLY),
-        (owner_added, Step.APPLY),
-        (owner_weakened, Step.APPLY),
-        (made_anew, Step.APPLY),
-        (owner_replaced, Step.CONFLICT),
-        (owners_removed, Step.CONFLICT),
+        (content_changed, Action.APPLY),
+        (label_removed, Action.APPLY),
+        (label_changed, Action.APPLY),
+        (labels_removed, Action.APPLY),
+        (annotation_changed, Action.APPLY),
+        (annotation_removed, Action.APPLY),
+        (owner_added, Action.APPLY),
+        (owner_weakened, Action.APPLY),
+        (made_anew, Action.APPLY),
+        (owner_replaced, Action.NOT_OWNED),
+        (owners_removed, Action.NOT_OWNED),
     ],
 )
-def test_foreign_changes_are_noticed(kind: str, change: Callable[[Manifest], None], expected: Step) -> None:
+def test_foreign_changes_are_noticed(kind: str, change: Callable[[Manifest], None], expected: Action) -> None:
     wanted = of_kind(kind)
     wanted["metadata"]["annotations"] = {"note": "ours"}
     there = served(wanted)
     memory = applied(wanted, there)
-    assert step(wanted, there, memory) is Step.NOTHING
+    assert action_for(wanted, there, memory) is Action.KEEP
     change(there)
-    assert step(wanted, there, memory) is expected
+    assert action_for(wanted, there, memory) is expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,9 +166,9 @@ def test_what_is_wanted_anew_and_what_is_not_remembered_is_applied(kind: str) ->
     memory = applied(wanted, there)
     anew = copy.deepcopy(wanted)
     anew["spec"]["added"] = 1
-    assert step(anew, there, memory) is Step.APPLY
-    assert step(wanted, there, None) is Step.APPLY, "after a restart of the operator"
-    assert step(wanted, None, memory) is Step.APPLY, "it was deleted"
+    assert action_for(anew, there, memory) is Action.APPLY
+    assert action_for(wanted, there, None) is Action.APPLY, "after a restart of the operator"
+    assert action_for(wanted, None, memory) is Action.APPLY, "it was deleted"
 
 
 def test_what_outlives_its_experiment_is_known_by_its_labels() -> None:

@@ -177,7 +177,7 @@ def test_it_is_said_that_it_waits_and_nobody_is_called() -> None:
     assert status.phase == "Queued"
     assert status.actors is not None
     assert status.actors.replicas == 0
-    refused = summarize(status, context(), [], NOW, refusal="scaling down is still in progress")
+    refused = summarize(status, context(), [], NOW, failed_create="scaling down is still in progress")
     said = condition(refused, READY)
     assert said is not None
     assert said.message.endswith(": scaling down is still in progress")
@@ -186,7 +186,7 @@ def test_it_is_said_that_it_waits_and_nobody_is_called() -> None:
 def test_a_gang_that_waits_for_a_moment_is_told_of_as_such() -> None:
     assert blocker([pod("actor"), *waiting_gang(seconds=1)], attempt=1) == (
         "Queued",
-        f"a-trainer-0 waits to be admitted to its queue, since {stamp(NOW - timedelta(seconds=1))}",
+        f"a-trainer-0 has waited for its queue since {stamp(NOW - timedelta(seconds=1))}",
     )
 
 

@@ -97,7 +97,7 @@ CASES = {
         pods=[pod(state=ended(0, "done")), pod(index=1)],
         phase="Succeeded",
         reason="Succeeded",
-        message="the experiment has its result",
+        message="the experiment has finished",
     ),
     "fails once": Case(
         pods=gang(state=ended(1, "boom")),

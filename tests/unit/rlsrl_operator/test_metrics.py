@@ -97,13 +97,13 @@ def test_an_experiment_is_in_one_phase_until_it_is_gone(metrics: OperatorMetrics
         return {tuple(each.labels.values()): each.value for each in family.samples}  # type: ignore[misc]
 
     assert phases() == {}
-    metrics.experiments.saw("lab", "a", ExperimentStatus())
-    metrics.experiments.saw("lab", "b", ExperimentStatus(phase="Starting"))
-    metrics.experiments.saw("lab", "b", ExperimentStatus(phase="Running", restarts=2))
+    metrics.experiments.set_status("lab", "a", ExperimentStatus())
+    metrics.experiments.set_status("lab", "b", ExperimentStatus(phase="Starting"))
+    metrics.experiments.set_status("lab", "b", ExperimentStatus(phase="Running", restarts=2))
     assert phases() == {("lab", "a", "Pending"): 1, ("lab", "b", "Running"): 1}
     assert value(metrics, "rlsrl_experiment_gang_restarts_total", namespace="lab", experiment="b") == 2
-    metrics.experiments.saw("lab", "a", None)
-    metrics.experiments.saw("lab", "a", None)
+    metrics.experiments.set_status("lab", "a", None)
+    metrics.experiments.set_status("lab", "a", None)
     assert phases() == {("lab", "b", "Running"): 1}
 
 

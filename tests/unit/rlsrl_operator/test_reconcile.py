@@ -7,6 +7,7 @@ cannot show (defaulting, field managers, admission) is tried on a real cluster i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import itertools
 import json
@@ -19,15 +20,15 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
 
-from rlsrl.api.pods import BY_TAINT, CONTAINER, EXPERIMENT_LABEL, ROLE_LABEL
+from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, FINISHED, READY
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.cluster import Cluster, ResourceConflict
 from rlsrl_operator.coordinator_status import CoordinatorStatus
-from rlsrl_operator.informer_cache import TRUSTED_SECONDS
+from rlsrl_operator.informer_cache import REFUSED_SECONDS, RELIST_SECONDS
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION
-from rlsrl_operator.reconcile import LOST_SECONDS, STEADY_SECONDS, WORKED_SECONDS, ExperimentKey, Reconciler
+from rlsrl_operator.reconcile import STEADY_SECONDS, ExperimentKey, Reconciler
 from rlsrl_operator.roles import TRAINER
 from rlsrl_operator.settings import Images, SecretName
 from rlsrl_operator.status import condition, read, stamp
@@ -57,6 +58,8 @@ class ApiServer:
         """What was read: how, and of which kind."""
         self.refuses: Callable[[str], bool] = lambda write: False
         """Which writes end in a conflict."""
+        self.forbids: Callable[[str], bool] = lambda write: False
+        """Which writes an admission policy or a quota refuses."""
         self.meanwhile: Callable[[str], object] = lambda kind: None
         """What happens whenever something of a kind is read."""
         self.news: list[tuple[str, Manifest]] = []
@@ -164,6 +167,8 @@ class ApiServer:
         self.writes.append(write)
         if self.refuses(write):
             raise ApiException(status=409, reason="refused by the test")
+        if self.forbids(write):
+            raise ApiException(status=403, reason="forbidden by the test")
 
     @staticmethod
     def _answer(value: Manifest) -> Any:
@@ -194,7 +199,7 @@ class Counting:
 class World:
     """An experiment, the operator that looks at it, and the controllers that make its pods."""
 
-    def __init__(self, numbers: CoordinatorStatus | None = None, **spec: Any) -> None:
+    def __init__(self, coordinator: CoordinatorStatus | None = None, **spec: Any) -> None:
         document = minimal()
         document["spec"] |= {"trainers": {"replicas": 2}, **spec}
         self.server = ApiServer()
@@ -202,7 +207,12 @@ class World:
         self.server.put(document)
         self.cluster = Cluster(cast("Any", self.server), on_write=lambda kind, verb: None)
         self.key = ExperimentKey(NAMESPACE, NAME)
-        self.reconciler = Reconciler(self.cluster, SETTINGS, numbers or Silent(), key=b"key", now=lambda: self.now)
+        self.coordinator = coordinator or Silent()
+        self.reconciler = self.new_reconciler()
+
+    def new_reconciler(self) -> Reconciler:
+        """An operator that has just started."""
+        return Reconciler(self.cluster, SETTINGS, self.coordinator, key=b"key", now=lambda: self.now)
 
     @property
     def document(self) -> Manifest:
@@ -387,7 +397,7 @@ def test_a_look_at_objects_of_which_there_was_no_news_for_long_asks_once_for_eac
     (actor,) = (each for each in world.server.of_kind("Deployment") if each["metadata"]["name"] == "a-actor")
     del world.server.objects[world.server.place("Deployment", "a-actor")]
     assert world.look() == []
-    world.now += timedelta(seconds=TRUSTED_SECONDS)
+    world.now += timedelta(seconds=RELIST_SECONDS)
     world.server.asked.clear()
     assert world.look() == ["apply Deployment a-actor"]
     assert world.contents("Deployment")["a-actor"]["spec"] == actor["spec"]
@@ -401,7 +411,7 @@ def test_a_look_at_objects_of_which_there_was_no_news_for_long_asks_once_for_eac
 
 
 def test_a_look_at_what_is_well_asks_once_for_each_kind_and_not_for_each_object(world: World) -> None:
-    world.now += timedelta(seconds=TRUSTED_SECONDS)
+    world.now += timedelta(seconds=RELIST_SECONDS)
     world.server.asked.clear()
     assert world.look() == []
     assert set(Counter(world.server.asked).values()) == {1}
@@ -464,7 +474,7 @@ def test_news_that_were_lost_are_made_good_after_a_while(training: World) -> Non
 
 @pytest.mark.parametrize("how", ["look", "come_back"])
 def test_news_that_come_during_a_look_are_looked_at(training: World, how: str) -> None:
-    coordinator = cast("Counting", training.reconciler._coordinator_status)
+    coordinator = cast("Counting", training.coordinator)
     coordinator.meanwhile = lambda: training.reconciler.wake(training.key, kind="Pod", name="any")
     training.now += timedelta(seconds=SETTINGS.status_seconds)
     getattr(training, how)()
@@ -523,62 +533,65 @@ def test_the_gang_of_the_attempt_before_goes_as_one_and_nobody_else(world: World
     assert world.said(READY) == ("True", "Ready")
 
 
-def test_a_pod_that_its_node_does_not_end_is_given_up_after_its_grace_and_not_before(world: World) -> None:
-    (actor,) = world.pods("actor")
-    ending = {**actor["metadata"], "deletionTimestamp": stamp(world.now)}
-    actor = world.server.change(actor, {"metadata": ending})
-    world.now += timedelta(seconds=LOST_SECONDS)
-    world.look()
-    assert actor["metadata"]["uid"] in uids(world.pods("actor"))
-    world.now += timedelta(seconds=1)
-    world.look()
-    assert actor["metadata"]["uid"] not in uids(world.pods("actor"))
+class Killed(Exception):
+    """The operator's process ends in front of a write."""
 
 
-@pytest.mark.parametrize("unready_for", [-1, 1])
-@pytest.mark.parametrize("reason", [BY_TAINT, "EvictionByEvictionAPI"])
-def test_a_pod_whose_node_was_not_heard_of_before_a_taint_drove_it_out_gets_no_grace(
-    world: World, unready_for: int, reason: str
-) -> None:
-    grace = 3600
-    (actor,) = world.pods("actor")
-    metadata = {
-        **actor["metadata"],
-        "deletionTimestamp": stamp(world.now + timedelta(seconds=grace)),
-        "deletionGracePeriodSeconds": grace,
-    }
-    unready = {"status": "False", "lastTransitionTime": stamp(world.now - timedelta(seconds=unready_for))}
-    conditions = [{"type": "Ready", **unready}, {"type": "DisruptionTarget", "status": "True", "reason": reason}]
-    actor = world.server.change(actor, {"metadata": metadata, "status": {**actor["status"], "conditions": conditions}})
-    world.now += timedelta(seconds=LOST_SECONDS)
-    world.look()
-    assert actor["metadata"]["uid"] in uids(world.pods("actor"))
-    world.now += timedelta(seconds=1)
-    world.look()
-    is_lost = unready_for > 0 and reason == BY_TAINT
-    assert (actor["metadata"]["uid"] not in uids(world.pods("actor"))) == is_lost
+def settled_after_a_kill(write: int | None) -> tuple[World, int]:
+    """A run that lost a trainer and an operator that is killed in front of that write; how many writes there were."""
+    world = World()
+    world.settle()
+    world.end(world.pods()[1], exit_code=1)
+    first = len(world.server.writes)
+
+    def kill(_: str) -> bool:
+        if write is not None and len(world.server.writes) - first == write + 1:
+            raise Killed
+        return False
+
+    world.server.refuses = kill
+    with contextlib.suppress(Killed):
+        world.settle()
+    num_writes = len(world.server.writes) - first
+    world.server.refuses = lambda write: False
+    world.reconciler = world.new_reconciler()
+    world.settle()
+    return world, num_writes
 
 
-@pytest.mark.parametrize(("lived", "goes"), [(None, False), (WORKED_SECONDS, False), (WORKED_SECONDS + 1, True)])
-def test_a_pod_of_a_worker_that_had_worked_and_is_made_to_wait_is_replaced(
-    world: World, lived: float | None, goes: bool
-) -> None:
-    (actor,) = world.pods("actor")
-    ended: Manifest = {"exitCode": 137, "startedAt": None, "finishedAt": None}
-    if lived is not None:
-        ended |= {"startedAt": stamp(world.now - timedelta(seconds=lived)), "finishedAt": stamp(world.now)}
-    container = {"name": CONTAINER, "restartCount": 1, "lastState": {"terminated": ended}}
+def test_an_operator_that_is_killed_in_front_of_any_write_comes_to_the_same_attempt() -> None:
+    expected, num_writes = settled_after_a_kill(None)
+    assert num_writes > 5
+    for write in range(num_writes):
+        world, _ = settled_after_a_kill(write)
+        status = read(world.document)
+        assert (status.attempt, status.restarts, status.recent_failures) == (2, 1, 1), write
+        assert world.said(READY) == ("True", "Ready")
+        assert world.contents(*POD_KINDS) == expected.contents(*POD_KINDS)
 
-    def say(**state: Manifest) -> None:
-        there = {**container, "state": state}
-        world.server.change(actor, {"status": {**actor["status"], "containerStatuses": [there]}})
 
-    say(running={"startedAt": stamp(world.now)})
+@pytest.mark.parametrize("kind", ["PersistentVolumeClaim", "Service", "NetworkPolicy", "StatefulSet", "Deployment"])
+def test_a_refused_object_is_reported_once_and_not_tried_again_for_a_while(kind: str) -> None:
+    world = World()
+    world.server.forbids = lambda write: write.split()[1] == kind
     world.look()
-    assert actor["metadata"]["uid"] in uids(world.pods("actor"))
-    say(waiting={"reason": "CrashLoopBackOff"})
-    world.look()
-    assert (actor["metadata"]["uid"] not in uids(world.pods("actor"))) == goes
+    assert world.said(ACCEPTED) == ("False", "InvalidSpec")
+    for _ in range(20):
+        world.now += timedelta(seconds=1)
+        assert world.look() == []
+    world.server.forbids = lambda write: False
+    world.now += timedelta(seconds=REFUSED_SECONDS)
+    world.settle()
+    assert world.said(ACCEPTED) == ("True", "Accepted")
+
+
+def test_what_the_operator_wrote_into_the_status_is_no_news_at_any_time() -> None:
+    world = World()
+    world.hear()
+    world.come_back()
+    told = [about for event, about in world.server.news if about["kind"] == "RLExperiment"]
+    assert len(told) == 2, "an attempt written ahead, and the status at the end"
+    assert not any(world.wake(about) for about in told)
 
 
 def test_what_an_earlier_generation_needed_goes_once_this_one_runs_and_nothing_of_others(world: World) -> None:

@@ -100,16 +100,16 @@ BLOCKERS: dict[str, tuple[Sequence[Manifest], tuple[str, str] | None]] = {
     ),
     "being made": (
         [pod("actor", state=waiting("ContainerCreating"))],
-        ("Starting", f"a-actor-0 is not ready yet, since {CREATED}"),
+        ("Starting", f"a-actor-0 has been starting since {CREATED}"),
     ),
     "not made by a node yet": (
         [{"metadata": {"name": "a-actor-0", "creationTimestamp": CREATED}, "status": {"phase": "Pending"}}],
-        ("Starting", f"a-actor-0 is not ready yet, since {CREATED}"),
+        ("Starting", f"a-actor-0 has been starting since {CREATED}"),
     ),
-    "running and not ready": ([pod(ready=False)], ("Starting", f"a-trainer-0 is not ready yet, since {CREATED}")),
+    "running and not ready": ([pod(ready=False)], ("Starting", f"a-trainer-0 has been starting since {CREATED}")),
     "of an attempt before": (
         [pod(ready=False, attempt=0), pod(attempt=2, ready=False, state=CRASHING)],
-        ("Starting", f"a-trainer-0 is not ready yet, since {CREATED}"),
+        ("Starting", f"a-trainer-0 has been starting since {CREATED}"),
     ),
     "trouble goes before what only takes its time": (
         [pod(ready=False), pod("policy", ready=False), pod("actor", 7, state=IMAGE), pod("actor", 8, state=CRASHING)],
@@ -117,7 +117,7 @@ BLOCKERS: dict[str, tuple[Sequence[Manifest], tuple[str, str] | None]] = {
     ),
     "a sidecar that waits is not the worker": (
         [pod(ready=False, containerStatuses=[{"name": "sidecar", "state": CRASHING}])],
-        ("Starting", f"a-trainer-0 is not ready yet, since {CREATED}"),
+        ("Starting", f"a-trainer-0 has been starting since {CREATED}"),
     ),
 }
 
@@ -129,7 +129,10 @@ def test_the_pod_to_blame(name: str) -> None:
 
 
 def test_a_pod_of_an_attempt_before_is_waited_for() -> None:
-    assert blocker([pod(attempt=1, state=CRASHING)], attempt=2) == ("Starting", "a-trainer-0 of attempt 1 is ending")
+    assert blocker([pod(attempt=1, state=CRASHING)], attempt=2) == (
+        "Starting",
+        "a-trainer-0 of attempt 1 is terminating",
+    )
 
 
 NUMBERS = {
@@ -234,7 +237,7 @@ ALL_READY = [pod("coordinator"), pod(), pod(index=1), pod("buffer"), pod("actor"
             [],
             "Starting",
             "Starting",
-            "coordinator 0/1, trainer 0/2, buffer 0/1, actor 0/1 ready: pods are being made",
+            "coordinator 0/1, trainer 0/2, buffer 0/1, actor 0/1 ready: pods are being created",
         ),
         ("Starting", "True", ALL_READY, "Running", "Ready", "every pod is ready"),
         (
@@ -246,8 +249,8 @@ ALL_READY = [pod("coordinator"), pod(), pod(index=1), pod("buffer"), pod("actor"
             f'actor 0/1 ready: a-actor-0, since {CREATED}: Back-off pulling image "registry.example/learner:1"',
         ),
         ("Running", "False", ALL_READY, "Starting", "Ready", "every pod is ready"),
-        ("Succeeded", "True", ALL_READY[:1], "Succeeded", "Finished", "the experiment is over"),
-        ("Failed", "False", ALL_READY, "Failed", "Finished", "the experiment is over"),
+        ("Succeeded", "True", ALL_READY[:1], "Succeeded", "Finished", "the experiment has finished"),
+        ("Failed", "False", ALL_READY, "Failed", "Finished", "the experiment has finished"),
     ],
 )
 def test_the_whole_is_summed_up(
@@ -299,12 +302,14 @@ def test_what_somebody_should_look_at(reason: str, expected: bool) -> None:
 
 def test_pods_that_may_not_be_made_are_told_unless_one_that_is_there_is_in_trouble() -> None:
     before = ExperimentStatus(phase="Starting", attempt=1)
-    told = condition(summarize(before, context(), [], NOW, refusal="Deployment a-actor: exceeded quota"), "Ready")
+    told = condition(summarize(before, context(), [], NOW, failed_create="Deployment a-actor: exceeded quota"), "Ready")
     assert told is not None
     assert (told.status, told.reason) == ("False", "FailedCreate")
     assert told.message.endswith("Deployment a-actor: exceeded quota")
     stuck = [pod(state=waiting("ImagePullBackOff"))]
-    told = condition(summarize(before, context(), stuck, NOW, refusal="Deployment a-actor: exceeded quota"), "Ready")
+    told = condition(
+        summarize(before, context(), stuck, NOW, failed_create="Deployment a-actor: exceeded quota"), "Ready"
+    )
     assert told is not None
     assert told.reason == "ImagePullBackOff"
 

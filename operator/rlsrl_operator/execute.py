@@ -1,0 +1,132 @@
+"""Perform a plan: every write of the operator to the API server about an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import structlog
+
+from rlsrl_operator import status as statuses
+from rlsrl_operator.cluster import Cluster, Refused, ResourceConflict
+from rlsrl_operator.drift import Action, ObjectKey, RefusedWrite, Write, is_overruled, key_of, whole
+from rlsrl_operator.informer_cache import InformerCache
+from rlsrl_operator.manifests import Manifest
+from rlsrl_operator.manifests.kueue import begins_in_queue
+from rlsrl_operator.plan import Plan, StatusUpdate
+
+_log = structlog.stdlib.get_logger("execute")
+
+
+class NotAdmitted(Exception):
+    """Kueue does not admit the pods of a StatefulSet yet."""
+
+
+@dataclass(kw_only=True)
+class Executed:
+    """What became of a plan."""
+
+    document: Manifest
+    """The experiment after the writes of its status."""
+    versions: list[str] = field(default_factory=list)
+    """The resourceVersions that these writes made."""
+    refused: dict[ObjectKey, RefusedWrite] = field(default_factory=dict)
+    """The write that the API server refused, which ended the execution."""
+    queue_refusal: str | None = None
+    """Why Kueue does not admit the trainers yet."""
+
+
+class Executor:
+    """Performs plans on one API server."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def execute(self, decided: Plan, document: Manifest, cache: InformerCache, now: datetime) -> Executed:
+        """Perform a plan but for its final status, up to the first write that the API server refuses.
+
+        Raises:
+            ResourceConflict: an object has changed since it was read.
+        """
+        done = Executed(document=document)
+        if decided.attempt is not None:
+            await self.write_status(decided.attempt, done)
+        for write in decided.writes:
+            try:
+                await self._write(write, cache)
+            except NotAdmitted as error:
+                done.queue_refusal = str(error)
+            except Refused as error:
+                done.refused[key_of(write.wanted)] = cache.refuse(write.wanted, str(error), now)
+                _log.warning("write_refused", kind=write.wanted["kind"], **_place(write.wanted), message=str(error))
+                return done
+        for deletion in decided.pod_deletions:
+            _log.info("deleting_pod", reason=deletion.reason, **_place(deletion.pod))
+            await self._cluster.delete(deletion.pod, grace_seconds=deletion.grace_seconds)
+        for annotation in decided.pod_annotations:
+            await self._cluster.annotate(annotation.pod, dict(annotation.annotations))
+        for found in decided.deletions:
+            await self._cluster.delete(found)
+            cache.forget(found)
+        return done
+
+    async def write_status(self, update: StatusUpdate, done: Executed) -> None:
+        """Write the status with the resourceVersion of the document, and then its events."""
+        written = await self._cluster.replace_status({**done.document, "status": statuses.write(update.status)})
+        version = written["metadata"]["resourceVersion"]
+        metadata = {**done.document["metadata"], "resourceVersion": version}
+        done.document = {**done.document, "metadata": metadata, "status": statuses.write(update.status)}
+        done.versions.append(version)
+        await self._post(update.events)
+
+    async def _post(self, events: Iterable[Manifest]) -> None:
+        for event in events:
+            try:
+                await self._cluster.create(event)
+            except ResourceConflict:
+                pass  # The event exists: an earlier pass posted it.
+            except Refused as error:
+                _log.warning("event_refused", reason=event["reason"], error=str(error))
+
+    async def _write(self, write: Write, cache: InformerCache) -> None:
+        match write.action:
+            case Action.CREATE:
+                written = await self._create(write.wanted, cache)
+            case Action.APPLY:
+                written = await self._apply(write)
+            case Action.REPLACE:
+                assert write.observed is not None, "a replacement is a whole object"
+                written = await self._cluster.replace(write.observed)
+            case Action.KEEP:
+                assert write.observed is not None, "only what was read is kept"
+                cache.remember(write.wanted, write.observed)
+                return
+            case Action.NOT_OWNED:
+                raise AssertionError("a plan never writes an object of somebody else")
+        cache.remember(write.wanted, written)
+        _log.info("applied", action=write.action.value, kind=write.wanted["kind"], **_place(write.wanted))
+
+    async def _create(self, wanted: Manifest, cache: InformerCache) -> Manifest:
+        try:
+            return await self._cluster.create(wanted)
+        except ResourceConflict:
+            cache.require_read(wanted)
+            raise
+
+    async def _apply(self, write: Write) -> Manifest:
+        """Apply by server-side apply; PUT the whole object if that is refused or leaves additions of others."""
+        wanted, observed = write.wanted, write.observed
+        try:
+            written = await self._cluster.apply(wanted)
+        except Refused as error:
+            if observed is None:
+                raise
+            if begins_in_queue(wanted, observed):
+                raise NotAdmitted(str(error)) from error
+            written = await self._cluster.replace(whole(wanted, observed))
+        return await self._cluster.replace(whole(wanted, written)) if is_overruled(written) else written
+
+
+def _place(manifest: Manifest) -> dict[str, str]:
+    return {name: manifest["metadata"][name] for name in ("name", "namespace")}

@@ -1,0 +1,263 @@
+"""Read everything that a pass over one experiment needs, and nothing else. Only this module and ``execute`` call the
+API server. What earlier passes read and wrote is in an informer cache (``ExperimentMemory``).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+
+from rlsrl.api.load import SpecError, load_text
+from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY, is_ready
+from rlsrl.api.reasons import READY
+from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
+from rlsrl.api.status import ExperimentStatus
+from rlsrl_operator import status as statuses
+from rlsrl_operator.cluster import Cluster
+from rlsrl_operator.coordinator_status import CoordinatorStatus
+from rlsrl_operator.drift import Child, ObjectKey, key_of
+from rlsrl_operator.gang import parse_time
+from rlsrl_operator.informer_cache import InformerCache
+from rlsrl_operator.manifests import (
+    ExperimentContext,
+    Manifest,
+    Revision,
+    derive_revision,
+    is_anothers,
+    read_revision,
+    token_secret,
+    volume_claim,
+)
+from rlsrl_operator.manifests.kueue import queue_labels
+from rlsrl_operator.operator_key import token_of
+from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
+from rlsrl_operator.settings import OperatorSettings
+from rlsrl_operator.status import TERMINAL
+
+MAKING_SECONDS = 3.0
+"""How long controllers may take to create pods before the pass reads why they do not."""
+
+
+class RevisionProblem(Enum):
+    """Why the revision of this generation cannot be used."""
+
+    NOT_OWNED = "not owned"
+    """An object of somebody else has its name."""
+    OTHER_OPERATOR = "other operator"
+    """An operator with another key wrote it, or the revision before it."""
+    UNREADABLE = "unreadable"
+    """The object is the experiment's, but not as the operator wrote it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What one pass has read. The plan follows from it and from the time alone."""
+
+    document: Manifest
+    """The experiment."""
+    status: ExperimentStatus
+    """Its status as written."""
+    context: ExperimentContext | None = None
+    """The experiment's present generation; None if its spec is invalid."""
+    spec_error: str = ""
+    """Why it is invalid."""
+    revision: Revision | None = None
+    """The revision on record for this generation or, if there is none, the one to record. None: the first generation
+    has pod templates that the administrator does not allow."""
+    is_recorded: bool = False
+    """Whether ``revision`` is on record."""
+    revision_problem: RevisionProblem | None = None
+    """Set instead of ``revision``."""
+    revision_found: Manifest | None = None
+    """The object in the revision's place."""
+    children: Mapping[ObjectKey, Child] = field(default_factory=dict)
+    """The objects of the revision, the token and the volume claim."""
+    labelled: Mapping[ObjectKey, Manifest] = field(default_factory=dict)
+    """The metadata of objects with the experiment's labels, of earlier generations too, as they were listed last."""
+    pods: Sequence[Manifest] = ()
+    """The experiment's pods, of all attempts."""
+    failed_create: str | None = None
+    """Why a role has no pod, if its controller is not allowed to create one: a quota, an admission policy."""
+    queue_refusal: str | None = None
+    """Why Kueue refused the trainers in this pass; set between two stages of the pass."""
+    coordinator_page: Mapping[str, Any] | None = None
+    """The coordinator's ``/status``; None if it was not due or did not answer."""
+
+
+@dataclass
+class ExperimentMemory:
+    """What is remembered of one experiment between passes. Losing it costs calls only."""
+
+    children: InformerCache
+    context: ExperimentContext | None = None
+    revision: tuple[str, Revision] | None = None
+    """The revision of the present generation, with the uid of its immutable object; empty before it was read."""
+    token: str = ""
+    page_read_at: datetime | None = None
+
+
+class Observer:
+    """Reads the state of experiments."""
+
+    def __init__(
+        self, cluster: Cluster, coordinator_status: CoordinatorStatus, settings: OperatorSettings, key: bytes
+    ) -> None:
+        """``key`` verifies revisions; tokens derive from it."""
+        self._cluster = cluster
+        self._coordinator_status = coordinator_status
+        self._settings = settings
+        self._key = key
+
+    async def observe(self, namespace: str, name: str, memory: ExperimentMemory, now: datetime) -> Observed | None:
+        """Return what a pass needs, or None if the experiment is gone or terminating."""
+        document = await self._cluster.get(API_VERSION, KIND, namespace, name)
+        if document is None or "deletionTimestamp" in document["metadata"]:
+            return None
+        status = statuses.read(document)
+        try:
+            memory.context = context = self._context(document, memory.context)
+        except SpecError as error:
+            return Observed(document=document, status=status, spec_error=str(error))
+        is_new = context.generation == 1 and status.phase is None
+        await memory.children.refresh(context, now, is_new=is_new)
+        observed = Observed(document=document, status=status, context=context)
+        observed = await self._with_revision(observed, context, memory, now)
+        if observed.revision is None:
+            return observed
+        running = replace(context, experiment=observed.revision.experiment)
+        pods = await self._pods(context)
+        return replace(
+            observed,
+            pods=pods,
+            failed_create=await self._failed_create(running, status, pods, now),
+            children={**observed.children, **await self._children(running, observed.revision, memory, now)},
+            labelled=memory.children.labelled,
+            coordinator_page=await self.coordinator_page(running, memory, now)
+            if _is_training(status, running, pods)
+            else None,
+        )
+
+    def _context(self, document: Manifest, before: ExperimentContext | None) -> ExperimentContext:
+        """Parse the document, unless ``before`` is of the same generation and queue."""
+        metadata = document["metadata"]
+        labels = queue_labels(metadata.get("labels", {}))
+        identity = metadata["uid"], metadata["generation"], labels
+        if before is not None and identity == (before.uid, before.generation, before.queue_labels):
+            return before
+        written = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": metadata["name"], "labels": labels}}
+        experiment: RLExperiment = load_text(json.dumps({**written, "spec": document["spec"]}))
+        return ExperimentContext(
+            experiment=experiment,
+            namespace=metadata["namespace"],
+            uid=metadata["uid"],
+            generation=metadata["generation"],
+            settings=self._settings,
+        )
+
+    async def _with_revision(
+        self, observed: Observed, context: ExperimentContext, memory: ExperimentMemory, now: datetime
+    ) -> Observed:
+        """Add the revision of this generation, or why there is none."""
+        # Not marked as immutable, so that it is read before it is created: a new attempt may follow from it.
+        place = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": context.metadata(context.revision_name)}
+        child = await memory.children.read(place, now)
+        observed = replace(observed, children={key_of(place): child})
+        if child.is_unchanged and memory.revision is not None:
+            return replace(observed, revision=memory.revision[1], is_recorded=True)
+        if child.found is not None:
+            uid = child.found["metadata"]["uid"]
+            if memory.revision is None or memory.revision[0] != uid:
+                known = read_revision(context, child.found, self._key)
+                memory.revision = None if known is None else (uid, known)
+            if memory.revision is not None:
+                return replace(observed, revision=memory.revision[1], is_recorded=True)
+            return replace(observed, revision_found=child.found, revision_problem=_problem(context, child.found))
+        before = await self._earlier_revision(context, memory)
+        if isinstance(before, RevisionProblem):
+            return replace(observed, revision_problem=before)
+        revision = derive_revision(before, context)
+        memory.revision = None if revision is None else ("", revision)
+        return replace(observed, revision=revision)
+
+    async def _earlier_revision(
+        self, context: ExperimentContext, memory: ExperimentMemory
+    ) -> Revision | RevisionProblem | None:
+        """Return the newest revision of an earlier generation, or None if none is on record or readable."""
+        if context.generation == 1:
+            return None
+        found = await memory.children.config_maps(context)
+        for generation in range(context.generation - 1, 0, -1):
+            earlier = found.get(replace(context, generation=generation).revision_name)
+            if earlier is not None:
+                if (revision := read_revision(context, earlier, self._key)) is None and is_anothers(context, earlier):
+                    return RevisionProblem.OTHER_OPERATOR
+                return revision
+        return None
+
+    async def _pods(self, context: ExperimentContext) -> list[Manifest]:
+        found = await self._cluster.list("v1", "Pod", context.namespace, context.own_labels)
+        return [pod for pod in found if ROLE_LABEL in pod["metadata"]["labels"]]
+
+    async def _children(
+        self, context: ExperimentContext, revision: Revision, memory: ExperimentMemory, now: datetime
+    ) -> dict[ObjectKey, Child]:
+        secret, claim = token_secret(context, token_of(self._key, context.uid)), volume_claim(context)
+        wanted = [secret, *([] if claim is None else [claim]), *revision.manifests]
+        children = {key_of(each): await memory.children.read(each, now) for each in wanted}
+        found = children[key_of(secret)]
+        if not found.is_unchanged or not memory.token:
+            data = (found.found or secret).get("data", {})
+            memory.token = _decoded(data.get(TOKEN_KEY, ""))
+        return children
+
+    async def _failed_create(
+        self, context: ExperimentContext, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime
+    ) -> str | None:
+        ready = statuses.condition(status, READY)
+        if ready is None or now < parse_time(ready.last_transition_time) + timedelta(seconds=MAKING_SECONDS):
+            return None
+        roles_with_pods = {pod["metadata"]["labels"][ROLE_LABEL] for pod in pods}
+        for role in roles_of(context.configs) if status.phase not in TERMINAL else ():
+            if role.name in roles_with_pods or (status.phase == "Queued" and not role.queued):
+                continue
+            workload = await self._cluster.get("apps/v1", role.workload, context.namespace, context.name_of(role.name))
+            if workload is None:
+                continue
+            said = statuses.replica_failure(workload) or await self._cluster.last_event(workload, "FailedCreate")
+            if said is not None:
+                return f"{role.workload} {context.name_of(role.name)}: {said}"
+        return None
+
+    async def coordinator_page(
+        self, context: ExperimentContext, memory: ExperimentMemory, now: datetime
+    ) -> Mapping[str, Any] | None:
+        """Return the coordinator's ``/status``, or None if the last one is not ``status_seconds`` old."""
+        last = memory.page_read_at
+        if last is not None and (now - last).total_seconds() < self._settings.status_seconds:
+            return None
+        memory.page_read_at = now
+        return await self._coordinator_status.ask(
+            f"{context.name_of(COORDINATOR)}.{context.namespace}.svc", memory.token
+        )
+
+
+def _problem(context: ExperimentContext, found: Manifest) -> RevisionProblem:
+    if context.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
+        return RevisionProblem.NOT_OWNED
+    return RevisionProblem.OTHER_OPERATOR if is_anothers(context, found) else RevisionProblem.UNREADABLE
+
+
+def _is_training(status: ExperimentStatus, context: ExperimentContext, pods: Sequence[Manifest]) -> bool:
+    """Return whether the coordinator can answer with numbers: it is ready, and so is or was the gang."""
+    ready = [pod["metadata"]["labels"][ROLE_LABEL] for pod in pods if is_ready(pod)]
+    is_complete = ready.count(TRAINER) == context.experiment.spec.trainers.num_pods
+    return COORDINATOR in ready and (status.phase == "Running" or is_complete)
+
+
+def _decoded(value: str) -> str:
+    return base64.b64decode(value).decode(errors="replace")

@@ -1,0 +1,84 @@
+"""Decide which pods to delete. Pure.
+
+The operator deletes a pod for one of three reasons. Otherwise pods come and go with their Deployment or StatefulSet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from rlsrl.api.pods import is_driven_out, is_held_back, terminations, unready_since
+from rlsrl.api.status import ExperimentStatus
+from rlsrl_operator.gang import attempt_of, parse_time
+from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.status import TERMINAL
+
+LOST_SECONDS = 30.0
+"""How long a pod may exceed its grace period before it is force-deleted: its node is dead or unreachable."""
+WORKED_SECONDS = 60.0
+"""A worker that ran longer than this did not fail at once, so it need not wait before it starts again."""
+
+Reason = Literal["node lost", "earlier attempt", "restart back-off"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodDeletion:
+    """Delete one pod."""
+
+    pod: Manifest
+    reason: Reason
+    grace_seconds: int | None = None
+    """None: the pod's own grace period."""
+
+
+def pod_deletions(status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> tuple[PodDeletion, ...]:
+    """Return the pods to delete.
+
+    A force-delete is safe: the attempt fences trainers, and a coordinator that lost its lease ends itself.
+    """
+    found = [
+        PodDeletion(pod=pod, reason=reason, grace_seconds=0 if reason == "node lost" else None)
+        for pod in pods
+        if (reason := _reason(pod, status, now)) is not None
+    ]
+    return tuple(found)
+
+
+def _reason(pod: Manifest, status: ExperimentStatus, now: datetime) -> Reason | None:
+    if "deletionTimestamp" in pod["metadata"]:
+        return "node lost" if now > _given_up_at(pod) else None
+    if status.phase in TERMINAL:
+        return None
+    if attempt_of(pod) not in (0, status.attempt):
+        return "earlier attempt"
+    return "restart back-off" if _waits_needlessly(pod) else None
+
+
+def _given_up_at(pod: Manifest) -> datetime:
+    """Return when to force-delete a pod that is terminating: after its grace period and ``LOST_SECONDS``.
+
+    A pod on a node that was unreachable before the taint evicted it gets no grace: nothing can deliver SIGTERM to it.
+    """
+    ends_at = parse_time(pod["metadata"]["deletionTimestamp"])
+    requested_at = ends_at - timedelta(seconds=pod["metadata"].get("deletionGracePeriodSeconds", 0))
+    unready = unready_since(pod)
+    is_lost = is_driven_out(pod) and unready is not None and parse_time(unready) < requested_at
+    return (requested_at if is_lost else ends_at) + timedelta(seconds=LOST_SECONDS)
+
+
+def _waits_needlessly(pod: Manifest) -> bool:
+    """Return whether CrashLoopBackOff delays a worker that had worked before it ended.
+
+    The back-off takes up to five minutes, for healthy workers as well. A new pod starts at once.
+    """
+    return is_held_back(pod) and any(_lifetime_seconds(each) > WORKED_SECONDS for each in terminations(pod))
+
+
+def _lifetime_seconds(ended: Mapping[str, Any]) -> float:
+    """Return how long a container ran, or 0 if its node does not know."""
+    if (started := ended.get("startedAt")) is None or (finished := ended.get("finishedAt")) is None:
+        return 0.0
+    return (parse_time(finished) - parse_time(started)).total_seconds()

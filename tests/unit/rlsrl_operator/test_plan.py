@@ -1,0 +1,411 @@
+"""What a pass does about what it observed: a table, without a cluster."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from rlsrl.api.pods import ROLE_LABEL
+from rlsrl.api.reasons import ACCEPTED, DURABLE, FINISHED, GANG_COMPLETE, READY
+from rlsrl.api.status import ExperimentStatus
+from rlsrl.testing.documents import minimal
+from rlsrl_operator.drift import Action, Child, RefusedWrite, applied, digest, key_of
+from rlsrl_operator.gang import template_of
+from rlsrl_operator.lifecycle import overlaid
+from rlsrl_operator.manifests import (
+    ExperimentContext,
+    Manifest,
+    first_revision,
+    next_revision,
+    revision_object,
+    token_secret,
+    volume_claim,
+)
+from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION
+from rlsrl_operator.observe import Observed, RevisionProblem
+from rlsrl_operator.operator_key import token_of
+from rlsrl_operator.plan import QUEUE_SECONDS, RETRY_SECONDS, TROUBLE_SECONDS, Plan, plan, progress
+from rlsrl_operator.status import condition, stamp, with_condition
+from rlsrl_operator.status import write as written
+from rlsrl_operator.testing import SETTINGS, context_of, ended, pod
+
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
+KEY = b"key"
+SERVICE, SETTINGS_MAP, SECRET = (
+    ("Service", "a-coordinator"),
+    ("ConfigMap", "a-settings"),
+    ("Secret", "a-token-0b1e5a7c"),
+)
+REVISION = ("ConfigMap", "a-record-0b1e5a7c-1")
+CLAIM = ("PersistentVolumeClaim", "a-data")
+TRAINERS, ACTORS = ("StatefulSet", "a-trainer"), ("Deployment", "a-actor")
+
+
+def context(generation: int = 1, **spec: Any) -> ExperimentContext:
+    document = minimal()
+    document["spec"] |= {"trainers": {"replicas": 2}, **spec}
+    return context_of(document, generation=generation)
+
+
+def running(context: ExperimentContext) -> ExperimentStatus:
+    """The status that an experiment keeps while all is well."""
+    first = observed(context, ExperimentStatus(phase="Running", attempt=1, restarts=0))
+    status = plan(first, key=KEY, now=NOW).status
+    assert status is not None
+    return status
+
+
+def pods_of(context: ExperimentContext) -> list[Manifest]:
+    """Ready pods, as the revision wants them."""
+    pods = []
+    for manifest in first_revision(context).manifests:
+        if "template" in manifest.get("spec", {}):
+            role = manifest["metadata"]["labels"][ROLE_LABEL]
+            marks = {"template": template_of(manifest["spec"]["template"])}
+            pods += [pod(role, index, **marks) for index in range(manifest["spec"]["replicas"])]
+    settings = next(each for each in first_revision(context).manifests if key_of(each) == SETTINGS_MAP)
+    for each in pods:
+        if each["metadata"]["labels"][ROLE_LABEL] == "coordinator":
+            each["metadata"]["annotations"][SETTINGS_ANNOTATION] = digest(settings["data"])[:10]
+    return pods
+
+
+def observed(context: ExperimentContext, status: ExperimentStatus | None = None, **seen: Any) -> Observed:
+    """An experiment with all its objects as they should be, unless said otherwise."""
+    status = running(context) if status is None else status
+    revision, pods = first_revision(context), seen.get("pods", pods_of(context))
+    claim = volume_claim(context)
+    assert claim is not None
+    wanted = [
+        revision_object(context, revision, KEY),
+        token_secret(context, token_of(KEY, context.uid)),
+        claim,
+        *(overlaid(each, status, pods, NOW) for each in revision.manifests),
+    ]
+    metadata = {"name": "a", "namespace": "research", "uid": context.uid, "generation": context.generation}
+    about = Observed(
+        document={"metadata": {**metadata, "resourceVersion": "7"}, "status": written(status)},
+        status=status,
+        context=context,
+        revision=revision,
+        is_recorded=True,
+        children={key_of(each): unchanged(each) for each in wanted},
+        pods=pods,
+    )
+    return replace(about, **seen)
+
+
+def unchanged(wanted: Manifest) -> Child:
+    """An object as the operator wrote it."""
+    found = served(wanted)
+    return Child(is_read=True, found=found, applied=applied(wanted, found), is_unchanged=True)
+
+
+def served(wanted: Manifest) -> Manifest:
+    return {**wanted, "metadata": {**wanted["metadata"], "uid": f"uid-{key_of(wanted)}", "resourceVersion": "1"}}
+
+
+def with_child(about: Observed, key: tuple[str, str], child: Child) -> Observed:
+    return replace(about, children={**about.children, key: child})
+
+
+def said(decided: Plan, name: str) -> tuple[str, str] | None:
+    """The status and the reason of a condition after the pass."""
+    assert decided.status is not None
+    found = condition(decided.status, name)
+    return None if found is None else (found.status, found.reason)
+
+
+def actions(decided: Plan) -> list[tuple[Action, tuple[str, str]]]:
+    return [(write.action, key_of(write.wanted)) for write in decided.writes]
+
+
+CONTEXT = context()
+STEADY = observed(CONTEXT)
+
+
+def of_new_experiment() -> Observed:
+    """Nothing of it exists, and only what may be somebody else's has been read."""
+    fresh = observed(CONTEXT, ExperimentStatus(), pods=[], is_recorded=False)
+    mutable = {key: Child(is_read=True) for key in fresh.children}
+    unread = {key: Child() for key in fresh.children if key[0] in ("ConfigMap", "Secret") and key != SETTINGS_MAP}
+    return replace(fresh, children=mutable | unread)
+
+
+def test_a_steady_experiment_needs_nothing() -> None:
+    decided = plan(STEADY, key=KEY, now=NOW)
+    nothing = Plan(status=STEADY.status, context=CONTEXT, is_steady=True, requeue_after=SETTINGS.status_seconds)
+    assert decided == nothing
+
+
+def test_a_new_experiment_is_made_in_order_after_its_attempt_is_written() -> None:
+    decided = plan(of_new_experiment(), key=KEY, now=NOW)
+    assert decided.attempt is not None
+    assert decided.attempt.status.attempt == 1
+    made = actions(decided)
+    assert made[:3] == [(Action.CREATE, REVISION), (Action.CREATE, SECRET), (Action.CREATE, CLAIM)]
+    immutable = {key for action, key in made if action is Action.CREATE}
+    assert {key for action, key in made if action is Action.APPLY} == {
+        key_of(w.wanted) for w in decided.writes
+    } - immutable
+    assert not decided.is_steady
+    assert decided.requeue_after == SETTINGS.status_seconds
+
+
+def test_planning_again_from_the_status_that_was_written_ahead_comes_to_the_same() -> None:
+    first = of_new_experiment()
+    before = plan(first, key=KEY, now=NOW)
+    assert before.attempt is not None
+    document = {**first.document, "status": written(before.attempt.status)}
+    again = plan(replace(first, status=before.attempt.status, document=document), key=KEY, now=NOW)
+    assert again == replace(before, attempt=None)
+
+
+@pytest.mark.parametrize("exit_code", [1, 137])
+def test_a_lost_trainer_begins_an_attempt_that_is_written_before_its_pods_go(exit_code: int) -> None:
+    lost = [*STEADY.pods]
+    index = next(i for i, each in enumerate(lost) if each["metadata"]["name"] == "a-trainer-1")
+    lost[index] = {**lost[index], "status": pod(index=1, state=ended(exit_code))["status"]}
+    decided = plan(replace(STEADY, pods=lost), key=KEY, now=NOW)
+    assert decided.attempt is not None
+    assert decided.attempt.status.attempt == 2
+    assert [event["reason"] for event in decided.attempt.events] == ["Restarting"]
+    assert actions(decided) == [(Action.APPLY, TRAINERS)]
+    (write,) = decided.writes
+    assert write.wanted["spec"]["replicas"] == 0, "no trainer of attempt 2 begins beside one of attempt 1"
+    gone = [(each.pod["metadata"]["name"], each.reason) for each in decided.pod_deletions]
+    assert gone == [("a-trainer-0", "earlier attempt"), ("a-trainer-1", "earlier attempt")]
+    assert decided.final is not None
+    assert said(decided, READY) == ("False", "Starting")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocked:
+    """What keeps an experiment from being accepted, and what the pass does then."""
+
+    about: Callable[[], Observed]
+    reason: str
+    message: str
+    writes: Sequence[tuple[Action, tuple[str, str]]] = field(default=())
+
+
+def foreign(key: tuple[str, str]) -> Callable[[], Observed]:
+    """Somebody else's object has a name that the experiment needs."""
+    found = {"apiVersion": "v1", "kind": key[0], "metadata": {"name": key[1], "uid": "x", "resourceVersion": "1"}}
+    return lambda: with_child(STEADY, key, Child(is_read=True, found=found))
+
+
+def refused(key: tuple[str, str]) -> Callable[[], Observed]:
+    """The API server has refused to create the object."""
+
+    def about() -> Observed:
+        decided = plan(with_child(STEADY, key, Child(is_read=True)), key=KEY, now=NOW)
+        (write,) = decided.writes
+        refusal = RefusedWrite(digest=digest(write.wanted), message="exceeded quota")
+        return with_child(STEADY, key, Child(is_read=True, refused=refusal))
+
+    return about
+
+
+BLOCKED = {
+    "an invalid spec": Blocked(
+        about=lambda: replace(STEADY, context=None, revision=None, spec_error="spec.stop: no"),
+        reason="InvalidSpec",
+        message="spec.stop: no",
+    ),
+    "a pod template that is not allowed from the first generation on": Blocked(
+        about=lambda: replace(
+            STEADY,
+            context=context(actors={"environments": 8, "podTemplate": {"spec": {"hostNetwork": True}}}),
+            revision=None,
+        ),
+        reason="InvalidSpec",
+        message="hostNetwork",
+    ),
+    "somebody else's object in the revision's place": Blocked(
+        about=lambda: replace(STEADY, revision=None, revision_problem=RevisionProblem.NOT_OWNED),
+        reason="NameConflict",
+        message=f"ConfigMap {REVISION[1]} exists and does not belong to this experiment",
+    ),
+    **{
+        f"somebody else's {kind}": Blocked(
+            about=foreign((kind, name)), reason="NameConflict", message=f"{kind} {name} exists and does not belong"
+        )
+        for kind, name in (SERVICE, SETTINGS_MAP, SECRET, CLAIM, TRAINERS, ACTORS)
+    },
+    **{
+        f"a refused {kind}": Blocked(about=refused((kind, name)), reason="InvalidSpec", message="exceeded quota")
+        for kind, name in (SERVICE, SETTINGS_MAP, SECRET, CLAIM, TRAINERS, ACTORS)
+    },
+}
+
+
+@pytest.mark.parametrize("case", BLOCKED.values(), ids=BLOCKED)
+def test_what_blocks_an_experiment_is_reported_once_and_nothing_else_happens(case: Blocked) -> None:
+    about = case.about()
+    decided = plan(about, key=KEY, now=NOW)
+    assert said(decided, ACCEPTED) == ("False", case.reason)
+    assert decided.final is not None
+    (event,) = decided.final.events
+    assert (event["type"], event["reason"]) == ("Warning", case.reason)
+    assert case.message in event["message"]
+    quiet = replace(decided, final=None, status=None, context=None)
+    assert quiet == Plan(requeue_after=TROUBLE_SECONDS)
+    assert decided.status is not None
+    document = {**about.document, "status": written(decided.status)}
+    later = NOW + timedelta(seconds=TROUBLE_SECONDS)
+    again = plan(replace(about, status=decided.status, document=document), key=KEY, now=later)
+    assert again.final is None, "it settles"
+
+
+def test_what_is_written_before_the_object_that_blocks_is_written() -> None:
+    about = with_child(of_new_experiment(), SERVICE, foreign(SERVICE)().children[SERVICE])
+    decided = plan(about, key=KEY, now=NOW)
+    assert (Action.CREATE, REVISION) in actions(decided)
+    assert SERVICE not in {key for _, key in actions(decided)}
+    assert not {"Deployment", "StatefulSet"} & {kind for _, (kind, _) in actions(decided)}
+    assert decided.attempt is not None
+    assert decided.status is not None
+    assert decided.status.attempt == 1, "the status that was written ahead is not taken back"
+
+
+def test_a_refused_write_is_tried_again_when_the_manifest_has_changed() -> None:
+    refusal = RefusedWrite(digest="of another manifest", message="exceeded quota")
+    decided = plan(with_child(STEADY, ACTORS, Child(is_read=True, refused=refusal)), key=KEY, now=NOW)
+    assert actions(decided) == [(Action.APPLY, ACTORS)]
+
+
+def test_an_experiment_of_another_operator_is_left_alone() -> None:
+    about = replace(STEADY, revision=None, revision_problem=RevisionProblem.OTHER_OPERATOR)
+    assert plan(about, key=KEY, now=NOW) == Plan(requeue_after=TROUBLE_SECONDS)
+
+
+def test_an_unreadable_revision_is_deleted_and_made_again_by_the_next_pass() -> None:
+    found = STEADY.children[REVISION].found
+    about = replace(STEADY, revision=None, revision_found=found, revision_problem=RevisionProblem.UNREADABLE)
+    assert found is not None
+    assert plan(about, key=KEY, now=NOW) == Plan(deletions=(found,), requeue_after=RETRY_SECONDS)
+
+
+@pytest.mark.parametrize(("seconds_left", "expected"), [(1, None), (0, "deleted"), (-1, "deleted")])
+def test_a_finished_experiment_is_deleted_when_its_time_is_over(seconds_left: int, expected: str | None) -> None:
+    about = context(ttlSecondsAfterFinished=60)
+    finished_at = stamp(NOW - timedelta(seconds=60 - seconds_left))
+    status = running(about).model_copy(update={"phase": "Succeeded", "finished_at": finished_at})
+    decided = plan(observed(about, status), key=KEY, now=NOW)
+    if expected is None:
+        assert decided.requeue_after == seconds_left
+    else:
+        assert decided == Plan(deletions=(observed(about, status).document,))
+
+
+def test_an_experiment_that_has_just_ended_is_looked_at_again_when_its_time_is_over() -> None:
+    about = context(ttlSecondsAfterFinished=60)
+    pods = pods_of(about)
+    first = next(i for i, each in enumerate(pods) if each["metadata"]["name"] == "a-trainer-0")
+    pods[first] = {**pods[first], "status": pod(state=ended(0, "done"))["status"]}
+    decided = plan(observed(about, running(about), pods=pods), key=KEY, now=NOW)
+    assert said(decided, FINISHED) == ("True", "Succeeded")
+    assert decided.requeue_after == 60
+
+
+def test_an_edit_that_is_refused_is_reported_and_changes_nothing() -> None:
+    edited = context(generation=2, environment={"id": "Acrobot-v1"})
+    decided = plan(replace(STEADY, context=edited, children=observed(context(generation=2)).children), key=KEY, now=NOW)
+    assert said(decided, ACCEPTED) == ("False", "EditRefused")
+    assert decided.writes == ()
+    assert decided.pod_deletions == ()
+
+
+def test_what_earlier_generations_needed_goes_once_the_pods_are_of_this_one() -> None:
+    edited = context(generation=2, stop={"envSteps": 2000})
+    ours = {"ownerReferences": [{"uid": edited.uid}]}
+    names = {
+        REVISION: ours,
+        ("ConfigMap", "a-actor-earlier"): ours,
+        ("ConfigMap", "theirs"): {"ownerReferences": [{"uid": "another"}]},
+        ("ConfigMap", "nobodys"): {},
+        ("Secret", "a-other"): ours,
+        **dict.fromkeys(observed(edited).children, ours),
+    }
+    labelled = {key: {"kind": key[0], "metadata": {"name": key[1], **marks}} for key, marks in names.items()}
+    about = replace(observed(edited), labelled=labelled)
+    gone = {key_of(each) for each in plan(about, key=KEY, now=NOW).deletions}
+    assert gone == {REVISION, ("ConfigMap", "a-actor-earlier")}
+    earlier = pod("actor", template="of the earlier generation", ready=False)
+    assert plan(replace(about, pods=[*about.pods, earlier]), key=KEY, now=NOW).deletions == ()
+
+
+def test_new_live_settings_are_announced_to_the_coordinators_node() -> None:
+    edited = context(generation=2, stop={"envSteps": 2000})
+    revision = next_revision(first_revision(CONTEXT), edited)
+    about = replace(observed(edited), revision=revision, pods=pods_of(CONTEXT))
+    decided = plan(about, key=KEY, now=NOW)
+    assert [each.pod["metadata"]["name"] for each in decided.pod_annotations] == ["a-coordinator-0"]
+
+
+@pytest.mark.parametrize(
+    ("queue_refusal", "expected"), [(None, SETTINGS.status_seconds), ("still there", QUEUE_SECONDS)]
+)
+def test_a_queue_that_refuses_is_asked_again_soon(queue_refusal: str | None, expected: float) -> None:
+    assert plan(replace(STEADY, queue_refusal=queue_refusal), key=KEY, now=NOW).requeue_after == expected
+
+
+@pytest.mark.parametrize("phase", ["Running", "Starting"])
+def test_the_coordinators_numbers_are_shown_while_the_experiment_runs(phase: str) -> None:
+    page = {"totals": {"env_steps": 7, "unstored_versions": 1}}
+    pods = STEADY.pods if phase == "Running" else []
+    status = STEADY.status
+    if phase == "Starting":
+        status = with_condition(status, GANG_COMPLETE, "False", "Restarting", "", generation=1, now=NOW)
+    decided = plan(replace(STEADY, status=status, pods=pods, coordinator_page=page), key=KEY, now=NOW)
+    assert decided.status is not None
+    assert decided.status.phase == phase
+    if phase == "Running":
+        assert decided.status.training is not None
+        assert decided.status.training.env_steps == 7
+        assert said(decided, DURABLE) == ("False", "NotStored")
+    else:
+        assert decided.status.training is None
+
+
+def test_the_progress_of_a_steady_experiment_changes_its_numbers_alone() -> None:
+    status, update = progress(STEADY.document, STEADY.status, {"totals": {"env_steps": 8}}, NOW)
+    assert update is not None
+    assert update.status == status
+    assert (status.training is not None, update.events) == (True, ())
+    assert status.model_copy(update={"training": None}) == STEADY.status
+    assert progress(STEADY.document, status, None, NOW) == (status, None)
+
+
+def test_each_change_of_a_condition_is_an_event_and_equal_news_have_equal_names() -> None:
+    decided = plan(of_new_experiment(), key=KEY, now=NOW)
+    assert decided.attempt is not None
+    assert decided.final is not None
+    events = [*decided.attempt.events, *decided.final.events]
+    assert [event["reason"] for event in events] == ["Starting", "Accepted", "Starting"]
+    names = [event["metadata"]["name"] for event in events]
+    assert len(set(names)) == 3
+    again = plan(of_new_experiment(), key=KEY, now=NOW)
+    assert again.attempt is not None
+    assert [event["metadata"]["name"] for event in again.attempt.events] == names[:1]
+
+
+@pytest.mark.parametrize("key", [key for key in STEADY.children if key != REVISION], ids="/".join)
+def test_an_object_that_is_gone_comes_back(key: tuple[str, str]) -> None:
+    decided = plan(with_child(STEADY, key, Child(is_read=True)), key=KEY, now=NOW)
+    ((action, written_key),) = actions(decided)
+    assert written_key == key
+    assert action in (Action.CREATE, Action.APPLY)
+    assert decided.attempt is None
+
+
+def test_objects_are_written_in_the_order_in_which_they_need_each_other() -> None:
+    kinds = [kind for _, (kind, _) in actions(plan(of_new_experiment(), key=KEY, now=NOW))]
+    order = [kind for kind, _ in itertools.groupby(kinds)]
+    assert order.index("ConfigMap") < order.index("Service") < order.index("StatefulSet")
