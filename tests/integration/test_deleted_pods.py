@@ -49,10 +49,10 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("overrides", [[BUFFERED], []], ids=["by way of a buffer worker", "actors to trainers"])
 def test_whoever_is_deleted_the_ledger_adds_up(tmp_path: Path, stack: ExitStack, overrides: list[str]) -> None:
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
-    fleet.trains_on()
+    fleet.await_training()
     for role in ("actor", "trainer", *["buffer"] * len(overrides), "coordinator"):
         fleet.delete((role, 0))
-        fleet.trains_on()
+        fleet.await_training()
     fleet.end()
     lost = fleet.check_ledger()
     assert lost["rolled_back"] + lost["receiver_died"] > 0, "what the trainer had made since its last version"
@@ -61,10 +61,10 @@ def test_whoever_is_deleted_the_ledger_adds_up(tmp_path: Path, stack: ExitStack,
 @pytest.mark.slow
 def test_with_nothing_but_a_bucket_too(tmp_path: Path, stack: ExitStack, bucket: str) -> None:
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[bucket, BUFFERED]))
-    fleet.trains_on()
+    fleet.await_training()
     for role in ("coordinator", "trainer", "buffer", "actor", "coordinator"):
         fleet.delete((role, 0))
-        fleet.trains_on()
+        fleet.await_training()
     fleet.end()
     fleet.check_ledger()
 
@@ -73,10 +73,10 @@ def test_with_nothing_but_a_bucket_too(tmp_path: Path, stack: ExitStack, bucket:
 def test_several_at_once(tmp_path: Path, stack: ExitStack) -> None:
     """As when a node goes: witnesses of each other, too."""
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))
-    fleet.trains_on()
+    fleet.await_training()
     for gone in ([("actor", 0), ("buffer", 0)], [("buffer", 0), ("trainer", 0)], [("coordinator", 0), ("actor", 1)]):
         fleet.delete(*gone)
-        fleet.trains_on()
+        fleet.await_training()
     fleet.end()
     fleet.check_ledger()
 
@@ -85,9 +85,9 @@ def test_several_at_once(tmp_path: Path, stack: ExitStack) -> None:
 def test_all_that_hold_pages_are_deleted_at_once_and_never_come_back(tmp_path: Path, stack: ExitStack) -> None:
     """The copies alone say where everything went."""
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))
-    fleet.trains_on()
+    fleet.await_training()
     for (role, _), pod in fleet.running.items():
         if role != "coordinator":
             fleet.pods.delete(*pod)
-    fleet.nobody_is_left()
+    fleet.await_empty_roster()
     fleet.check_ledger()

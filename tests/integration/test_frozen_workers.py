@@ -49,16 +49,16 @@ def test_whoever_is_stopped_is_found_and_started_again(
     tmp_path: Path, stack: ExitStack, overrides: list[str], others_go_on: list[str], others_wait: list[str]
 ) -> None:
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
-    fleet.trains_on()
+    fleet.await_training()
     for role in (*others_go_on, *others_wait):
         frozen = role, 0
         stop(fleet.running[frozen][0].pid)
         for place in fleet.running:
             assert fleet.answers(place) is (place != frozen), f"{place}, while {frozen} stands still"
         if role in others_go_on:
-            fleet.makes_steps()
+            fleet.await_steps()
         fleet.restart(frozen)
-        fleet.trains_on()
+        fleet.await_training()
     fleet.end()
     fleet.check_ledger()
 
@@ -72,7 +72,7 @@ class Gang:
         launcher = ["--ranks", "2", "--health-at", str(HEALTH_PORT)]
         self.fleet = PodFleet(Pods(EXPERIMENT, folder, stack, overrides=["trainers={replicas: 2}"]), launcher=launcher)
         until(lambda: self.fleet.answers(self.pod, HEALTH_PORT), "the launcher answers, whatever its ranks are at")
-        self.fleet.trains_on()
+        self.fleet.await_training()
         assert self.fleet.answers(self.pod, HEALTH_PORT)
 
     def stop_rank(self, rank: int) -> None:
@@ -83,7 +83,7 @@ class Gang:
         """What does not answer is killed, and the next attempt is another pod."""
         assert not self.fleet.answers(self.pod, HEALTH_PORT)
         self.fleet.restart(self.pod)
-        self.fleet.trains_on()
+        self.fleet.await_training()
         assert self.fleet.answers(self.pod, HEALTH_PORT)
         self.fleet.end()
         self.fleet.check_ledger()
@@ -103,7 +103,7 @@ def test_a_rank_that_is_stopped_fails_its_own_pod_alone(tmp_path: Path, stack: E
 def test_a_launcher_that_is_stopped_fails_its_pod(tmp_path: Path, stack: ExitStack) -> None:
     gang = Gang(tmp_path, stack)
     stop(gang.fleet.running[gang.pod][0].pid)
-    gang.fleet.makes_steps()
+    gang.fleet.await_steps()
     gang.heals()
 
 
@@ -112,13 +112,13 @@ def test_a_launcher_that_is_stopped_fails_its_pod(tmp_path: Path, stack: ExitSta
 def test_one_that_wakes_up_too_late_finds_its_place_taken_and_goes(tmp_path: Path, stack: ExitStack, role: str) -> None:
     """As on a node that was given up and comes back: what it still does counts nowhere twice."""
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=BUFFERED))
-    fleet.trains_on()
+    fleet.await_training()
     sleeper, _ = fleet.running[role, 0]
     stop(sleeper.pid)
-    fleet.succeed((role, 0))
-    fleet.trains_on()
+    fleet.replace((role, 0))
+    fleet.await_training()
     sleeper.send_signal(signal.SIGCONT)
     assert sleeper.wait(DEADLINE_SECONDS) == 1
-    fleet.makes_steps()
+    fleet.await_steps()
     fleet.end()
     fleet.check_ledger()

@@ -97,7 +97,7 @@ class Besieged:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.pods = Pods(EXPERIMENT, folder, stack)
-        told = self.pods.told
+        told = self.pods.resolved
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.hosts: dict[str, str] = {}
         for role, arguments in (

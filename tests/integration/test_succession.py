@@ -26,9 +26,9 @@ def test_whoever_was_followed_writes_nothing_more_and_stays_down(tmp_path: Path)
     with ExitStack() as stack:
         pods = Pods(EXPERIMENT, tmp_path, stack)
         # The later one hears nothing of the actor, and is not to write that down while the test compares.
-        told = pods.told.coordinator.model_copy(update={"lease_seconds": 1000.0})
+        told = pods.resolved.coordinator.model_copy(update={"lease_seconds": 1000.0})
         earlier, first_host = pods.start("coordinator", told)
-        actor, _ = pods.start("actor", pods.told.actor)
+        actor, _ = pods.start("actor", pods.resolved.actor)
         until(lambda: pods.status()["roles"].get("actor"), "an actor has joined")
 
         later, second_host = pods.start("coordinator", told)

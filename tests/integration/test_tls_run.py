@@ -84,7 +84,7 @@ def test_training_goes_on_while_certificates_are_replaced_and_nobody_is_served_i
 ) -> None:
     with ExitStack() as stack:
         pods = Pods(EXPERIMENT, tmp_path, stack, secret=rotation.secret)
-        told = pods.told
+        told = pods.resolved
         hosts = {}
         workers = {}
         for role, config, arguments in (
@@ -130,7 +130,7 @@ def test_training_goes_on_while_certificates_are_replaced_and_nobody_is_served_i
 def test_a_coordinator_with_certificates_serves_nobody_in_the_clear(tmp_path: Path, rotation: Rotation) -> None:
     with ExitStack() as stack:
         pods = Pods(EXPERIMENT, tmp_path, stack, secret=rotation.secret)
-        _, host = pods.start("coordinator", pods.told.coordinator)
+        _, host = pods.start("coordinator", pods.resolved.coordinator)
         until(lambda: listens(host, COORDINATOR_PORT), "it serves")
         with closing(open_channel(f"{host}:{COORDINATOR_PORT}")) as channel:
             call = CoordinatorStub(channel).Status.future(pb.StatusRequest(), metadata=token_metadata(TOKEN))

@@ -64,7 +64,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubectlStandIn:
 
 def start_coordinator(pods: Pods, cluster: KubectlStandIn) -> subprocess.Popen[bytes]:
     """The run's, to which kubectl forwards; it answers."""
-    process, host = pods.start("coordinator", pods.told.coordinator)
+    process, host = pods.start("coordinator", pods.resolved.coordinator)
     cluster.reach(f"{host}:{COORDINATOR_PORT}")
     until(lambda: pods.status()["phase"] == "starting", "a coordinator that answers")
     return process
@@ -81,7 +81,7 @@ def coordinator(pods: Pods, cluster: KubectlStandIn) -> subprocess.Popen[bytes]:
 def test_it_shows_who_works_and_who_waits_for_what(pods: Pods, coordinator: subprocess.Popen[bytes]) -> None:
     assert coordinator.poll() is None
     for role in ("policy", "buffer", "trainer", "actor"):
-        pods.start(role, getattr(pods.told, role), *(["--attempt", "1"] if role == "trainer" else []))
+        pods.start(role, getattr(pods.resolved, role), *(["--attempt", "1"] if role == "trainer" else []))
 
     def known(role: str) -> bool:
         workers = pods.status()["roles"].get(role, [])

@@ -42,7 +42,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 @pytest.mark.slow
 def test_successors_elsewhere_are_found_and_the_run_goes_on(pods: Pods, tmp_path: Path) -> None:
-    told = pods.told
+    told = pods.resolved
     coordinator, _ = pods.start("coordinator", told.coordinator)
     policies = [pods.start("policy", told.policy) for _ in range(2)]
     buffer, buffer_host = pods.start("buffer", told.buffer)

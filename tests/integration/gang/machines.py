@@ -35,11 +35,11 @@ def train(pods: Pods, *, attempt: int, size: int) -> tuple[list[Popen[bytes]], P
     meeting = ["--ranks", "1", "--machines", str(size), "--meet-at", f"{pods.next_host}:{PORT + attempt}"]
     machines = [
         pods.start(
-            "trainer", pods.told.trainer, "--attempt", str(attempt), launcher=[*meeting, "--machine", str(number)]
+            "trainer", pods.resolved.trainer, "--attempt", str(attempt), launcher=[*meeting, "--machine", str(number)]
         )[0]
         for number in range(size)
     ]
-    actor, _ = pods.start("actor", pods.told.actor)
+    actor, _ = pods.start("actor", pods.resolved.actor)
 
     def goes_on() -> bool:
         assert all(machine.poll() is None for machine in machines), f"attempt {attempt} of {size} ended"
@@ -73,7 +73,7 @@ def main(what: str, folder: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with ExitStack() as stack:
         pods = Pods(EXPERIMENT, folder, stack)
-        pods.start("coordinator", pods.told.coordinator)
+        pods.start("coordinator", pods.resolved.coordinator)
         print(json.dumps({"end-one": end_one, "change-size": change_size}[what](pods)))
 
 

@@ -1,7 +1,7 @@
-"""What a Kubernetes API server makes of a custom resource: defaults, schema, rules. A twin for tests without a cluster.
+"""A Kubernetes API server's checks of a custom resource: defaults, schema, rules. For tests without a cluster.
 
-It knows what our own CRD uses, as the API server does it with strict field validation: nulls go, defaults come, unknown
-fields are refused, and only what fits the schema is judged by its rules.
+It implements the features of our own CRD, as the API server does with strict field validation: it removes nulls, adds
+defaults, refuses unknown fields, and applies the rules only to documents that fit the schema.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def faults(schema: Schema, document: Mapping[str, Any], former: Mapping[str, Any] | None = None) -> list[str]:
-    """Why the document is refused, as a new one or in the place of ``former``; nothing for one that is accepted."""
+    """Return why the document is refused, as a new object or as an update of ``former``; empty if it is accepted."""
     whole = _read(schema, document)
     before = None if former is None else _read(schema, former)
     return list(_misfits(schema, whole, "")) or list(_broken_rules(schema, whole, "", before))
@@ -40,8 +40,8 @@ def _read(schema: Schema, document: Mapping[str, Any]) -> Any:
 
 
 def faults_of_defaults(schema: Schema, path: str = "") -> list[str]:
-    """Why the definition itself is refused: its defaults are judged by the rules as they stand there, alone, and as if
-    they had been there before."""
+    """Return why the definition itself is refused: the API server applies the rules to each default alone, and as an
+    unchanged former value."""
     found = list(_broken_rules(schema, schema["default"], path, schema["default"])) if "default" in schema else []
     for name, each in schema.get("properties", {}).items():
         found += faults_of_defaults(each, f"{path}.{name}")
@@ -49,7 +49,7 @@ def faults_of_defaults(schema: Schema, path: str = "") -> list[str]:
 
 
 def with_defaults(schema: Schema, value: Any) -> Any:
-    """The value with the defaults of what is left out, also inside of such defaults."""
+    """Return the value with the defaults of missing fields, also inside defaults."""
     if isinstance(value, dict):
         for name, each in schema.get("properties", {}).items():
             if name not in value and "default" in each:
@@ -72,12 +72,12 @@ def _misfits(schema: Schema, value: Any, path: str) -> Iterator[str]:
         return
     kind = schema["type"]
     if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
-        yield f"{path}: {value!r} is no {kind}"
+        yield f"{path}: {value!r} is not of type {kind}"
         return
     if isinstance(value, float) and kind == "integer" and not value.is_integer():
-        yield f"{path}: {value!r} is no integer"
+        yield f"{path}: {value!r} is not an integer"
     if "enum" in schema and value not in schema["enum"]:
-        yield f"{path}: {value!r} is none of {schema['enum']}"
+        yield f"{path}: {value!r} is not one of {schema['enum']}"
     if isinstance(value, str) and "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
         yield f"{path}: {value!r} does not match {schema['pattern']}"
     yield from _out_of_bounds(schema, value, path)
@@ -113,7 +113,7 @@ def _wrong_members(schema: Schema, value: Mapping[str, Any], path: str) -> Itera
 
 
 def _broken_rules(schema: Schema, value: Any, path: str, former: Any = None) -> Iterator[str]:
-    """``former`` is what was there before; None where nothing was: rules about edits have nothing to judge then."""
+    """Yield the broken rules. ``former`` is the previous value; without one the rules about edits are skipped."""
     names = {"self": json_to_cel(value), **({} if former is None else {"oldSelf": json_to_cel(former)})}
     for rule in schema.get("x-kubernetes-validations", []):
         if "oldSelf" in rule["rule"] and former is None:

@@ -1,4 +1,4 @@
-"""Real certificates for tests, made by ``openssl``, in folders that look as a kubelet's mount of a Secret does."""
+"""Real certificates for tests, made with ``openssl``, in folders like a kubelet's mount of a Secret."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 from rlsrl.rpc.tls import AUTHORITIES, CERTIFICATE, KEY, Tls
 
 PEER_NAME = "tests-coordinator.tests.svc"
-"""The name that workers' certificates carry."""
+"""The DNS name in the workers' certificates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +24,14 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Authority:
-    """Who signs certificates."""
+    """A certificate authority."""
 
     folder: Path
     certificate: bytes
 
     @classmethod
     def new(cls, folder: Path) -> Self:
-        """One that nobody trusts yet; keeps its key in ``folder``."""
+        """Return a new authority with its key in ``folder``."""
         home = folder / f"authority-{uuid.uuid4().hex}"
         home.mkdir(parents=True)
         _openssl(
@@ -40,7 +40,7 @@ class Authority:
         return cls(folder=home, certificate=(home / CERTIFICATE).read_bytes())
 
     def issue(self, name: str = PEER_NAME) -> Pair:
-        """A certificate for both ends of a connection, which carries that DNS name."""
+        """Return a certificate with that DNS name, valid for servers and clients."""
         key, certificate = self.folder / "issued.key", self.folder / "issued.crt"
         extensions = (f"subjectAltName=DNS:{name}", "extendedKeyUsage=serverAuth,clientAuth")
         _openssl(
@@ -52,14 +52,14 @@ class Authority:
 
 
 class MountedSecret:
-    """A folder whose files are replaced all at once, by a link, while others read them."""
+    """A folder whose files are replaced atomically, by a link, while others read them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
 
     def put(self, pair: Pair, *authorities: Authority) -> None:
-        """These and no others from now on."""
+        """Replace the files by these."""
         contents = {CERTIFICATE: pair.certificate, KEY: pair.key}
         contents[AUTHORITIES] = b"".join(each.certificate for each in authorities)
         data = self.folder / f"..{uuid.uuid4().hex}"
@@ -73,12 +73,12 @@ class MountedSecret:
         link.rename(self.folder / "..data")
 
     def tls(self, peer_name: str = PEER_NAME) -> Tls:
-        """What a worker makes of it."""
+        """Return the TLS settings of a worker with this folder."""
         return Tls(folder=self.folder, peer_name=peer_name)
 
 
 def mounted(folder: Path, pair: Pair, *authorities: Authority) -> MountedSecret:
-    """A new one, with that in it."""
+    """Return a new folder with these files."""
     secret = MountedSecret(folder)
     secret.put(pair, *authorities)
     return secret

@@ -1,6 +1,6 @@
-"""SIGKILL of every role of a real run, at moments drawn from a seed, and what has to hold after each of them.
+"""Kills processes of a real run at random moments, from a seed, and checks the run after each kill.
 
-``KILLED_ROLES`` is the one table: a new role enters it with what its death may cost.
+``KILLED_ROLES`` is the one table: a new role enters it with the allowed cost of its death.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rlsrl.parameters.protocols import VersionInfo
 from rlsrl.testing.live_runs import Desk, LiveRun, WorkerProcess, await_death
 
 Moment = Literal["start-up", "training", "checkpoint", "shutdown"]
-"""While a life of the run starts; between two durable versions; while one is being written; during a clean end that
-Ctrl-C asked for, with a resume after it."""
+"""During the start of a life; between two durable versions; during the write of one; during the clean end after Ctrl-C,
+with a resume afterwards."""
 MOMENTS: tuple[Moment, ...] = ("start-up", "training", "checkpoint", "shutdown")
 
 CONTROLLER = "controller"
-"""The process of ``rlsrl run`` itself: its death ends all others, and a resume is judged."""
+"""The process of ``rlsrl run`` itself. Its death ends all others; the check resumes the run."""
 
 START_UP_SECONDS = 2.0
 BETWEEN_VERSIONS_SECONDS = 0.4
 SHUTDOWN_SECONDS = 0.1
-"""Over how long the kills of each moment are spread."""
+"""The kills of each moment are spread over this time."""
 
 CHECKPOINTS_BEHIND = 3
-"""Checkpoints that a trainer may have due and not durable: one being written, one queued, one that waits for room."""
+"""Checkpoints that may be due and not durable: one being written, one queued, one waiting for the queue."""
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -45,15 +45,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class KilledRole:
-    """A role, and what the death of one of its processes may cost."""
+    """A role and the allowed cost of the death of one of its processes."""
 
     name: str
     gang: bool = False
-    """Whether its processes live and die together."""
+    """Whether its processes end and restart together."""
     holds_samples: bool = False
-    """Whether samples on their way go with it."""
+    """Whether samples in flight may be lost with it."""
     rolls_back: bool = False
-    """Whether its successor goes on from the last durable version."""
+    """Whether its successor resumes from the last durable version."""
 
 
 KILLED_ROLES = {
@@ -72,28 +72,28 @@ KILLED_ROLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """One kill, as it is logged."""
+    """One kill, for the log."""
 
     role: str
     pid: int
     moment: Moment
     state: str
-    """What the process was doing, in the coordinator's words; ``unlisted`` before it joins and after it leaves."""
+    """The process's state on the status page; ``unlisted`` before it joins and after it leaves."""
     version: str | None
-    """The newest durable version then; None before the first."""
+    """The newest durable version at the kill, or None."""
     env_steps: int
     """Transitions trained up to that version."""
 
 
 class KillCampaign:
-    """One experiment, run to its goal while its processes are killed. Use it as a context manager.
+    """One experiment, trained to its goal while its processes are killed. Use as a context manager.
 
-    The experiment trains ``GatedEnv``, so it goes on until ``finish`` opens the gate: every kill comes before the
-    terminal record. ``parameters.everySteps`` says how often it makes a durable version.
+    The experiment trains ``GatedEnv``, so it trains until ``finish`` opens the gate: every kill precedes the terminal
+    record. ``parameters.everySteps`` sets the interval of durable versions.
     """
 
     def __init__(self, folder: Path, experiment: str, *, seed: int) -> None:
-        """Prepare a run in ``folder``; ``{gate}`` in the experiment becomes the gate's path."""
+        """Prepare a run in ``folder``; the gate's path replaces ``{gate}`` in the experiment."""
         self._gate = folder / "gate"
         self._desk = Desk(folder, experiment.format(gate=self._gate))
         self._facts = self._desk.facts()
@@ -101,16 +101,16 @@ class KillCampaign:
         self._run: LiveRun | None = None
         self._num_clean_ends = 0
         self.kills: list[Kill] = []
-        """The kills so far; also a line each in ``kills.jsonl``."""
+        """The kills so far; ``kills.jsonl`` has a line for each."""
 
     def kill(self, role: str, moment: Moment) -> Kill:
-        """Kill one process of the role at that moment, and see that the run gets over it."""
+        """Kill one process of the role at that moment, and check that the run recovers."""
         while (kill := self._try_to_kill(role, moment)) is None:
             pass
         return kill
 
     def _try_to_kill(self, role: str, moment: Moment) -> Kill | None:
-        """None if the process ended by itself before it could be killed, as it does at a clean end."""
+        """Return the kill, or None if the process had already ended, as in a clean end."""
         self._await_new_version_since_last_kill_of(role)
         if moment == "start-up":
             self._end_life()
@@ -119,7 +119,7 @@ class KillCampaign:
         before = self._facts.newest()
         workers = run.workers()
         if (victim := self._choose(run, role)) is None:
-            self._see_interrupted(run)
+            self._check_interrupted(run)
             return None
         kill = Kill(
             role=role,
@@ -132,27 +132,27 @@ class KillCampaign:
         try:
             os.kill(victim.pid, signal.SIGKILL)
         except ProcessLookupError:
-            self._see_interrupted(run)
+            self._check_interrupted(run)
             return None
-        self._note(kill)
+        self._log_kill(kill)
         await_death(victim.pid)
         if role == CONTROLLER:
-            self._see_all_dead(run, workers)
+            self._check_all_dead(run, workers)
         elif moment == "shutdown":
-            self._see_interrupted(run)
+            self._check_interrupted(run)
         else:
-            self._see_others_alive(run, role, victim, workers)
-        self._see_progress(kill)
+            self._check_others_alive(run, role, victim, workers)
+        self._check_progress(kill)
         return kill
 
     def life(self) -> LiveRun:
-        """The life that goes on, or a new one."""
+        """Return the current life, or start a new one."""
         if self._run is None:
             self._run = self._desk.begin()
         return self._run
 
     def finish(self) -> dict[str, Any]:
-        """Let the run reach its goal and judge the whole of it; returns its summary."""
+        """Let the run reach its goal, check the whole run, and return its summary."""
         run = self.life()
         run.until(run.is_complete, "all processes at work")
         self._gate.touch()
@@ -163,12 +163,12 @@ class KillCampaign:
         summary = self._facts.json("summary.json")
         assert summary["finished"], summary
         assert summary["reason"] == "returnMean", summary
-        self._judge_ledger(summary["ledger"])
-        self._judge_versions()
+        self._check_ledger(summary["ledger"])
+        self._check_versions()
         return summary
 
     def close(self) -> None:
-        """Kill what is left of the run."""
+        """Kill the remaining processes of the run."""
         if self._run is not None:
             self._run.close()
 
@@ -183,19 +183,19 @@ class KillCampaign:
     # Lives of the run.
 
     def _end_life(self) -> None:
-        """End the present life cleanly, if there is one, as Ctrl-C does."""
+        """End the current life, if any, with SIGINT, as Ctrl-C does."""
         if self._run is not None:
             self._run.until(self._run.is_complete, "all processes at work")
             self._run.send(signal.SIGINT)
-            self._see_interrupted(self._run)
+            self._check_interrupted(self._run)
 
-    def _see_interrupted(self, run: LiveRun) -> None:
+    def _check_interrupted(self, run: LiveRun) -> None:
         code = run.wait()
         assert code == INTERRUPTED, run.output
         self._num_clean_ends += 1
-        self._part(run)
+        self._close_life(run)
 
-    def _part(self, run: LiveRun) -> None:
+    def _close_life(self, run: LiveRun) -> None:
         assert self._facts.leftovers() == []
         run.close()
         self._run = None
@@ -231,12 +231,12 @@ class KillCampaign:
             self._pass_time(run, SHUTDOWN_SECONDS)
 
     def _has_processes_of_all_roles(self, run: LiveRun) -> bool:
-        """All configs are written before the first process starts."""
+        """Return whether each role has a process; all configs exist before the first process starts."""
         there = {each.role for each in run.workers()}
         return bool(there) and there == {path.stem for path in (self._facts.folder / "config").glob("*.json")}
 
     def _pass_time(self, run: LiveRun, at_most: float) -> None:
-        """A moment of the seed's choice, unless the run ends first."""
+        """Wait for a random time, or until the run ends."""
         pidfd = os.pidfd_open(run.pid)
         try:
             select.select([pidfd], [], [], self._random.uniform(0.0, at_most))
@@ -244,7 +244,7 @@ class KillCampaign:
             os.close(pidfd)
 
     def _choose(self, run: LiveRun, role: str) -> WorkerProcess | None:
-        """A living process of the role."""
+        """Return a living process of the role, or None."""
         if role == CONTROLLER:
             return None if run.has_ended else WorkerProcess(role=role, pid=run.pid)
         workers = run.workers(role)
@@ -259,7 +259,7 @@ class KillCampaign:
         workers = [] if status is None else status["roles"].get(victim.role, [])
         return next((str(worker["state"]) for worker in workers if worker["pid"] == victim.pid), "unlisted")
 
-    def _note(self, kill: Kill) -> None:
+    def _log_kill(self, kill: Kill) -> None:
         self.kills.append(kill)
         _log.info("killed %s", kill)
         with (self._desk.folder / "kills.jsonl").open("a") as file:
@@ -267,26 +267,26 @@ class KillCampaign:
 
     # After a kill.
 
-    def _see_all_dead(self, run: LiveRun, workers: list[WorkerProcess]) -> None:
+    def _check_all_dead(self, run: LiveRun, workers: list[WorkerProcess]) -> None:
         for worker in workers:
             await_death(worker.pid)
         assert run.wait() == -signal.SIGKILL, run.output
-        self._part(run)
+        self._close_life(run)
 
-    def _see_others_alive(self, run: LiveRun, role: str, victim: WorkerProcess, before: list[WorkerProcess]) -> None:
+    def _check_others_alive(self, run: LiveRun, role: str, victim: WorkerProcess, before: list[WorkerProcess]) -> None:
         run.until(lambda: run.is_complete() and victim not in run.workers(), f"a successor of {victim}")
         survivors = {each for each in before if each != victim and not (KILLED_ROLES[role].gang and each.role == role)}
         assert survivors <= set(run.workers()), f"after a kill of {victim} of {before} there are {run.workers()}"
 
-    def _see_progress(self, kill: Kill) -> None:
-        """Versions and env_steps rise, from the last durable version on or above it."""
+    def _check_progress(self, kill: Kill) -> None:
+        """Check that versions and env_steps rise from the last durable version."""
         reached = self._facts.newest()
         run = self.life()
         run.until(lambda: self._has_risen_above(reached), f"versions and env_steps above {reached}, after {kill}")
         resumed = self._facts.logged("trainer-0", "resumed")
         if KILLED_ROLES[kill.role].rolls_back and kill.version is not None:
             assert Version.parse(resumed[-1]["version"]) >= Version.parse(kill.version), f"{kill}: {resumed[-1]}"
-        assert not self._facts.is_finished, "every kill comes before the terminal record"
+        assert not self._facts.is_finished, "every kill precedes the terminal record"
 
     def _has_risen_above(self, reached: VersionInfo | None) -> bool:
         newest = self._facts.newest()
@@ -294,26 +294,26 @@ class KillCampaign:
             return newest is not None and newest.metadata["env_steps"] > 0
         return newest.version > reached.version and newest.metadata["env_steps"] > reached.metadata["env_steps"]
 
-    def _judge_versions(self) -> None:
-        """Versions never move back: a later one has a higher (attempt, step) and was made of more experience."""
+    def _check_versions(self) -> None:
+        """Check that a later version has a higher (attempt, step) and more env_steps."""
         history = sorted(self._facts.versions(), key=lambda info: info.created_at)
         versions = [info.version for info in history]
         assert versions == sorted(versions), versions
         steps = [(info.metadata["env_steps"], info.version.step) for info in history]
         assert steps == sorted(steps), steps
 
-    def _judge_ledger(self, ledger: Mapping[str, Any]) -> None:
+    def _check_ledger(self, ledger: Mapping[str, Any]) -> None:
         assert ledger["balanced"], ledger
         gone = sum(ledger["lost"].values()) + sum(ledger["dropped"].values())
-        bound = self._most_that_may_be_gone()
+        bound = self._max_gone()
         assert gone <= bound, f"{gone} transitions lost or dropped, at most {bound} may be after {self.kills}: {ledger}"
         if not any(KILLED_ROLES[kill.role].holds_samples for kill in self.kills):
             assert not any(ledger["lost"].values()), ledger
         if not any(KILLED_ROLES[kill.role].rolls_back for kill in self.kills):
             assert ledger["lost"]["rolled_back"] == 0, ledger
 
-    def _most_that_may_be_gone(self) -> int:
-        """From the spec: at each kill what was in flight or rolled back, at each clean end what was in flight."""
+    def _max_gone(self) -> int:
+        """Return the largest allowed loss: transitions in flight or rolled back at kills, in flight at clean ends."""
         resolved = self._facts.json("resolved.json")
         trainer, actor = resolved["trainer"], ActorConfig.from_json(json.dumps(resolved["actor"]))
         batch = int(trainer["rollout_length"] * trainer["batch_lanes"])

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that a test advances."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 class ManualClock:
-    """A ``Clock`` whose time is set by ``advance``. Any thread may read or move it."""
+    """A ``Clock`` that only ``advance`` moves. Any thread may read or advance it."""
 
     def __init__(self, *, monotonic: float = 0.0, time: float = 1_700_000_000.0) -> None:
         self._lock = threading.Lock()
@@ -14,17 +14,17 @@ class ManualClock:
         self._time = time
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; moves only by ``advance``."""
+        """Return the seconds since a fixed moment."""
         with self._lock:
             return self._monotonic
 
     def time(self) -> float:
-        """Unix seconds; moves only by ``advance``."""
+        """Return Unix seconds."""
         with self._lock:
             return self._time
 
     def advance(self, seconds: float) -> None:
-        """Let time pass.
+        """Advance the clock.
 
         Raises:
             ValueError: ``seconds`` is negative.

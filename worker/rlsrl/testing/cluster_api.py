@@ -1,4 +1,4 @@
-"""A cluster's API as plain HTTP: what tests ask again and again would keep a core busy as so many runs of kubectl."""
+"""A cluster's API over plain HTTP, for requests that tests repeat: as calls of kubectl they would keep a core busy."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _NOT_FOUND, _CONFLICT = 404, 409
 
 
 class ApiFailed(Exception):
-    """The API server refused; the text is what it said."""
+    """The API server refused. The text is its answer."""
 
 
 class Api:
-    """An API server that wants no credentials, as ``kubectl proxy`` serves it. For one thread."""
+    """An API server without credentials, as ``kubectl proxy`` serves it. For one thread."""
 
     def __init__(self, address: str) -> None:
         """``address`` is host and port."""
         self._connection = HTTPConnection(address, timeout=_ANSWER_SECONDS)
 
     def get(self, path: str) -> Object | None:
-        """An object or a list; None if it is not there."""
+        """Return an object or a list, or None."""
         return self.send("GET", path)
 
     def items(self, path: str) -> list[Object]:
-        """What is in a list."""
+        """Return the items of a list."""
         found = self.get(path)
         items: list[Object] = (found or {}).get("items") or []
         return items
@@ -38,10 +38,10 @@ class Api:
     def send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, kind: str = "application/json"
     ) -> Object | None:
-        """The answer; None where there is nothing, or now another, or soon nothing.
+        """Send a request; return the answer, or None if the object is missing, conflicts, or its namespace is ending.
 
         Raises:
-            ApiFailed: it was refused otherwise.
+            ApiFailed: the API server refused for another reason.
         """
         data = None if body is None else json.dumps(body)
         self._connection.request(method, path, data, {"Content-Type": kind})
@@ -55,47 +55,47 @@ class Api:
         return found
 
     def merge(self, path: str, body: Mapping[str, Any]) -> Object | None:
-        """PATCH by merge."""
+        """Send a merge PATCH."""
         return self.send("PATCH", path, body, kind="application/merge-patch+json")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
 
 class Resource(NamedTuple):
-    """A kind of object, as the API server serves it."""
+    """A kind of object on the API server."""
 
     group_version: str
     kind: str
     plural: str
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Of an object in a namespace, or of all that are there."""
+        """Return the path of an object in a namespace, or of all its objects."""
         root = "/api" if "/" not in self.group_version else "/apis"
         return f"{root}/{self.group_version}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
 
 
 class ApiReader:
-    """Reads objects by their kind's name, one or many, as ``kubectl get --output json`` shows them. Of any thread."""
+    """Reads objects by kind, as ``kubectl get --output json`` shows them. Any thread may call it."""
 
     def __init__(self, address: str) -> None:
-        """``address`` is that of an API server that wants no credentials."""
+        """``address`` is an API server without credentials."""
         self._address = address
         self._local = threading.local()
         self._resources: dict[str, Resource] = {}
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """An object; None if it is not there.
+        """Return an object, or None.
 
         Raises:
-            ApiFailed: there is no such kind, or no answer.
+            ApiFailed: the kind is unknown, or there is no answer.
         """
         found = self._ask(self._resource(kind).path(namespace, name))
         return None if found is None else _shown(found)
 
     def list(self, kind: str, namespace: str, selector: str = "") -> list[Object]:
-        """The objects with those labels. Raises as ``get``."""
+        """Return the objects with those labels. Raises like ``get``."""
         resource = self._resource(kind)
         path = resource.path(namespace) + (f"?labelSelector={quote(selector)}" if selector else "")
         if (found := self._ask(path)) is None:
@@ -106,7 +106,7 @@ class ApiReader:
     def _resource(self, kind: str) -> Resource:
         name = kind.lower()
         if name not in self._resources:
-            # A later group does not take the name that an earlier one has, as with kubectl.
+            # Of several groups with a name the first wins, as with kubectl.
             for known, resource in self._discover():
                 self._resources.setdefault(known, resource)
         if name not in self._resources:
@@ -119,7 +119,7 @@ class ApiReader:
             try:
                 found = self._ask(path) or {}
             except ApiFailed:
-                continue  # whoever serves that group is not there: what the others serve is known nevertheless
+                continue  # the server of one group is away; the other groups still count
             for each in found.get("resources", []):
                 if each["namespaced"] and "/" not in each["name"]:
                     resource = Resource(found["groupVersion"], each["kind"], each["name"])
@@ -128,7 +128,7 @@ class ApiReader:
                     yield from ((name, resource) for name in names)
 
     def _ask(self, path: str) -> Object | None:
-        """The answer, over this thread's connection; once more over another, in case that one has ended meanwhile."""
+        """Return the answer over this thread's connection; retry once over a new one, in case the first was closed."""
         for is_last in (False, True):
             if (api := getattr(self._local, "api", None)) is None:
                 api = self._local.api = Api(self._address)

@@ -1,4 +1,4 @@
-"""Objects as an API server shows them, for tests of what reads them."""
+"""Kubernetes objects in an API server's form, for tests of code that reads them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Object = dict[str, Any]
 NAME = "cartpole"
 UID = "0f5a5b0a-0000-4000-8000-000000000001"
 MADE = "2026-01-01T12:00:00Z"
-"""When the experiment and all that belongs to it was made."""
+"""Creation time of the experiment and its objects."""
 
 
 def labels(role: str) -> dict[str, str]:
-    """Those of what was made for a role."""
+    """Return the labels of a role's objects."""
     return {EXPERIMENT_LABEL: NAME, UID_LABEL: UID, ROLE_LABEL: role}
 
 
 def experiment(phase: str | None, *conditions: Object, name: str = NAME, uid: str = UID, **status: Any) -> Object:
-    """An experiment in a phase, with conditions; without a phase it has no status."""
-    told = {} if phase is None else {"status": {"phase": phase, "conditions": list(conditions), **status}}
+    """Return an experiment in a phase, with conditions; without a phase it has no status."""
+    observed = {} if phase is None else {"status": {"phase": phase, "conditions": list(conditions), **status}}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -33,19 +33,19 @@ def experiment(phase: str | None, *conditions: Object, name: str = NAME, uid: st
             "parameters": {"store": {"filesystem": {"size": "10Gi"}}},
             "stop": {"returnMean": 475.0, "envSteps": 2_000_000},
         },
-        **told,
+        **observed,
     }
 
 
 def condition(aspect: str, reason: str, message: str, *, since: str = "2026-01-01T12:01:00Z") -> Object:
-    """One condition, with the status that goes with its reason; a word of Kubernetes' own is trouble."""
-    judgement = next((words for name, words in REASONS.items() if name == aspect), {})
-    status = next((said.status for word, said in judgement.items() if word == reason), "False")
+    """Return a condition with the status of its reason; False for Kubernetes' own reasons."""
+    reasons = next((words for name, words in REASONS.items() if name == aspect), {})
+    status = next((entry.status for word, entry in reasons.items() if word == reason), "False")
     return {"type": aspect, "status": status, "reason": reason, "message": message, "lastTransitionTime": since}
 
 
 def workload(role: str, *, ready: int, replicas: int, kind: str = "Deployment") -> Object:
-    """What makes a role's pods."""
+    """Return a role's Deployment or StatefulSet."""
     metadata = {"name": f"{NAME}-{role}", "uid": f"uid-of-{role}s", "labels": labels(role), "creationTimestamp": MADE}
     return {
         "kind": kind,
@@ -56,8 +56,7 @@ def workload(role: str, *, ready: int, replicas: int, kind: str = "Deployment") 
 
 
 def pod(name: str, role: str, *, index: int | None = None, **container: Any) -> Object:
-    """A pod; ready unless something is said of its worker's container (``state``, ``lastState``, ``restartCount``,
-    ``ready``)."""
+    """Return a pod, ready unless its container's ``state``, ``lastState``, ``restartCount`` or ``ready`` is given."""
     ready = container.pop("ready", not container)
     pod_index = {} if index is None else {"apps.kubernetes.io/pod-index": str(index)}
     state = {"name": CONTAINER, "restartCount": 0, "state": {"running": {}}, **container}
@@ -78,7 +77,7 @@ def pod(name: str, role: str, *, index: int | None = None, **container: Any) -> 
 
 
 def warning(about: Object, reason: str, message: str, *, at: str = "2026-01-01T12:02:00Z", count: int = 1) -> Object:
-    """An event about an object."""
+    """Return a warning event about an object."""
     return {
         "kind": "Event",
         "metadata": {"name": f"{about['metadata']['name']}.{reason}", "creationTimestamp": at},

@@ -1,4 +1,4 @@
-"""A worker's context without a coordinator, for tests that run a worker, or parts of one, in their own process."""
+"""A worker's context without a coordinator, for tests that run a worker or its parts in their own process."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ TOKEN = "a-token-for-tests"
 
 @dataclass
 class RecordingSession:
-    """Stands in for ``JoinSession``: keeps what would go up the Join stream. Any thread may call it."""
+    """A fake ``JoinSession`` that records what would be sent on the Join stream. Any thread may call it."""
 
     reports: list[dict[str, Any]] = field(default_factory=list)
-    """What each call of ``report`` said, without what it left open."""
+    """The given arguments of each call of ``report``."""
     turns: list[str] = field(default_factory=list)
-    """What it was said to wait for, or to be working, in order."""
+    """The activities of ``turn_to``, in order."""
     work: list[dict[Stage, float]] = field(default_factory=list)
-    """What each call of ``spent`` said."""
+    """The seconds of each call of ``spent``."""
     rows: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """Rows of the learning curve: step and scalars."""
     addresses: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Where members of other roles are."""
+    """Addresses of other roles' workers, by role and index."""
     failure: Exception | None = None
-    """What ``check`` raises from now on; None for nothing."""
+    """The error that ``check`` raises; None for none."""
     ledger_copy: bytes = b""
-    """The ledger page that the coordinator kept of the life before."""
+    """The coordinator's copy of the previous life's ledger page."""
     page: LedgerPage | None = None
-    """The ledger page that would be shown to it."""
+    """The ledger page that heartbeats would send."""
 
     def report(
         self,
@@ -50,28 +50,28 @@ class RecordingSession:
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
     ) -> None:
-        """Keep it."""
-        said = {"state": state, "stats": stats, "version": version}
-        self.reports.append({name: value for name, value in said.items() if value is not None})
+        """Record the given arguments."""
+        given = {"state": state, "stats": stats, "version": version}
+        self.reports.append({name: value for name, value in given.items() if value is not None})
 
     def turn_to(self, doing: str) -> None:
-        """Keep it."""
+        """Record the call."""
         self.turns.append(doing)
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
-        """Keep it."""
+        """Record the call."""
         self.work.append(dict(seconds))
 
     def show_page(self, page: LedgerPage) -> None:
-        """Keep it."""
+        """Record the call."""
         self.page = page
 
     def address_of(self, role: str, index: int) -> str | None:
-        """Look it up."""
+        """Return an entry of ``addresses``."""
         return self.addresses.get((role, index))
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Keep it."""
+        """Record the call."""
         self.rows.append((step, dict(scalars)))
 
     def check(self) -> None:
@@ -80,7 +80,7 @@ class RecordingSession:
             raise self.failure
 
     def reported(self, what: str) -> list[Any]:
-        """Everything that was reported under that name, in order."""
+        """Return all reported values of that name, in order."""
         return [report[what] for report in self.reports if what in report]
 
 
@@ -94,7 +94,7 @@ def make_context(
     join_session: RecordingSession | None = None,
     clock: Clock | None = None,
 ) -> WorkerContext:
-    """The context of a worker whose ledger is in ``folder``."""
+    """Return the context of a worker with its ledger in ``folder``."""
     return WorkerContext(
         role=role,
         index=index,

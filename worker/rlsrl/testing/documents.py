@@ -1,4 +1,4 @@
-"""Documents made from the models: legal ones, and ones with a fault of each kind in each field. Seeded."""
+"""Experiment documents generated from the models: valid ones, and ones with each kind of fault in each field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsrl.api.model import Model
 from rlsrl.api.spec import RLExperiment
 
 JsonDocument = dict[str, Any]
-"""A document as JSON has it."""
+"""A document as a JSON value."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,19 @@ class FieldType:
     constraints: tuple[Any, ...]
 
     def bound(self, name: str) -> Any:
-        """The tightest constraint of that name, ``ge`` for example; None for none."""
+        """Return the constraint of that name that applies, for example ``ge``, or None."""
         found = [getattr(each, name) for each in self.constraints if getattr(each, name, None) is not None]
         return found[-1] if found else None
 
     @property
     def items(self) -> tuple[FieldType, ...]:
-        """Of a tuple's or mapping's parts."""
+        """The types of a tuple's or mapping's items."""
         return tuple(kind_of(argument) for argument in get_args(self.type) if argument is not Ellipsis)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One field of the document, with the models on the way to it."""
+    """One field of the document, with the models on its path."""
 
     path: tuple[str, ...]
     models: tuple[type[Model], ...]
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        """The path, dotted."""
+        """The path with dots."""
         return ".".join(self.path)
 
 
@@ -64,12 +64,12 @@ def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> FieldType:
 
 
 def is_ignored(field: FieldInfo) -> bool:
-    """Whether only Kubernetes writes the field."""
+    """Return whether only Kubernetes writes the field."""
     return field.json_schema_extra == {"readOnly": True}
 
 
 def walk(model: type[Model] = RLExperiment, path: tuple[str, ...] = (), models: tuple[Any, ...] = ()) -> Iterator[Case]:
-    """Every field below the model, parents first."""
+    """Yield every field below the model, parents first."""
     for name, field in model.model_fields.items():
         if is_ignored(field):
             continue
@@ -85,11 +85,11 @@ CASES = tuple(walk())
 
 
 LEAVES = tuple(case for case in CASES if not (isinstance(case.kind.type, type) and issubclass(case.kind.type, Model)))
-"""Those that are no model's object."""
+"""The fields whose value is not a model."""
 
 
 MODELS = {(): RLExperiment} | {case.path: case.kind.type for case in CASES if case not in LEAVES}
-"""By path."""
+"""The models by path."""
 
 
 EXAMPLES = {
@@ -104,7 +104,7 @@ EXAMPLES = {
     "spec.trainers.gpuResource": "amd.com/gpu", "spec.security.tlsSecret": "certificates",
     "spec.tracking.wandb.project": "my-project", "spec.tracking.wandb.entity": "my-team",
 }  # fmt: skip
-"""Legal strings whose pattern no generator needs to solve; factories share one."""
+"""Valid strings for fields with a pattern. All factories use the same string."""
 
 
 POD_TEMPLATES: tuple[JsonDocument, ...] = (
@@ -125,11 +125,11 @@ POD_TEMPLATES: tuple[JsonDocument, ...] = (
         }
     },
 )
-"""What an experiment may say of its pods."""
+"""Valid values of ``podTemplate``."""
 
 
 def legal(case: Case) -> Any:
-    """A legal value of the field: the lowest, the first, the smallest."""
+    """Return a valid value of the field: the lowest, the first or the smallest."""
     kind = case.kind
     if isinstance(kind.type, type) and issubclass(kind.type, Model):
         return {}
@@ -148,7 +148,7 @@ def legal(case: Case) -> Any:
 
 
 def minimal() -> JsonDocument:
-    """A legal document with as little as can be."""
+    """Return a minimal valid document."""
     return {
         "apiVersion": "rlsrl.dev/v1alpha1",
         "kind": "RLExperiment",
@@ -158,7 +158,7 @@ def minimal() -> JsonDocument:
 
 
 def with_value(case: Case, value: Any) -> JsonDocument:
-    """A document that is legal but for the field: what the way to it needs is there, other union members are not."""
+    """Return a document that is valid except for the field: with its parents, without other members of their unions."""
     document = minimal()
     mapping = document
     for step, model, depth in zip(case.path, case.models, range(len(case.path)), strict=True):
@@ -177,7 +177,7 @@ def with_value(case: Case, value: Any) -> JsonDocument:
 
 
 def wrong_types(kind: FieldType) -> list[Any]:
-    """Values of types that the field does not take."""
+    """Return values of wrong types."""
     if get_origin(kind.type) is Literal:
         return [1, True, ["x"], {"x": 1}]
     if get_origin(kind.type) is tuple:
@@ -193,7 +193,7 @@ def wrong_types(kind: FieldType) -> list[Any]:
 
 
 def out_of_range(kind: FieldType) -> list[Any]:
-    """Values of the right type that the field does not take."""
+    """Return invalid values of the right type."""
     if get_origin(kind.type) is Literal:
         return ["other", get_args(kind.type)[0].upper() + "_"]
     if kind.type is str:
@@ -210,7 +210,7 @@ def out_of_range(kind: FieldType) -> list[Any]:
 
 
 def variation(rng: random.Random) -> JsonDocument:
-    """A legal document: each field present or not, with any legal value; what rules across fields demand comes last."""
+    """Return a random valid document: random fields first, then the changes that rules over several fields require."""
     document = minimal()
     for case in LEAVES:
         if case.path[0] in ("apiVersion", "kind") or rng.random() < 0.5 or other_member_given(document, case):
@@ -248,14 +248,14 @@ def variation(rng: random.Random) -> JsonDocument:
 
 
 def _vectorizations(spec: JsonDocument) -> list[str]:
-    """Those that are legal beside the rest."""
+    """Return the vectorizations that are valid with the rest of the spec."""
     around = {"factory", "atari", "maxEpisodeSteps", "frameStack", "actionMask"} & set(spec["environment"])
     has_program = "cnn" not in spec.get("policy", {}).get("network", {}) and "policyWorkers" not in spec
     return ["loop", *([] if around else ["native"]), *(["threads"] if has_program else [])]
 
 
 def random_legal(case: Case, rng: random.Random) -> Any:
-    """Any legal value of the field."""
+    """Return a random valid value of the field."""
     kind = case.kind
     if get_origin(kind.type) is Literal:
         return rng.choice(get_args(kind.type))
@@ -280,7 +280,7 @@ def random_legal(case: Case, rng: random.Random) -> Any:
 
 
 def other_member_given(document: JsonDocument, case: Case) -> bool:
-    """Whether a union on the field's way already holds another member."""
+    """Return whether a union on the field's path already has another member."""
     for depth, (step, model) in enumerate(zip(case.path, case.models, strict=True)):
         members = camel(model.exactly_one)
         mapping: Any = document
@@ -292,19 +292,19 @@ def other_member_given(document: JsonDocument, case: Case) -> bool:
 
 
 def inside(document: JsonDocument, path: tuple[str, ...]) -> JsonDocument:
-    """What stands in a document at a path."""
+    """Return the part of a document at a path."""
     for step in path:
         document = document[step]
     return document
 
 
 def camel(names: tuple[str, ...]) -> list[str]:
-    """Names as YAML has them."""
+    """Return names in camelCase, as in YAML."""
     return [to_camel(name) for name in names]
 
 
 def empty_unions() -> list[JsonDocument]:
-    """Documents of which each is refused for a union that has no member; few others leave out an only one."""
+    """Return documents that are refused for a union without a member; random ones rarely have this fault."""
     return [
         with_value(case, {})
         for case in CASES
@@ -313,7 +313,7 @@ def empty_unions() -> list[JsonDocument]:
 
 
 def perhaps_broken(rng: random.Random) -> JsonDocument:
-    """A variation that was changed somewhere below ``spec``: about half of them are not legal any more."""
+    """Return a variation with random changes below ``spec``; about half of them are invalid."""
     document = variation(rng)
     for _ in range(rng.choice([0, 1, 1, 2])):
         rng.choice(_CHANGES)(document, rng)
@@ -321,7 +321,7 @@ def perhaps_broken(rng: random.Random) -> JsonDocument:
 
 
 def as_sent(value: Any) -> Any:
-    """As kubectl sends it: Go writes whole numbers without a fraction; with one they are no integers to CEL."""
+    """Return the value as kubectl sends it: Go writes whole numbers without a fraction, else CEL sees no integers."""
     if isinstance(value, dict):
         return {name: as_sent(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -363,7 +363,7 @@ def _give_another_member(document: JsonDocument, rng: random.Random) -> None:
 
 
 def _break_arithmetic(document: JsonDocument, rng: random.Random) -> None:
-    """Small numbers where rules compare and divide them."""
+    """Put small numbers into fields that rules compare and divide."""
     spec = document["spec"]
     if rng.random() < 0.5:
         spec.setdefault("bufferWorkers", {})
@@ -376,7 +376,7 @@ def _break_arithmetic(document: JsonDocument, rng: random.Random) -> None:
 
 
 def _leave_the_end_open(document: JsonDocument, rng: random.Random) -> None:
-    """No number of transitions for schedules to end with, or no end at all."""
+    """Remove the number of transitions at which schedules end, or all stop conditions."""
     spec = document["spec"]
     spec["stop"] = rng.choice([{}, {"trainSteps": 10}, {"trainSteps": 10}])
     ppo = _mapping_at(spec, ("algorithm", "ppo"))
@@ -386,7 +386,7 @@ def _leave_the_end_open(document: JsonDocument, rng: random.Random) -> None:
 
 
 def _vectorize(document: JsonDocument, rng: random.Random) -> None:
-    """Other than by a loop, beside what perhaps cannot be stepped so."""
+    """Set another vectorization than ``loop`` and a field that may exclude it."""
     spec = document["spec"]
     environment, actors = _mapping_at(spec, ("environment",)), _mapping_at(spec, ("actors",))
     if environment is None or actors is None:
@@ -416,11 +416,11 @@ ARITHMETIC = (
     ("bufferWorkers", "replicas"), ("pacing", "maxPolicyLag"), ("evaluators", "maxSteps"),
     ("evaluators", "environments"), ("evaluators", "replicas"), ("algorithm", "ppo", "minibatchSize"),
 )  # fmt: skip
-"""The numbers below ``spec`` that rules compute with."""
+"""The numbers below ``spec`` that rules use."""
 
 
 def _some_place(document: JsonDocument, rng: random.Random) -> tuple[Case, JsonDocument]:
-    """A field below ``spec`` and the mapping of the document that it would stand in."""
+    """Return a random field below ``spec`` and its parent mapping in the document."""
     while True:
         case = rng.choice(CASES)
         mapping = _mapping_at(document, case.path[:-1])

@@ -1,4 +1,4 @@
-"""Environments whose rewards, ends and observations a test knows beforehand or decides."""
+"""Environments with rewards, ends and observations that a test knows or controls."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Episode:
     """One scripted episode."""
 
     rewards: tuple[float, ...]
-    """The reward of each step; their number is the episode's length."""
+    """The reward of each step. Their number is the episode's length."""
     end: Literal["terminated", "truncated", "both"] = "terminated"
     """What the last step reports."""
 
 
 class ScriptedEnv(gymnasium.Env[Any, Any]):
-    """Plays ``episodes`` in turn, over and over; an observation is (episodes begun - 1, steps taken in this one)."""
+    """Plays ``episodes`` repeatedly, in order. An observation is (episodes begun - 1, steps of this episode)."""
 
     def __init__(
         self,
@@ -38,19 +38,19 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         """Follow ``episodes``.
 
         Args:
-            episodes: What happens.
-            action_space: Two discrete actions unless given; actions change nothing and are kept in ``actions``.
+            episodes: The script.
+            action_space: By default two discrete actions. Actions have no effect; ``actions`` records them.
             as_dict: Observe ``{"episode": [1], "step": [1]}`` instead of ``[2]``.
-            reuse_arrays: Give the same array every time, rewritten in place, as some simulators do.
+            reuse_arrays: Return the same array each time, overwritten, as some simulators do.
         """
         self.action_space = spaces.Discrete(2) if action_space is None else action_space
         self.observation_space = (
             spaces.Dict({"episode": _unbounded(1), "step": _unbounded(1)}) if as_dict else _unbounded(2)
         )
         self.actions: list[Any] = []
-        """Every action taken."""
+        """All actions."""
         self.seeds: list[int | None] = []
-        """The seed of every reset."""
+        """The seeds of all resets."""
         self.closed = False
         self._episodes = tuple(episodes)
         self._as_dict = as_dict
@@ -60,7 +60,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         self._taken = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episode of the script."""
+        """Start the next episode of the script."""
         super().reset(seed=seed, options=options)
         self.seeds.append(seed)
         self._begun += 1
@@ -68,7 +68,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Do what the script says; a step beyond an episode's end is refused."""
+        """Follow the script; refuse a step beyond an episode's end."""
         episode = self._episodes[(self._begun - 1) % len(self._episodes)]
         if self._begun == 0 or self._taken == len(episode.rewards):
             raise RuntimeError("step without reset")
@@ -79,7 +79,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         return self._observe(), reward, last and episode.end != "truncated", last and episode.end != "terminated", {}
 
     def close(self) -> None:
-        """Only noted."""
+        """Record the call."""
         self.closed = True
 
     def _observe(self) -> Any:
@@ -96,16 +96,16 @@ def _unbounded(size: int) -> spaces.Box[Any]:
 
 
 class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Episodes of 8 steps that return 0 until the file ``gate`` is there, and 8 from then on.
+    """Episodes of 8 steps with a return of 0, and of 8 once the file ``gate`` exists.
 
-    A run with a mean return as its goal goes on for as long as a test wants, and ends soon after the test opens the
-    gate. An observation is the share of the episode that is over, beside a random number.
+    A run with a mean return as its goal goes on until the test creates the file, and ends soon after. An observation is
+    the elapsed share of the episode and a random number.
     """
 
     LENGTH = 8
 
     def __init__(self, gate: str, step_seconds: float = 0.0) -> None:
-        """A step takes ``step_seconds`` at least."""
+        """A step takes at least ``step_seconds``."""
         self.observation_space = _unbounded(2)
         self.action_space = spaces.Discrete(2)
         self._gate = Path(gate)
@@ -116,14 +116,14 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Begin an episode; look at the gate."""
+        """Start an episode; check the gate."""
         super().reset(seed=seed, options=options)
         self._taken = 0
         self._is_open = self._is_open or self._gate.exists()
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:  # noqa: ARG002
-        """Go on; actions change nothing."""
+        """Advance the episode; actions have no effect."""
         if self._step_seconds:
             time.sleep(self._step_seconds)
         self._taken += 1
@@ -134,11 +134,11 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 class MaskedEnv(gymnasium.Env[Any, np.int64]):
-    """Some of ``num_actions`` are illegal at each step, at random, and an illegal action is refused with an error.
+    """At each step some random actions are illegal. An illegal action raises an error.
 
-    The reward is 1 for the last legal action, else 0; an episode has 8 steps, and nothing is legal at its end. An
-    observation is which actions are legal, as floats and nested, and the step. The mask is in the observation, or in
-    ``info`` where ``in_info``.
+    The reward is 1 for the last legal action, else 0. An episode has 8 steps, and its final observation allows no
+    action. An observation is nested: the legal actions as floats, and the step. The mask is in the observation, or with
+    ``in_info`` in ``info``.
     """
 
     LENGTH = 8
@@ -159,7 +159,7 @@ class MaskedEnv(gymnasium.Env[Any, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed, options=options)
         self._taken = 0
         self._draw()

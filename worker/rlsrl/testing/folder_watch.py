@@ -1,6 +1,4 @@
-"""Waiting for what other processes write: the kernel says when something in a folder changed, nothing looks again and
-again. Linux.
-"""
+"""Waiting for files of other processes, with inotify instead of polling. Linux."""
 
 from __future__ import annotations
 
@@ -22,18 +20,18 @@ _CHANGES = _IN_MODIFY | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
 _IN_NONBLOCK = os.O_NONBLOCK
 _IN_CLOEXEC = os.O_CLOEXEC
 _EVENT = struct.Struct("iIII")
-"""Watch, what happened, a cookie, and the length of the name behind it."""
+"""Watch, events, cookie, and the length of the name that follows."""
 
 
 class FolderWatch:
-    """Tells when something below a folder changed. One thread uses it; use it as a context manager.
+    """Waits for changes below a folder. For one thread; use as a context manager.
 
-    Folders that come later are watched from the first ``wait`` after they came, so a condition is to be looked at again
-    after every ``wait``, and holds for good once it was seen. What is written through a memory map goes unnoticed.
+    New folders are watched from the next ``wait`` on, so check the awaited condition after every ``wait``; it must not
+    become false again. Writes through a memory map go unnoticed.
     """
 
     def __init__(self, root: Path) -> None:
-        """Watch ``root``, which exists, and everything below it."""
+        """Watch the existing folder ``root`` and everything below it."""
         self._root = root
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._descriptor = self._libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
@@ -43,10 +41,10 @@ class FolderWatch:
         self._watch_new_folders()
 
     def wait(self, *others: int, timeout: float) -> Collection[str]:
-        """Wait for changes; returns the names of what changed, none after ``timeout`` seconds.
+        """Wait for changes; return the names of the changed files, none after ``timeout`` seconds.
 
-        Returns early, with what there is, once one of the descriptors ``others`` is readable, and when folders came
-        meanwhile in which something may have changed already.
+        Returns early if one of the descriptors ``others`` is readable. Also returns at once if there are new folders:
+        their files may have changed already.
         """
         if self._watch_new_folders():
             return self._read()
@@ -54,8 +52,9 @@ class FolderWatch:
         return self._read()
 
     def wait_for_name(self, part: str, *others: int, timeout: float) -> bool:
-        """Wait until a file comes or changes whose name holds ``part``; False after ``timeout`` seconds, or once one of
-        ``others`` is readable.
+        """Wait until a file whose name contains ``part`` is created or changed.
+
+        Returns False after ``timeout`` seconds, or once one of ``others`` is readable.
         """
         deadline = time.monotonic() + timeout
         while (remaining := deadline - time.monotonic()) > 0:
@@ -80,7 +79,7 @@ class FolderWatch:
     def _watch_new_folders(self) -> bool:
         folders = {self._root, *(Path(where) for where, _, _ in os.walk(self._root))} - self._watched
         for folder in folders:
-            # A folder that was removed meanwhile cannot be watched, and need not be.
+            # Fails for a folder that was removed meanwhile, which needs no watch.
             self._libc.inotify_add_watch(self._descriptor, os.fsencode(folder), _CHANGES)
         self._watched |= folders
         return bool(folders)

@@ -1,4 +1,4 @@
-"""A cluster for tests, by kubectl and helm: whichever KUBECONFIG names. And the hand that reaches into its nodes."""
+"""The cluster of KUBECONFIG for tests, through kubectl and helm, and privileged access to its nodes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rlsrl.testing.cluster_api import ApiReader, Object
 from rlsrl.testing.waiting import until
 
 TAG = os.environ.get("TAG", version("rlsrl"))
-"""Of the images that the nodes have; hack/images reads the same variable."""
+"""The tag of the images on the nodes; hack/images reads the same variable."""
 COMMAND_SECONDS = 120.0
 CLUSTER_SECONDS = 180.0
-"""For what a cluster takes seconds for, on a machine that does something else too."""
+"""Deadline for events that take seconds, on a machine with other load."""
 _SMALL_BYTES = 50_000_000
 _NUM_SMALL = 10
 _HELD_SECONDS = 10
@@ -29,14 +29,14 @@ _RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("
 
 
 class KubectlFailed(Exception):
-    """The command ended with an error; the text is what it said."""
+    """The command failed. The text is its error output."""
 
 
 def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECONDS) -> str:
-    """What a command prints.
+    """Return the output of a command.
 
     Raises:
-        KubectlFailed: it failed.
+        KubectlFailed: the command failed.
     """
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=seconds, check=False)
     if done.returncode:
@@ -51,41 +51,41 @@ class Namespace:
     name: str
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """What kubectl says there."""
+        """Return kubectl's output for this namespace."""
         return run("kubectl", "--namespace", self.name, *arguments, stdin=stdin)
 
     def apply(self, *objects: Object) -> None:
-        """Make or change objects."""
+        """Create or change objects."""
         self.kubectl(
             "apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         )
 
     def get(self, kind: str, name: str) -> Object | None:
-        """An object; None if it is not there."""
+        """Return an object, or None."""
         return _reader().get(kind, self.name, name)
 
     def list(self, kind: str, **labels: str) -> list[Object]:
-        """The objects with those labels; ``_`` in a label's name stands for ``/`` after ``rlsrl.dev``."""
+        """Return the objects with those labels, each of them with the prefix ``rlsrl.dev/``."""
         selector = ",".join(f"rlsrl.dev/{name}={value}" for name, value in labels.items())
         return _reader().list(kind, self.name, selector)
 
     def delete(self, kind: str, name: str, *, wait: bool = False) -> None:
-        """Delete an object, if it is there."""
+        """Delete an object if it exists."""
         self.kubectl("delete", kind, name, f"--wait={str(wait).lower()}", "--ignore-not-found")
 
 
 @contextmanager
 def namespace(name: str, *, wait: bool = True) -> Iterator[Namespace]:
-    """A new namespace in which nothing but restricted pods may run; deleted with all that is in it at the end.
+    """Yield a new namespace that allows only restricted pods; delete it at the end.
 
-    Raises ``KubectlFailed``, and deletes nothing, if there is one of that name.
+    Raises ``KubectlFailed``, and deletes nothing, if the name is taken.
 
-    Without ``wait`` the end is only asked for: trainers whose coordinator goes with them try for a minute to store
-    their last state.
+    With ``wait=False`` the deletion continues in the background: trainers without a coordinator try for a minute to
+    store their last state.
     """
     made = Namespace(name)
     document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _RESTRICTED}}
-    # Not applied: one that is there already is somebody else's, and must not be deleted at the end.
+    # Created, not applied: an existing namespace belongs to somebody else and must not be deleted at the end.
     run("kubectl", "create", "--filename", "-", stdin=json.dumps(document))
     try:
         yield made
@@ -96,8 +96,9 @@ def namespace(name: str, *, wait: bool = True) -> Iterator[Namespace]:
 
 @contextmanager
 def release(system: Namespace, chart: Path, *values: str) -> Iterator[Callable[[], None]]:
-    """The release ``rlsrl`` with other values, each ``name=value``; gives how to take them back, which is done at the
-    end at the latest.
+    """Change values of the release ``rlsrl``, each ``name=value``; yield a function that restores them.
+
+    They are restored at the end at the latest.
     """
 
     def helm(*arguments: str) -> None:
@@ -112,10 +113,10 @@ def release(system: Namespace, chart: Path, *values: str) -> Iterator[Callable[[
 
 @contextmanager
 def api_proxy() -> Iterator[str]:
-    """An address of this machine that is the API server's, without credentials; pods are below it, by their paths.
+    """Yield a local address that forwards to the API server without credentials.
 
     Raises:
-        KubectlFailed: it does not come up.
+        KubectlFailed: the proxy does not start.
     """
     command = ["kubectl", "proxy", "--address", "127.0.0.1", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -131,7 +132,7 @@ def api_proxy() -> Iterator[str]:
 
 @cache
 def _reader() -> ApiReader:
-    """What reads from the cluster for as long as this process lives."""
+    """Return the process's reader of the cluster."""
     proxy = ExitStack()
     atexit.register(proxy.close)
     return ApiReader(proxy.enter_context(api_proxy()))
@@ -146,7 +147,7 @@ class ClusterExperiment:
 
     @property
     def object(self) -> Object:
-        """As it is now."""
+        """The current object."""
         found = self.where.get("rlexperiment", self.name)
         if found is None:
             raise KubectlFailed(f"the experiment {self.name} is gone")
@@ -154,42 +155,42 @@ class ClusterExperiment:
 
     @property
     def status(self) -> Object:
-        """What the operator says of it."""
+        """The current status."""
         status: Object = self.object.get("status", {})
         return status
 
     @property
     def phase(self) -> str:
-        """Where it is in its life."""
+        """The current phase."""
         return str(self.status.get("phase", ""))
 
     def env_steps(self) -> int:
-        """Transitions trained, as last told."""
+        """Return the trained transitions in the status."""
         return int(self.status.get("training", {}).get("envSteps") or 0)
 
     def ledger(self) -> Object:
-        """The run's ledger, as the coordinator has it."""
+        """Return the run's ledger from the coordinator."""
         name = self.pods("coordinator")[0]["metadata"]["name"]
         found: Object = json.loads(self.where.kubectl("exec", name, "--", "python", "-c", _LEDGER))
         return found
 
     def condition(self, name: str) -> Object:
-        """One aspect; an empty one before it is known."""
+        """Return a condition; empty before it exists."""
         return next((each for each in self.status.get("conditions", ()) if each["type"] == name), {})
 
     def pods(self, role: str | None = None) -> list[Object]:
-        """Its pods, or those of one role."""
+        """Return its pods, or those of one role."""
         return self.where.list("pods", experiment=self.name, **({} if role is None else {"role": role}))
 
     def await_phase(self, *phases: str, seconds: float = CLUSTER_SECONDS) -> None:
-        """Wait until it is in one of them."""
+        """Wait for one of these phases."""
         try:
             until(lambda: self.phase in phases, f"{self.name} is {' or '.join(phases)}", timeout=seconds)
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.status_text()}") from None
 
     def status_text(self) -> str:
-        """What is to be said of it when something is wrong."""
+        """Return the descriptions of the experiment and its pods, for error messages."""
         return self.where.kubectl("describe", "rlexperiment", self.name) + self.where.kubectl(
             "get", "pods", "-o", "wide"
         )
@@ -197,43 +198,43 @@ class ClusterExperiment:
 
 @dataclass(frozen=True)
 class Nodes:
-    """A privileged pod on each node, from which the processes of all pods are seen."""
+    """A privileged pod on each node, which sees the processes of all pods."""
 
     where: Namespace
     by_node: Mapping[str, str] = field(default_factory=dict)
 
     def python(self, node: str, program: str, *arguments: str) -> str:
-        """What a Python program prints there."""
+        """Return the output of a Python program on a node."""
         return self.where.kubectl("exec", self.by_node[node], "--", "python", "-c", program, *arguments)
 
     def kill(self, pod: Object, *, command: str = "rlsrl.workers", sig: int = 9) -> int:
-        """Signal the pod's processes whose command names that module; returns how many there were."""
+        """Signal the pod's processes that run this module; return their number."""
         return int(self.python(pod["spec"]["nodeName"], _KILL, pod["metadata"]["uid"], command, str(sig)))
 
     def on_node(self, node: str, script: str) -> str:
-        """What a shell prints in the node itself, as its root."""
+        """Return the output of a shell script on the node itself, as root."""
         return self.where.kubectl(
             "exec", self.by_node[node], "--", "nsenter", "-t", "1", "-m", "--", "sh", "-c", script
         )
 
     def exhaust_memory(self, pod: Object) -> None:
-        """Take the half of a gigabyte that the pod's worker may have; the kernel kills the worker for it."""
+        """Use up the pod's half gigabyte of memory, so that the kernel kills the worker."""
         node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
         cgroup = self.python(node, _MARK_FOR_OOM, uid).strip()
         folder = f"$(ls -d /sys/fs/cgroup/memory{cgroup} /sys/fs/cgroup{cgroup} 2>/dev/null | head -1)"
-        # Many that are smaller than the worker, for the kernel kills the largest; they let go again soon.
+        # Many processes smaller than the worker, because the kernel kills the largest. They end soon.
         small = f"(head -c {_SMALL_BYTES} /dev/zero; sleep {_HELD_SECONDS}) | tail >/dev/null"
         eat = f"for i in $(seq {_NUM_SMALL}); do {small} & done; wait"
         with suppress(KubectlFailed):
             self.on_node(node, f"echo $$ > {folder}/cgroup.procs && {eat}")
 
     def usage(self, pod: Object) -> dict[str, int]:
-        """Memory in bytes, descriptors and threads of all processes of the pod."""
+        """Return the memory in bytes, the descriptors and the threads of all processes of the pod."""
         found: dict[str, int] = json.loads(self.python(pod["spec"]["nodeName"], _USAGE, pod["metadata"]["uid"]))
         return found
 
     def connections(self, pods: Sequence[Object]) -> set[tuple[str, str, int]]:
-        """The TCP connections that the pods opened: who, to which address and port."""
+        """Return the TCP connections that the pods opened: role, address, port."""
         found = set()
         for pod in pods:
             if pod["status"].get("phase") != "Running":
@@ -247,7 +248,7 @@ class Nodes:
 
 @contextmanager
 def nodes(image: str) -> Iterator[Nodes]:
-    """Hands on all nodes, for as long as the tests run."""
+    """Yield privileged access to all nodes."""
     where = Namespace("rlsrl-e2e-nodes")
     labels = {"app": "hand"}
     where.apply(
@@ -294,7 +295,7 @@ def processes(uid):
             command = command_of(pid)
             parent = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
             if "rlsrl.workers.gang_launcher" in command and command_of(parent) == command:
-                command = ["rlsrl.workers", "a rank, which its launcher forked"]
+                command = ["rlsrl.workers", "a rank, forked by its launcher"]
         except OSError:
             continue
         if uid in groups and command[0]:

@@ -1,4 +1,4 @@
-"""A kubectl for tests without a cluster: a program that shows objects from a folder, as commands call the real one."""
+"""A fake kubectl for tests without a cluster: a program that returns objects from a folder."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def port_forward():
 
 
 class KubectlStandIn:
-    """A folder to be put first on the PATH, with what the cluster is to show."""
+    """A folder for the PATH, with the fake program and the objects of its cluster."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the program; the cluster shows nothing."""
+        """Create the program with an empty cluster."""
         self.folder = folder
         program = folder / "kubectl"
         program.write_text(_PROGRAM.format(python=sys.executable))
@@ -100,24 +100,24 @@ class KubectlStandIn:
 
     @property
     def calls(self) -> list[str]:
-        """The words of each call so far."""
+        """The arguments of each call so far."""
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
     def show(self, *objects: Object) -> None:
-        """The cluster shows these, and nothing else."""
+        """Replace the cluster's objects."""
         (self.folder / "objects.json").write_text(json.dumps(objects))
 
     def refuse(self, said: str) -> None:
-        """From now on every call fails with those words."""
+        """Make every further call fail with this message."""
         (self.folder / "refusal").write_text(said)
 
     def log(self, pod: str, text: str, *, previous: bool = False, ended: bool = False) -> None:
-        """What a pod's worker wrote, or the one before it; one that has not ended is followed for ever."""
+        """Set the log of a pod's current or previous worker. ``--follow`` waits for ever unless it has ended."""
         if ended:
             (self.folder / f"{pod}.ended").touch()
         (self.folder / f"{pod}{'.previous' if previous else ''}.log").write_text(text)
 
     def reach(self, coordinator: str) -> None:
-        """Port-forwards lead to that address."""
+        """Make port-forwards lead to that address."""
         (self.folder / "coordinator").write_text(coordinator)

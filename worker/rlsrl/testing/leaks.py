@@ -1,4 +1,4 @@
-"""Whether something keeps what it should have given back: memory, threads, descriptors of this process."""
+"""Checks for leaks of memory, threads and descriptors in this process."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from collections.abc import Callable
 from rlsrl.testing.waiting import until
 
 MAX_LOOKS = 3
-"""How often it is looked whether something leaks: what leaks does so each time."""
+"""Number of measurements. A leak shows in each of them."""
 SETTLE_SECONDS = 15.0
-"""How long what was closed may take to be gone."""
+"""Time for closed resources to disappear."""
 
 
 def traced_memory() -> int:
-    """Bytes that are in use, without what only a collection would free; ``tracemalloc`` traces."""
+    """Return the bytes in use after a garbage collection, as ``tracemalloc`` counts them."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
 def open_descriptors() -> int:
-    """Descriptors of this process."""
+    """Return the number of this process's open descriptors."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def assert_leaks_nothing(come_and_go: Callable[[], None], *, times: int) -> None:
-    """Threads and descriptors are as before, and memory does not grow with the number of times.
+    """Check that repeated calls leave no threads or descriptors, and that memory does not grow with their number.
 
-    What changes once is no leak, for example that gRPC ends its poller while nobody uses it: a leak is there each time.
+    A single change is not a leak, for example when gRPC stops an unused poller. A leak shows in each measurement.
 
     Raises:
-        TimeoutError: something was kept at each of ``MAX_LOOKS`` looks; says what.
+        TimeoutError: each of the ``MAX_LOOKS`` measurements found a leak; names it.
     """
     for _ in range(5):
         come_and_go()
     for _ in range(MAX_LOOKS - 1):
         try:
-            _look(come_and_go, times)
+            _measure(come_and_go, times)
         except TimeoutError:
             continue
         return
-    _look(come_and_go, times)
+    _measure(come_and_go, times)
 
 
-def _look(come_and_go: Callable[[], None], times: int) -> None:
+def _measure(come_and_go: Callable[[], None], times: int) -> None:
     gc.collect()
     threads, descriptors = threading.active_count(), open_descriptors()
     tracemalloc.start()
@@ -55,7 +55,7 @@ def _look(come_and_go: Callable[[], None], times: int) -> None:
         before = traced_memory()
         for _ in range(times):
             come_and_go()
-        # Caches fill up and some kilobytes come and go; what one of them kept would be a kilobyte at least.
+        # Caches fill up, and some kilobytes come and go; one leak a call would be at least a kilobyte each.
         _settle(lambda: traced_memory() - before < 16_384 + 300 * times, f"{times} times leave memory as it was")
     finally:
         tracemalloc.stop()

@@ -1,6 +1,4 @@
-"""Real runs for tests: ``rlsrl run`` as a user calls it, in a process of its own without a terminal, and what is to be
-seen of it from outside while it lives and after it. Linux.
-"""
+"""Real runs for tests: ``rlsrl run`` in its own process without a terminal, and its observable state. Linux."""
 
 from __future__ import annotations
 
@@ -29,10 +27,10 @@ from rlsrl.testing.folder_watch import FolderWatch
 from rlsrl.workers.build.run_database import open_run_database
 
 DEADLINE_SECONDS = 120.0
-"""For what takes seconds on an idle machine: never reached."""
+"""Never reached: the conditions take seconds on an idle machine."""
 
 ANSWER_SECONDS = 5.0
-"""How long the coordinator may take to answer one question."""
+"""Deadline of one request to the coordinator."""
 
 GATED_EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -47,14 +45,14 @@ spec:
   stop: {{returnMean: 7.5, episodes: 50}}
   restarts: {{budget: 10, decaySeconds: 1}}
 """
-"""An experiment that goes on until the file ``gate`` is there, with small and frequent versions."""
+"""An experiment that trains until the file ``gate`` exists, with small and frequent versions."""
 
 _LAUNCHER = "rlsrl.workers.gang_launcher"
 _Value = TypeVar("_Value")
 
 
 class RunEnded(Exception):
-    """The command ended before what was waited for."""
+    """The command ended before the awaited condition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +64,23 @@ class WorkerProcess:
 
 
 class Desk:
-    """A working folder with one experiment, where commands are given as a user gives them."""
+    """A working folder with one experiment, in which tests call commands as a user does."""
 
     def __init__(self, folder: Path, experiment: str) -> None:
-        """Put the experiment, a YAML text whose ``metadata.name`` is ``live``, into the folder."""
+        """Write the experiment into the folder: YAML with the name ``live``."""
         self.folder = folder
         self.run_folder = folder / "runs" / "live"
         self.run_folder.parent.mkdir(exist_ok=True)
         (folder / "live.yaml").write_text(experiment)
 
     def begin(self, *arguments: str, environment: Mapping[str, str] | None = None) -> LiveRun:
-        """``rlsrl run live.yaml`` with those further arguments and environment variables; returns at once."""
+        """Start ``rlsrl run live.yaml`` with further arguments and environment variables; return at once."""
         command = ["run", "live.yaml", *arguments]
         env = {**os.environ, **(environment or {})}
         return LiveRun(command, cwd=self.folder, run_folder=self.run_folder, env=env)
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Any ``rlsrl`` command, to its end."""
+        """Run an ``rlsrl`` command to its end."""
         return subprocess.run(
             [rlsrl_command(), *arguments],
             cwd=self.folder,
@@ -93,18 +91,18 @@ class Desk:
         )
 
     def facts(self) -> RunFolderFacts:
-        """What stands in the run's folder now."""
+        """Return a reader of the run folder."""
         return RunFolderFacts(self.run_folder)
 
 
 class RunFolderFacts:
-    """What a run left on disk, read anew at each call."""
+    """Reads a run folder; each call reads the disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def json(self, name: str) -> dict[str, Any]:
-        """One of the folder's JSON files."""
+        """Return one of the folder's JSON files."""
         value: dict[str, Any] = json.loads((self.folder / name).read_text())
         return value
 
@@ -114,7 +112,7 @@ class RunFolderFacts:
         return str(self.json("controller.json")["run_uid"])
 
     def replicas(self) -> dict[str, int]:
-        """How many processes of each role there should be."""
+        """Return the configured number of processes of each role."""
         resolved = self.json("resolved.json")
         replicas = {
             "actor": resolved["num_actors"],
@@ -127,7 +125,7 @@ class RunFolderFacts:
         return {role: count for role, count in replicas.items() if count}
 
     def versions(self) -> list[VersionInfo]:
-        """The stored versions, oldest first."""
+        """Return the stored versions, oldest first."""
         db = open_run_database(self.folder)
         return db.versions(POLICY_NAME) if POLICY_NAME in db.policies() else []
 
@@ -137,11 +135,11 @@ class RunFolderFacts:
         return any(TERMINAL_KEY in info.metadata for info in self.versions())
 
     def newest(self) -> VersionInfo | None:
-        """The newest durable version; None before the first."""
+        """Return the newest durable version, or None."""
         return next(reversed(self.versions()), None)
 
     def logged(self, worker: str, event: str) -> list[dict[str, Any]]:
-        """The events of that name in a worker's log, ``trainer-0`` for example, in order."""
+        """Return the events of that name in a worker's log, for example ``trainer-0``, in order."""
         path = self.folder / "logs" / f"{worker}.jsonl"
         try:
             lines = path.read_text().splitlines()
@@ -150,7 +148,7 @@ class RunFolderFacts:
         return [entry for entry in _whole(lines) if entry.get("event") == event]
 
     def status(self) -> dict[str, Any] | None:
-        """The coordinator's ``/status``; None while there is none that answers."""
+        """Return the coordinator's ``/status``; None without an answer."""
         serving = self.logged("coordinator-0", "serving")
         if not serving:
             return None
@@ -161,11 +159,11 @@ class RunFolderFacts:
         return status
 
     def _token(self) -> str:
-        """The run's token, as its workers have it."""
+        """Return the run's token from a worker's environment."""
         return next((process.environ().get(TOKEN_VARIABLE, "") for process, _ in _workers_of(self.folder)), "")
 
     def leftovers(self) -> list[str]:
-        """Processes, sockets and shared memory of the run that are there now; nothing may be once it has ended."""
+        """Return the run's existing processes, sockets and shared memory; empty after a run has ended."""
         uid = self.run_uid
         left = [f"process {process.pid} {' '.join(command)}" for process, command in _workers_of(self.folder)]
         left += [f"socket {line}" for line in Path("/proc/net/unix").read_text().splitlines() if uid in line]
@@ -174,10 +172,10 @@ class RunFolderFacts:
 
 
 class LiveRun:
-    """One life of ``rlsrl run``. Use it as a context manager: at its end everything of it is dead."""
+    """One life of ``rlsrl run``. Use as a context manager, which ends all its processes."""
 
     def __init__(self, arguments: Sequence[str], *, cwd: Path, run_folder: Path, env: Mapping[str, str]) -> None:
-        """Start it; its output goes to a file in ``cwd``."""
+        """Start the command; its output goes to a file in ``cwd``."""
         self.facts = RunFolderFacts(run_folder)
         self._output = cwd / "output.txt"
         self._watch = FolderWatch(cwd)
@@ -195,21 +193,21 @@ class LiveRun:
 
     @property
     def pid(self) -> int:
-        """The controller's process."""
+        """The controller's process id."""
         return self._process.pid
 
     @property
     def output(self) -> str:
-        """What this life has printed so far."""
+        """The output of this life so far."""
         return self._output.read_bytes()[self._output_start :].decode()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the controller is gone."""
+        """Whether the controller has ended."""
         return bool(select.select([self._pidfd], [], [], 0)[0])
 
     def workers(self, role: str | None = None) -> list[WorkerProcess]:
-        """The living workers, of that role or all."""
+        """Return the living workers, of one role or all."""
         found = [
             WorkerProcess(role=command[command.index("--role") + 1], pid=process.pid)
             for process, command in _workers_of(self.facts.folder)
@@ -217,7 +215,7 @@ class LiveRun:
         return sorted((each for each in found if role in (None, each.role)), key=lambda each: (each.role, each.pid))
 
     def is_complete(self) -> bool:
-        """Whether all that should be there is at work, and the coordinator knows it."""
+        """Return whether all configured processes are running, also according to the coordinator."""
         status = self.facts.status()
         if status is None:
             return False
@@ -233,11 +231,11 @@ class LiveRun:
         )
 
     def until(self, condition: Callable[[], _Value | None], what: str, *, timeout: float = DEADLINE_SECONDS) -> _Value:
-        """Wait until ``condition`` gives something true, and return that. Looked at whenever the run wrote something.
+        """Wait until ``condition`` returns a true value, and return this value. Checked after each write of the run.
 
         Raises:
-            RunEnded: the command ended, and it still does not hold.
-            TimeoutError: it did not come to hold in time.
+            RunEnded: the command ended without it.
+            TimeoutError: it did not become true in time.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -252,30 +250,30 @@ class LiveRun:
             self._watch.wait(self._pidfd, timeout=remaining)
 
     def until_written(self, part: str, *, timeout: float = DEADLINE_SECONDS) -> None:
-        """Return the moment a file is begun or changed whose name holds ``part``.
+        """Wait until a file whose name contains ``part`` is created or changed.
 
         Raises:
-            TimeoutError: none was, or the command ended.
+            TimeoutError: no such file, or the command ended.
         """
         if not self._watch.wait_for_name(part, self._pidfd, timeout=timeout):
             raise TimeoutError(f"no file *{part}* was written:\n{self.output}")
 
     def send(self, signum: signal.Signals) -> None:
-        """Signal the controller, and nobody else."""
+        """Signal the controller only."""
         signal.pidfd_send_signal(self._pidfd, signum)
 
     def wait(self, *, timeout: float = DEADLINE_SECONDS) -> int:
-        """The command's exit code, once it has ended.
+        """Wait for the end of the command and return its exit code.
 
         Raises:
-            TimeoutError: it goes on.
+            TimeoutError: the command still runs.
         """
         if not select.select([self._pidfd], [], [], timeout)[0]:
             raise TimeoutError(f"rlsrl run still runs after {timeout} s:\n{self.output}")
         return self._process.wait()
 
     def close(self) -> None:
-        """Kill what is left of it; returns when all of it is dead."""
+        """Kill the remaining processes and wait until they are dead."""
         pids = [worker.pid for worker in self.workers()]
         if not self.has_ended:
             self.send(signal.SIGKILL)
@@ -295,15 +293,15 @@ class LiveRun:
 
 
 def rlsrl_command() -> str:
-    """The ``rlsrl`` command of this environment."""
+    """Return the path of this environment's ``rlsrl`` command."""
     return str(Path(sysconfig.get_path("scripts")) / "rlsrl")
 
 
 def fetch(url: str, token: str = "") -> str:
-    """What a worker's HTTP server answers to who has that token.
+    """Return the answer of a worker's HTTP server to a request with that token.
 
     Raises:
-        OSError: nothing, in time, or an error.
+        OSError: no answer in time, or an error.
     """
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
@@ -312,10 +310,10 @@ def fetch(url: str, token: str = "") -> str:
 
 
 def await_death(pid: int, *, timeout: float = DEADLINE_SECONDS) -> None:
-    """Return when the process is dead, reaped or not.
+    """Wait until the process is dead, reaped or not.
 
     Raises:
-        TimeoutError: it lives.
+        TimeoutError: the process is alive.
     """
     try:
         pidfd = os.pidfd_open(pid)
@@ -329,7 +327,7 @@ def await_death(pid: int, *, timeout: float = DEADLINE_SECONDS) -> None:
 
 
 def _workers_of(run_folder: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
-    """The run's living worker processes with their commands."""
+    """Yield the run's living worker processes with their commands."""
     configs = str(run_folder / "config")
     for process in psutil.process_iter():
         try:
@@ -337,7 +335,7 @@ def _workers_of(run_folder: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
             # A gang's ranks are forks of their launcher.
             is_rank = _LAUNCHER in command and (parent := process.parent()) is not None and parent.cmdline() == command
         except psutil.Error:
-            continue  # it ended meanwhile, or is not ours to look at
+            continue  # ended meanwhile, or not accessible
         is_worker = is_rank or "rlsrl.workers" in command
         if is_worker and any(argument.startswith(configs) for argument in command):
             yield process, command
@@ -348,4 +346,4 @@ def _whole(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
         try:
             yield json.loads(line)
         except ValueError:
-            continue  # a killed writer left a part of a line
+            continue  # a killed writer left a partial line

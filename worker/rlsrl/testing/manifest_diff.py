@@ -1,4 +1,4 @@
-"""What the objects of an experiment say, but for what chance and the clock put into them: equal for equal work."""
+"""Compares the objects of experiments, without the parts that depend on chance or time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlsrl.api.resolved import (
 
 Object = dict[str, Any]
 Manifests = Mapping[str, Any]
-"""By kind and name, or by kind, role and number: what an object says."""
+"""Normalized objects by kind and name, or by kind, role and number."""
 _TEMPLATE_ANNOTATION = "rlsrl.dev/template"
 _CONFIGS: Mapping[str, type[RoleConfig]] = {
     "coordinator": CoordinatorConfig,
@@ -36,23 +36,23 @@ _CONFIGS: Mapping[str, type[RoleConfig]] = {
 }
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _POD = re.compile(r"-[0-9a-f]{8,10}-[a-z0-9]{5}\b")
-"""The end of the name of a Deployment's pod."""
+"""The random end of the name of a Deployment's pod."""
 _CONFIG = re.compile(r"-UID8-([0-9a-f]{10})$")
-_CHANCE = ("uid", "resourceVersion", "creationTimestamp", "generateName")
-_OTHERS_LABELS = ("pod-template-hash", "controller-revision-hash", "statefulset.kubernetes.io/pod-name")
-_ITS_MAKERS = ("signature", "operator", "settings.json")
-"""What a record says of the operator that made it."""
+_RANDOM_METADATA = ("uid", "resourceVersion", "creationTimestamp", "generateName")
+_FOREIGN_LABELS = ("pod-template-hash", "controller-revision-hash", "statefulset.kubernetes.io/pod-name")
+_OPERATOR_KEYS = ("signature", "operator", "settings.json")
+"""Keys of a record about the operator that made it."""
 _COUNTED = ("rlsrl.dev/attempt", "deployment.kubernetes.io/revision")
-"""Annotations that say how often something came about."""
+"""Annotations that count events."""
 _COUNTS = ("replicas", "readyReplicas")
 
 
 def normalized(objects: Iterable[Object], *, settings: bool = True) -> Manifests:
-    """What objects say.
+    """Return objects without uids, times and random names.
 
-    Uids, times and random names are gone; names and marks that are digests of contents with a uid in them are digests
-    of the contents without; of Secrets only the keys are left, of pods what was asked for. Without ``settings`` roles'
-    configs are told less their live settings, which are those of their making.
+    Digests of contents with a uid become digests of the contents without it. Of Secrets only the keys remain, of pods
+    the requested fields. With ``settings=False`` the configs of roles lose their live settings, which stay those of the
+    config's creation.
     """
     cleaned = [_CLEAN.get(each["kind"], _plain)(each) for each in objects]
     text = json.dumps(cleaned, sort_keys=True)
@@ -68,20 +68,20 @@ def normalized(objects: Iterable[Object], *, settings: bool = True) -> Manifests
         if each["kind"] in ("Deployment", "StatefulSet"):
             template = each["spec"]["template"]
             text = text.replace(template["metadata"]["annotations"][_TEMPLATE_ANNOTATION], _digest(template["spec"]))
-    said: dict[str, Any] = {}
-    for each in sorted(json.loads(text), key=_in_order):
+    normal: dict[str, Any] = {}
+    for each in sorted(json.loads(text), key=_sort_key):
         name = f"{each['kind']} {each['metadata'].get('name') or each['metadata']['labels'][ROLE_LABEL]}"
-        said[name if name not in said else f"{name} {len(said)}"] = _opened(each, settings=settings)
-    return said
+        normal[name if name not in normal else f"{name} {len(normal)}"] = _parsed(each, settings=settings)
+    return normal
 
 
 def decided_by_spec(objects: Iterable[Object]) -> Manifests:
-    """What the spec alone decides, by number: not how often it was edited, nor when pods and configs were made."""
-    undated = map(_undated, normalized(objects, settings=False).values())
-    return {str(number): each for number, each in enumerate(sorted(undated, key=_in_order))}
+    """Return the parts that the spec alone determines, by number: without counts of edits and ages of objects."""
+    undated = map(_without_history, normalized(objects, settings=False).values())
+    return {str(number): each for number, each in enumerate(sorted(undated, key=_sort_key))}
 
 
-def _undated(found: Object) -> Object:
+def _without_history(found: Object) -> Object:
     made = copy.deepcopy(found)
     metadata = made["metadata"]
     for counted in ("generation", "managedFields"):
@@ -101,7 +101,7 @@ def _undated(found: Object) -> Object:
 
 
 def difference(expected: Manifests, found: Manifests) -> str:
-    """How they differ, for people; nothing where they do not."""
+    """Return a readable diff; empty without a difference."""
     lines: list[str] = []
     for name in sorted({*expected, *found}):
         was, now = _lines(expected.get(name)), _lines(found.get(name))
@@ -109,16 +109,16 @@ def difference(expected: Manifests, found: Manifests) -> str:
     return "\n".join(lines)
 
 
-def _in_order(each: Object) -> str:
+def _sort_key(each: Object) -> str:
     return json.dumps(each, sort_keys=True)
 
 
-def _lines(said: Any) -> list[str]:
-    return [] if said is None else json.dumps(said, indent=1, sort_keys=True).splitlines()
+def _lines(value: Any) -> list[str]:
+    return [] if value is None else json.dumps(value, indent=1, sort_keys=True).splitlines()
 
 
-def _opened(found: Object, *, settings: bool) -> Object:
-    """With the JSON in a ConfigMap's texts taken apart: as one line each, nobody could see what differs."""
+def _parsed(found: Object, *, settings: bool) -> Object:
+    """Parse the JSON texts of a ConfigMap, for a readable diff."""
     if found["kind"] != "ConfigMap":
         return found
     if not settings and "-UID8-digest-" in found["metadata"]["name"]:
@@ -127,14 +127,14 @@ def _opened(found: Object, *, settings: bool) -> Object:
 
 
 def _without_settings(found: Object) -> Object:
-    """What a role is told, in the ConfigMap that holds it, less the live settings: they are those of its making."""
+    """Return a role's config in its ConfigMap without its live settings."""
     role = found["metadata"]["labels"][ROLE_LABEL]
     text = found["data"][f"{role}.json"]
-    return _less(json.loads(text), settings_of(_CONFIGS[role].from_json(text)))
+    return _subtract(json.loads(text), settings_of(_CONFIGS[role].from_json(text)))
 
 
 def _plain(found: Object) -> Object:
-    metadata = {name: value for name, value in found["metadata"].items() if name not in _CHANCE}
+    metadata = {name: value for name, value in found["metadata"].items() if name not in _RANDOM_METADATA}
     if (fields := metadata.get("managedFields")) is not None:
         undated = [{name: value for name, value in each.items() if name != "time"} for each in fields]
         metadata["managedFields"] = sorted(undated, key=json.dumps)
@@ -162,13 +162,13 @@ def _secret(found: Object) -> Object:
 
 
 def _config_map(found: Object) -> Object:
-    beside = _ITS_MAKERS if "-record-" in found["metadata"]["name"] else ()
-    return {**_plain(found), "data": {name: text for name, text in found["data"].items() if name not in beside}}
+    omitted = _OPERATOR_KEYS if "-record-" in found["metadata"]["name"] else ()
+    return {**_plain(found), "data": {name: text for name, text in found["data"].items() if name not in omitted}}
 
 
 def _pod(found: Object) -> Object:
     metadata = found["metadata"]
-    labels = {name: value for name, value in metadata["labels"].items() if name not in _OTHERS_LABELS}
+    labels = {name: value for name, value in metadata["labels"].items() if name not in _FOREIGN_LABELS}
     owners = [each["kind"] for each in metadata.get("ownerReferences", ())]
     spec = {name: value for name, value in found["spec"].items() if name not in ("nodeName", "hostname")}
     return {
@@ -201,9 +201,9 @@ def _uid_of(cleaned: Object) -> str | None:
     return str(labels[UID_LABEL]) if EXPERIMENT_LABEL in labels and UID_LABEL in labels else None
 
 
-def _less(values: Mapping[str, Any], settings: Mapping[str, Any]) -> Object:
+def _subtract(values: Mapping[str, Any], settings: Mapping[str, Any]) -> Object:
     return {
-        name: _less(value, settings[name]) if isinstance(settings.get(name), dict) else value
+        name: _subtract(value, settings[name]) if isinstance(settings.get(name), dict) else value
         for name, value in values.items()
         if name not in settings or isinstance(settings[name], dict)
     }

@@ -1,4 +1,4 @@
-"""The operator as a process of this machine, which reaches the cluster's API server through a proxy of the test's."""
+"""The operator as a local process that reaches the cluster's API server through a test's proxy."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _MODULE = "rlsrl_operator"
 _BESIDE = ("/events", "/apis/coordination.k8s.io/", "/apis/authorization.k8s.io/", "/apis/authentication.k8s.io/")
 """Writes that change no object of an experiment."""
 
-# Each operator is a process of its own, forked from one that has imported what operators import: that is most of the
-# second that a start takes, and these tests start hundreds.
+# Operators are forks of a process that has imported their modules. Importing takes most of the second of a start, and
+# these tests start hundreds.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([f"{_MODULE}.handlers"])
 _numbers = itertools.count(1)
-"""Of the operators, each of which has an address of its own: kopf takes port 0 for port 80."""
+"""Numbers of the operators. Each has its own address, because kopf reads port 0 as port 80."""
 
 
 def is_write(request: Request) -> bool:
-    """Whether a request to the API server changes an object of an experiment."""
+    """Return whether a request to the API server changes an object of an experiment."""
     return request.method not in ("GET", "HEAD") and not any(part in request.path for part in _BESIDE)
 
 
 class OperatorProcess:
-    """One life of an operator: it ends by SIGKILL, at the latest with the context."""
+    """One life of an operator. SIGKILL ends it, at the latest at the exit of the context."""
 
     def __init__(
         self,
@@ -50,15 +50,21 @@ class OperatorProcess:
         kill_at: int | None = None,
         calm_seconds: float | None = None,
     ) -> None:
-        """``api`` is the API server's URL, which wants no credentials; ``folder`` is for its files and its log; for
-        ``kill_at`` see ``count``; ``calm_seconds`` is how long it may leave alone whom nobody told of, minutes by
-        itself."""
+        """Start an operator.
+
+        Args:
+            api: URL of the API server, without credentials.
+            settings: The operator's settings.
+            folder: For its files and its log.
+            kill_at: See ``count``.
+            calm_seconds: Longest time without a pass over an experiment in a steady state; minutes by default.
+        """
         self.proxy = FaultyProxy(api)
         self.proxy.before = self._before
         self.proxy.after = self._after
         self.log = folder / "operator.log"
         self.killed_at: Request | None = None
-        """The write that ``kill_at`` was about, once it was tried."""
+        """The write at which ``kill_at`` killed the operator; None before."""
         self._lock = threading.Lock()
         self._num_writes = 0
         self._kill_at = kill_at
@@ -75,25 +81,25 @@ class OperatorProcess:
 
     @property
     def num_writes(self) -> int:
-        """Writes that were let pass, since ``count`` if that was called."""
+        """Forwarded writes since the last call of ``count``."""
         return self._num_writes
 
     def count(self, *, kill_at: int | None = None) -> None:
-        """Count writes from 0; let ``kill_at`` of them pass, and kill the operator as it tries the next."""
+        """Count writes from 0. After ``kill_at`` writes, drop the operator's next write and kill it."""
         with self._lock:
             self._num_writes, self._kill_at = 0, kill_at
 
     def is_idle(self, seconds: float) -> bool:
-        """Whether it has asked for something since it began, and for nothing but watches in the last seconds."""
+        """Return whether the operator has sent requests, and only watches in the last seconds."""
         with self._lock:
             return not self._in_flight and bool(self.proxy.requests) and time.monotonic() - self._last > seconds
 
     def kill(self) -> None:
-        """SIGKILL. Nothing that it tries from now on arrives."""
+        """Send SIGKILL."""
         self._process.kill()
 
     def check(self) -> None:
-        """Raises ``AssertionError`` if it has ended by itself."""
+        """Raise ``AssertionError`` if the operator has ended by itself."""
         code = self._process.exitcode
         if code is not None and self.killed_at is None:
             raise AssertionError(f"the operator ended with {code}: {self.log.read_text()[-2000:]}")
@@ -142,13 +148,13 @@ def _kubeconfig(server: str) -> Mapping[str, Any]:
 
 
 def _run(folder: Path, address: str, calm_seconds: float | None) -> None:
-    """``python -m rlsrl_operator`` in a process that was forked for it."""
+    """Run ``python -m rlsrl_operator`` in a forked process."""
     log = os.open(folder / "operator.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    # kopf reads the variable; the client has read it when it was imported.
+    # kopf reads the variable now; the client read it when it was imported.
     os.environ["KUBECONFIG"] = kube_config.KUBE_CONFIG_DEFAULT_LOCATION = str(folder / "kubeconfig")
-    tempfile.tempdir = str(folder)  # where the client keeps what the API server has
+    tempfile.tempdir = str(folder)  # the client stores its discovery cache there
     if calm_seconds is not None:
         importlib.import_module(f"{_MODULE}.reconcile").CALM_SECONDS = calm_seconds  # type: ignore[attr-defined]
     health = f"http://{address}:8081/healthz"

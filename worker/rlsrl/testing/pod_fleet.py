@@ -1,4 +1,4 @@
-"""All workers of a run as pods without Kubernetes, and what is done about those that are gone."""
+"""All workers of a run as simulated pods, without Kubernetes: start, delete, restart and check them."""
 
 from __future__ import annotations
 
@@ -18,57 +18,58 @@ from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 HEARTBEAT_SECONDS = 0.25
 LEASE_SECONDS = 4.0
 PROBE_SECONDS = 2.0
-"""How long a probe waits for an answer."""
+"""Deadline of a probe."""
 ENDING_ORDER = ("trainer", "evaluator", "policy", "buffer", "actor")
 
 Place = tuple[str, int]
-"""A role, and a number among its pods."""
+"""A role and the number of one of its pods."""
 
 
 class PodFleet:
-    """Starts everybody, and says how they are. What is called with a ``Place`` is about its present pod."""
+    """Starts all workers and reports their state. Methods with a ``Place`` concern its current pod."""
 
     def __init__(self, pods: Pods, *, launcher: Sequence[str] = ()) -> None:
-        """``launcher`` are the gang launcher's arguments, for trainers of several ranks."""
+        """Start all workers. ``launcher`` contains the gang launcher's arguments, for several trainer ranks."""
         self.pods = pods
         self.attempt = 0
         self.running: dict[Place, tuple[subprocess.Popen[bytes], str]] = {}
         self._launcher = launcher
-        hasty = {"heartbeat_seconds": HEARTBEAT_SECONDS, "lease_seconds": LEASE_SECONDS}
-        self._coordinator = CoordinatorConfig.model_validate(pods.told.coordinator.model_dump() | hasty)
-        told = self._coordinator
-        numbers = {
+        short_times = {"heartbeat_seconds": HEARTBEAT_SECONDS, "lease_seconds": LEASE_SECONDS}
+        self._coordinator = config = CoordinatorConfig.model_validate(
+            pods.resolved.coordinator.model_dump() | short_times
+        )
+        replicas = {
             "coordinator": 1,
-            "policy": told.num_policy_workers,
-            "buffer": told.num_buffer_workers,
+            "policy": config.num_policy_workers,
+            "buffer": config.num_buffer_workers,
             "trainer": 1,
-            "actor": told.num_actors,
-            "evaluator": told.num_evaluators,
+            "actor": config.num_actors,
+            "evaluator": config.num_evaluators,
         }
-        for role, number in numbers.items():
-            for each in range(number):
-                self._start((role, each))
+        for role, count in replicas.items():
+            for number in range(count):
+                self._start((role, number))
 
     def delete(self, *place: Place) -> None:
-        """Delete pods at once, and let others come up in their place; a coordinator's Service leads to its next one."""
+        """Delete pods without a grace period and start new ones. A new coordinator keeps the address of its Service."""
         for each in place:
             self.pods.delete(*self.running[each])
         for each in place:
             self._start(each, host=self.running[each][1] if each[0] == "coordinator" else "")
 
     def restart(self, place: Place) -> None:
-        """Kill a pod's container and start it again, as a kubelet does; a trainer's successor is another pod."""
+        """Kill a pod's container and start it again, as a kubelet does. A trainer restarts as a new pod."""
         process, host = self.running[place]
         process.kill()
         process.wait(DEADLINE_SECONDS)
         self._start(place, host="" if place[0] == "trainer" else host)
 
-    def succeed(self, place: Place) -> None:
-        """Let another pod take the place of one of which nobody knows what became."""
+    def replace(self, place: Place) -> None:
+        """Start another pod beside one whose state is unknown."""
         self._start(place)
 
     def answers(self, place: Place, port: int = HTTP_PORT) -> bool:
-        """Whether the pod passes its liveness probe."""
+        """Return whether the pod passes its liveness probe."""
         url = f"http://{self.running[place][1]}:{port}/healthz"
         try:
             with urllib.request.urlopen(url, timeout=PROBE_SECONDS) as answer:
@@ -76,28 +77,28 @@ class PodFleet:
         except OSError:
             return False
 
-    def trains_on(self) -> None:
-        """Wait until everybody is there and training goes on."""
+    def await_training(self) -> None:
+        """Wait until all workers run and training makes steps."""
         hosts = {host for (role, _), (_, host) in self.running.items() if role != "coordinator"}
-        until(lambda: self._hosts() == hosts, "everybody is there")
-        self.makes_steps()
+        until(lambda: self._hosts() == hosts, "all workers run")
+        self.await_steps()
 
-    def makes_steps(self) -> None:
+    def await_steps(self) -> None:
         """Wait for training steps."""
         steps = self.pods.train_steps()
         until(lambda: self.pods.train_steps() > steps + 5, "training steps")
 
     def workers(self, role: str) -> list[dict[str, Any]]:
-        """Whom the coordinator has heard of lately."""
+        """Return the coordinator's entries of a role's workers."""
         found: list[dict[str, Any]] = self.pods.status()["roles"].get(role, [])
         return found
 
-    def nobody_is_left(self) -> None:
-        """Wait until the coordinator knows that."""
+    def await_empty_roster(self) -> None:
+        """Wait until no worker but the coordinator has a lease."""
         until(lambda: not any(self.workers(role) for role in ENDING_ORDER), "all leases end")
 
     def end(self) -> None:
-        """End everybody but the coordinator, as pods are ended."""
+        """End all workers but the coordinator with SIGTERM, as Kubernetes ends pods."""
         for (_, _), (process, _) in sorted(self.running.items(), key=lambda item: _order(item[0][0])):
             if process is not self.running["coordinator", 0][0]:
                 process.send_signal(signal.SIGTERM)
@@ -105,7 +106,7 @@ class PodFleet:
                 assert code == 0, f"{process.args!r} ended with {code}"
 
     def check_ledger(self) -> dict[str, int]:
-        """See to it that the ledger of the ended run adds up; returns what was lost, by cause."""
+        """Check that the ended run's ledger adds up; return the lost transitions by cause."""
         ledger = self.pods.status()["ledger"]
         assert ledger["balanced"], ledger
         assert (ledger["unsettled"], ledger["in_buffer"]) == (0, 0), ledger
@@ -116,7 +117,7 @@ class PodFleet:
 
     def _start(self, place: Place, *, host: str = "") -> None:
         role, _ = place
-        config: RoleConfig | None = self._coordinator if role == "coordinator" else getattr(self.pods.told, role)
+        config: RoleConfig | None = self._coordinator if role == "coordinator" else getattr(self.pods.resolved, role)
         arguments: list[str] = []
         if role == "trainer":
             self.attempt += 1
@@ -125,7 +126,7 @@ class PodFleet:
         self.running[place] = self.pods.start(role, config, *arguments, launcher=launcher, host=host)
 
     def _hosts(self) -> set[str]:
-        """Where the workers are that do their work."""
+        """Return the hosts of the running workers."""
         roles: dict[str, list[dict[str, Any]]] = self.pods.status()["roles"]
         return {
             worker["endpoints"]["metrics"].rpartition(":")[0]
@@ -136,9 +137,9 @@ class PodFleet:
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP; returns when the process stands still."""
+    """Send SIGSTOP; return when the process has stopped."""
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: _state(pid) == "T", f"process {pid} stands still")
+    until(lambda: _state(pid) == "T", f"process {pid} has stopped")
 
 
 def _state(pid: int) -> str:

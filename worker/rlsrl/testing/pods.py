@@ -1,4 +1,4 @@
-"""Workers told what pods are told, without Kubernetes: each is a process at a loopback address of its own."""
+"""Workers with the configs of pods, without Kubernetes: each is a process with its own loopback address."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKEN = "the-token"
 
 
 class Pods:
-    """One run's workers, each at an address of the loopback network that no other has."""
+    """One run's workers, each with its own loopback address."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Pods:
         secret: MountedSecret | None = None,
         overrides: Sequence[str] = (),
     ) -> None:
-        """Start nobody yet. ``stack`` ends at its end whoever was started; with ``secret`` they talk over TLS."""
+        """Prepare the run. The exit of ``stack`` ends all started workers; with ``secret`` they use TLS."""
         self._folder = folder
         self._stack = stack
         self._network = f"127.{secrets.randbelow(250) + 2}.{secrets.randbelow(250) + 1}"
@@ -51,37 +51,37 @@ class Pods:
             coordinator_host=f"{self._network}.1",
             record_folder=str(folder / "data"),
         )
-        self.told = self._resolved(overrides)
+        self.resolved = self._resolve(overrides)
         self._variables = {"RLSRL_TOKEN": TOKEN}
         tls: Tls | None = None
         if secret is not None:
             self._variables |= {TLS_FOLDER_VARIABLE: str(secret.folder), TLS_NAME_VARIABLE: PEER_NAME}
             tls = secret.tls()
-        self.client = CoordinatorClient(self.told.coordinator.coordinator_address, TOKEN, tls)
+        self.client = CoordinatorClient(self.resolved.coordinator.coordinator_address, TOKEN, tls)
         stack.callback(self.client.close)
 
     def edit(self, *overrides: str) -> None:
-        """Tell whoever is started from now on another experiment: the one of the beginning, edited like that."""
-        self.told = self._resolved(overrides)
+        """Edit the original experiment for workers that start from now on."""
+        self.resolved = self._resolve(overrides)
 
-    def _resolved(self, overrides: Sequence[str]) -> ResolvedExperiment:
+    def _resolve(self, overrides: Sequence[str]) -> ResolvedExperiment:
         return resolve(load_text(self._experiment, overrides=[*overrides]), self._placement)
 
     @property
     def next_host(self) -> str:
-        """Where the next worker is going to be."""
+        """The host of the next worker."""
         return f"{self._network}.{self._num_hosts + 1}"
 
     def start(
         self, role: str, config: RoleConfig | None, *arguments: str, launcher: Sequence[str] = (), host: str = ""
     ) -> tuple[subprocess.Popen[bytes], str]:
-        """A worker at the next free address: its process, and the address. The coordinator has to be the first.
+        """Start a worker and return its process and host. The coordinator has to be the first.
 
-        ``launcher`` are the gang launcher's arguments, for ranks that it starts. ``host`` is where to start
-        one again: the container of a pod that is still there, or a coordinator's pod, which its Service leads to.
+        ``launcher`` contains the gang launcher's arguments, for several ranks. ``host`` restarts a worker at the same
+        host: the container of an existing pod, or a coordinator's pod behind its Service. By default the next free one.
 
         Raises:
-            ValueError: the experiment has no such role.
+            ValueError: the experiment does not have this role.
         """
         if config is None:
             raise ValueError(f"the experiment has no {role}")
@@ -101,7 +101,7 @@ class Pods:
         return process, host
 
     def delete(self, process: subprocess.Popen[bytes], host: str) -> None:
-        """The pod there is gone, at once, and what its worker kept in it."""
+        """Delete the pod of that host without a grace period, with its files."""
         process.kill()
         process.wait(DEADLINE_SECONDS)
         shutil.rmtree(self._pod_folder(host), ignore_errors=True)
@@ -111,19 +111,19 @@ class Pods:
         return self._folder / "pods" / host
 
     def log(self, role: str, host: str) -> str:
-        """What the worker there wrote to its standard output and error."""
+        """Return the worker's standard output and error."""
         return (self._folder / f"{role}-{host}.log").read_text()
 
     def status(self) -> dict[str, Any]:
-        """What the coordinator says."""
+        """Return the coordinator's status page."""
         return self.client.status(DEADLINE_SECONDS)
 
     def train_steps(self) -> int:
-        """Training steps, as the coordinator knows them."""
+        """Return the training steps on the coordinator's status page."""
         return int(self.status()["totals"]["train_steps"] or 0)
 
     def place(self, role: str, index: int) -> str | None:
-        """Where the present worker at that index serves its streams."""
+        """Return the stream address of the running worker with that index, or None."""
         for worker in self.status()["roles"].get(role, []):
             if worker["index"] == index and worker["state"] == "running":
                 return str(worker["endpoints"]["streams"])

@@ -1,6 +1,6 @@
-"""A process that does what a test tells it, one command at a time, so that the test can kill or stop it at any point.
+"""A process that executes a test's commands, one at a time, so that the test can kill or stop it at any point.
 
-Commands and replies are lines of JSON over the process's standard input and output.
+Commands and replies are lines of JSON on the process's standard input and output.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 REPLY_SECONDS = 60.0
-"""How long a reply may take: never reached."""
+"""Deadline of a reply; never reached."""
 
 
 class ProcessEndedError(Exception):
@@ -32,10 +32,10 @@ class CommandError(Exception):
 
 
 class DrivenProcess:
-    """The test's hands on such a process. One thread uses it."""
+    """A test's handle of such a process. For one thread."""
 
     def __init__(self, module: str, **setup: Any) -> None:
-        """Start ``python -m module``, which calls ``perform``, and wait until it is ready."""
+        """Start ``python -m module``, which calls ``perform``, and wait for its ``setup``."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
@@ -48,22 +48,22 @@ class DrivenProcess:
         return self._process.pid
 
     def call(self, command: str, **arguments: Any) -> Any:
-        """Have a command done; returns its result.
+        """Execute a command and return its result.
 
         Raises:
-            CommandError: it raised.
+            CommandError: the command raised.
             ProcessEndedError: the process ended.
         """
         self.send(command, **arguments)
         return self.reply()
 
     def send(self, command: str, **arguments: Any) -> None:
-        """Tell it to do something, without waiting until that is done."""
+        """Send a command without waiting for its reply."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([command, arguments]).encode() + b"\n")
 
     def reply(self) -> Any:
-        """The result of the command sent; see ``call``."""
+        """Wait for the reply of the sent command and return its result; see ``call``."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + REPLY_SECONDS
         while b"\n" not in self._buffer:
@@ -80,30 +80,30 @@ class DrivenProcess:
         return value
 
     def has_reply(self) -> bool:
-        """Whether ``reply`` would not wait."""
+        """Return whether ``reply`` would return at once."""
         assert self._process.stdout is not None
         return b"\n" in self._buffer or bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is dead."""
+        """Send SIGKILL; return when the process is dead."""
         self._process.kill()
         self._process.wait(REPLY_SECONDS)
 
     def wait_dead(self) -> None:
-        """Return when it has ended."""
+        """Wait until the process has ended."""
         self._process.wait(REPLY_SECONDS)
 
     def stop(self) -> None:
-        """SIGSTOP; returns when it stands still."""
+        """Send SIGSTOP; return when the process has stopped."""
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End it, whatever its state."""
+        """Kill the process in any state and close its pipes."""
         self._process.kill()
         self._process.wait(REPLY_SECONDS)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -112,13 +112,13 @@ class DrivenProcess:
 
 
 def perform(commands: Mapping[str, Callable[..., Any]]) -> None:
-    """The process's side: do commands until there are no more. What they print goes to standard error."""
+    """Execute commands until standard input ends. Their output goes to standard error. Runs in the process."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
         command, arguments = json.loads(line)
         try:
             answer = ["result", commands[command](**arguments)]
-        except Exception as error:  # noqa: BLE001 - told to the test, which judges
+        except Exception as error:  # noqa: BLE001 - reported to the test
             answer = ["error", [type(error).__name__, str(error)]]
         replies.write(json.dumps(answer) + "\n")

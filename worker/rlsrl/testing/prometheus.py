@@ -1,4 +1,4 @@
-"""A real Prometheus for tests, on the loopback interface: it scrapes what it is told to and answers queries."""
+"""A real Prometheus for tests, on the loopback interface: it scrapes given targets and answers queries."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _START_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An endpoint that serves metrics, and what a PodMonitor would say of it."""
+    """A metrics endpoint with the labels that a PodMonitor would add."""
 
     address: str
     labels: Mapping[str, str]
     path: str = "/metrics"
     honor_labels: bool = False
-    """Whether labels that it gives itself go before these."""
+    """Whether the endpoint's own labels take precedence."""
 
 
 class Prometheus:
-    """One server process, with its data in a folder. Use it as a context manager."""
+    """One server process with its data in a folder. Use as a context manager."""
 
     def __init__(self, folder: Path, targets: Sequence[Target], rules: Sequence[Path] = ()) -> None:
-        """Start it; it looks at every target and every rule once a second.
+        """Start the server. It scrapes every target and evaluates every rule once a second.
 
         Raises:
-            TimeoutError: it does not start.
+            TimeoutError: the server does not start.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._address = f"127.0.0.1:{_free_port()}"
@@ -60,39 +60,39 @@ class Prometheus:
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
-            until(self._is_ready, "prometheus takes queries", timeout=_START_SECONDS)
+            until(self._is_ready, "prometheus answers queries", timeout=_START_SECONDS)
         except TimeoutError as error:
             self.close()
             raise TimeoutError(f"{error}: {(folder / 'log.txt').read_text(errors='replace')}") from error
 
     def query(self, expression: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """What an expression is now: finite values by the labels of their series.
+        """Return the current value of an expression: finite values by the labels of their series.
 
         Raises:
-            ValueError: it is no expression.
+            ValueError: the expression is invalid.
         """
         result = self._get("query", query=expression)["result"]
         values = {tuple(sorted(each["metric"].items())): float(each["value"][1]) for each in result}
         return {labels: value for labels, value in values.items() if math.isfinite(value)}
 
     def label_values(self, query: str) -> set[str]:
-        """The values that a variable of a dashboard has: ``label_values(selector, label)``."""
+        """Return the values of a dashboard variable: ``label_values(selector, label)``."""
         match = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
         if match is None:
-            raise ValueError(f"{query!r} is no label_values(selector, label)")
+            raise ValueError(f"{query!r} is not of the form label_values(selector, label)")
         return {value for labels in self.query(f"count by ({match[2]}) ({match[1]})") for _, value in labels}
 
     def alerts(self) -> set[str]:
-        """The alerts that fire, or would if it went on."""
+        """Return the pending and firing alerts."""
         return {each["labels"]["alertname"] for each in self._get("alerts")["alerts"]}
 
     def evaluations(self) -> dict[str, str]:
-        """By alert: ``ok`` once its rule was evaluated without an error."""
+        """Return the health of each alert's rule: ``ok`` after an evaluation without an error."""
         groups = self._get("rules")["groups"]
         return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
 
     def faults(self) -> list[str]:
-        """What is wrong with targets that cannot be scraped."""
+        """Return the errors of targets that cannot be scraped."""
         targets = self._get("targets")["activeTargets"]
         return [f"{each['scrapeUrl']}: {each['lastError']}" for each in targets if each["health"] != "up"]
 

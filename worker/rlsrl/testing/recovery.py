@@ -1,4 +1,4 @@
-"""What was done to a run on a cluster, how it ended, and how long that took: printed, and kept for the report."""
+"""Recovery times after faults on a cluster: printed, and stored for the report."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import Path
 from typing import Protocol
 
 REPORT_VARIABLE = "RLSRL_E2E_REPORT"
-"""Environment variable with the file to which rows are appended, a JSON object each; unset: they are only printed."""
+"""Environment variable with the file for the rows, one JSON object each. Unset: rows are only printed."""
 GOAL = "the goal"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryTime:
-    """One row of the table of faults."""
+    """One row of the report's table of faults."""
 
     fault: str
     end: str
-    """What the run came to: the goal, or the named condition and then the goal."""
+    """How the run ended: at the goal, or with the named condition and then at the goal."""
     seconds: float
-    """From the fault to training on with everybody there; or from the cure, where there had to be one."""
+    """Seconds from the fault, or from its cure, until all workers train again."""
 
 
 class Recovered(Protocol):
-    """Hears of a row that came out as it should."""
+    """Receives the row of a passed test."""
 
     def __call__(self, fault: str, seconds: float, end: str = GOAL) -> None:
-        """See ``RecoveryTime``."""
+        """Receive the fields of a ``RecoveryTime``."""
 
 
 def record(fault: str, seconds: float, end: str = GOAL) -> None:
-    """Print a row, and keep it where the environment says."""
+    """Print a row, and append it to the file of ``REPORT_VARIABLE``."""
     row = RecoveryTime(fault=fault, end=end, seconds=round(seconds, 1))
     print(f"{row.fault:60s} {row.end:40s} {row.seconds:6.1f} s")
     if path := os.environ.get(REPORT_VARIABLE):

@@ -1,4 +1,4 @@
-"""Builders of small specs and filled slots, for tests of what acts on slots and of what trains on them."""
+"""Builders of small specs and filled slots, for tests of acting and training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 
 
 def discrete_env_spec(num_features: int = 4, num_actions: int = 2) -> EnvSpec:
-    """A vector observation and a choice, as CartPole has them."""
+    """Return a spec with a vector observation and a discrete action, like CartPole's."""
     return EnvSpec(
         observation={"observation": ArraySpec(shape=(num_features,), dtype="float32")},
         action=discrete_action(num_actions),
@@ -20,12 +20,12 @@ def discrete_env_spec(num_features: int = 4, num_actions: int = 2) -> EnvSpec:
 
 
 def discrete_action(num_actions: int) -> ActionSpec:
-    """A choice among so many."""
+    """Return the spec of a discrete action."""
     return ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=num_actions)
 
 
 def continuous_env_spec(num_features: int = 4, num_dimensions: int = 2) -> EnvSpec:
-    """A vector observation and a vector action, as Pendulum has them."""
+    """Return a spec with a vector observation and a continuous action, like Pendulum's."""
     return EnvSpec(
         observation={"observation": ArraySpec(shape=(num_features,), dtype="float32")},
         action=continuous_action(num_dimensions),
@@ -33,13 +33,13 @@ def continuous_env_spec(num_features: int = 4, num_dimensions: int = 2) -> EnvSp
 
 
 def continuous_action(num_dimensions: int) -> ActionSpec:
-    """A vector of that size, each entry from -1 to 1."""
+    """Return the spec of a continuous action, each entry from -1 to 1."""
     array = ArraySpec(shape=(num_dimensions,), dtype="float32")
     return ActionSpec(kind="continuous", array=array, low=(-1.0,) * num_dimensions, high=(1.0,) * num_dimensions)
 
 
 def empty_slot(env_spec: EnvSpec, *, num_steps: int, num_lanes: int) -> Slot:
-    """A slot of zeros in memory of its own."""
+    """Return a slot of zeros with its own memory."""
     layout = rollout_layout(env_spec, num_steps=num_steps, num_lanes=num_lanes)
     return Slot(arrays=layout.view(bytearray(layout.nbytes)))
 
@@ -47,7 +47,7 @@ def empty_slot(env_spec: EnvSpec, *, num_steps: int, num_lanes: int) -> Slot:
 def random_slot(
     env_spec: EnvSpec, *, num_steps: int, num_lanes: int, rng: np.random.Generator, end_probability: float = 0.1
 ) -> Slot:
-    """A slot of random observations, actions and rewards, with ends as NEXT_STEP autoreset makes them."""
+    """Return a slot of random observations, actions and rewards, with ends as in NEXT_STEP autoreset."""
     slot = empty_slot(env_spec, num_steps=num_steps, num_lanes=num_lanes)
     arrays, shape = slot.arrays, (num_steps, num_lanes)
     for path in env_spec.observation:
@@ -61,7 +61,7 @@ def random_slot(
 
 
 def _random_actions(action: ActionSpec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
-    """Some beyond the bounds where there are any, as a policy draws them."""
+    """Return random actions; continuous ones may exceed the bounds, as a policy's do."""
     return rng.integers(0, action.num_actions, shape) if action.kind == "discrete" else rng.standard_normal(shape)
 
 

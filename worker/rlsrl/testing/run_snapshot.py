@@ -1,4 +1,4 @@
-"""What a live run shows of itself to whoever looks from outside: its pages, its memory, its sockets. Linux."""
+"""The outside view of a live run at one moment: its pages, mapped files and sockets. Linux."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from rlsrl.testing.live_runs import Desk, LiveRun, fetch
 
 @dataclass(frozen=True, kw_only=True)
 class RunSnapshot:
-    """A live run at one moment."""
+    """The outside view of a live run."""
 
     status: Mapping[str, Any]
     """The coordinator's ``/status``."""
     expositions: Mapping[str, str]
-    """What each worker's metrics endpoint served, by ``role-index``."""
+    """The text of each worker's metrics endpoint, by ``role-index``."""
     mapped_files: Mapping[str, frozenset[str]]
-    """Files mapped into the memory of a worker, by role."""
+    """Files mapped into a worker's memory, by role."""
     sockets: tuple[str, ...]
     """The run's lines of ``/proc/net/unix``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedRun:
-    """A run that was looked at while it lived and has ended."""
+    """An ended run with its snapshot while it lived."""
 
     desk: Desk
     exit_code: int
     output: str
     snapshot: RunSnapshot
     top: str
-    """What ``rlsrl top`` showed meanwhile."""
+    """The output of ``rlsrl top`` while it lived."""
 
 
 def take_snapshot(run: LiveRun) -> RunSnapshot:
-    """See what a run shows whose processes are all at work."""
+    """Return the snapshot of a run whose processes are all running."""
     status = run.facts.status()
     if status is None:
         raise RuntimeError("the coordinator does not answer")

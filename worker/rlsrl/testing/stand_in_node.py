@@ -1,7 +1,7 @@
-"""A node without a kubelet, for tests of what happens around pods: those that ask for it are shown to run, none does.
+"""A simulated node without a kubelet: it reports the pods that select it as running, without starting them.
 
-What a kubelet would say, and when, is the API server's only source about pods; this says it at once. What it leaves
-out: images, volumes, probes, restarts, and the time that all of them take.
+The API server knows about pods only from kubelets; this node reports them at once. It leaves out images, volumes,
+probes, restarts, and the time for these.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rlsrl.testing.cluster_api import Api, Object
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 
 SELECTOR = "rlsrl.dev/stand-in"
-"""Label of nodes by which pods ask for one."""
-_LOOK_SECONDS = 0.05
+"""Node label that pods use to select a simulated node."""
+_POLL_SECONDS = 0.05
 _BEAT_SECONDS = 5.0
-"""Between two of them; the controllers think a node lost that was silent ten times as long."""
+"""Seconds between two heartbeats. After ten times as long the controllers treat a node as lost."""
 
 
 class StandInNode:
-    """From enter to exit a node is there, and ready; at the exit it waits for its last pod to go."""
+    """A ready node from enter to exit; the exit waits for the deletion of its last pod."""
 
     def __init__(self, address: str, name: str) -> None:
-        """``address`` is the API server's, without credentials."""
+        """``address`` is an API server without credentials."""
         self._api, self._name = Api(address), name
         self._stop = threading.Event()
         self._failure: Exception | None = None
@@ -37,7 +37,7 @@ class StandInNode:
 
     @property
     def selector(self) -> Mapping[str, str]:
-        """What pods ask for it by."""
+        """The node selector for pods."""
         return {SELECTOR: self._name}
 
     def __enter__(self) -> Self:
@@ -51,7 +51,7 @@ class StandInNode:
         self._stop.set()
         self._thread.join(DEADLINE_SECONDS)
         if self._thread.is_alive():
-            raise AssertionError(f"pods of {self._name} do not go: their namespaces should have been deleted")
+            raise AssertionError(f"pods of {self._name} still exist: their namespaces should have been deleted")
         self._api.send("DELETE", f"/api/v1/nodes/{self._name}")
         self._api.send("DELETE", f"{_LEASES}/{self._name}")
         self._api.close()
@@ -62,21 +62,21 @@ class StandInNode:
         pause = threading.Event()
         try:
             while True:
-                self._beat_in_time()
+                self._send_due_heartbeat()
                 pods = [each for each in self._api.items("/api/v1/pods?resourceVersion=0") if self._is_mine(each)]
                 if self._stop.is_set() and not pods:
                     return
                 for pod in pods:
-                    self._look(pod)
-                    self._beat_in_time()  # a look at hundreds of pods takes its time
-                pause.wait(_LOOK_SECONDS)
-        except Exception as error:  # noqa: BLE001 - told at the exit
+                    self._update(pod)
+                    self._send_due_heartbeat()  # hundreds of pods take a while
+                    pause.wait(_POLL_SECONDS)
+        except Exception as error:  # noqa: BLE001 - raised at the exit
             self._failure = error
 
     def _is_mine(self, pod: Object) -> bool:
         return bool(pod["spec"].get("nodeSelector", {}).get(SELECTOR) == self._name)
 
-    def _look(self, pod: Object) -> None:
+    def _update(self, pod: Object) -> None:
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
         if "deletionTimestamp" in metadata:
@@ -84,12 +84,12 @@ class StandInNode:
         elif not pod["spec"].get("nodeName"):
             binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": metadata["name"]}}
             self._api.send("POST", f"{path}/binding", {**binding, "target": {"kind": "Node", "name": self._name}})
-        elif pod["status"].get("phase") == "Pending" or _is_wronged(pod):
+        elif pod["status"].get("phase") == "Pending" or _is_marked_lost(pod):
             running = _status(metadata["creationTimestamp"], {"running": {"startedAt": metadata["creationTimestamp"]}})
             self._api.merge(f"{path}/status", {"metadata": {"uid": metadata["uid"]}, "status": running})
 
-    def _beat_in_time(self) -> None:
-        """As kubelets do: a lease is renewed, and the node's condition says what it says."""
+    def _send_due_heartbeat(self) -> None:
+        """Renew the node's lease and condition, as kubelets do."""
         if time.monotonic() < self._next_beat:
             return
         self._next_beat = time.monotonic() + _BEAT_SECONDS
@@ -106,7 +106,7 @@ class StandInNode:
 
 
 def end_container(api: Api, pod: Object, *, message: str, exit_code: int = 0) -> None:
-    """Show that a pod's worker ended, and is not started again."""
+    """Report that a pod's worker has ended and does not restart."""
     metadata = pod["metadata"]
     since = metadata["creationTimestamp"]
     state = {"exitCode": exit_code, "reason": "Completed", "message": message, "startedAt": since, "finishedAt": since}
@@ -119,14 +119,14 @@ _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 
 def _node(name: str) -> Object:
-    # Only who asks for it by name and binds itself comes here.
+    # The taint keeps out all pods but those that this node binds.
     taint = {"key": SELECTOR, "value": name, "effect": "NoSchedule"}
     metadata = {"name": name, "labels": {SELECTOR: name}}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
 
 
-def _is_wronged(pod: Object) -> bool:
-    """Whether the controllers took its node for lost, and said so of a pod that runs: only the node takes that back."""
+def _is_marked_lost(pod: Object) -> bool:
+    """Return whether the controllers marked a running pod as not ready, as if its node were lost."""
     ready = any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ()))
     return not ready and all(each["ready"] for each in pod["status"].get("containerStatuses", ()))
 

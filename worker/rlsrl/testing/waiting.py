@@ -1,4 +1,4 @@
-"""Waiting for what nobody will tell: only for conditions that have to be asked for, as a process's status."""
+"""Polling, for conditions that send no notification, such as a process's status."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TypeVar
 _Value = TypeVar("_Value")
 
 DEADLINE_SECONDS = 120.0
-"""For what takes seconds on an idle machine: never reached."""
+"""Never reached: the conditions take seconds on an idle machine."""
 _BETWEEN_SECONDS = 0.05
 _LONGEST_BETWEEN_SECONDS = 0.5
 _SHARE = 1 / 40
-"""Of the time waited so far, for the pause before the next question."""
+"""The pause before the next poll, as a share of the time waited so far."""
 
 
 def until(condition: Callable[[], _Value | None], what: str, *, timeout: float = DEADLINE_SECONDS) -> _Value:
-    """Ask again and again until the answer is true; the answer.
+    """Poll until the condition returns a true value, and return this value.
 
-    The longer it has waited the longer it leaves between two questions, as asking takes from what is waited for: the
-    API server of a cluster on the same two cores.
+    The pauses grow with the time waited, because polling slows down the awaited work, for example an API server on the
+    same two cores.
 
     Raises:
-        TimeoutError: it was not within ``timeout`` seconds; names ``what``.
+        TimeoutError: no true value within ``timeout`` seconds; the text names ``what``.
     """
     start = time.monotonic()
     pause = threading.Event()

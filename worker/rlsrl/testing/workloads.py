@@ -1,4 +1,4 @@
-"""Builders of what the sizing model takes: a small workload, and costs that are round numbers or nothing."""
+"""Builders of the sizing model's inputs: a small workload, and costs that are round numbers or 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = Workload(
     request_bytes=16.0,
     answer_bytes=8.0,
 )
-"""One actor of 8 environments that acts by itself, beside one trainer, on a machine of two cores."""
+"""One actor with 8 environments and inline inference, beside one trainer, on a machine with two cores."""
 
 
 TYPICAL = Costs(
@@ -53,16 +53,16 @@ TYPICAL = Costs(
     lease_scan_seconds=2e-8,
     full_load_speed=0.9,
 )
-"""Of the order that a machine has; those that the package comes with change whenever they are measured."""
+"""Typical costs. The package's own costs change with each measurement."""
 
 
 def workload(**changes: Any) -> Workload:
-    """``SMALL`` with other fields."""
+    """Return ``SMALL`` with changed fields."""
     return replace(SMALL, **changes)
 
 
 def pods(num_actors: int, **changes: Any) -> Workload:
-    """So many actors of 8 environments, all of them one batch; each worker has a core of its own, over gRPC."""
+    """Return a workload of pods: actors with 8 environments each, one batch for all, one core a worker, gRPC."""
     lanes = 8 * num_actors
     fleet = replace(
         SMALL,
@@ -76,5 +76,5 @@ def pods(num_actors: int, **changes: Any) -> Workload:
 
 
 def costs(**given: float) -> Costs:
-    """Nothing costs anything but what is given."""
+    """Return costs of 0 except the given ones."""
     return Costs(**{**dict.fromkeys((field.name for field in fields(Costs)), 0.0), "full_load_speed": 1.0, **given})
