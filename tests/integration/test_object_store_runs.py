@@ -125,7 +125,7 @@ def test_a_killed_trainer_goes_on_from_the_bucket_and_a_new_run_does_not_meet_th
     [
         ([], {"AWS_SECRET_ACCESS_KEY": "wrong"}, "SignatureDoesNotMatch; check the credentials in the environment"),
         ([], {"AWS_SECRET_ACCESS_KEY": ""}, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"),
-        (["--set", f"{STORE}.url=s3://no-such-bucket/team"], {}, "NoSuchBucket; there is no such bucket"),
+        (["--set", f"{STORE}.url=s3://no-such-bucket/team"], {}, "NoSuchBucket; the bucket does not exist"),
     ],
     ids=["secret", "none", "bucket"],
 )

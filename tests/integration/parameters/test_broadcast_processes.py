@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.data.version import Version
-from rlsrl.parameters.broadcast import BroadcastReader, BroadcastTimeout
+from rlsrl.parameters.broadcast import BroadcastReader, SourceTimeout
 
 SCRIPT = Path(__file__).with_name("broadcast_peers.py")
 TOKEN = "token"
@@ -77,7 +77,7 @@ def test_a_reader_outlives_its_publisher_and_follows_the_next(name: str) -> None
             kept = reader.get()
             assert kept is not None
             assert kept.version == Version(attempt, 10)
-        with pytest.raises(BroadcastTimeout, match="it is not there"):
+        with pytest.raises(SourceTimeout, match="it is not there"):
             reader.wait(Version(4, 0), 0.0)
 
 

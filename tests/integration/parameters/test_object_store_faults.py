@@ -170,7 +170,7 @@ def test_a_missing_bucket_is_named(server: S3Server) -> None:
     for call in every_call(db):
         text = all_that_is_told(call, StoreRefused)
         assert "s3://nobodys-bucket/run" in text
-        assert "404 NoSuchBucket; there is no such bucket" in text
+        assert "404 NoSuchBucket; the bucket does not exist" in text
 
 
 def test_without_credentials_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,11 @@ import pytest
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.parameters import broadcast
 from rlsrl.parameters.broadcast import (
-    BroadcastClosed,
     BroadcastPublisher,
     BroadcastReader,
-    BroadcastRefused,
-    BroadcastTimeout,
+    SourceClosed,
+    SourceRefused,
+    SourceTimeout,
 )
 from rlsrl.parameters.protocols import Corrupt, NonFinite, ParameterError, Parameters
 from rlsrl.parameters.segment import SegmentReader, SegmentWriter
@@ -165,19 +165,19 @@ def test_close_wakes_who_waits(publisher: Publish, reader: Read) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(read.wait, INITIAL, LONG)
         read.close()
-        with pytest.raises(BroadcastClosed):
+        with pytest.raises(SourceClosed):
             waiting.result(LONG)
     read.close()
     for call in (read.get, lambda: read.wait(INITIAL, LONG), lambda: read.description(LONG)):
-        with pytest.raises(BroadcastClosed):
+        with pytest.raises(SourceClosed):
             call()
 
 
 def test_a_timeout_says_what_is_missing(name: str, publisher: Publish, reader: Read) -> None:
     read = reader()
-    with pytest.raises(BroadcastTimeout, match="it is not there"):
+    with pytest.raises(SourceTimeout, match="it is not there"):
         read.wait(INITIAL, SOON)
-    with listen(name), pytest.raises(BroadcastTimeout, match="does not answer"):
+    with listen(name), pytest.raises(SourceTimeout, match="does not answer"):
         reader().description(SOON)
     publish = publisher().publish
     publish(step(1))
@@ -192,7 +192,7 @@ def test_another_token_is_refused(publisher: Publish, reader: Read) -> None:
     publisher().publish(step(1))
     stranger = reader("another")
     for call in (lambda: stranger.description(LONG), lambda: stranger.wait(INITIAL, LONG)):
-        with pytest.raises(BroadcastRefused, match="token"):
+        with pytest.raises(SourceRefused, match="token"):
             call()
     assert reader().wait(INITIAL, LONG).version == Version(1, 1)
 
@@ -280,7 +280,7 @@ def test_weights_whose_sum_overflows_are_finite(publisher: Publish, reader: Read
 def test_a_broadcast_keeps_its_shape(publisher: Publish, reader: Read, other: Parameters) -> None:
     publish, read = publisher().publish, reader()
     publish(step(1))
-    with pytest.raises(ValueError, match="keeps its shape"):
+    with pytest.raises(ValueError, match="all versions must have"):
         publish(other)
     assert read.wait(INITIAL, LONG).version == Version(1, 1)
     publish(step(2))
@@ -310,7 +310,7 @@ def test_readers_move_on_to_the_next_publisher_and_never_back(publisher: Publish
     assert version_of(read.get()) == Version(2, 10)
     with closing(publisher(attempt=1)) as older:
         older.publish(step(99, attempt=1))
-        with pytest.raises(BroadcastTimeout):
+        with pytest.raises(SourceTimeout):
             read.wait(Version(2, 11), 10 * SOON)
         assert version_of(read.get()) == Version(2, 10)
         assert read.description(LONG) == {"attempt": 1}
@@ -402,7 +402,7 @@ def test_memory_that_does_not_hold_what_was_published_is_noticed(name: str) -> N
 def test_memory_of_something_else_is_refused() -> None:
     descriptor = os.memfd_create("other")
     os.ftruncate(descriptor, 4096)
-    with pytest.raises(Corrupt, match="no parameter broadcast"):
+    with pytest.raises(Corrupt, match="not a parameter broadcast"):
         SegmentReader(descriptor)
 
 
@@ -426,7 +426,7 @@ def test_a_closed_publisher_publishes_nothing(publisher: Publish) -> None:
     publishing = publisher()
     publishing.close()
     publishing.close()
-    with pytest.raises(BroadcastClosed):
+    with pytest.raises(SourceClosed):
         publishing.publish(step(1))
     assert not any(thread.name == "broadcast-accept" for thread in threading.enumerate())
 
@@ -443,7 +443,7 @@ def test_an_impostor_without_memory_is_left_for_the_next(name: str, publisher: P
 
     with ThreadPoolExecutor(1) as pool, listen(name) as listener:
         done = pool.submit(impersonate, listener)
-        with pytest.raises(BroadcastTimeout):
+        with pytest.raises(SourceTimeout):
             read.description(10 * SOON)
         done.result(LONG)
     publisher().publish(step(1))

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from rlsrl.rpc import reconnect
-from rlsrl.rpc.reconnect import BackOff, ReconnectingCall
+from rlsrl.rpc.back_off import BackOff
+from rlsrl.rpc.reconnect import ReconnectingCall
 
 ADDRESS = "unix-abstract:rlsrl-test-reconnect"
 SECONDS = 20.0

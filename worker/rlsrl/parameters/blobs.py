@@ -1,6 +1,7 @@
-"""What a parameter database needs of the place it stores in: named bytes, written whole, and one change at a time.
+"""The storage protocol under the parameter database: bytes by path, written as a whole, one change at a time.
 
-The database's rules stand once, over this; a folder, memory or an object store only has to keep bytes.
+``BlobParameterDB`` implements the database's rules once, on top of this protocol. A folder, memory or an object store
+only has to store bytes.
 """
 
 from __future__ import annotations
@@ -11,70 +12,74 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class View(Protocol):
-    """Bytes by path, ``<policy>/<name>`` or ``<policy>/<folder>/<name>``. Any thread may call anything.
+class BlobView(Protocol):
+    """Reads blobs by path, ``<policy>/<name>`` or ``<policy>/<folder>/<name>``. Any thread may call any method.
 
-    A view shows the store as it is, or as it was when the view was taken, if the store can hold on to a moment.
+    Depending on the store, a view shows either the current content, or the content at the time the view was made.
     """
 
     def names(self, folder: str) -> list[str]:
-        """What stands directly in the folder; empty if there is no such folder.
+        """Return the names directly in the folder; none if the folder does not exist.
 
         Raises:
-            OSError: the store failed; so for the others.
+            OSError: the store failed. All methods may raise this.
         """
 
     def size(self, path: str) -> int:
-        """Bytes of what stands there.
+        """Return the blob's size in bytes.
 
         Raises:
-            FileNotFoundError: nothing has that path.
+            FileNotFoundError: the path has no blob.
         """
 
     def read(self, path: str, limit: int | None = None) -> bytes:
-        """The bytes, at most the first ``limit``; a concurrent write gives the old or the new ones, never a mixture.
+        """Return the blob's bytes, at most the first ``limit``.
+
+        During a write the result is the old or the new content, never a mixture.
 
         Raises:
-            FileNotFoundError: nothing has that path, or no longer.
-            Corrupt: something should be there and is not.
+            FileNotFoundError: the path has no blob, or no longer has one.
+            Corrupt: the store refers to a blob that it does not have.
         """
 
 
-class Change(View, Protocol):
-    """A view that shows its own writes, while nobody else's change happens."""
+class BlobChange(BlobView, Protocol):
+    """A view inside one change: it shows the change's own writes, and no other writer's changes."""
 
     def write(self, path: str, data: bytes) -> None:
-        """Put these bytes there all at once, whatever was there before.
+        """Create or replace the blob as a whole.
 
         Raises:
-            OSError: the store failed (disk full, I/O error); what was there before is untouched.
+            OSError: the store failed (disk full, I/O error). The previous blob is unchanged.
         """
 
     def confirm(self, path: str) -> None:
-        """Make sure that what stands there is durable: its writer may have been killed before it was."""
+        """Make the existing blob durable: its writer may have been killed before it was."""
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Remove these in this order; missing ones are fine."""
+        """Remove the blobs in this order. Missing ones are ignored."""
 
 
 class Blobs(Protocol):
-    """A store of bytes for any number of policies. Any thread may call anything."""
+    """A store of blobs for any number of policies. Any thread may call any method."""
 
     def policies(self) -> list[str]:
-        """First parts of the paths."""
+        """Return the names of the policies that may have blobs: the paths' first parts."""
 
-    def view(self, policy: str) -> View:
-        """What there is of that policy."""
+    def view(self, policy: str) -> BlobView:
+        """Return a view of that policy's blobs."""
 
-    def change(self, policy: str, body: Callable[[Change], T]) -> T:
-        """Let ``body`` read and write the policy while no other thread or process changes it, and give what it returns.
+    def change(self, policy: str, body: Callable[[BlobChange], T]) -> T:
+        """Run ``body``, which may read and write the policy, and return its result.
 
-        When this returns, all is durable. A death on the way leaves what was written and removed up to some point of
-        the order in which it was, or none of it. Waits for other changes, woken when they end or their process dies,
-        up to a deadline of the store's own. A store that finds only at the end that another change came first runs
-        ``body`` again on what is there then: it must decide everything anew.
+        No other thread or process changes the policy meanwhile. After the return everything is durable. A kill on the
+        way leaves the writes and removals up to some point of their order, or none of them.
+
+        It waits for other changes, until they end, their process dies, or the store's own deadline passes. A store may
+        find out at the end that another change came first. It then runs ``body`` again on the new content: ``body``
+        must base every decision on what it reads in that run.
 
         Raises:
-            TimeoutError: others have been changing the policy for too long.
+            TimeoutError: other changes have kept this one waiting for too long.
             OSError: the store failed.
         """

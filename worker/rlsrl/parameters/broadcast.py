@@ -1,8 +1,9 @@
-"""Parameters from a trainer to the actors on its machine, through shared memory.
+"""Live weights from a trainer to the actors on its machine, through shared memory.
 
-The publisher writes each version into memory that its readers map, and sends each reader's socket one byte. What is
-read is the memory; the socket hands it over, wakes who waits and tells of the publisher's death, so a message that
-found no room is no loss. Names are abstract and memory is anonymous: nothing outlives the processes.
+The publisher writes each version into memory that its readers map, then sends one byte to each reader's socket. The
+weights are only in the memory. The socket hands over the memory, wakes waiting readers, and reports the publisher's
+death, so a byte that a full socket loses does no harm. Sockets have abstract names and the memory is anonymous: nothing
+outlives the processes.
 """
 
 from __future__ import annotations
@@ -18,45 +19,41 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.parameters.protocols import (
     NonFinite,
     ParameterError,
+    ParameterPublisher,
     Parameters,
+    ParameterSource,
     SourceClosed,
     SourceRefused,
     SourceTimeout,
 )
 from rlsrl.parameters.segment import SegmentReader, SegmentWriter
 from rlsrl.rpc.auth import token_matches
+from rlsrl.rpc.back_off import BackOff
 from rlsrl.rpc.local import LAST_BACK_OFF_SECONDS, accept, connect, listen, recv_json, send_json
-from rlsrl.rpc.reconnect import BackOff
 
 _PROTOCOL = 1
 _GREETING_SECONDS = 5.0
-"""A peer that connects and shows no token is dropped after this long."""
+"""A peer that connects and sends no token is disconnected after this time."""
 _MIN_BACK_OFF_SECONDS = 0.02
 _WAKE = b"v"
 
 
-class BroadcastClosed(SourceClosed):
-    """This end was closed; raised by calls that were waiting and by later ones."""
-
-
-class BroadcastTimeout(SourceTimeout):
-    """The deadline passed; the call can be made again."""
-
-
-class BroadcastRefused(SourceRefused):
-    """The publisher answered and said no; the text says why."""
-
-
-class BroadcastPublisher:
-    """The trainer's end. ``publish`` belongs to one thread; a thread of its own answers new readers."""
+class BroadcastPublisher(ParameterPublisher):
+    """The trainer's end. One thread publishes; the publisher's own thread accepts new readers."""
 
     def __init__(self, name: str, token: str, description: Mapping[str, Any]) -> None:
-        """Serve the abstract name to readers that show the token. ``description`` is JSON of any length.
+        """Accept readers at the abstract socket ``name``.
+
+        Args:
+            name: of the socket.
+            token: that readers must send.
+            description: JSON of any length; readers get it from ``ParameterSource.description``.
 
         Raises:
             OSError: the name is taken (EADDRINUSE): another publisher of the same run is alive.
@@ -78,17 +75,18 @@ class BroadcastPublisher:
             self._thread.start()
             self._resources = stack.pop_all()
 
+    @override
     def publish(self, parameters: Parameters) -> None:
-        """Make these the latest parameters of every reader. Never waits for one; allocates only the first time.
+        """Make these the newest parameters. Never waits for a reader; allocates only at the first publication.
 
         Raises:
-            NonFinite: a weight or statistic is NaN or infinite; the version before stays the latest.
-            ValueError: the version is not newer than the one before, or layout, vector size or statistics differ.
-            BroadcastClosed: ``close`` was called.
-            ParameterError: the thread that answers readers has died; its error is the cause.
+            NonFinite: a weight or statistic is NaN or infinite. The previous version stays the newest.
+            ValueError: the version is not newer than the previous one, or layout, vector size or statistics differ.
+            SourceClosed: ``close`` was called.
+            ParameterError: the thread that accepts readers has died; its error is the cause.
         """
         if self._closed:
-            raise BroadcastClosed("the publisher is closed")
+            raise SourceClosed("the publisher is closed")
         if self._failure is not None:
             raise ParameterError("the broadcast's accept thread died") from self._failure
         if self._latest is not None and parameters.version <= self._latest:
@@ -100,12 +98,13 @@ class BroadcastPublisher:
         self._latest = parameters.version
         with self._readers_lock:
             for reader in self._readers:
-                # A full socket holds a wake-up already; a dead one is dropped by the accept thread.
+                # A full socket holds a wake-up already; the accept thread closes dead ones.
                 with contextlib.suppress(OSError):
                     reader.send(_WAKE)
 
+    @override
     def close(self) -> None:
-        """Stop serving. Readers keep the last version and look for another publisher. Idempotent."""
+        """Stop publishing. Readers keep the last version and look for another publisher. Idempotent."""
         if not self._closed:
             self._closed = True
             os.eventfd_write(self._closing, 1)
@@ -113,15 +112,15 @@ class BroadcastPublisher:
             self._resources.close()
 
     def _serve(self) -> None:
-        """Answer new readers and drop dead ones. Waits on sockets only; ended by ``close``."""
+        """Accept new readers and disconnect dead ones. Waits for sockets only; ``close`` ends it."""
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._closing, selectors.EVENT_READ, lambda _: None)
                 selector.register(self._listener, selectors.EVENT_READ, lambda _: self._accept(selector))
                 while not self._closed:
-                    for key, _ in selector.select(self._patience()):
+                    for key, _ in selector.select(self._seconds_until_overdue()):
                         key.data(key.fileobj)
-                    for connection in self._overdue():
+                    for connection in self._remove_overdue():
                         self._drop(selector, connection)
         except BaseException as error:  # noqa: BLE001 - raised again by publish
             self._failure = error
@@ -134,24 +133,24 @@ class BroadcastPublisher:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
             connection = accept(self._listener)
             self._greeting[connection] = time.monotonic() + _GREETING_SECONDS
-            selector.register(connection, selectors.EVENT_READ, lambda sender: self._hear(selector, sender))
+            selector.register(connection, selectors.EVENT_READ, lambda peer: self._receive(selector, peer))
 
-    def _hear(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
-        """A peer sent its greeting, or hung up; after its greeting a reader has nothing to say."""
+    def _receive(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Handle a peer that has sent its greeting, or has disconnected. A reader sends nothing after its greeting."""
         greeted = self._greeting.pop(connection, None) is None
         if greeted or not self._greet(connection):
             self._drop(selector, connection)
 
     def _greet(self, connection: socket.socket) -> bool:
-        """Check a new reader's greeting and hand over the memory; False if the connection is to be dropped."""
+        """Check a new reader's greeting and send the memory; return False if the connection must be closed."""
         try:
             greeting, _ = recv_json(connection)
             refusal = self._refusal(greeting)
             if refusal is not None:
                 send_json(connection, {"refused": refusal})
                 return False
-            self._hand_over(connection)
-        except (OSError, ValueError, RecursionError):  # hung up, or not one of ours
+            self._send_memory(connection)
+        except (OSError, ValueError, RecursionError):  # disconnected, or not a reader
             return False
         return True
 
@@ -163,8 +162,8 @@ class BroadcastPublisher:
             return f"the publisher speaks protocol {_PROTOCOL}, the reader {greeting.get('protocol')!r}"
         return None
 
-    def _hand_over(self, connection: socket.socket) -> None:
-        """Under the lock, so that no wake-up comes before the memory and none is missed after it."""
+    def _send_memory(self, connection: socket.socket) -> None:
+        """Send the memory and register the reader, under one lock: wake-ups come after the memory; none is lost."""
         descriptor = self._segment.open_read_only()
         try:
             with self._readers_lock:
@@ -179,11 +178,12 @@ class BroadcastPublisher:
             self._readers.discard(connection)
             connection.close()
 
-    def _patience(self) -> float | None:
-        """Seconds until the first peer that has not greeted is overdue."""
+    def _seconds_until_overdue(self) -> float | None:
+        """Return the seconds until the first silent peer is overdue; None if no peer is silent."""
         return max(min(self._greeting.values()) - time.monotonic(), 0.0) if self._greeting else None
 
-    def _overdue(self) -> list[socket.socket]:
+    def _remove_overdue(self) -> list[socket.socket]:
+        """Remove and return the peers whose greeting is overdue."""
         now = time.monotonic()
         overdue = [connection for connection, deadline in self._greeting.items() if deadline <= now]
         for connection in overdue:
@@ -191,11 +191,11 @@ class BroadcastPublisher:
         return overdue
 
 
-class BroadcastReader:
-    """An actor's end; implements ``ParameterSource``. One thread uses it, except ``close``, which any thread may call.
+class BroadcastReader(ParameterSource):
+    """An actor's end. One thread uses it; any thread may call ``close``.
 
-    It finds the next publisher by itself when one dies or closes. Versions never move back: a publisher with older
-    versions than were read is ignored until it has newer ones.
+    It connects to the next publisher when one dies or closes. Versions never move back: a publisher that restarts with
+    older versions is ignored until it publishes newer ones.
     """
 
     def __init__(self, name: str, token: str) -> None:
@@ -213,49 +213,34 @@ class BroadcastReader:
         self._successor: SegmentReader | None = None
         self._newest = INITIAL
 
+    @override
     def description(self, timeout: float) -> dict[str, Any]:
-        """What the publisher said of itself. Waits for a publisher up to ``timeout`` seconds; ended by ``close``.
-
-        Raises:
-            BroadcastTimeout, BroadcastClosed, BroadcastRefused: see each.
-        """
         with self._use():
             deadline = time.monotonic() + timeout
             while (segment := self._segment or self._successor) is None:
-                self._block(deadline)
+                self._wait_for_event(deadline)
             return segment.description
 
+    @override
     def get(self, newer_than: Version | None = None) -> Parameters | None:
-        """A copy of the latest parameters; None if there are none, or none newer. Never waits.
-
-        Raises:
-            BroadcastClosed, BroadcastRefused: see each.
-            Corrupt: the shared memory does not hold what was published.
-        """
+        # Returns a copy, which no later publication changes.
         with self._use():
             version = self._latest()
             if version is None or (newer_than is not None and version <= newer_than):
                 return None
-            return self._take()
+            return self._copy_latest()
 
+    @override
     def wait(self, min_version: Version, timeout: float) -> Parameters:
-        """A copy of the latest parameters as soon as they are of ``min_version`` or newer.
-
-        Woken by a publication, by ``close``, or by the timeout in seconds. While no publisher answers it looks for one
-        with back-off until the timeout.
-
-        Raises:
-            BroadcastTimeout, BroadcastClosed, BroadcastRefused: see each.
-            Corrupt: the shared memory does not hold what was published.
-        """
+        # Without a publisher it tries to connect, with back-off, until the timeout.
         with self._use():
             deadline = time.monotonic() + timeout
             while (version := self._latest()) is None or version < min_version:
-                self._block(deadline)
-            return self._take()
+                self._wait_for_event(deadline)
+            return self._copy_latest()
 
+    @override
     def close(self) -> None:
-        """Wake whoever waits and let go of the memory. Idempotent."""
         with self._ending:
             if self._closed:
                 return
@@ -268,15 +253,15 @@ class BroadcastReader:
 
     @contextlib.contextmanager
     def _use(self) -> Iterator[None]:
-        """Keep ``close`` from taking away what is in use, and see what came since the last use."""
+        """Handle what has arrived since the last use, and keep ``close`` from releasing resources during this one."""
         with self._using:
             self._advance()
             yield
 
     def _advance(self) -> None:
-        """Take the connection as far as it goes without waiting."""
+        """Advance the connection as far as possible without waiting."""
         if self._closed:
-            raise BroadcastClosed("the reader is closed")
+            raise SourceClosed("the reader is closed")
         try:
             if self._connection is None:
                 self._connect()
@@ -285,7 +270,7 @@ class BroadcastReader:
             else:
                 self._drain(self._connection)
         except BlockingIOError:
-            pass  # nothing more for now
+            pass  # nothing more has arrived
         except (OSError, ValueError, ParameterError) as error:
             self._disconnect()
             if isinstance(error, ParameterError):
@@ -304,7 +289,7 @@ class BroadcastReader:
     def _receive_memory(self, connection: socket.socket) -> None:
         answer, descriptors = recv_json(connection, max_fds=1)
         if "refused" in answer:
-            raise BroadcastRefused(f"{self._name}: {answer['refused']}")
+            raise SourceRefused(f"{self._name}: {answer['refused']}")
         if len(descriptors) != 1:
             raise ValueError("the publisher's answer carries no memory")
         self._successor = SegmentReader(descriptors[0])
@@ -312,7 +297,7 @@ class BroadcastReader:
         self._back_off.reset()
 
     def _drain(self, connection: socket.socket) -> None:
-        """Forget the wake-ups so far: what they told of is read from the memory."""
+        """Discard the wake-ups. The caller reads the newest version from the memory."""
         while connection.recv(len(_WAKE)):
             pass
         raise ConnectionResetError("the publisher is gone")
@@ -323,24 +308,24 @@ class BroadcastReader:
             self._connection = None
 
     def _latest(self) -> Version | None:
-        """The latest version to be had; moves on to the next publisher's memory once that is not behind."""
+        """Return the latest version. Switch to the next publisher's memory once its version is not older."""
         if self._successor is not None:
             version = self._successor.version
             if version is not None and version >= self._newest:
                 self._segment, self._successor = self._successor, None
         return self._segment.version if self._segment is not None else None
 
-    def _take(self) -> Parameters:
+    def _copy_latest(self) -> Parameters:
         assert self._segment is not None
         parameters = self._segment.read()
         self._newest = parameters.version
         return parameters
 
-    def _block(self, deadline: float) -> None:
-        """Wait for the socket, the next try to connect, or ``close``; then see what came."""
+    def _wait_for_event(self, deadline: float) -> None:
+        """Wait for the socket, the next attempt to connect, or ``close``; then handle what has arrived."""
         now = time.monotonic()
         if now >= deadline:
-            raise BroadcastTimeout(f"nothing came from publisher {self._name!r} in time{self._plight()}")
+            raise SourceTimeout(f"nothing came from publisher {self._name!r} in time{self._problem()}")
         poll = select.poll()
         poll.register(self._closing, select.POLLIN)
         until = deadline
@@ -351,14 +336,14 @@ class BroadcastReader:
         poll.poll(max(until - now, 0.0) * 1000)
         self._advance()
 
-    def _plight(self) -> str:
+    def _problem(self) -> str:
         if self._connection is None:
             return ": it is not there"
         return "" if self._greeted else ": it is there and does not answer"
 
 
 def _check_finite(parameters: Parameters) -> None:
-    """A sum is finite only if all terms are; it needs no memory. Where it overflows, the terms decide."""
+    """Check the sums, which needs no memory: a finite sum has finite terms. If a sum overflows, check the terms."""
     with np.errstate(over="ignore", invalid="ignore"):
         for name, array in {"vector": parameters.vector, **parameters.statistics}.items():
             is_finite = array.dtype.kind != "f" or np.isfinite(np.add.reduce(array, axis=None))

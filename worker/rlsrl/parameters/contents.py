@@ -1,8 +1,7 @@
-"""What one policy's blobs hold: versions, states, tags, annotations, the fence. Reading only; nothing is decided here
-about what may be written.
+"""Read one policy's blobs: versions, states, tags, annotations and the fence. ``database`` decides what is written.
 
-Every read may meet FileNotFoundError where a prune came between listing and reading; whoever holds no exclusive right
-takes a new view then and looks anew.
+Any read may raise FileNotFoundError if a prune removed a blob between listing and reading. A caller outside a change
+then takes a new view and reads again.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rlsrl.data.version import Version
-from rlsrl.parameters.blobs import View
+from rlsrl.parameters.blobs import BlobView
 from rlsrl.parameters.encoding import (
     HEADER_BYTES,
     StoredHeader,
@@ -38,30 +37,37 @@ _T = TypeVar("_T")
 
 
 class Contents:
-    """One policy as a view shows it."""
+    """One policy's content, as a view shows it."""
 
     def __init__(
-        self, view: View, policy: str, *, policies: Callable[[], list[str]], report: Callable[[Corrupt], None]
+        self, view: BlobView, policy: str, *, policies: Callable[[], list[str]], report: Callable[[Corrupt], None]
     ) -> None:
-        """``policies`` names what is stored, for errors; ``report`` takes note of what is corrupt and passed over."""
+        """Read through ``view``.
+
+        Args:
+            view: the policy's blobs.
+            policy: the policy's name.
+            policies: returns the stored policies, for error texts.
+            report: called with the error of each corrupt blob that is skipped.
+        """
         self._view = view
         self._policy = policy
         self._policies = policies
         self._report = report
 
     def versions(self) -> list[Version]:
-        """Versions in the store, ascending, corrupt ones included."""
+        """Return the stored versions, ascending, including corrupt ones."""
         return self._listed(f"{self._policy}/versions")
 
     def states(self) -> list[Version]:
-        """Versions with a state, ascending, corrupt ones included."""
+        """Return the versions that have a state, ascending, including corrupt ones."""
         return self._listed(f"{self._policy}/states")
 
     def require(self, version: Version) -> None:
-        """See that the version is stored.
+        """Check that the version is stored.
 
         Raises:
-            VersionNotFound: it is not; the text says what is.
+            VersionNotFound: the version is not stored; the text lists the stored ones.
         """
         stored = self.versions()
         if not stored:
@@ -70,16 +76,16 @@ class Contents:
             raise unknown_version(self._policy, version, stored)
 
     def unknown_policy(self) -> Exception:
-        """The error for a policy of which nothing is stored."""
+        """Return the error for a policy without stored versions."""
         return unknown_policy(self._policy, self._policies())
 
     def highest_attempt(self) -> int:
-        """The highest attempt that pushed, -1 if none did."""
+        """Return the highest attempt that has pushed, -1 if none has."""
         recorded = self._note(fence_path(self._policy), -1)
         return max([recorded, *(version.attempt for version in self.versions())])
 
     def tags(self) -> dict[str, Version]:
-        """Which version each tag names; the version may be gone."""
+        """Return the version that each tag names. The version may have been removed."""
         tags = {}
         for name in self._view.names(f"{self._policy}/tags"):
             text = self._note(f"{self._policy}/tags/{name}", "")
@@ -89,15 +95,15 @@ class Contents:
         return tags
 
     def annotations(self, version: Version) -> dict[str, Any]:
-        """What was added to the version's metadata after its push."""
+        """Return the metadata that was added to the version after its push."""
         return self._note(annotations_path(self._policy, version), {})
 
     def parameters(self, version: Version) -> Parameters:
-        """The version's weights, whole.
+        """Return the version's weights, complete and verified.
 
         Raises:
-            FileNotFoundError: it is not stored.
-            Corrupt: they do not hold what was written.
+            FileNotFoundError: the version is not stored.
+            Corrupt: the blob is not what was written.
         """
         path = version_path(self._policy, version)
         parameters = decode_parameters(self._view.read(path), path)
@@ -105,11 +111,11 @@ class Contents:
         return parameters
 
     def state(self, version: Version) -> TrainerState:
-        """The version's state, whole.
+        """Return the version's state, complete and verified.
 
         Raises:
-            FileNotFoundError: none is stored.
-            Corrupt: it does not hold what was written.
+            FileNotFoundError: the version has no state.
+            Corrupt: the blob is not what was written.
         """
         path = state_path(self._policy, version)
         state = decode_state(self._view.read(path), path)
@@ -117,11 +123,11 @@ class Contents:
         return state
 
     def resolve(self, ref: Ref) -> Version:
-        """The version that a reference names.
+        """Return the version that a reference names.
 
         Raises:
-            VersionNotFound: it names nothing.
-            Corrupt: it is ``latest`` and no stored version is whole.
+            VersionNotFound: the reference names no stored version.
+            Corrupt: the reference is ``latest``, and every stored version is corrupt.
         """
         if ref == LATEST:
             newest, corrupt = self.newest_intact(None)
@@ -135,7 +141,7 @@ class Contents:
         return version
 
     def newest_intact(self, newer_than: Version | None) -> tuple[Parameters | None, Corrupt | None]:
-        """The newest whole weights above the given version; with None, why the newest stored ones are not whole."""
+        """Return the newest intact weights above ``newer_than``; without any, None and the newest version's error."""
         first_error: Corrupt | None = None
         for version in reversed(self.versions()):
             if newer_than is not None and version <= newer_than:
@@ -148,11 +154,15 @@ class Contents:
         return None, first_error
 
     def newest_resumable(self) -> TrainerState | None:
-        """The newest whole state with whole parameters; raises FileNotFoundError if they changed under the search."""
+        """Return the newest intact state whose version is intact, or None.
+
+        Raises:
+            FileNotFoundError: the states changed during the search.
+        """
         listed, stored = self.states(), set(self.versions())
         for version in reversed(listed):
             if version not in stored:
-                continue  # pruned, in part or since the listing
+                continue  # pruned since the listing, or its prune was interrupted
             try:
                 state = self.state(version)
                 self.parameters(version)
@@ -164,8 +174,8 @@ class Contents:
             raise FileNotFoundError(f"{self._policy}/states")
         return None
 
-    def described(self) -> list[VersionInfo]:
-        """The stored versions, ascending; those whose header is corrupt are left out."""
+    def infos(self) -> list[VersionInfo]:
+        """Return the stored versions' infos, ascending. Versions with a corrupt header are left out."""
         tags: dict[Version, list[str]] = {}
         for tag, version in sorted(self.tags().items()):
             tags.setdefault(version, []).append(tag)
@@ -192,7 +202,12 @@ class Contents:
         return infos
 
     def _tagged(self, tag: str) -> Version:
-        """The version with that tag; raises FileNotFoundError if the tag moved and the version was pruned meanwhile."""
+        """Return the version with that tag.
+
+        Raises:
+            FileNotFoundError: the tag moved during the search.
+            VersionNotFound: no stored version has the tag.
+        """
         tags = self.tags()
         stored = self.versions()
         if tags.get(tag) in stored:
@@ -210,7 +225,7 @@ class Contents:
         return sorted(version for stem in stems if (version := parse_file_stem(stem)) is not None)
 
     def _note(self, path: str, default: _T) -> _T:
-        """The JSON value at the path, of the default's type; the default if there is none or it is corrupt."""
+        """Return the JSON value at the path; ``default`` if it is missing, corrupt, or of another type."""
         try:
             value = decode_note(self._view.read(path), path)
             if not isinstance(value, type(default)):
@@ -238,30 +253,30 @@ def _check_name(path: str, version: Version, held: Version) -> None:
 
 
 def fence_path(policy: str) -> str:
-    """Where the highest attempt that pushed is noted."""
+    """Return the path of the highest attempt that has pushed."""
     return f"{policy}/fence.json"
 
 
 def version_path(policy: str, version: Version) -> str:
-    """Where the version's weights are."""
+    """Return the path of the version's weights."""
     return f"{policy}/versions/{file_stem(version)}{_ARRAYS}"
 
 
 def annotations_path(policy: str, version: Version) -> str:
-    """Where the version's annotations are, once there are any."""
+    """Return the path of the version's annotations. The blob exists once there are any."""
     return f"{policy}/versions/{file_stem(version)}{_NOTE}"
 
 
 def state_path(policy: str, version: Version) -> str:
-    """Where the version's state is."""
+    """Return the path of the version's state."""
     return f"{policy}/states/{file_stem(version)}{_ARRAYS}"
 
 
 def tag_path(policy: str, tag: str) -> str:
-    """Where the tag's version is noted."""
+    """Return the path of the tag; its blob holds the version."""
     return f"{policy}/tags/{tag}{_NOTE}"
 
 
-def belongings(policy: str, version: Version) -> list[str]:
-    """What goes with a version, and must not pass to another of the same name."""
+def dependent_paths(policy: str, version: Version) -> list[str]:
+    """Return the paths that are removed with a version. A later version of the same name must not inherit them."""
     return [annotations_path(policy, version), state_path(policy, version)]

@@ -1,11 +1,21 @@
-"""The parameter database: its rules, over any place that keeps bytes.
+"""The parameter database: its rules, over any store of blobs.
 
-Under ``<policy>/``: ``versions/<attempt>-<step>.safetensors`` (weights, never changed) with a ``.json`` beside it once
-something was annotated, ``states/<attempt>-<step>.safetensors``, ``tags/<tag>.json`` and ``fence.json`` (the
-highest attempt that pushed). Each change is one blob that appears, is replaced or goes, and the order of several is
-such that a kill between any two leaves a consistent store: the fence rises before the version that raised it; the
-metadata of a push travel inside the version, and its state is there before it; a version goes before what belongs to
-it, and whatever is left of it is removed before a version of that name can come again. Readers take no lock.
+A policy's blobs under ``<policy>/``:
+
+- ``versions/<attempt>-<step>.safetensors``: weights; never changed
+- ``versions/<attempt>-<step>.json``: annotations, if there are any
+- ``states/<attempt>-<step>.safetensors``: trainer states
+- ``tags/<tag>.json``: the version that a tag names
+- ``fence.json``: the highest attempt that has pushed
+
+Every operation writes and removes blobs in an order in which a kill between any two leaves a consistent store:
+
+- A higher attempt raises the fence before it writes its first version.
+- A push's metadata are inside the version's blob, and its state is written before the version.
+- A version is removed before its state and annotations. Leftovers of those are removed before a version of the same
+  name is stored again.
+
+Readers take no lock.
 """
 
 from __future__ import annotations
@@ -16,13 +26,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
+from typing_extensions import override
 
 from rlsrl.data.version import Version
-from rlsrl.parameters.blobs import Blobs, Change, View
+from rlsrl.parameters.blobs import BlobChange, Blobs, BlobView
 from rlsrl.parameters.contents import (
     Contents,
     annotations_path,
-    belongings,
+    dependent_paths,
     fence_path,
     state_path,
     tag_path,
@@ -40,6 +51,7 @@ from rlsrl.parameters.encoding import (
 from rlsrl.parameters.names import LATEST, check_policy, check_tag
 from rlsrl.parameters.protocols import (
     Corrupt,
+    ParameterDB,
     ParameterError,
     Parameters,
     Ref,
@@ -51,27 +63,33 @@ from rlsrl.parameters.protocols import (
 from rlsrl.runtime.clock import Clock
 
 RECHECK_SECONDS = 0.25
-"""How often ``watch`` looks again: other processes' pushes make no event that reaches every kind of volume."""
+"""Seconds between two reads of ``watch``. Polling is needed: no file event reports other processes' pushes on every
+kind of volume."""
 
-_RACES = 1000
-"""How often a reader starts over because what it had listed was pruned before it was read."""
+_MAX_READS = 1000
+"""How often a reader starts again because a prune removed what it had listed."""
 
 _T = TypeVar("_T")
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
-class BlobParameterDB:
-    """A ``ParameterDB`` over ``Blobs``. Any thread may call anything."""
+class BlobParameterDB(ParameterDB):
+    """A ``ParameterDB`` over ``Blobs``. Any thread may call any method."""
 
     def __init__(
         self, blobs: Blobs, *, clock: Clock, keep_states: int, recheck_seconds: float = RECHECK_SECONDS
     ) -> None:
-        """``clock`` dates the versions, ``keep_states`` is how many of the newest states are kept (1 or more);
-        ``watch`` looks again every ``recheck_seconds``.
+        """Create the database; it reads and writes nothing yet.
+
+        Args:
+            blobs: the store.
+            clock: gives each version its ``created_at``.
+            keep_states: how many of the newest states are kept, 1 or more.
+            recheck_seconds: how often ``watch`` looks for other processes' pushes.
         """
         if keep_states < 1:
-            raise ValueError(f"keep_states is {keep_states}; resuming needs at least 1")
+            raise ValueError(f"keep_states is {keep_states}; it must be at least 1, since resuming needs a state")
         self._blobs = blobs
         self._clock = clock
         self._keep_states = keep_states
@@ -80,9 +98,9 @@ class BlobParameterDB:
         self._num_pushes = 0
         self._reported: set[str] = set()
 
+    @override
     def get(self, policy: str, ref: Ref = LATEST, newer_than: Version | None = None) -> Parameters | None:
-        """See ``ParameterReader.get``. With ``newer_than`` a policy of which nothing is stored yet gives None."""
-
+        # With `newer_than`, a policy without versions gives None instead of an error: an actor may start first.
         def read(contents: Contents) -> Parameters | None:
             if ref == LATEST:
                 newest, corrupt = contents.newest_intact(newer_than)
@@ -94,18 +112,16 @@ class BlobParameterDB:
                 return None
             return contents.parameters(version)
 
-        return self._look(policy, read)
+        return self._read(policy, read)
 
+    @override
     def watch(self, policy: str, timeout: float) -> Iterator[Version]:
-        """See ``ParameterReader.watch``. The newest stored version comes first, at once.
-
-        Waiting is ended by a push through this object, by the next look after ``recheck_seconds``, or by the timeout.
-        """
+        # Woken by a push through this object, every `recheck_seconds`, or by the timeout.
         seen: Version | None = None
         deadline = time.monotonic() + timeout
         while True:
             num_pushes = self._num_pushes
-            newest = max(self._look(policy, Contents.versions), default=None)
+            newest = max(self._read(policy, Contents.versions), default=None)
             if newest is not None and (seen is None or newest > seen):
                 seen = newest
                 yield newest
@@ -115,6 +131,7 @@ class BlobParameterDB:
             else:
                 return
 
+    @override
     def push(
         self,
         policy: str,
@@ -124,7 +141,7 @@ class BlobParameterDB:
         metadata: Mapping[str, Any] | None = None,
         state: TrainerState | None = None,
     ) -> None:
-        """See ``ParameterDB.push``. Of a repeated push only tags and state count; the first one's metadata stay."""
+        # A repeated push writes its tags and its state again, but keeps the metadata of the first one.
         check_policy(policy)
         check_parameters(parameters)
         for tag in tags:
@@ -134,12 +151,12 @@ class BlobParameterDB:
         data = encode_parameters(parameters, created_at=self._clock.time(), metadata=checked)
         saved = None if state is None else encode_state(check_state_of(state, version))
 
-        def push(change: Change) -> None:
+        def push(change: BlobChange) -> None:
             self._pass_fence(change, policy, version)
-            held = self._holds_already(change, policy, parameters)
+            is_stored = self._is_stored(change, policy, parameters)
             if saved is not None:
                 change.write(state_path(policy, version), saved)
-            if not held:
+            if not is_stored:
                 change.write(version_path(policy, version), data)
             if saved is not None:
                 self._remove_old_states(change, policy)
@@ -150,16 +167,19 @@ class BlobParameterDB:
             self._num_pushes += 1
             self._pushed.notify_all()
 
+    @override
     def save_state(self, policy: str, state: TrainerState) -> None:
-        """See ``ParameterDB.save_state``. A state saved again for the same version is replaced.
+        """Store a trainer state durably, and remove all but the newest few states.
+
+        A state that exists for this version is replaced.
 
         Raises:
-            VersionNotFound: the version was not pushed before its state.
+            VersionNotFound: the state's version was not pushed.
             StaleAttempt: a higher attempt has pushed.
         """
         data = encode_state(state)
 
-        def save(change: Change) -> None:
+        def save(change: BlobChange) -> None:
             self._contents(change, policy).require(state.version)
             self._pass_fence(change, policy, state.version)
             change.write(state_path(policy, state.version), data)
@@ -167,11 +187,12 @@ class BlobParameterDB:
 
         self._change(policy, save)
 
+    @override
     def load_state(self, policy: str, ref: Ref = LATEST) -> TrainerState | None:
-        """See ``ParameterDB.load_state``. None if no state of that version is kept.
+        """Return the version's state, or None if it has none.
 
         Raises:
-            VersionNotFound: the reference names nothing.
+            VersionNotFound: the reference names no stored version.
             Corrupt: the state of an explicitly named version fails verification.
         """
 
@@ -184,23 +205,24 @@ class BlobParameterDB:
             except FileNotFoundError:
                 return None
 
-        return self._look(policy, read)
+        return self._read(policy, read)
 
+    @override
     def tag(self, policy: str, ref: Ref, *tags: str) -> None:
-        """See ``ParameterDB.tag``."""
         for tag in tags:
             check_tag(tag)
 
-        def name(change: Change) -> None:
+        def name(change: BlobChange) -> None:
             _write_tags(change, policy, self._contents(change, policy).resolve(ref), tags)
 
         self._change(policy, name)
 
+    @override
     def annotate(self, policy: str, version: Version, metadata: Mapping[str, Any]) -> None:
-        """See ``ParameterDB.annotate``. All keys of one call appear together."""
+        """Add JSON values to a version's metadata. The keys of one call appear at the same time."""
         checked = check_json(metadata, "metadata")
 
-        def note(change: Change) -> None:
+        def note(change: BlobChange) -> None:
             contents = self._contents(change, policy)
             contents.require(version)
             notes = contents.annotations(version) | checked
@@ -208,12 +230,13 @@ class BlobParameterDB:
 
         self._change(policy, note)
 
+    @override
     def versions(self, policy: str) -> list[VersionInfo]:
-        """See ``ParameterDB.versions``. A version whose header fails verification is left out, with a log event."""
-        return self._look(policy, Contents.described)
+        """Return all stored versions, oldest first. Versions with a corrupt header are logged and left out."""
+        return self._read(policy, Contents.infos)
 
+    @override
     def query(self, policy: str, where: Mapping[str, Any]) -> list[VersionInfo]:
-        """See ``ParameterDB.query``."""
         wanted = check_json(where, "where")
         return [
             info
@@ -221,37 +244,40 @@ class BlobParameterDB:
             if all(key in info.metadata and info.metadata[key] == value for key, value in wanted.items())
         ]
 
+    @override
     def prune(self, policy: str, *, keep_last: int) -> list[Version]:
-        """See ``ParameterDB.prune``. What ``latest`` and resuming would take stays: the newest intact version and the
-        newest with an intact state.
+        """Remove untagged versions except the newest ``keep_last``; return the removed ones.
+
+        Two versions are never removed: the newest intact one, and the newest one with an intact state.
 
         Raises:
             ValueError: ``keep_last`` is negative.
         """
         if keep_last < 0:
             raise ValueError(f"keep_last is {keep_last}; it is a number of versions, 0 or more")
-        if not self._look(policy, Contents.versions):
+        if not self._read(policy, Contents.versions):
             return []
 
-        def prune(change: Change) -> list[Version]:
+        def prune(change: BlobChange) -> list[Version]:
             contents = self._contents(change, policy)
             newest, _ = contents.newest_intact(None)
             kept = [each.version for each in (newest, contents.newest_resumable()) if each is not None]
             protected = {*contents.tags().values(), *kept}
-            expendable = choose_expendable(contents.versions(), keep_last=keep_last, protected=protected)
-            for version in expendable:
-                change.remove([version_path(policy, version), *belongings(policy, version)])
-            return expendable
+            removable = choose_removable(contents.versions(), keep_last=keep_last, protected=protected)
+            for version in removable:
+                change.remove([version_path(policy, version), *dependent_paths(policy, version)])
+            return removable
 
         return self._blobs.change(policy, prune)
 
+    @override
     def policies(self) -> list[str]:
-        """See ``ParameterDB.policies``; sorted."""
-        return sorted(policy for policy in self._blobs.policies() if self._look(policy, Contents.versions))
+        """Return the names of the stored policies, sorted."""
+        return sorted(policy for policy in self._blobs.policies() if self._read(policy, Contents.versions))
 
-    def _change(self, policy: str, body: Callable[[Change], None]) -> None:
-        """``Blobs.change`` for a policy that is there: a misspelt name must not create one."""
-        if not self._look(policy, Contents.versions):
+    def _change(self, policy: str, body: Callable[[BlobChange], None]) -> None:
+        """Change a policy that exists: a misspelt name must not create a policy."""
+        if not self._read(policy, Contents.versions):
             raise self._contents(self._blobs.view(policy), policy).unknown_policy()
         self._blobs.change(policy, body)
 
@@ -259,62 +285,68 @@ class BlobParameterDB:
         with self._pushed:
             self._pushed.wait_for(lambda: self._num_pushes != num_pushes, timeout)
 
-    def _pass_fence(self, change: Change, policy: str, version: Version) -> None:
-        """Refuse an attempt below the highest seen; remember it durably if it is a higher one."""
+    def _pass_fence(self, change: BlobChange, policy: str, version: Version) -> None:
+        """Refuse an attempt below the fence; raise the fence durably if the attempt is above it."""
         seen = self._contents(change, policy).highest_attempt()
         if version.attempt < seen:
             raise StaleAttempt(f"version {version} of policy {policy!r} comes too late: attempt {seen} has pushed")
         if version.attempt > seen:
             change.write(fence_path(policy), encode_note(version.attempt))
 
-    def _remove_old_states(self, change: Change, policy: str) -> None:
+    def _remove_old_states(self, change: BlobChange, policy: str) -> None:
         older = self._contents(change, policy).states()[: -self._keep_states]
         change.remove([state_path(policy, version) for version in older])
 
-    def _holds_already(self, change: Change, policy: str, parameters: Parameters) -> bool:
-        """Whether these very weights are stored whole; makes room for them if not."""
+    def _is_stored(self, change: BlobChange, policy: str, parameters: Parameters) -> bool:
+        """Return whether exactly these weights are stored intact; remove leftovers of the version if it is not stored.
+
+        Raises:
+            VersionExists: the version is stored with other content.
+        """
         version = parameters.version
         try:
-            there = self._contents(change, policy).parameters(version)
+            stored = self._contents(change, policy).parameters(version)
         except FileNotFoundError:
-            change.remove(belongings(policy, version))
+            change.remove(dependent_paths(policy, version))
             return False
         except Corrupt as error:
             self._report(error)
             return False
-        if content_digest(there) != content_digest(parameters):
+        if content_digest(stored) != content_digest(parameters):
             raise VersionExists(f"version {version} of policy {policy!r} was pushed before with other content")
         change.confirm(version_path(policy, version))
         return True
 
-    def _contents(self, view: View, policy: str) -> Contents:
+    def _contents(self, view: BlobView, policy: str) -> Contents:
         return Contents(view, policy, policies=self.policies, report=self._report)
 
     def _report(self, error: Corrupt) -> None:
-        """One log event for each thing that is corrupt, however often it is met."""
+        """Log a corrupt blob once, however often it is read."""
         text = str(error)
         if text not in self._reported:
             self._reported.add(text)
             _log.error("parameters_corrupt", error=text)
 
-    def _look(self, policy: str, read: Callable[[Contents], _T]) -> _T:
-        """Read without a lock beside a writer: what a prune took between listing and reading is looked for anew."""
+    def _read(self, policy: str, read: Callable[[Contents], _T]) -> _T:
+        """Run ``read`` without a lock; repeat it on a new view if a prune removed what it had listed."""
         check_policy(policy)
-        for _ in range(_RACES):
+        for _ in range(_MAX_READS):
             try:
                 return read(self._contents(self._blobs.view(policy), policy))
             except FileNotFoundError:
                 continue
-        raise ParameterError(f"versions went faster than they could be read, {_RACES} times in a row")
+        raise ParameterError(
+            f"policy {policy!r}: in {_MAX_READS} attempts, versions were removed before they could be read"
+        )
 
 
-def choose_expendable(stored: Sequence[Version], *, keep_last: int, protected: Collection[Version]) -> list[Version]:
-    """What retention takes, oldest first: all but the newest ``keep_last`` and the protected ones."""
+def choose_removable(stored: Sequence[Version], *, keep_last: int, protected: Collection[Version]) -> list[Version]:
+    """Return the versions to remove, oldest first: all except the newest ``keep_last`` and the protected ones."""
     ascending = sorted(stored)
     old = ascending[: max(len(ascending) - keep_last, 0)]
     return [version for version in old if version not in protected]
 
 
-def _write_tags(change: Change, policy: str, version: Version, tags: Sequence[str]) -> None:
+def _write_tags(change: BlobChange, policy: str, version: Version, tags: Sequence[str]) -> None:
     for tag in tags:
         change.write(tag_path(policy, tag), encode_note(str(version)))

@@ -1,9 +1,9 @@
-"""Weights, trainer states and notes as bytes that know whether they are whole.
+"""The stored formats of weights, trainer states and notes. Each contains checksums, so that corruption is detected.
 
-Weights and states are safetensors files: any tool of that format reads their arrays. The header's text fields hold the
-rest, with two checksums: ``sha256`` over what makes the version what it is (arrays, version, layout), and ``crc32``
-over the text fields, so that a listing trusts them without reading the arrays. Notes (tags, annotations, the fence) are
-JSON with a checksum. Nothing here runs code from data.
+Weights and states are safetensors files; any tool for that format reads their arrays. The header's text fields hold
+everything else, and two checksums: ``sha256`` covers the arrays, the version and the layout; ``crc32`` covers the text
+fields, so that a listing can verify them without reading the arrays. Notes (tags, annotations, the fence) are JSON with
+a checksum. No decoder runs code from data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlsrl.parameters.names import check_version
 from rlsrl.parameters.protocols import Corrupt, NonFinite, Parameters, TrainerState
 
 HEADER_BYTES = 64 * 1024
-"""Bytes from a file's start that hold the header of most files; ``header_size`` tells when it needs more."""
+"""Bytes at a file's start that hold the header of most files; ``header_size`` returns the exact number."""
 
 _PARAMETERS = "rlsrl.parameters.1"
 _STATE = "rlsrl.state.1"
@@ -38,27 +38,27 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredHeader:
-    """What a weights file says of itself before its arrays."""
+    """The text fields of a weights file."""
 
     version: Version
     created_at: float
     """Unix seconds."""
     num_parameters: int
     metadata: Mapping[str, Any]
-    """What was known at the push."""
+    """The metadata of the push."""
 
 
 def check_json(value: Any, path: str) -> Any:
-    """A copy of the value as JSON would give it back (tuples become lists).
+    """Return a copy of the value as JSON would return it: tuples become lists.
 
     Raises:
-        ValueError: something in it is no JSON value (NaN and infinity are none); the text names its path.
+        ValueError: the value contains something that JSON does not have, such as NaN; the text names its path.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{path} is {value}, which JSON cannot hold; leave it out or use None")
+            raise ValueError(f"{path} is {value}, which JSON does not have; leave it out or use None")
         return value
     if isinstance(value, list | tuple):
         return [check_json(item, f"{path}[{index}]") for index, item in enumerate(value)]
@@ -71,11 +71,11 @@ def check_json(value: Any, path: str) -> Any:
 
 
 def check_parameters(parameters: Parameters) -> None:
-    """Refuse what must never be published.
+    """Check that parameters may be published.
 
     Raises:
         NonFinite: a weight or statistic is NaN or infinite.
-        ValueError: the vector is not flat float32, the version is negative, or a statistic has no plain dtype.
+        ValueError: the vector is not flat float32, the version is negative, or a statistic's dtype is not allowed.
     """
     check_version(parameters.version)
     vector = parameters.vector
@@ -88,7 +88,7 @@ def check_parameters(parameters: Parameters) -> None:
 
 
 def encode_parameters(parameters: Parameters, *, created_at: float, metadata: Mapping[str, Any]) -> bytes:
-    """A weights file. The parameters have passed ``check_parameters``."""
+    """Return a weights file. The parameters must have passed ``check_parameters``."""
     identity, arrays = _parameter_identity(parameters), _parameter_arrays(parameters)
     fields = {
         **identity,
@@ -101,10 +101,10 @@ def encode_parameters(parameters: Parameters, *, created_at: float, metadata: Ma
 
 
 def decode_parameters(data: bytes, source: str) -> Parameters:
-    """Read a weights file, whole and verified; the arrays are read-only.
+    """Return the parameters in a weights file, complete and verified. The arrays are read-only.
 
     Raises:
-        Corrupt: it does not hold what was written; the text names ``source``.
+        Corrupt: the bytes are not what was written; the text names ``source``.
     """
     fields, arrays = _unpack(data, source, _PARAMETERS, ("version", "layout"))
     try:
@@ -119,20 +119,20 @@ def decode_parameters(data: bytes, source: str) -> Parameters:
 
 
 def content_digest(parameters: Parameters) -> str:
-    """Equal for equal versions, layouts, weights and statistics."""
+    """Return a digest of version, layout, weights and statistics. Metadata and time do not change it."""
     return _sha256(_parameter_identity(parameters), _parameter_arrays(parameters))
 
 
 def header_size(data: bytes) -> int:
-    """How many bytes from the file's start ``decode_header`` needs; ``data`` are its first 8 or more."""
+    """Return how many bytes ``decode_header`` needs. ``data`` is the file's start, 8 bytes or more."""
     return 8 + int.from_bytes(data[:8], "little")
 
 
 def decode_header(data: bytes, source: str) -> StoredHeader:
-    """Read the text fields of a weights file from its first ``header_size`` bytes.
+    """Return the text fields of a weights file, from its first ``header_size`` bytes.
 
     Raises:
-        Corrupt: they are not what was written; the text names ``source``.
+        Corrupt: the bytes are not what was written; the text names ``source``.
     """
     fields = _fields(data, source, _PARAMETERS)
     try:
@@ -147,10 +147,10 @@ def decode_header(data: bytes, source: str) -> StoredHeader:
 
 
 def encode_state(state: TrainerState) -> bytes:
-    """A state file.
+    """Return a state file.
 
     Raises:
-        ValueError: a value is not JSON or an array has no plain dtype.
+        ValueError: a value is not JSON, or an array's dtype is not allowed.
     """
     for name, array in state.arrays.items():
         _check_dtype(name, array)
@@ -161,10 +161,10 @@ def encode_state(state: TrainerState) -> bytes:
 
 
 def check_state_of(state: TrainerState, version: Version) -> TrainerState:
-    """The state, which is of that version.
+    """Return the state, after a check that it belongs to the version.
 
     Raises:
-        ValueError: it is of another.
+        ValueError: the state belongs to another version.
     """
     if state.version != version:
         raise ValueError(f"the state of version {state.version} cannot be pushed with version {version}")
@@ -172,10 +172,10 @@ def check_state_of(state: TrainerState, version: Version) -> TrainerState:
 
 
 def decode_state(data: bytes, source: str) -> TrainerState:
-    """Read a state file, whole and verified; the arrays are read-only.
+    """Return the trainer state in a state file, complete and verified. The arrays are read-only.
 
     Raises:
-        Corrupt: it does not hold what was written; the text names ``source``.
+        Corrupt: the bytes are not what was written; the text names ``source``.
     """
     fields, arrays = _unpack(data, source, _STATE, ("version", "values"))
     try:
@@ -189,15 +189,15 @@ def decode_state(data: bytes, source: str) -> TrainerState:
 
 
 def encode_note(value: Any) -> bytes:
-    """A small JSON file with a checksum. The value has passed ``check_json``."""
+    """Return a small JSON file with a checksum. The value must have passed ``check_json``."""
     return json.dumps({"crc32": zlib.crc32(_canonical(value)), "value": value}, indent=2).encode()
 
 
 def decode_note(data: bytes, source: str) -> Any:
-    """Read what ``encode_note`` wrote.
+    """Return the value that ``encode_note`` wrote.
 
     Raises:
-        Corrupt: it does not hold what was written; the text names ``source``.
+        Corrupt: the bytes are not what was written; the text names ``source``.
     """
     try:
         note = json.loads(data)
@@ -228,7 +228,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def _dense(array: NDArray[Any]) -> NDArray[Any]:
-    """The array in C order and little endian, of the same shape; itself where it is so already."""
+    """Return the array in C order and little-endian. An array that is both is returned unchanged."""
     return np.require(array, dtype=array.dtype.newbyteorder("<"), requirements="C")
 
 

@@ -1,27 +1,31 @@
-"""One version to several kinds of readers: those with shared memory, and those without."""
+"""Publish to readers with shared memory and to readers without."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from typing_extensions import override
+
 from rlsrl.parameters.protocols import ParameterPublisher, Parameters
 
 
-class FanOutPublisher:
-    """A ``ParameterPublisher`` over others, which it owns."""
+class FanOutPublisher(ParameterPublisher):
+    """Publishes each version through several publishers, which it owns."""
 
     def __init__(self, publishers: Sequence[ParameterPublisher]) -> None:
-        """Versions go to them in this order."""
+        """Publish in this order."""
         self._publishers = tuple(publishers)
 
+    @override
     def publish(self, parameters: Parameters) -> None:
-        """See ``ParameterPublisher``. The first refusal is raised, and those after it get nothing."""
+        # The first error ends the loop: publishers after it do not get the version.
         for publisher in self._publishers:
             publisher.publish(parameters)
 
+    @override
     def close(self) -> None:
-        """See ``ParameterPublisher``. Each is closed, whatever closing another raises."""
+        # Every publisher is closed, even if closing another one raises.
         with ExitStack() as closing:
             for publisher in self._publishers:
                 closing.callback(publisher.close)

@@ -1,8 +1,8 @@
-"""The index of one policy in an object store: which object holds which blob. One small object, replaced as a whole.
+"""The index of one policy in an object store: a small object that says which object holds which blob.
 
-An object store can change one object at a time, and only that under a condition. So what belongs together, and what
-must not be written by a gang that was succeeded, is told by one object: a change is uploaded beside what is there and
-happens when the index is replaced, on the condition that it is still the one the change was decided on.
+An object store changes one object at a time, and can make that change conditional. So one object, the index, decides
+what is stored. A change first uploads its blobs as new objects. It happens when it replaces the index, on the condition
+that the index is still the one that the change has read. This also stops a gang that was replaced.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rlsrl.parameters.objects import Listed
 from rlsrl.parameters.protocols import Corrupt
 
 NAME = "index.json"
-"""The index's own key in a policy's folder."""
+"""Key of the index in a policy's folder."""
 REMEMBERED_COMMITS = 16
-"""Of how many of the last changes the index knows that they happened."""
+"""How many of the last changes the index remembers."""
 
 _FORMAT = "rlsrl.index.1"
 _NOTE = ".json"
@@ -30,34 +30,34 @@ _KEY = re.compile(r"(?P<stem>.+)\.[0-9a-f]{16}(?P<suffix>\.[a-z]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Where one blob is: in an object, or in the index itself."""
+    """The place of one blob: an object, or the index itself."""
 
     key: str | None = None
     """The object's key in the policy's folder; None if the blob is in the index."""
     size: int
-    """Bytes of the blob."""
+    """Size of the blob in bytes."""
     text: str = ""
-    """The blob, if it is in the index."""
+    """The blob's content, if it is in the index."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """One state of a policy."""
+    """The content of one policy at one moment."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
-    """By the blob's path in the policy's folder."""
+    """Entries by the blob's path in the policy's folder."""
     commits: tuple[str, ...] = ()
-    """Identities of the last changes, newest last: a writer whose answer was lost learns here that it was heard."""
+    """Identities of the last changes, newest last. A writer that lost the store's answer looks here."""
     collection: str = ""
-    """Identity of the last change that removed objects nobody refers to: an upload from before it may be gone."""
+    """Identity of the last change that removed unreferenced objects. Objects uploaded before it may be gone."""
 
     @property
     def keys(self) -> frozenset[str]:
-        """The objects that are referred to."""
+        """The keys of the objects that the index refers to."""
         return frozenset(entry.key for entry in self.entries.values() if entry.key is not None)
 
     def encode(self) -> bytes:
-        """The index object."""
+        """Return the index object's bytes."""
         return encode_note(
             {
                 "format": _FORMAT,
@@ -69,10 +69,10 @@ class Index:
 
     @classmethod
     def decode(cls, data: bytes, source: str) -> Self:
-        """Read what ``encode`` wrote.
+        """Return the index that ``encode`` wrote.
 
         Raises:
-            Corrupt: it does not hold what was written; the text names ``source``.
+            Corrupt: the bytes are not what was written; the text names ``source``.
         """
         value = decode_note(data, source)
         try:
@@ -88,9 +88,9 @@ class Index:
 
     @classmethod
     def rebuilt(cls, listed: Iterable[Listed]) -> Self:
-        """What can be told without an index, from the objects in the policy's folder: the newest of each path.
+        """Return an index made from the objects in the policy's folder: the newest object of each path.
 
-        What was in the index itself is lost: tags, annotations, the fence above the versions.
+        The content of the lost index itself cannot be recovered: tags, annotations, and a fence above the versions.
         """
         entries = {}
         for each in sorted(listed, key=lambda each: (each.last_modified, each.key)):
@@ -100,13 +100,13 @@ class Index:
 
 
 def new_key(path: str) -> str:
-    """A key for an object that holds the blob of that path; given to nobody before."""
+    """Return a new, unique key for an object that holds the blob of that path."""
     stem, dot, suffix = path.rpartition(".")
     return f"{stem}.{secrets.token_hex(8)}{dot}{suffix}"
 
 
 def inline(path: str, data: bytes) -> Entry | None:
-    """The entry of a blob that is small enough to be in the index; None for others. Notes only: they are text."""
+    """Return the entry of a note that is small enough for the index; None for any other blob. Notes are text."""
     if path.endswith(_NOTE) and len(data) <= _MAX_INLINE_BYTES:
         return Entry(size=len(data), text=data.decode())
     return None

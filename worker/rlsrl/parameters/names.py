@@ -1,6 +1,6 @@
-"""Names in a parameter store: which are allowed, and what a missing one is answered with.
+"""Names in a parameter store: the allowed ones, and the errors about missing ones.
 
-Policies and tags become file names and object keys, so only what is safe in both is taken.
+Names of policies and tags become file names and object keys, so only characters that are safe in both are allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlsrl.parameters.protocols import VersionNotFound
 from rlsrl.runtime.errors import did_you_mean
 
 LATEST = "latest"
-"""The reference to the newest version; no tag may have that name."""
+"""The reference to the newest version. No tag may have this name."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _RULE = "allowed are 1 to 63 of the characters A-Z a-z 0-9 _ . - with a letter or digit first"
@@ -22,10 +22,10 @@ _FILE = re.compile(r"([0-9]{6,})-([0-9]{12,})")
 
 
 def check_policy(policy: str) -> str:
-    """The name itself.
+    """Return the policy's name, after a check.
 
     Raises:
-        ValueError: it cannot name a policy.
+        ValueError: the name is invalid; the text gives the rule.
     """
     if not _NAME.fullmatch(policy):
         raise ValueError(f"policy name {policy!r}: {_RULE}")
@@ -33,10 +33,10 @@ def check_policy(policy: str) -> str:
 
 
 def check_tag(tag: str) -> str:
-    """The name itself.
+    """Return the tag, after a check.
 
     Raises:
-        ValueError: it cannot name a tag, because of its characters or because it already means a version.
+        ValueError: the tag contains a character that is not allowed, or means a version already.
     """
     if not _NAME.fullmatch(tag):
         raise ValueError(f"tag {tag!r}: {_RULE}")
@@ -46,14 +46,14 @@ def check_tag(tag: str) -> str:
 
 
 def as_version(text: str) -> Version | None:
-    """The version that the text spells, None if it spells none."""
+    """Return the version that the text spells, such as ``2.1500``; None for any other text."""
     with contextlib.suppress(ValueError):
         return Version.parse(text)
     return None
 
 
 def check_version(version: Version) -> Version:
-    """The version itself.
+    """Return the version, after a check.
 
     Raises:
         ValueError: attempt or step is negative.
@@ -64,37 +64,37 @@ def check_version(version: Version) -> Version:
 
 
 def file_stem(version: Version) -> str:
-    """The version as a file name without suffix; sorts as the version does."""
+    """Return the version as a file name without suffix. File names sort in the order of their versions."""
     return f"{version.attempt:06d}-{version.step:012d}"
 
 
 def parse_file_stem(stem: str) -> Version | None:
-    """Read what ``file_stem`` wrote, None for anything else."""
+    """Return the version that ``file_stem`` wrote; None for any other text."""
     match = _FILE.fullmatch(stem)
     return Version(int(match[1]), int(match[2])) if match else None
 
 
 def unknown_policy(policy: str, stored: Iterable[str]) -> VersionNotFound:
-    """The error for a policy without versions."""
+    """Return the error for a policy without versions."""
     names = sorted(stored)
-    there = ", ".join(names) if names else "none"
-    return VersionNotFound(f"no versions of policy {policy!r}; stored policies: {there}{did_you_mean(policy, names)}")
+    listed = ", ".join(names) if names else "none"
+    return VersionNotFound(f"no versions of policy {policy!r}; stored policies: {listed}{did_you_mean(policy, names)}")
 
 
 def unknown_version(policy: str, version: Version, stored: Sequence[Version]) -> VersionNotFound:
-    """The error for a version that is not among the ``stored``, which ascend and are not empty."""
-    nearest = min(stored, key=lambda there: (abs(there.attempt - version.attempt), abs(there.step - version.step)))
+    """Return the error for a version that is not stored. ``stored`` ascends and is not empty."""
+    nearest = min(stored, key=lambda each: (abs(each.attempt - version.attempt), abs(each.step - version.step)))
     return VersionNotFound(
         f"policy {policy!r} has no version {version}; stored: {_span(stored)} (nearest: {nearest})",
     )
 
 
 def unknown_tag(policy: str, tag: str, tags: Iterable[str], stored: Sequence[Version]) -> VersionNotFound:
-    """The error for a reference that is neither a version, nor ``latest``, nor one of the ``tags``."""
+    """Return the error for a reference that is not a version, not ``latest`` and none of the ``tags``."""
     names = sorted(tags)
-    there = ", ".join(names) if names else "none"
+    listed = ", ".join(names) if names else "none"
     return VersionNotFound(
-        f"policy {policy!r} has no version or tag {tag!r}; tags: {there}; versions: {_span(stored)}"
+        f"policy {policy!r} has no version or tag {tag!r}; tags: {listed}; versions: {_span(stored)}"
         f"{did_you_mean(tag, [*names, LATEST])}",
     )
 

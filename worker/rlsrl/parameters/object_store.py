@@ -1,14 +1,17 @@
-"""The parameter database in an object store, S3 or what speaks like it.
+"""The parameter database in an object store: S3 or a compatible one.
 
-A policy's folder holds one object for each version and state, under names that are used once, and an index that says
-which of them count (``index.py``). Nobody waits for a lock: a change is decided on the index it read, its large blobs
-are uploaded, and it happens when the index is replaced, which the store refuses if another change came first; then it
-is decided anew. So a gang that was succeeded cannot write, however long it slept between deciding and writing; a push
-with its tags happens at one moment; and a reader sees one moment.
+A policy's folder holds one object for each version and state, under keys that are used only once, and an index that
+says which of these objects are current (``index.py``). There is no lock. A change reads the index, decides, uploads its
+large blobs, and happens when it replaces the index. The store refuses the replacement if another change came first; the
+change then reads and decides again. Three promises follow:
 
-An object that no index refers to is left by a writer that died or lost a race. The next change that removes something
-removes it too: it lists the objects first, and what it then does not refer to cannot be in use once it has happened,
-because every writer that uploaded before decided on an index that is no longer the last.
+- A gang that was replaced cannot write, however long it slept between its decision and its write.
+- A push and its tags happen at the same moment.
+- A reader sees the content of one moment.
+
+A writer that dies or loses a race leaves objects that no index refers to. The next change that removes a blob removes
+those, too. It lists the objects before it replaces the index. Once it has replaced the index, no unreferenced object of
+that list can come into use: its writer has read an older index, so its own replacement fails.
 """
 
 from __future__ import annotations
@@ -22,35 +25,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
+from typing_extensions import override
 
-from rlsrl.parameters.blobs import Change, T, View
+from rlsrl.parameters.blobs import BlobChange, Blobs, BlobView, T
 from rlsrl.parameters.database import BlobParameterDB
 from rlsrl.parameters.index import NAME, REMEMBERED_COMMITS, Entry, Index, inline, new_key
 from rlsrl.parameters.objects import Conflict, Objects, StoreRefused, StoreUnreachable
 from rlsrl.parameters.protocols import Corrupt
-from rlsrl.rpc.reconnect import BackOff
+from rlsrl.rpc.back_off import BackOff
 from rlsrl.runtime.clock import Clock, SystemClock
 
 RECHECK_SECONDS = 1.0
-"""How often ``watch`` looks again; each look is a request that costs money."""
+"""Seconds between two reads of ``watch``. Each read is a request that costs money."""
 
 _CHANGE_SECONDS = 60.0
-"""How long a change is tried again because others came first."""
+"""How long a change is repeated because others came first."""
 _FIRST_BACK_OFF_SECONDS = 0.01
 _MAX_BACK_OFF_SECONDS = 0.5
 _KEPT_HEADS = 128
-"""Objects whose first bytes are remembered, so that listing versions again and again costs next to nothing."""
+"""Objects whose first bytes are cached, so that repeated listings of versions cost few requests."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class ObjectStoreParameterDB(BlobParameterDB):
-    """A ``ParameterDB`` in an object store; the bucket must be there."""
+    """A ``ParameterDB`` in an object store. The bucket must exist."""
 
     def __init__(
         self, objects: Objects, *, clock: Clock | None = None, keep_states: int = 3, change_seconds: float | None = None
     ) -> None:
-        """``change_seconds`` is how long a change is tried again because other processes' came first."""
+        """``change_seconds`` is how long a change is repeated because other processes' changes came first."""
         super().__init__(
             ObjectBlobs(objects, change_seconds=_CHANGE_SECONDS if change_seconds is None else change_seconds),
             clock=clock or SystemClock(),
@@ -61,15 +65,15 @@ class ObjectStoreParameterDB(BlobParameterDB):
 
 @dataclass(frozen=True, kw_only=True)
 class _Snapshot:
-    """An index as it was read."""
+    """An index, as it was read."""
 
     index: Index
     etag: str | None
-    """None if there was none yet."""
+    """None if the policy has no index yet."""
 
 
-class ObjectBlobs:
-    """``Blobs`` in objects that an index for each policy refers to; a view shows one moment."""
+class ObjectBlobs(Blobs):
+    """``Blobs`` in objects, with one index for each policy. A view shows the content of one moment."""
 
     def __init__(self, objects: Objects, *, change_seconds: float) -> None:
         self._objects = objects
@@ -77,24 +81,25 @@ class ObjectBlobs:
         self._change_seconds = change_seconds
         self._last_seen: dict[str, _Snapshot] = {}
         self._reported: set[str] = set()
-        """Etags of corrupt indexes."""
-        self._conditions_kept = False
-        self._never = threading.Event()
+        """Etags of the corrupt indexes that were logged."""
+        self._has_conditional_writes = False
+        self._never_set = threading.Event()
 
+    @override
     def policies(self) -> list[str]:
-        """See ``Blobs``."""
         return self._objects.folders()
 
-    def view(self, policy: str) -> View:
-        """See ``Blobs``: everything is as it was at one moment, and a moment that has passed ends in
-        FileNotFoundError where something was removed since.
-        """
+    @override
+    def view(self, policy: str) -> BlobView:
+        # Reading a blob that was removed since this moment raises FileNotFoundError.
         return _IndexView(self, policy, self.snapshot(policy).index)
 
-    def change(self, policy: str, body: Callable[[Change], T]) -> T:
-        """See ``Blobs``. Happens at one moment, as a whole.
+    @override
+    def change(self, policy: str, body: Callable[[BlobChange], T]) -> T:
+        """Run ``body`` and replace the index: the change happens as a whole, at one moment. See ``Blobs``.
 
         Raises:
+            TimeoutError: other changes came first for too long.
             StoreUnreachable: the store failed. If it failed at the last step, the change may have happened.
         """
         self._require_conditional_writes()
@@ -112,10 +117,10 @@ class ObjectBlobs:
                     f"others have been changing policy {policy!r} in {self._objects.name} for "
                     f"{self._change_seconds} seconds"
                 )
-            self._never.wait(random.uniform(0, back_off.next_delay()))  # noqa: S311 - spreads writers, keeps no secret
+            self._never_set.wait(random.uniform(0, back_off.next_delay()))  # noqa: S311 - spreads writers, keeps no secret
 
     def snapshot(self, policy: str) -> _Snapshot:
-        """The index as it is now. A corrupt one is replaced by what the objects tell."""
+        """Return the current index. If it is corrupt, return one that is rebuilt from the objects."""
         known = self._last_seen.get(policy)
         corrupt: tuple[str, Corrupt] | None = None
         while True:
@@ -124,12 +129,12 @@ class ObjectBlobs:
             except FileNotFoundError:
                 return _Snapshot(index=Index(), etag=None)
             if found is None:
-                assert known is not None, "only what is known can be unchanged"
+                assert known is not None, "no etag, no unchanged answer"
                 return known
             try:
                 index = Index.decode(found.data, f"{policy}/{NAME}")
             except Corrupt as error:
-                # Read again before it is believed: some stores mix two writes in one answer.
+                # Read twice before the rebuild: some stores mix two writes in one answer.
                 if corrupt is not None and corrupt[0] == found.etag:
                     return self._rebuilt(policy, found.etag, error)
                 corrupt = found.etag, error
@@ -139,10 +144,10 @@ class ObjectBlobs:
             return snapshot
 
     def read(self, policy: str, entry: Entry, limit: int | None) -> bytes:
-        """The bytes of an entry's object, at most the first ``limit``.
+        """Return the bytes of an entry's object, at most the first ``limit``.
 
         Raises:
-            FileNotFoundError: it is gone.
+            FileNotFoundError: the object was removed.
         """
         key = f"{policy}/{entry.key}"
         if limit is None:
@@ -154,12 +159,12 @@ class ObjectBlobs:
             self._heads.put(key, head)
         return head[:wanted]
 
-    def gone(self, path: str) -> Corrupt:
-        """The error for an object that an index refers to and that is not there."""
+    def missing(self, path: str) -> Corrupt:
+        """Return the error for a missing object that the index refers to."""
         return Corrupt(f"{path}: its object is gone from {self._objects.name}")
 
     def upload(self, policy: str, path: str, data: bytes) -> Entry:
-        """Put the bytes of the blob at ``path`` into an object of their own, which no index refers to yet."""
+        """Write the blob into a new object, to which no index refers yet; return its entry."""
         entry = Entry(key=new_key(path), size=len(data))
         self._objects.write(f"{policy}/{entry.key}", data)
         return entry
@@ -173,7 +178,7 @@ class ObjectBlobs:
         return _Snapshot(index=Index.rebuilt(listed), etag=etag)
 
     def _commit(self, policy: str, snapshot: _Snapshot, change: _IndexChange) -> bool:
-        """Let the change happen; False if another came first."""
+        """Replace the index; return False if another change came first."""
         if change.entries == snapshot.index.entries:
             return True
         identity = secrets.token_hex(8)
@@ -189,7 +194,7 @@ class ObjectBlobs:
         try:
             etag = self._objects.replace(f"{policy}/{NAME}", index.encode(), etag=snapshot.etag)
         except (Conflict, StoreUnreachable) as error:
-            # The answer to an earlier try of the same request may have been lost.
+            # An earlier attempt of the same request may have succeeded, with its answer lost.
             if identity not in self.snapshot(policy).index.commits:
                 if isinstance(error, Conflict):
                     return False
@@ -200,7 +205,7 @@ class ObjectBlobs:
         return True
 
     def _remove(self, keys: Sequence[str]) -> None:
-        """Free the space. The change has happened: what cannot be removed now is found by the next."""
+        """Free space after a change. A failure is only logged: the next change that removes objects tries again."""
         if not keys:
             return
         try:
@@ -209,9 +214,9 @@ class ObjectBlobs:
             _log.warning("objects_left", error=str(error), num_objects=len(keys))
 
     def _require_conditional_writes(self) -> None:
-        if not self._conditions_kept:
+        if not self._has_conditional_writes:
             self._objects.require_conditional_writes()
-            self._conditions_kept = True
+            self._has_conditional_writes = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,11 +226,11 @@ class _Upload:
     data: bytes
     entry: Entry
     collection: str
-    """The index's, at the upload."""
+    """``Index.collection`` at the time of the upload."""
 
 
 class _Heads:
-    """First bytes of the objects that were read last. An object never changes, so a listing asks for each only once."""
+    """A cache of objects' first bytes, by least recent use. An object never changes, so a cached entry stays valid."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -233,14 +238,14 @@ class _Heads:
         self._lock = threading.Lock()
 
     def get(self, key: str) -> bytes | None:
-        """What is known of the object; None if nothing is."""
+        """Return the object's cached bytes; None if there are none."""
         with self._lock:
             if key in self._heads:
                 self._heads.move_to_end(key)
             return self._heads.get(key)
 
     def put(self, key: str, head: bytes) -> None:
-        """Remember it, and forget what was not asked for the longest."""
+        """Store the bytes, and drop the least recently used entry if the cache is full."""
         with self._lock:
             self._heads[key] = head
             self._heads.move_to_end(key)
@@ -248,8 +253,8 @@ class _Heads:
                 self._heads.popitem(last=False)
 
 
-class _IndexView:
-    """``View`` of what an index refers to."""
+class _IndexView(BlobView):
+    """The blobs that an index refers to."""
 
     def __init__(self, blobs: ObjectBlobs, policy: str, index: Index) -> None:
         self._blobs = blobs
@@ -259,61 +264,63 @@ class _IndexView:
 
     def names(self, folder: str) -> list[str]:
         """See ``View``."""
-        prefix = self._inner(f"{folder}/")
+        prefix = self._relative(f"{folder}/")
         return [path.removeprefix(prefix) for path in self.entries if path.startswith(prefix)]
 
+    @override
     def size(self, path: str) -> int:
-        """See ``View``."""
         return self._entry(path).size
 
+    @override
     def read(self, path: str, limit: int | None = None) -> bytes:
-        """See ``View``."""
         entry = self._entry(path)
         if entry.key is None:
             return entry.text.encode()[:limit]
         try:
             return self._blobs.read(self._policy, entry, limit)
         except FileNotFoundError:
-            if self._blobs.snapshot(self._policy).index.entries.get(self._inner(path)) == entry:
-                raise self._blobs.gone(path) from None
+            if self._blobs.snapshot(self._policy).index.entries.get(self._relative(path)) == entry:
+                raise self._blobs.missing(path) from None
             raise
 
     def _entry(self, path: str) -> Entry:
         try:
-            return self.entries[self._inner(path)]
+            return self.entries[self._relative(path)]
         except KeyError:
             raise FileNotFoundError(path) from None
 
-    def _inner(self, path: str) -> str:
+    def _relative(self, path: str) -> str:
         return path.removeprefix(f"{self._policy}/")
 
 
-class _IndexChange(_IndexView):
-    """``Change`` of what an index refers to; happens when the index is replaced."""
+class _IndexChange(_IndexView, BlobChange):
+    """A change of the blobs that an index refers to. It happens when the index is replaced."""
 
     def __init__(self, blobs: ObjectBlobs, policy: str, index: Index, uploads: dict[str, _Upload]) -> None:
-        """``uploads`` are those of earlier runs of the same change."""
+        """``uploads`` holds the objects of earlier runs of the same change."""
         super().__init__(blobs, policy, index)
         self._uploads = uploads
 
+    @override
     def write(self, path: str, data: bytes) -> None:
-        """See ``Change``. What an earlier run uploaded is taken again, unless it may have been removed since."""
-        inner = self._inner(path)
-        self.entries[inner] = inline(inner, data) or self._uploaded(inner, data)
+        # An earlier run's object is used again, unless it may have been removed since.
+        relative = self._relative(path)
+        self.entries[relative] = inline(relative, data) or self._uploaded(relative, data)
 
+    @override
     def confirm(self, path: str) -> None:
-        """See ``Change``: what an index refers to is durable."""
+        pass  # every object that an index refers to is durable
 
     def remove(self, paths: Sequence[str]) -> None:
         """See ``Change``."""
         for path in paths:
-            self.entries.pop(self._inner(path), None)
+            self.entries.pop(self._relative(path), None)
 
-    def _uploaded(self, inner: str, data: bytes) -> Entry:
+    def _uploaded(self, relative: str, data: bytes) -> Entry:
         collection = self._index.collection
-        earlier = self._uploads.get(inner)
+        earlier = self._uploads.get(relative)
         if earlier is not None and earlier.collection == collection and earlier.data == data:
             return earlier.entry
-        entry = self._blobs.upload(self._policy, inner, data)
-        self._uploads[inner] = _Upload(data=data, entry=entry, collection=collection)
+        entry = self._blobs.upload(self._policy, relative, data)
+        self._uploads[relative] = _Upload(data=data, entry=entry, collection=collection)
         return entry

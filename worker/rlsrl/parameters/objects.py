@@ -1,7 +1,7 @@
-"""Objects under one prefix of an S3-compatible store: whole reads and writes, conditional writes, clear failures.
+"""Objects under one prefix of an S3-compatible store: reads, writes, conditional writes, and clear errors.
 
-The only importer of obstore. Every request has a deadline and a bounded number of repeats. What a store answers is
-told in our own words: its own texts quote access keys and signed requests.
+This is the only importer of obstore. Every request has a deadline and a bounded number of retries. Errors never quote
+the store's texts, which contain access keys and signed requests.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore, S3Config
 
 PART_BYTES = 16 * 1024 * 1024
-"""Larger objects are sent in parts of this size, a few at a time."""
+"""Larger objects are sent in parts of this size, several at a time."""
 
 _CONNECT_SECONDS = 5.0
-_LONGEST_BODY = 20
-"""How many times the time for one answer a body may take altogether, while it keeps coming."""
-_MAX_REPEATS = 5
+_REQUEST_FACTOR = 20
+"""A whole request, body included, may take this many times ``answer_seconds``."""
+_MAX_RETRIES = 5
 _MAX_BACK_OFF_SECONDS = 1.0
 _PARTS_AT_ONCE = 4
 _CREDENTIALS = (
@@ -39,30 +39,31 @@ _CREDENTIALS = (
     ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
     ("AWS_CONTAINER_CREDENTIALS_FULL_URI",),
 )
-"""Environment variables that together give credentials: an access key, a Kubernetes service account, a container's."""
+"""Environment variables that give credentials together: access key, Kubernetes service account, container role."""
 
 
 class StoreRefused(OSError, ConfigurationError):
-    """The store answered and said no: credentials, permissions, no such bucket. Trying again cannot help."""
+    """The store refused the request: credentials, permissions, or a missing bucket. A retry cannot help."""
 
 
 class StoreUnreachable(OSError):
-    """The store gave no answer in time, or none but failures of its own. It may have done what it was asked to."""
+    """The store gave no answer in time, or only server errors. The request may have been carried out."""
 
 
 class Conflict(Exception):
-    """The object is not as the conditional write expected it: another writer was there first, or an earlier try of
-    this very write was, whose answer was lost.
+    """A conditional write's condition does not hold: another writer came first.
+
+    The other writer may be an earlier attempt of the same write whose answer was lost.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """An object as it was read."""
+    """An object, as it was read."""
 
     data: bytes
     etag: str
-    """Changes with every write of the object; opaque."""
+    """Opaque; changes with every write of the object."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +76,13 @@ class Listed:
 
 
 class Objects:
-    """Bytes by key under a root. Any thread may call anything.
+    """Objects by key under a root. Any thread may call any method.
 
-    Each method raises StoreRefused or StoreUnreachable when the store fails, with a text that names it.
+    If the store fails, each method raises StoreRefused or StoreUnreachable with a text that names the store.
     """
 
     def __init__(self, store: ObjectStore, *, root: str, name: str) -> None:
-        """``root`` comes before every key; ``name`` is the store's in errors."""
+        """``root`` is the prefix of every key; error texts use ``name`` for the store."""
         self._store = store
         self._root = f"{root.strip('/')}/".removeprefix("/")
         self.name = name
@@ -96,14 +97,14 @@ class Objects:
         answer_seconds: float,
         environment: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Objects in an S3 bucket. Connects to nothing yet.
+        """Return the objects in an S3 bucket. This does not connect yet.
 
         Args:
             url: ``s3://bucket`` or ``s3://bucket/prefix``.
-            endpoint: The store's URL; None for Amazon's, or what AWS_ENDPOINT_URL says.
-            region: None for what AWS_REGION says, or us-east-1.
-            answer_seconds: How long one request may wait for its answer, and for how long failing ones are repeated.
-            environment: Where credentials are looked for.
+            endpoint: The store's URL; None for AWS_ENDPOINT_URL if it is set, else for Amazon's.
+            region: None for AWS_REGION if it is set, else for us-east-1.
+            answer_seconds: How long one request may wait for its answer, and how long failed requests are retried.
+            environment: The environment variables that hold the credentials.
 
         Raises:
             ConfigurationError: the environment has no credentials.
@@ -126,10 +127,10 @@ class Objects:
                 "allow_http": (endpoint or "").startswith("http://"),
                 "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, answer_seconds)),
                 "read_timeout": timedelta(seconds=answer_seconds),
-                "timeout": timedelta(seconds=_LONGEST_BODY * answer_seconds),
+                "timeout": timedelta(seconds=_REQUEST_FACTOR * answer_seconds),
             },
             retry_config={
-                "max_retries": _MAX_REPEATS,
+                "max_retries": _MAX_RETRIES,
                 "retry_timeout": timedelta(seconds=answer_seconds),
                 "backoff": {"max_backoff": timedelta(seconds=_MAX_BACK_OFF_SECONDS)},
             },
@@ -137,23 +138,23 @@ class Objects:
         return cls(store, root=root, name=url if endpoint is None else f"{url} at {endpoint}")
 
     def read(self, key: str, limit: int | None = None) -> bytes:
-        """The object's bytes, at most the first ``limit`` (1 or more).
+        """Return the object's bytes, at most the first ``limit`` (1 or more).
 
         Raises:
-            FileNotFoundError: there is no such object.
+            FileNotFoundError: the object does not exist.
         """
-        with self._told():
+        with self._translated_errors():
             if limit is not None:
                 return bytes(obstore.get_range(self._store, self._root + key, start=0, end=limit))
             return bytes(obstore.get(self._store, self._root + key).bytes())
 
     def read_changed(self, key: str, etag: str | None) -> Found | None:
-        """The object; None if it is still what had that ``etag``.
+        """Return the object; None if it still has this ``etag``.
 
         Raises:
-            FileNotFoundError: there is no such object.
+            FileNotFoundError: the object does not exist.
         """
-        with self._told():
+        with self._translated_errors():
             try:
                 result = obstore.get(
                     self._store, self._root + key, options={} if etag is None else {"if_none_match": etag}
@@ -163,32 +164,32 @@ class Objects:
                 return None
 
     def write(self, key: str, data: bytes) -> None:
-        """Put the object there whole, in parts if it is large. Durable when this returns."""
-        with self._told():
+        """Create or replace the object as a whole, in parts if it is large. It is durable after the return."""
+        with self._translated_errors():
             obstore.put(self._store, self._root + key, data, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
 
     def replace(self, key: str, data: bytes, *, etag: str | None) -> str:
-        """Put the object there if nothing changed it since it had that ``etag``; with None, if there is none.
+        """Replace the object if it still has this ``etag``; with None, create the object if it does not exist.
 
         Returns:
             The new etag.
 
         Raises:
-            Conflict: it is not as expected.
+            Conflict: the object has another etag, or exists.
         """
-        with self._told():
+        with self._translated_errors():
             mode: Any = "create" if etag is None else {"e_tag": etag}
             result = obstore.put(self._store, self._root + key, data, mode=mode)
             return self._etag(result["e_tag"])
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Remove the objects; missing ones are fine."""
-        with self._told():
+        """Remove the objects. Missing ones are ignored."""
+        with self._translated_errors():
             obstore.delete(self._store, [self._root + key for key in keys])
 
     def listed(self, folder: str) -> list[Listed]:
-        """The objects under the folder, at any depth."""
-        with self._told():
+        """Return the objects under the folder, at any depth."""
+        with self._translated_errors():
             chunks = obstore.list(self._store, self._root + folder)
             return [
                 Listed(
@@ -199,16 +200,16 @@ class Objects:
             ]
 
     def folders(self) -> list[str]:
-        """First parts of the keys that have more than one."""
-        with self._told():
+        """Return the first parts of the keys that have several parts."""
+        with self._translated_errors():
             found = obstore.list_with_delimiter(self._store, self._root or None)
             return [prefix.removeprefix(self._root) for prefix in found["common_prefixes"]]
 
     def require_conditional_writes(self) -> None:
-        """See that the store keeps the conditions of conditional writes; some take such writes and ignore them.
+        """Check that the store obeys the conditions of conditional writes. Some stores ignore them.
 
         Raises:
-            StoreRefused: it does not: two writers would overwrite one another unnoticed.
+            StoreRefused: the store ignores them: two writers would overwrite each other's changes.
         """
         key = f"condition-{secrets.token_hex(8)}"
         etag = self.replace(key, b"1", etag=None)
@@ -232,8 +233,8 @@ class Objects:
         return etag
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Raise what went wrong in our own words. The cause is left out of tracebacks: it quotes access keys."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise the store's errors as ours. Tracebacks leave out the cause, which contains access keys."""
         try:
             yield
         except (StoreRefused, Conflict):
@@ -245,18 +246,19 @@ class Objects:
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _SYSTEM_ERROR = re.compile(r'\b(?:message|error): "([^"]{1,200})"')
-_CURES = {
-    "NoSuchBucket": "there is no such bucket",
-    "InvalidBucketName": "no bucket can have that name",
+_ADVICE = {
+    "NoSuchBucket": "the bucket does not exist",
+    "InvalidBucketName": "the bucket's name is invalid",
     "PermanentRedirect": "the bucket is in another region",
     "AuthorizationHeaderMalformed": "the bucket is in another region, or the access key is malformed",
-    "NotImplemented": "it lacks something that is needed, conditional writes perhaps",
+    "NotImplemented": "it lacks a feature that is needed, perhaps conditional writes",
 }
 
 
 def explain(error: Exception, name: str) -> Exception:
-    """What an error of obstore means for the store of that name: FileNotFoundError (no such object), Conflict,
-    StoreRefused or StoreUnreachable. Nothing of the store's answer is quoted but its status and error code.
+    """Return our error for an error of obstore: FileNotFoundError, Conflict, StoreRefused or StoreUnreachable.
+
+    Of the store's answer, the text quotes only the status and the error code. ``name`` is the store's.
     """
     text = str(error)
     status, code = _match(_STATUS, text), _match(_CODE, text)
@@ -272,10 +274,10 @@ def explain(error: Exception, name: str) -> Exception:
     answer = f"{status} {code}" if code is not None else status
     if (status[0] == "5" and status != "501") or status in ("408", "429"):
         return StoreUnreachable(f"object store {name} fails: it answers {answer}")
-    cure = _CURES.get(code or "")
-    if cure is None:
-        cure = "check the credentials in the environment (AWS_ACCESS_KEY_ID and the others) and what they allow"
-    return StoreRefused(f"object store {name} refuses: it answers {answer}; {cure}")
+    advice = _ADVICE.get(code or "")
+    if advice is None:
+        advice = "check the credentials in the environment (AWS_ACCESS_KEY_ID and the others) and what they allow"
+    return StoreRefused(f"object store {name} refuses: it answers {answer}; {advice}")
 
 
 def _transport_problem(text: str) -> str:

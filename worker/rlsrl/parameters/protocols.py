@@ -1,4 +1,4 @@
-"""Versioned weights: what acting needs, what resuming needs, and who keeps them."""
+"""Versioned weights: the records that acting and resuming need, and the protocols for carrying and storing them."""
 
 from __future__ import annotations
 
@@ -14,63 +14,63 @@ from rlsrl.data.version import Version
 
 
 class ParameterError(Exception):
-    """Something about stored parameters failed."""
+    """Base of the errors about parameters."""
 
 
 class VersionNotFound(ParameterError, LookupError):
-    """No such policy, version or tag; the text names what there is."""
+    """The policy, version or tag does not exist; the text lists the existing ones."""
 
 
 class VersionExists(ParameterError):
-    """Versions are immutable: this one was pushed before with other content."""
+    """Versions are immutable, and this version was pushed before with other content."""
 
 
 class StaleAttempt(ParameterError):
-    """The push comes from a trainer gang that has been succeeded: a higher attempt has pushed."""
+    """The push comes from a trainer gang that was replaced: a gang with a higher attempt has pushed."""
 
 
 class NonFinite(ParameterError, ValueError):
-    """A weight or statistic is NaN or infinite; such a version is never published."""
+    """A weight or statistic is NaN or infinite. Such a version is never published."""
 
 
 class Corrupt(ParameterError):
-    """A stored file does not hold what was written; the text names the file."""
+    """Stored or received bytes differ from what was written; the text names the file or version."""
 
 
 class SourceTimeout(ParameterError, TimeoutError):
-    """The deadline passed; the call can be made again."""
+    """The deadline passed. The call can be repeated."""
 
 
 class SourceClosed(ParameterError):
-    """This end was closed; raised by calls that were waiting and by later ones."""
+    """``close`` was called. Waiting and later calls raise this."""
 
 
 class SourceRefused(ParameterError):
-    """The publisher answered and said no; the text says why."""
+    """The publisher or coordinator refused the reader; the text gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parameters:
-    """What acting needs of one version of a policy."""
+    """One version of a policy, as acting needs it."""
 
     version: Version
     vector: NDArray[np.float32]
-    """All weights, flat [P]; read-only."""
+    """All weights, flat, shape [P]; read-only."""
     layout: str
-    """Digest of the weights' names, shapes and order: equal layouts read the vector alike."""
+    """Digest of the weights' names, shapes and order. Programs of equal layout split the vector in the same way."""
     statistics: Arrays = field(default_factory=dict)
     """Normaliser statistics by path, for example ``observation/mean``; empty without normalisation."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainerState:
-    """What resuming needs beside the parameters of the same version."""
+    """The trainer's state at one version. Resuming needs it and the parameters of the same version."""
 
     version: Version
     arrays: Arrays
     """Optimizer moments, generator states and other arrays, by path."""
     values: Mapping[str, Any]
-    """JSON values: counters, limiter, dedupe marks, ledger."""
+    """JSON values: counters, rate limiter, deduplication marks, ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +85,9 @@ class VersionInfo:
     num_parameters: int
     nbytes: int
     has_state: bool
-    """Whether a TrainerState of this version is kept, so that training can resume from it."""
+    """True if a TrainerState of this version is stored, so that training can resume from it."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values: what was known at the push (env_steps, return_mean) and what was added (evaluations)."""
+    """JSON values: those of the push (env_steps, return_mean) and those added later (evaluations)."""
 
 
 Ref = Version | Literal["latest"] | str
@@ -95,68 +95,73 @@ Ref = Version | Literal["latest"] | str
 
 
 class ParameterReader(Protocol):
-    """Gets weights. Any number of readers may read while a writer writes."""
+    """Reads stored weights. Any number of readers may read while a writer writes."""
 
     def get(self, policy: str, ref: Ref = "latest", newer_than: Version | None = None) -> Parameters | None:
-        """The named weights, whole and verified; None if ``newer_than`` is given and nothing newer is there.
+        """Return the named weights, complete and verified; None if ``newer_than`` is given and no version is newer.
 
-        ``latest`` skips a corrupt version and takes the one before it.
+        ``latest`` skips corrupt versions: it means the newest intact version.
 
         Raises:
-            VersionNotFound: nothing stored under that name.
+            VersionNotFound: the reference names no stored version.
             Corrupt: an explicitly named version fails verification.
         """
 
     def watch(self, policy: str, timeout: float) -> Iterator[Version]:
-        """Versions as they appear, newest only; ends when none came for ``timeout`` seconds."""
+        """Yield the newest version whenever a newer one is stored; end after ``timeout`` seconds without one.
+
+        The newest stored version comes first, at once.
+        """
 
 
 class ParameterSource(Protocol):
-    """The newest weights as a trainer publishes them, whatever carries them. One thread uses it, except ``close``.
+    """An actor's end of live weights: the newest version, whatever transport carries it.
 
-    It finds the next publisher by itself when one dies. Versions never move back.
+    One thread uses it; any thread may call ``close``. It reconnects when the publisher restarts. Versions never move
+    back.
     """
 
     def description(self, timeout: float) -> dict[str, Any]:
-        """What the publisher says of itself. Waits for a publisher up to ``timeout`` seconds; ended by ``close``.
+        """Return the publisher's description. Wait for a publisher up to ``timeout`` seconds; ``close`` ends the wait.
 
         Raises:
             SourceTimeout, SourceClosed, SourceRefused: see each.
         """
 
     def get(self, newer_than: Version | None = None) -> Parameters | None:
-        """The latest parameters; None if there are none, or none newer. Never waits for a publisher to make some.
+        """Return the newest parameters; None if there are none yet, or none newer than ``newer_than``. Never waits.
 
         Raises:
             SourceClosed, SourceRefused: see each.
-            Corrupt: what arrived is not what was published.
+            Corrupt: the received bytes are not those that were published.
         """
 
     def wait(self, min_version: Version, timeout: float) -> Parameters:
-        """The latest parameters as soon as they are of ``min_version`` or newer.
+        """Wait for ``min_version`` or a newer version, up to ``timeout`` seconds; return the newest parameters.
 
-        Woken by a publication, by ``close``, or by the timeout in seconds.
+        Woken by a new version, by ``close``, or by the timeout.
 
         Raises:
             SourceTimeout, SourceClosed, SourceRefused: see each.
-            Corrupt: what arrived is not what was published.
+            Corrupt: the received bytes are not those that were published.
         """
 
     def close(self) -> None:
-        """Wake whoever waits and let go of everything. Idempotent."""
+        """Wake waiting calls and release all resources. Idempotent."""
 
 
 class ParameterPublisher(Protocol):
-    """The trainer's end of what a ``ParameterSource`` reads from. One thread publishes."""
+    """The trainer's end of live weights; a ``ParameterSource`` is the other end. One thread publishes."""
 
     def publish(self, parameters: Parameters) -> None:
-        """Make these the newest parameters; their arrays must not change afterwards. Never waits for a reader.
+        """Make these the newest parameters. Never waits for a reader. The arrays must not change afterwards.
 
         Raises:
-            NonFinite: a weight or statistic is NaN or infinite; the version before stays the newest.
-            ValueError: the version is not newer than the one before.
-            StaleAttempt: this gang has been succeeded.
-            ParameterError: it is closed, or nobody can be reached this way any more.
+            NonFinite: a weight or statistic is NaN or infinite. The previous version stays the newest.
+            ValueError: the version is not newer than the previous one.
+            StaleAttempt: a gang with a higher attempt has replaced this one.
+            SourceClosed: ``close`` was called.
+            ParameterError: publishing has failed for good; the cause says why.
         """
 
     def close(self) -> None:
@@ -164,7 +169,10 @@ class ParameterPublisher(Protocol):
 
 
 class ParameterDB(ParameterReader, Protocol):
-    """Keeps immutable versions. Safe against any single kill: a version is there whole and for good, or not at all."""
+    """Stores immutable versions.
+
+    A kill at any point leaves each version either stored, completely and durably, or absent.
+    """
 
     def push(
         self,
@@ -175,37 +183,43 @@ class ParameterDB(ParameterReader, Protocol):
         metadata: Mapping[str, Any] | None = None,
         state: TrainerState | None = None,
     ) -> None:
-        """Store a version durably; returns when a power loss could no longer take it. Repeating the same push is fine.
+        """Store a version durably: after the return it survives a loss of power. The same push may be repeated.
 
-        With its ``state``, as ``save_state`` stores it, there is no moment at which the version is there and training
-        could not go on from it.
+        ``state`` is stored as by ``save_state``, but before the version appears: from the version's first moment,
+        training can resume from it.
 
         Raises:
-            ValueError: the state is of another version.
+            ValueError: the state belongs to another version.
             NonFinite, VersionExists, StaleAttempt: see each.
-            OSError: the store failed (disk full, I/O error); what was there before is untouched.
+            OSError: the store failed (disk full, I/O error). What was stored before is unchanged.
         """
 
     def save_state(self, policy: str, state: TrainerState) -> None:
-        """Store durably what resuming at ``state.version`` needs; older states beyond the last few are removed."""
+        """Store a trainer state durably, and remove all but the newest few states."""
 
     def load_state(self, policy: str, ref: Ref = "latest") -> TrainerState | None:
-        """The state of that version; for ``latest`` the newest that is intact and whose parameters are too."""
+        """Return the version's state, or None if it has none.
+
+        ``latest`` means the newest intact state whose version is intact, too.
+        """
 
     def tag(self, policy: str, ref: Ref, *tags: str) -> None:
-        """Name a version for good: a tagged version is never pruned. A tag given again moves."""
+        """Tag a version. Tagged versions are never pruned. A tag that exists moves to this version."""
 
     def annotate(self, policy: str, version: Version, metadata: Mapping[str, Any]) -> None:
-        """Add JSON values to a version's metadata; a key given again is replaced."""
+        """Add JSON values to a version's metadata. Existing keys are replaced."""
 
     def versions(self, policy: str) -> list[VersionInfo]:
-        """All stored versions, oldest first."""
+        """Return all stored versions, oldest first."""
 
     def query(self, policy: str, where: Mapping[str, Any]) -> list[VersionInfo]:
-        """The versions whose metadata hold every given key with that value, oldest first."""
+        """Return the versions whose metadata hold every key of ``where`` with its value, oldest first."""
 
     def prune(self, policy: str, *, keep_last: int) -> list[Version]:
-        """Remove untagged versions but the newest ``keep_last``; returns what went. ``latest`` never goes."""
+        """Remove untagged versions except the newest ``keep_last``; return the removed ones.
+
+        The versions that ``latest`` means for weights and for states are never removed.
+        """
 
     def policies(self) -> list[str]:
-        """Names of the stored policies."""
+        """Return the names of the stored policies."""

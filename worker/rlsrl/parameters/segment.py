@@ -1,13 +1,14 @@
-"""The shared memory of a parameter broadcast: one writer, any number of readers, never a torn read.
+"""The shared memory of a parameter broadcast: one writer, any number of readers, no torn reads.
 
-The segment starts with a page of words, then the publisher's description (JSON). When the first version is published
-the segment grows, once, by the shape of what is published (JSON) and two buffers, used in turn. A buffer is a line of
-control words and a payload: sequence number and version, the weight vector, the statistics. A reader copies a payload
-out and keeps the copy only if the buffer's sequence number stood still meanwhile AND the checksum of the copy matches,
-so nothing rests on the order in which a processor shows another's writes. ``latest`` is written last: a publisher
-killed at any point leaves it on a whole buffer.
+The segment starts with a page of words, then the publisher's description (JSON). At the first publication the segment
+grows, once, by the shape of the versions (JSON) and two buffers that are used in turn. A buffer is a line of control
+words and a payload: sequence number, version, weight vector, statistics.
 
-Memory is unmapped when its last array goes, so nothing here hands out arrays over it.
+A reader copies a payload, and keeps the copy only if the buffer's sequence number did not change meanwhile and the
+copy's checksum matches. So correctness does not depend on the order in which processors see each other's writes. The
+writer sets ``latest`` last: if it is killed at any point, ``latest`` names a complete buffer.
+
+The memory is unmapped when the last array over it is deleted. So no function here returns arrays over it.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _MAGIC = 0x52_4C_42_43_41_53_54_31
 _PAGE = 4096
 _LINE = 64
 _WORDS_A_LINE = _LINE // 8
-_OVERTAKEN = 100_000
-"""Tries of one read. Only two publications within one copy spoil it, so two or three are the rule."""
+_MAX_READS = 100_000
+"""Attempts of one read. An attempt fails only if two publications happen during one copy, so few are needed."""
 _MISMATCHES = 16
-"""Tries of a checksum that does not match while nothing is being written."""
+"""Attempts whose checksum fails although no write happened, before the memory counts as corrupt."""
 
 _MAGIC_AT, _DESCRIPTION_NBYTES, _SHAPE_NBYTES, _LATEST = range(4)  # words of the first page
 _BEGUN, _ENDED, _CHECKSUM = range(3)  # words of a buffer's control line
@@ -45,7 +46,7 @@ _SEQUENCE, _ATTEMPT, _STEP = range(3)  # words of a payload's first line
 
 @dataclass(frozen=True, kw_only=True)
 class BroadcastShape:
-    """What all versions of one broadcast have in common."""
+    """Layout and array shapes, which are the same for all versions of one broadcast."""
 
     layout: str
     num_parameters: int
@@ -53,7 +54,7 @@ class BroadcastShape:
 
     @classmethod
     def of(cls, parameters: Parameters) -> Self:
-        """The shape of these parameters."""
+        """Return the shape of these parameters."""
         specs = {
             name: ArraySpec(shape=array.shape, dtype=array.dtype.name) for name, array in parameters.statistics.items()
         }
@@ -61,16 +62,16 @@ class BroadcastShape:
 
     @property
     def _specs(self) -> dict[str, ArraySpec]:
-        """Specs of the payload's arrays in memory order; the vector has the empty name."""
+        """The payload's arrays in memory order. The weight vector has the empty name."""
         return {"": ArraySpec(shape=(self.num_parameters,), dtype="float32"), **self.statistics}
 
     @property
     def payload_nbytes(self) -> int:
-        """Bytes of one payload."""
+        """Size of one payload in bytes."""
         return _LINE + sum(_round_up(spec.nbytes, _LINE) for spec in self._specs.values())
 
     def views(self, payload: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """The arrays of a payload; the vector has the empty name."""
+        """Return the arrays of a payload, as views. The weight vector has the empty name."""
         views = {}
         offset = _LINE
         for name, spec in self._specs.items():
@@ -79,7 +80,7 @@ class BroadcastShape:
         return views
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value that ``from_json`` reads back."""
+        """Return a JSON value for ``from_json``."""
         return {
             "layout": self.layout,
             "num_parameters": self.num_parameters,
@@ -88,7 +89,7 @@ class BroadcastShape:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read what ``to_json`` wrote."""
+        """Return the shape that ``to_json`` wrote."""
         statistics = {str(name): ArraySpec.from_json(spec) for name, spec in value["statistics"].items()}
         return cls(layout=str(value["layout"]), num_parameters=int(value["num_parameters"]), statistics=statistics)
 
@@ -101,18 +102,18 @@ class _Buffer:
         self.payload = np.frombuffer(memory, dtype=np.uint8, count=shape.payload_nbytes, offset=offset + _LINE)
         self.words = self.payload[:_LINE].view(np.int64)
 
-    def stands_still(self, sequence: int) -> bool:
-        """Whether the buffer holds that publication and the next one into it has not begun."""
+    def holds(self, sequence: int) -> bool:
+        """Return whether the buffer holds this publication completely, and no newer write to it has begun."""
         return bool(self.control[_ENDED] == sequence and self.control[_BEGUN] == sequence)
 
     @property
     def version(self) -> Version:
-        """The version in the buffer; to be verified where it matters."""
+        """The version in the buffer. The caller must verify it with ``holds``."""
         return _version(self.words)
 
 
 class SegmentWriter:
-    """The publisher's end. One thread writes."""
+    """The publisher's end. One thread uses it."""
 
     def __init__(self, name: str, description: Mapping[str, Any]) -> None:
         text = json.dumps(description, separators=(",", ":")).encode()
@@ -129,11 +130,11 @@ class SegmentWriter:
         self._views: tuple[dict[str, NDArray[Any]], ...] = ()
 
     def open_read_only(self) -> int:
-        """A descriptor for a reader, which the caller owns. It cannot write: a faulty reader spoils nothing."""
+        """Return a read-only descriptor for a reader. The caller must close it."""
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def write(self, parameters: Parameters) -> None:
-        """Put a version in the place of the one before the latest, then call it the latest. Allocates only at first.
+        """Write a version into the older buffer, then make it the latest. Allocates only at the first publication.
 
         Raises:
             ValueError: layout, vector size or statistics differ from the first version's.
@@ -156,13 +157,13 @@ class SegmentWriter:
         self._words[_LATEST] = self._sequence = sequence
 
     def close(self) -> None:
-        """Give up the memory; readers keep what they have mapped."""
+        """Release the memory. Readers keep their mappings."""
         os.close(self._fd)
         self._buffers, self._views = None, ()
         del self._words, self._memory
 
     def _grow(self, shape: BroadcastShape) -> tuple[_Buffer, _Buffer]:
-        """Add the shape and two buffers. Readers look for them once ``latest`` is not 0."""
+        """Add the shape and the two buffers. Readers look for them once ``latest`` is not 0."""
         text = json.dumps(shape.to_json(), separators=(",", ":")).encode()
         first, second, end = _buffers_at(self._shape_at + len(text), shape)
         os.ftruncate(self._fd, end)
@@ -186,7 +187,7 @@ class SegmentWriter:
         )
         if not fits:
             raise ValueError(
-                f"a broadcast keeps its shape {shape}; {parameters.version} has {BroadcastShape.of(parameters)}"
+                f"version {parameters.version} has {BroadcastShape.of(parameters)}; all versions must have {shape}"
             )
 
 
@@ -194,16 +195,16 @@ class SegmentReader:
     """A reader's end. One thread uses it."""
 
     def __init__(self, fd: int) -> None:
-        """Takes over the descriptor.
+        """Take ownership of the descriptor.
 
         Raises:
-            Corrupt: it is no segment of a broadcast.
+            Corrupt: the memory is not a parameter broadcast.
         """
         self._file = os.fdopen(fd, "rb", buffering=0)
         self._memory = self._map()
         self._words = _words(self._memory)
         if self._words[_MAGIC_AT] != _MAGIC:
-            raise Corrupt("the memory that the publisher sent is no parameter broadcast")
+            raise Corrupt("the memory that the publisher sent is not a parameter broadcast")
         self._shape_at = _PAGE + int(self._words[_DESCRIPTION_NBYTES])
         self.description: dict[str, Any] = json.loads(self._memory[_PAGE : self._shape_at])
         self._shape: BroadcastShape | None = None
@@ -211,30 +212,30 @@ class SegmentReader:
 
     @property
     def version(self) -> Version | None:
-        """The latest version, at the cost of reading a few words; None before the first publication."""
-        for _ in range(_OVERTAKEN):
+        """The latest version, from a few words of memory; None before the first publication."""
+        for _ in range(_MAX_READS):
             sequence = int(self._words[_LATEST])
             if sequence == 0:
                 return None
             buffer = self._buffer(sequence)
             version = buffer.version
-            if buffer.stands_still(sequence):
+            if buffer.holds(sequence):
                 return version
-        raise Corrupt("the latest version of a parameter broadcast is never whole")
+        raise Corrupt("the latest version of a parameter broadcast is never complete")
 
     def read(self) -> Parameters:
-        """A copy of the latest version, whole and verified. Only for whoever knows that there is a ``version``.
+        """Return a copy of the latest version, complete and verified. Call it only if ``version`` is not None.
 
         Raises:
-            Corrupt: the memory does not hold what was published.
+            Corrupt: the memory is not what was published.
         """
         mismatches = 0
-        for _ in range(_OVERTAKEN):
+        for _ in range(_MAX_READS):
             sequence = int(self._words[_LATEST])
             buffer = self._buffer(sequence)
             checksum = buffer.control[_CHECKSUM]
             payload = buffer.payload.copy()
-            if not buffer.stands_still(sequence):
+            if not buffer.holds(sequence):
                 continue
             if zlib.crc32(payload.data) == checksum:
                 return self._parameters(payload)
@@ -252,7 +253,7 @@ class SegmentReader:
         return Parameters(version=version, vector=vector, layout=self._shape.layout, statistics=arrays)
 
     def _buffer(self, sequence: int) -> _Buffer:
-        """Where that publication went; maps the buffers on first use."""
+        """Return the buffer of that publication. The first call maps the buffers."""
         if self._buffers is None:
             self._memory = self._map()
             self._words = _words(self._memory)
@@ -276,7 +277,7 @@ def _version(words: NDArray[np.int64]) -> Version:
 
 
 def _buffers_at(offset: int, shape: BroadcastShape) -> tuple[int, int, int]:
-    """Where the two buffers start, the first one at or after ``offset``, and where the segment ends."""
+    """Return the offsets of both buffers, the first at or after ``offset``, and of the segment's end."""
     first = _round_up(offset, _PAGE)
     second = first + _round_up(_LINE + shape.payload_nbytes, _PAGE)
     return first, second, second + _round_up(_LINE + shape.payload_nbytes, _PAGE)

@@ -1,4 +1,4 @@
-"""The terminal record: what a finished run ended with, kept with its last version. A run that has one never trains."""
+"""The terminal record: a finished run's result, stored with its last version. A run with such a record never trains."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from rlsrl.parameters.protocols import ParameterDB
 
 TERMINAL_KEY = "terminal"
-"""Metadata of a finished run's last version: ``{"reason", "version", "result"}``."""
+"""Metadata key of a finished run's last version. The value is ``{"reason", "version", "result"}``."""
 
 
 def terminal_record(db: ParameterDB, policy_name: str) -> Mapping[str, Any] | None:
-    """What the run ended with, None if it has not."""
+    """Return the run's terminal record; None if the run has not finished."""
     versions = db.versions(policy_name) if policy_name in db.policies() else []
     if not versions:
         return None

@@ -1,7 +1,7 @@
-"""Reconnect after an outage: the delay between attempts, and a thread that keeps one streaming call open.
+"""A thread that keeps one streaming call open and reconnects after an outage.
 
-``BackOff`` serves clients that have their own loop. ``ReconnectingCall`` serves clients whose thread only reads a call:
-the coordinator's Join stream, the publisher and the reader of live weights.
+It serves clients whose thread only reads a call: the coordinator's Join stream, the publisher and the reader of live
+weights. Clients with a loop of their own use ``rlsrl.rpc.back_off``.
 """
 
 from __future__ import annotations
@@ -13,37 +13,13 @@ from typing import Any
 
 import grpc
 
+from rlsrl.rpc.back_off import BackOff as BackOff
 from rlsrl.rpc.channels import cancel_call, end_call, open_channel
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 
-FIRST_BACK_OFF_SECONDS = 0.1
-"""Delay after the first failed attempt."""
-MAX_BACK_OFF_SECONDS = 1.0
-"""Longest delay between two attempts."""
 END_SECONDS = 5.0
 """How long a cancelled call may take to end. It only has to return from gRPC's core."""
-
-
-class BackOff:
-    """The delay before the next attempt. It doubles with each failure, up to a limit. For one thread."""
-
-    def __init__(
-        self, *, first_seconds: float = FIRST_BACK_OFF_SECONDS, max_seconds: float = MAX_BACK_OFF_SECONDS
-    ) -> None:
-        self._first = first_seconds
-        self._max = max_seconds
-        self._delay = first_seconds
-
-    def next_delay(self) -> float:
-        """Return the seconds to wait after a failed attempt, and double the delay for the failure after it."""
-        delay = self._delay
-        self._delay = min(2 * delay, self._max)
-        return delay
-
-    def reset(self) -> None:
-        """Return to the first delay. Call it after an attempt that succeeded."""
-        self._delay = self._first
 
 
 class ReconnectingCall:

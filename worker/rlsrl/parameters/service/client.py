@@ -32,8 +32,8 @@ from rlsrl.parameters.service.messages import (
     version_to_proto,
 )
 from rlsrl.parameters.service.transfers import MAX_TRANSFER_BYTES, TransferStub, cut, receive
+from rlsrl.rpc.back_off import BackOff
 from rlsrl.rpc.channels import end_call, open_channel, token_metadata
-from rlsrl.rpc.reconnect import BackOff
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import parameters_pb2 as pb
