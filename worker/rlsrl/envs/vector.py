@@ -10,17 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.envs.info_keys import EPISODE_CONTINUES
 from rlsrl.envs.spaces import action_decoder, observation_keys, spec_of
 from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import gymnasium
-
-
-EPISODE_CONTINUES = "rlsrl/episode_continues"
-"""A key of ``info``, there where an episode ends for training only, such as with a life. Nothing is reported of it
-then, and return and length go on to count until the one that does end, after a ``reset`` that changes nothing."""
-
 
 _DECORRELATION = 0xDEC0
 """Sets the numbers that decorrelate apart from those that the environment draws of the same seed."""

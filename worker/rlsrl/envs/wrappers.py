@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rlsrl.envs.vector import EPISODE_CONTINUES
+from rlsrl.envs.info_keys import EPISODE_CONTINUES
 from rlsrl.runtime.errors import ConfigurationError
 
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
