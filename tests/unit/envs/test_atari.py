@@ -101,7 +101,7 @@ def test_a_limit_truncates_what_has_none_of_its_own() -> None:
     ("source", "says"),
     [
         (EnvironmentSource(id="ALE/Pong-v5", atari=AtariOptions(**OPTIONS)), r"set kwargs: \{frameskip: 1\}"),
-        (EnvironmentSource(id="CartPole-v1", atari=AtariOptions(**OPTIONS)), "is no Atari game"),
+        (EnvironmentSource(id="CartPole-v1", atari=AtariOptions(**OPTIONS)), "is not an Atari game"),
     ],
 )
 def test_what_cannot_be_preprocessed_is_named_with_its_cure(source: EnvironmentSource, says: str) -> None:

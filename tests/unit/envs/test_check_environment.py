@@ -73,17 +73,17 @@ def test_gymnasiums_own_environments_pass() -> None:
             r"step\(\) returned a tuple of 4, not \(observation, reward",
         ),
         ({"step": None}, r"step\(\) returned None"),
-        ({"observation": np.zeros(3, np.float32)}, r"gave float32\[3\] as observation, its space says float32\[2\]"),
-        ({"observation": np.zeros(2)}, r"gave float64\[2\] as observation, its space says float32\[2\]"),
-        ({"observation": [0.0, 0.0]}, r"gave a list as observation, not a numpy array of float32\[2\]"),
-        ({"observation": np.array([np.nan, 0], np.float32)}, "gave values of observation that are not finite"),
+        ({"observation": np.zeros(3, np.float32)}, r"returned float32\[3\] as observation; its space has float32\[2\]"),
+        ({"observation": np.zeros(2)}, r"returned float64\[2\] as observation; its space has float32\[2\]"),
+        ({"observation": [0.0, 0.0]}, r"returned a list as observation, not an array of float32\[2\]"),
+        ({"observation": np.array([np.nan, 0], np.float32)}, "returned values of observation that are not finite"),
         ({"reward": "1"}, "reward '1', not a finite number"),
         ({"reward": None}, "reward None, not a finite number"),
         ({"reward": float("nan")}, "reward nan, not a finite number"),
         ({"reward": np.zeros(1)}, "reward array.*, not a finite number"),
-        ({"terminated": 0}, "gave terminated as a int, not a bool"),
-        ({"truncated": None}, "gave truncated as None, not a bool"),
-        ({"info": None}, "gave None as info, not a dict"),
+        ({"terminated": 0}, "returned an int as terminated, not a bool"),
+        ({"truncated": None}, "returned None as truncated, not a bool"),
+        ({"info": None}, "returned None as info, not a dict"),
     ],
 )
 def test_each_breach_is_named(answers: dict[str, Any], says: str) -> None:
@@ -102,7 +102,7 @@ def test_an_unseeded_reset_is_named() -> None:
         def observe(self) -> Any:
             return np.array([self.resets, 0], np.float32)
 
-    with pytest.raises(ConfigurationError, match=r"reset\(seed=5\) did not repeat itself"):
+    with pytest.raises(ConfigurationError, match=r"reset\(seed=5\) gave two different observations"):
         check_environment(Forgetful(), seed=5)
 
 
@@ -111,7 +111,7 @@ def test_dict_observations_with_other_keys_are_named() -> None:
         def _observe(self) -> Any:
             return {"episode": np.zeros(1, np.float32), "stp": np.zeros(1, np.float32)}
 
-    with pytest.raises(ConfigurationError, match=r"observed \['episode', 'stp'\], its space has the keys"):
+    with pytest.raises(ConfigurationError, match=r"returned the keys \['episode', 'stp'\]; the space has the keys"):
         check_environment(Renamed([Episode(rewards=(1,))], as_dict=True))
 
 

@@ -105,7 +105,7 @@ def test_what_a_restart_may_mend_is_no_configuration_error(factories: None, name
 
 @pytest.mark.parametrize("source", [{}, {"id": "CartPole-v1", "factory": "a:b"}])
 def test_a_source_is_an_id_or_a_factory(source: dict) -> None:
-    with pytest.raises(ConfigurationError, match="exactly one of id and factory"):
+    with pytest.raises(ConfigurationError, match=r"id=.* and factory=.*; set exactly one of them"):
         EnvironmentSource(**source)
 
 

@@ -173,7 +173,7 @@ def test_what_a_step_that_only_resets_says_beside_its_frame_counts_nowhere() -> 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (EnvironmentSource(id="Acrobot-v1"), "'Acrobot-v1' is registered without a vectorisation of its own"),
+        (EnvironmentSource(id="Acrobot-v1"), "'Acrobot-v1' is registered without a vectorised form"),
         (EnvironmentSource(id="CartPole-v1", kwargs={"wheels": 3}), "unexpected keyword argument 'wheels'"),
         (EnvironmentSource(id="CartPole-v9"), "did you mean 'CartPole-v"),
     ],
@@ -186,7 +186,7 @@ def test_what_cannot_be_stepped_in_bulk_is_refused_by_name(source: EnvironmentSo
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_another_way_to_reset_is_refused(mode: AutoresetMode) -> None:
     envs = SyncVectorEnv([scripted()], autoreset_mode=mode)
-    with pytest.raises(ConfigurationError, match=rf"autoreset_mode '{mode.value}', where NextStep is needed; allowed"):
+    with pytest.raises(ConfigurationError, match=rf"autoreset_mode '{mode.value}'; NextStep is needed; use loop"):
         NativeVectorEnv(envs, seed=0)
     envs.close()
 
@@ -209,7 +209,9 @@ def test_another_observation_in_bulk_than_by_itself_is_refused_and_closed() -> N
 
     with (
         registered(entry_point=scripted(), vector_entry_point=make_bulk) as source,
-        pytest.raises(ConfigurationError, match=r"in bulk, and .* by itself.*allowed are loop and threads"),
+        pytest.raises(
+            ConfigurationError, match=r"vectorised form .* has the spec .*single environment.*use loop or threads"
+        ),
     ):
         make_native(source, 2, seed=0)
     assert made[0].closed
@@ -219,7 +221,7 @@ def test_a_failure_names_the_ranks() -> None:
     envs = NativeVectorEnv(SyncVectorEnv([scripted()] * 2), seed=0, first_rank=40)
     arrays = slot_for(envs, 3)
     with pytest.raises(
-        EnvironmentFailed, match="ranks 40 to 41, stepped in bulk, raised RuntimeError: step without reset"
+        EnvironmentFailed, match="ranks 40 to 41, which step in bulk, raised RuntimeError: step without reset"
     ) as caught:
         envs.step(arrays, 0, np.zeros(2, np.int64))
     assert caught.value.__cause__ is not None

@@ -51,7 +51,7 @@ def test_observations_become_specs_by_path(space: spaces.Space, specs: dict[str,
         (spaces.Dict({"inner": spaces.Dict({})}), r"at 'inner': Dict\(\) is empty"),
         (spaces.Dict({"n": spaces.Discrete(2)}), r"observation/n is a Discrete, Discrete\(2\)"),
         (spaces.Dict({"inner": spaces.Dict({"n": spaces.Text(3)})}), "observation/inner/n is a Text"),
-        (spaces.Dict({"a": spaces.Dict({"b": BOX}), "a/b": BOX}), "two arrays whose keys come to 'observation/a/b'"),
+        (spaces.Dict({"a": spaces.Dict({"b": BOX}), "a/b": BOX}), "two arrays with the path 'observation/a/b'"),
     ],
 )
 def test_other_observations_are_refused_by_name(space: spaces.Space, says: str) -> None:
@@ -112,5 +112,5 @@ def test_an_environment_without_spaces_is_named() -> None:
     class Bare(gymnasium.Env):
         observation_space = BOX
 
-    with pytest.raises(ConfigurationError, match="Bare sets no action_space"):
+    with pytest.raises(ConfigurationError, match="Bare has no action_space"):
         spec_of(Bare())

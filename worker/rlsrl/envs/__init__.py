@@ -1,1 +1,1 @@
-"""Environments: factory, vectorisation, spread over actors."""
+"""Environments: how they are made, wrapped, and stepped straight into slots."""

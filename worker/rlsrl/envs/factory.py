@@ -1,4 +1,4 @@
-"""Making environments from what an experiment names, a Gymnasium id or the user's own factory, and wrapping them."""
+"""Makes environments from a Gymnasium id or the user's own factory, and wraps them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 
 _PLUGINS = {"ALE": ("ale_py", "ale-py")}
-"""Namespaces of ids whose package has to be imported to register them: (module, what to install)."""
+"""Namespaces whose ids are registered by importing a package: (module, name to install)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtariOptions:
-    """The usual preprocessing of Atari games: see ``gymnasium.wrappers.AtariPreprocessing``."""
+    """The usual preprocessing of Atari games by ``gymnasium.wrappers.AtariPreprocessing``."""
 
     frame_skip: int
-    """Frames that each action is repeated for."""
+    """Frames for which each action is repeated."""
     screen_size: int
     """Height and width of an observation."""
     noop_max: int
-    """Most frames that nothing is done for at the start of a game; their number is drawn."""
+    """Upper bound of the random number of no-op frames at the start of a game."""
     terminal_on_life_loss: bool
     """Whether an episode ends with each life (``wrappers.EpisodicLife``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSource:
-    """Where environments come from: exactly one of ``id`` and ``factory``."""
+    """How environments are made: by exactly one of ``id`` and ``factory``, plus wrappers."""
 
     id: str | None = None
     """A Gymnasium id, for example ``"CartPole-v1"``."""
@@ -48,18 +48,18 @@ class EnvironmentSource:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of ``gymnasium.make`` or of the factory."""
     atari: AtariOptions | None = None
-    """Preprocessing, for Atari games; None: none."""
+    """Preprocessing of Atari games; None: no preprocessing."""
     max_episode_steps: int | None = None
-    """Steps after which an episode is truncated, if nothing ends it before; None: nothing else does."""
+    """Steps after which an episode is truncated; None: no limit is added."""
     frame_stack: int | None = None
-    """How many of the last observations make one, on a new first axis; None: observations stay as they are."""
+    """How many of the last observations are stacked on a new first axis; None: observations are not stacked."""
     action_mask: str | None = None
-    """The key of observation or info under which the environment says what is legal (``wrappers.ActionMask``)."""
+    """The key of the action mask in the observation or in info (``wrappers.ActionMask``); None: no mask."""
 
     def __post_init__(self) -> None:
         if (self.id is None) == (self.factory is None):
             raise ConfigurationError(
-                f"an environment has exactly one of id and factory, not id={self.id!r} and factory={self.factory!r}"
+                f"environment has id={self.id!r} and factory={self.factory!r}; set exactly one of them"
             )
 
     def __str__(self) -> str:
@@ -67,15 +67,15 @@ class EnvironmentSource:
 
 
 def make_environment(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
-    """One environment with its wrappers, to be closed by the caller.
+    """Return one environment with its wrappers. The caller closes it.
 
     Raises:
-        ConfigurationError: no such id, module or attribute (with the nearest match), a package that is not installed
-            (with the cure), arguments the environment does not take, a factory that returns no ``gymnasium.Env``, or
-            wrappers that do not fit.
-        Exception: whatever else the environment's own code raises: a second try may go better.
+        ConfigurationError: the id, module or attribute does not exist (with the nearest match), a package is not
+            installed (with the command), the environment does not take the arguments, the factory returns no
+            ``gymnasium.Env``, or a wrapper does not fit.
+        Exception: the environment's own code raised something else; another try may succeed.
     """
-    env = _make_registered(source) if source.factory is None else _make_own(source, source.factory)
+    env = _make_registered(source) if source.factory is None else _make_by_factory(source, source.factory)
     try:
         return _wrapped(env, source)
     except BaseException:
@@ -84,10 +84,10 @@ def make_environment(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
 
 
 def environment_spec(source: EnvironmentSource) -> EnvSpec:
-    """What the environments of ``source`` give and take; makes one and closes it again.
+    """Return the spec of the environments of ``source``. Makes one environment and closes it.
 
     Raises:
-        ConfigurationError: as ``make_environment``, or a space that is not supported.
+        ConfigurationError: as ``make_environment``, or a space is not supported.
     """
     env = make_environment(source)
     try:
@@ -97,8 +97,9 @@ def environment_spec(source: EnvironmentSource) -> EnvSpec:
 
 
 def make_in_bulk(source: EnvironmentSource, num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
-    """So many environments as they are registered to be stepped in bulk, to be closed by the caller; None if they are
-    not. For sources of an id and arguments: nothing is put around.
+    """Return ``num_envs`` environments in the vectorised form of the id, or None if the id has none.
+
+    The caller closes them. They have no wrappers: only the source's id and arguments count.
 
     Raises:
         ConfigurationError: as ``make_environment``.
@@ -116,12 +117,12 @@ def make_in_bulk(source: EnvironmentSource, num_envs: int) -> gymnasium.vector.V
 def _make_registered(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
     import gymnasium
 
-    # The checker wraps every step; `rlsrl.envs.check` looks once instead.
+    # Gymnasium's checker wraps every step. `rlsrl.envs.check` checks once instead.
     return _registered(source, lambda name: gymnasium.make(name, disable_env_checker=True, **source.kwargs))
 
 
 def _registered(source: EnvironmentSource, make: Callable[[str], _Made]) -> _Made:
-    """What ``make`` makes of the source's id."""
+    """Return the result of ``make`` for the source's id, once the id is registered."""
     import gymnasium
 
     name = str(source.id)
@@ -147,24 +148,24 @@ def _import_plugin(namespace: str, source: EnvironmentSource) -> None:
         importlib.import_module(module)
     except ImportError as error:
         raise ConfigurationError(
-            f"{source} needs the package {package!r}, which is not installed: pip install {package}"
+            f"{source} needs the package {package!r}, which is not installed; run: pip install {package}"
         ) from error
 
 
 def _import_module_of(spec: gymnasium.envs.registration.EnvSpec | None) -> None:
-    """What making an environment of that spec would import first."""
+    """Import the module that making an environment of that spec would import first."""
     if spec is not None and isinstance(spec.entry_point, str):
         importlib.import_module(spec.entry_point.partition(":")[0])
 
 
-def _make_own(source: EnvironmentSource, reference: str) -> gymnasium.Env[Any, Any]:
+def _make_by_factory(source: EnvironmentSource, reference: str) -> gymnasium.Env[Any, Any]:
     import gymnasium
 
-    make = load_callable(reference, where="environment factory")
-    _check_arguments(source, make)
+    factory = load_callable(reference, where="environment factory")
+    _check_arguments(source, factory)
     log_mujoco_warnings()
     try:
-        env = make(**source.kwargs)
+        env = factory(**source.kwargs)
     except (gymnasium.error.Error, ImportError) as error:
         raise ConfigurationError(f"{source}: {error}") from error
     if not isinstance(env, gymnasium.Env):
@@ -173,22 +174,22 @@ def _make_own(source: EnvironmentSource, reference: str) -> gymnasium.Env[Any, A
     return env
 
 
-def _check_arguments(source: EnvironmentSource, make: Callable[..., Any]) -> None:
-    """Tell wrong arguments from a TypeError inside the factory, which is the factory's own failure."""
+def _check_arguments(source: EnvironmentSource, factory: Callable[..., Any]) -> None:
+    """Refuse wrong arguments before the call: a TypeError inside the factory is the factory's own failure."""
     try:
-        signature = inspect.signature(make)
+        signature = inspect.signature(factory)
     except ValueError:
-        return  # a built-in that does not say what it takes
+        return  # a built-in without a signature
     try:
         signature.bind(**source.kwargs)
     except TypeError as error:
         unknown = next((name for name in source.kwargs if name not in signature.parameters), "")
         hint = did_you_mean(unknown, signature.parameters)
-        raise ConfigurationError(f"{source}: kwargs {dict(source.kwargs)}: {error}{hint}") from error
+        raise ConfigurationError(f"{source} does not take the kwargs {dict(source.kwargs)}: {error}{hint}") from error
 
 
 def _wrapped(env: gymnasium.Env[Any, Any], source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
-    """The environment in the wrappers that are asked for, from the inside out."""
+    """Return the environment in the wrappers of its source, applied from the inside out."""
     from gymnasium.wrappers import FrameStackObservation, TimeLimit
 
     from rlsrl.envs.wrappers import ActionMask, EpisodicLife
@@ -213,20 +214,20 @@ def _preprocessed(
     from gymnasium.wrappers import AtariPreprocessing
 
     if not hasattr(env.unwrapped, "ale"):
-        raise ConfigurationError(f"{source}: {env.unwrapped} is no Atari game, so that `atari` is not for it")
+        raise ConfigurationError(f"{source}: {env.unwrapped} is not an Atari game; remove `atari`")
     if getattr(env.unwrapped, "_frameskip", 1) != 1:
         raise ConfigurationError(
-            f"{source} skips frames itself, where each frame is needed: set kwargs: {{frameskip: 1}}"
+            f"{source} skips frames itself, but preprocessing needs each frame; set kwargs: {{frameskip: 1}}"
         )
     try:
         import cv2
 
-        cv2.setNumThreads(0)  # one small image at a time is not worth waking others for
+        cv2.setNumThreads(0)  # waking threads takes longer than resizing one small image
         return AtariPreprocessing(
             env, frame_skip=atari.frame_skip, screen_size=atari.screen_size, noop_max=atari.noop_max
         )
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise ConfigurationError(
-            f"{source} needs the package 'opencv-python-headless' for its preprocessing, which is not installed: "
+            f"{source} needs the package 'opencv-python-headless' for its preprocessing, which is not installed; run: "
             "pip install opencv-python-headless"
         ) from error

@@ -1,4 +1,4 @@
-"""MuJoCo's warnings, into the logs. Left alone it appends them to ``MUJOCO_LOG.TXT`` in whatever folder it runs in."""
+"""Sends MuJoCo's warnings to the logs. By default MuJoCo appends them to ``MUJOCO_LOG.TXT`` in the working folder."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 
 
 def log_mujoco_warnings() -> None:
-    """Have them logged from now on, by ``logging``, if MuJoCo has been imported; loading a model already warns.
+    """Log MuJoCo's warnings by ``logging`` from now on, if this process has imported MuJoCo. Idempotent.
 
-    Of the process, so that it may be called again and again.
+    Call it before a model is loaded: loading can warn, too.
     """
     mujoco = sys.modules.get("mujoco")
     if mujoco is not None:

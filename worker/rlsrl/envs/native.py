@@ -1,4 +1,4 @@
-"""Environments that step in bulk, by the vectorisation that they are registered with at Gymnasium."""
+"""Environments that step in bulk: by the vectorised form that their id is registered with at Gymnasium."""
 
 from __future__ import annotations
 
@@ -6,39 +6,40 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_in_bulk
 from rlsrl.envs.spaces import action_batcher, observation_keys, spec_of_spaces
-from rlsrl.envs.vector import EnvironmentFailed
+from rlsrl.envs.vector import EnvironmentFailed, VectorEnv
 from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import gymnasium
 
 _FIELD = "actors.vectorization: native"
-_OTHERS = "allowed are loop and threads"
+_OTHERS = "use loop or threads"
 
 
 def make_native(source: EnvironmentSource, num_envs: int, *, seed: int, first_rank: int = 0) -> NativeVectorEnv:
-    """So many environments of ``source`` that step in bulk, to be closed by the caller.
+    """Return ``num_envs`` environments of ``source`` that step in bulk. The caller closes them.
 
     Raises:
-        ConfigurationError: they have no vectorisation of their own, or one that gives or takes something else than a
-            single environment does, or that does not reset with the next step.
+        ConfigurationError: the id has no vectorised form, that form has other spaces than a single environment, or its
+            autoreset is not NEXT_STEP.
     """
     single = environment_spec(source)
     envs = make_in_bulk(source, num_envs)
     if envs is None:
         raise ConfigurationError(
-            f"{_FIELD}: {source} is registered without a vectorisation of its own (vector_entry_point); {_OTHERS}"
+            f"{_FIELD}: {source} is registered without a vectorised form (vector_entry_point); {_OTHERS}"
         )
     try:
         native = NativeVectorEnv(envs, seed=seed, first_rank=first_rank)
         if native.spec != single:
             raise ConfigurationError(
-                f"{_FIELD}: {source} gives and takes {native.spec} in bulk, and {single} by itself, which is what the "
-                f"policy is made for; {_OTHERS}"
+                f"{_FIELD}: the vectorised form of {source} has the spec {native.spec}, but the policy is made for "
+                f"that of a single environment, {single}; {_OTHERS}"
             )
         return native
     except BaseException:
@@ -46,26 +47,26 @@ def make_native(source: EnvironmentSource, num_envs: int, *, seed: int, first_ra
         raise
 
 
-class NativeVectorEnv:
-    """Writes what a ``gymnasium.vector.VectorEnv`` gives into slots: see ``rlsrl.envs.vector.VectorEnv``.
+class NativeVectorEnv(VectorEnv):
+    """Writes the steps of a ``gymnasium.vector.VectorEnv`` into slots.
 
-    Gymnasium's autoreset NEXT_STEP is that of slots: what an ended environment gives in the next step is its reset, and
-    no transition. One seed is all that a vector environment takes; the environments draw from it together, so that
-    they are other episodes than a loop's, but where there is one environment.
+    Slots use Gymnasium's autoreset NEXT_STEP: the step after an episode's end is its reset, and not a transition.
+    A vector environment takes one seed, from which all its environments draw. So its episodes differ from those of a
+    loop, unless there is only one environment.
     """
 
     def __init__(self, envs: gymnasium.vector.VectorEnv[Any, Any, Any], *, seed: int, first_rank: int = 0) -> None:
-        """Step ``envs``, which ``close`` closes; ``seed`` is of their first reset, errors name ranks.
+        """Step ``envs``, which ``close`` closes. ``seed`` seeds the first reset; errors name ranks.
 
         Raises:
-            ConfigurationError: they do not reset with the next step, or a space is not supported.
+            ConfigurationError: the autoreset is not NEXT_STEP, or a space is not supported.
         """
         from gymnasium.vector import AutoresetMode
 
         if (mode := envs.metadata.get("autoreset_mode")) != AutoresetMode.NEXT_STEP:
             raise ConfigurationError(
-                f"{_FIELD}: the vectorisation of {envs} has the autoreset_mode {getattr(mode, 'value', mode)!r}, "
-                f"where NextStep is needed; {_OTHERS}"
+                f"{_FIELD}: {envs} has the autoreset_mode {getattr(mode, 'value', mode)!r}; NextStep is needed; "
+                f"{_OTHERS}"
             )
         self._envs = envs
         self._seed = seed
@@ -76,22 +77,22 @@ class NativeVectorEnv:
         self._frame: Any = None
         """The newest observations; None before the first reset."""
         self._ended: NDArray[np.bool_] = np.zeros(envs.num_envs, np.bool_)
-        """Whose next step only resets."""
+        """For each environment: whether its next step only resets."""
         self._returns: NDArray[np.float64] = np.zeros(envs.num_envs)
         self._lengths: NDArray[np.int32] = np.zeros(envs.num_envs, np.int32)
 
     @property
+    @override
     def spec(self) -> EnvSpec:
-        """What each environment gives and takes."""
         return self._spec
 
     @property
+    @override
     def num_envs(self) -> int:
-        """N: lanes of the slots to be filled."""
         return len(self._ended)
 
+    @override
     def begin(self, arrays: Arrays) -> None:
-        """See ``VectorEnv``; the first call resets with the seed."""
         if self._frame is None:
             try:
                 self._frame, _ = self._envs.reset(seed=self._seed)
@@ -101,8 +102,8 @@ class NativeVectorEnv:
             arrays[name].fill(0)
         self._write_frame(arrays, 0)
 
+    @override
     def step(self, arrays: Arrays, step: int, actions: NDArray[Any]) -> None:
-        """See ``VectorEnv``."""
         try:
             self._frame, rewards, terminated, truncated, _ = self._envs.step(self._batch(actions))
         except Exception as error:
@@ -133,8 +134,10 @@ class NativeVectorEnv:
 
     def _failure(self, error: Exception) -> EnvironmentFailed:
         ranks = f"{self._first_rank} to {self._first_rank + self.num_envs - 1}"
-        return EnvironmentFailed(f"environment ranks {ranks}, stepped in bulk, raised {type(error).__name__}: {error}")
+        return EnvironmentFailed(
+            f"environment ranks {ranks}, which step in bulk, raised {type(error).__name__}: {error}"
+        )
 
+    @override
     def close(self) -> None:
-        """Close the environments. Idempotent."""
         self._envs.close()

@@ -1,4 +1,4 @@
-"""The discounted return so far of each environment: what rewards are scaled by, where they are."""
+"""The discounted return so far of each lane. Where the experiment scales rewards, it scales them by its deviation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlsrl.data.specs import Arrays
 
 
 class DiscountedReturns:
-    """Keeps ``G_t = r_t + discount * G_{t-1}`` of each lane over slots; it begins anew with each episode.
+    """Computes ``G_t = r_t + discount * G_{t-1}`` of each lane across slots. It restarts at 0 with each episode.
 
-    As OpenAI Baselines' VecNormalize does. (Gymnasium's NormalizeReward forgets one step earlier, before an episode's
-    last reward, and not at all where an episode is truncated.)
+    OpenAI Baselines' VecNormalize computes the same. (Gymnasium's NormalizeReward restarts one step earlier, before an
+    episode's last reward, and not at all where an episode is truncated.)
     """
 
     def __init__(self, *, discount: float, num_lanes: int) -> None:
@@ -20,10 +20,10 @@ class DiscountedReturns:
         self._so_far = np.zeros(num_lanes, np.float32)
 
     def write(self, arrays: Arrays) -> None:
-        """Write the field of a slot whose rewards and ends are all there. Slots come in the order they were filled."""
+        """Write ``discounted_return`` of a slot whose rewards and ends are written. Slots come in order."""
         returns, so_far = arrays[DISCOUNTED_RETURN], self._so_far
-        over = arrays["terminated"] | arrays["truncated"] | ~arrays["mask"]
+        ended = arrays["terminated"] | arrays["truncated"] | ~arrays["mask"]
         for t, reward in enumerate(arrays["reward"]):
             np.add(reward, so_far, out=returns[t])
             np.multiply(returns[t], self._discount, out=so_far)
-            so_far[over[t]] = 0.0
+            so_far[ended[t]] = 0.0

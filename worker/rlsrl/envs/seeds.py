@@ -1,4 +1,4 @@
-"""Where environments get their seeds from: one experiment seed, spread so that no two share a stream."""
+"""Seeds of environments, derived from the experiment's seed: no two environments share a random stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 Purpose = Literal["training", "evaluation"]
-"""What an environment is for; equal ranks of different purposes have unrelated seeds."""
+"""The use of an environment. Equal ranks of different purposes have unrelated seeds."""
 
 _DOMAINS: dict[Purpose, int] = {"training": 1, "evaluation": 2}
 
@@ -15,11 +15,10 @@ _DOMAINS: dict[Purpose, int] = {"training": 1, "evaluation": 2}
 def environment_seed(
     experiment_seed: int, environment_rank: int, incarnation: int, *, purpose: Purpose = "training"
 ) -> int:
-    """The seed of one environment's first reset, in ``[0, 2**32)``: what every simulator takes.
+    """Return the seed of one environment's first reset, in ``[0, 2**32)``: every simulator takes that range.
 
-    Equal arguments give equal seeds on every machine. ``environment_rank`` counts over the whole fleet;
-    ``incarnation`` is that of the actor's lease, so an actor that was restarted does not replay the episodes of its
-    former life.
+    Equal arguments give equal seeds on every machine. ``environment_rank`` counts over the whole fleet.
+    ``incarnation`` is that of the actor's lease: a restarted actor does not replay its earlier episodes.
     """
     key = (_DOMAINS[purpose], environment_rank, incarnation)
     return int(np.random.SeedSequence(experiment_seed, spawn_key=key).generate_state(1, np.uint32)[0])

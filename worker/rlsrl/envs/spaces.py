@@ -1,7 +1,7 @@
-"""Gymnasium's spaces in our words: what an environment gives and takes, as array specs.
+"""Translates Gymnasium's spaces into array specs.
 
 Observations: a Box, a MultiBinary, or a Dict of those, nested or not. Actions: a Discrete, or a Box of floats.
-Everything else is refused by name.
+All other spaces are refused by name.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     import gymnasium
 
 OBSERVATION = "observation"
-"""The path of an observation that is one array; those of a Dict are ``observation/<key>``, or longer where nested."""
+"""The path of an observation that is one array. Paths of a Dict are ``observation/<key>``, longer if it is nested."""
 
 
 def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
-    """What ``env`` gives and takes, read from its spaces, and from the wrapper if it says which actions are legal.
+    """Return the spec of ``env``, from its spaces and, for an action mask, from its outermost wrapper.
 
     Raises:
-        ConfigurationError: a space that is not supported; the text names it, and what would be.
+        ConfigurationError: a space is not supported; the text names it and the spaces that are.
     """
     from rlsrl.envs.wrappers import ActionMask
 
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
-            raise ConfigurationError(f"{type(env).__name__} sets no {name}, which says what it gives or takes")
+            raise ConfigurationError(f"{type(env).__name__} has no {name}; set it in its constructor")
     spec = spec_of_spaces(env.observation_space, env.action_space)
     if isinstance(env, ActionMask):
         return replace(spec, action=replace(spec.action, mask=f"{OBSERVATION}/{env.key}"))
@@ -41,7 +41,7 @@ def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
 
 
 def spec_of_spaces(observation: gymnasium.Space[Any], action: gymnasium.Space[Any]) -> EnvSpec:
-    """What an environment with those spaces gives and takes; no action is ever illegal.
+    """Return the spec of an environment with those spaces, without an action mask.
 
     Raises:
         ConfigurationError: as ``spec_of``.
@@ -50,20 +50,20 @@ def spec_of_spaces(observation: gymnasium.Space[Any], action: gymnasium.Space[An
 
 
 def observation_keys(space: gymnasium.Space[Any]) -> dict[str, tuple[str, ...]]:
-    """For each path the keys that lead to its array in an observation; none: the observation is the array."""
+    """Return, for each path, the keys that lead to its array in an observation; () if the observation is the array."""
     return {path: keys for path, keys, _ in _leaves(space)}
 
 
 def observation_specs(space: gymnasium.Space[Any]) -> dict[str, ArraySpec]:
-    """Array specs by path. 64-bit floats become 32-bit ones: policies compute in no more, and slots halve.
+    """Return array specs by path. 64-bit floats become 32-bit floats: policies compute in 32 bits, and slots halve.
 
     Raises:
-        ConfigurationError: neither a Box, nor a MultiBinary, nor a Dict of them.
+        ConfigurationError: the space is not a Box, a MultiBinary or a Dict of those.
     """
     specs: dict[str, ArraySpec] = {}
     for path, _, leaf in _leaves(space):
         if path in specs:
-            raise ConfigurationError(f"observation space {space} has two arrays whose keys come to {path!r}")
+            raise ConfigurationError(f"observation space {space} has two arrays with the path {path!r}; rename a key")
         specs[path] = _leaf_spec(leaf, path)
     return specs
 
@@ -71,21 +71,21 @@ def observation_specs(space: gymnasium.Space[Any]) -> dict[str, ArraySpec]:
 def _leaves(
     space: gymnasium.Space[Any], keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, tuple[str, ...], gymnasium.Space[Any]]]:
-    """(path, keys that lead there, space) of each array of an observation."""
+    """Yield (path, keys that lead there, space) of each array of an observation."""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Dict):
         yield "/".join((OBSERVATION, *keys)), keys, space
         return
     if not space.spaces:
-        raise ConfigurationError(f"observation space {_place(keys)}Dict() is empty; it needs at least one Box")
+        raise ConfigurationError(f"observation space {_at(keys)}Dict() is empty; it needs at least one Box")
     for key, part in space.spaces.items():
         if not isinstance(key, str):
-            raise ConfigurationError(f"observation space {_place(keys)}Dict has the key {key!r}; keys are text")
+            raise ConfigurationError(f"observation space {_at(keys)}Dict has the key {key!r}; keys are text")
         yield from _leaves(part, (*keys, key))
 
 
-def _place(keys: tuple[str, ...]) -> str:
+def _at(keys: tuple[str, ...]) -> str:
     return f"at {'/'.join(keys)!r}: " if keys else ""
 
 
@@ -104,10 +104,12 @@ def _leaf_spec(space: gymnasium.Space[Any], path: str) -> ArraySpec:
 
 
 def action_spec(space: gymnasium.Space[Any]) -> ActionSpec:
-    """What a policy has to produce: ``[0, n)`` whatever a Discrete's start, a flat vector whatever a Box's shape.
+    """Return the spec of actions as policies choose them: ``[0, n)`` for a Discrete, a flat vector for a Box.
+
+    A Discrete's start and a Box's shape do not matter to policies: ``action_batcher`` applies them.
 
     Raises:
-        ConfigurationError: neither a Discrete nor a Box of floats.
+        ConfigurationError: the space is neither a Discrete nor a Box of floats.
     """
     from gymnasium import spaces
 
@@ -126,11 +128,11 @@ def action_spec(space: gymnasium.Space[Any]) -> ActionSpec:
 
 
 def action_decoder(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], Sequence[Any]]:
-    """A function from actions as policies choose them, [N, ...], to what each of N environments takes.
+    """Return a function from actions as policies choose them, [N, ...], to the actions that N environments take.
 
-    Discrete: integers from the space's start, numpy's as from Gymnasium's own vector environments (its spaces check
-    them in two thirds of the time that Python's take). Box: clipped to the bounds, in the space's own dtype and shape.
-    The arrays are new each time, since an environment may keep its last action.
+    Discrete: numpy integers from the space's start. (Gymnasium's vector environments use them, too, and its spaces
+    check them faster than Python's integers.) Box: clipped to the bounds, in the space's dtype and shape. Each call
+    returns new arrays, since an environment may keep its last action.
 
     Raises:
         ConfigurationError: as ``action_spec``.
@@ -144,9 +146,9 @@ def action_decoder(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], Sequ
 
 
 def action_batcher(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """A function from actions as policies choose them, [N, ...], to those that N environments stepped in bulk take.
+    """Return a function from actions as policies choose them, [N, ...], to one array of actions for N environments.
 
-    See ``action_decoder``; a new array each time.
+    The conversion is that of ``action_decoder``. Each call returns a new array.
 
     Raises:
         ConfigurationError: as ``action_spec``.

@@ -1,4 +1,4 @@
-"""Environments that each live in a thread of their own: for those that wait, so that they wait at the same time."""
+"""Environments that each have a thread: for environments that wait, so that they wait at the same time."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from rlsrl.data.specs import EnvSpec
-from rlsrl.envs.vector import Call, LoopVectorEnv, VectorEnv, common_spec
+from rlsrl.envs.vector import EnvCall, LoopVectorEnv, VectorEnv, common_spec
 from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import gymnasium
 
 CLOSE_SECONDS = 5.0
-"""How long ``close`` waits for environments: half of what ``rlsrl run`` gives a worker to end in."""
+"""How long ``close`` waits for environments: half of the time in which ``rlsrl run`` expects a worker to exit."""
 
 Job = Callable[[int, VectorEnv], None]
-"""What a thread does with its environment, given its lane and the environment as a vector of one."""
+"""A thread's part of a job, given its lane and its environment as a vector of one."""
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class _Abandoned(BaseException):
-    """Ends a job that nobody wants any more. No ``Exception``: it is nothing that an environment raised."""
+    """Ends an abandoned job. It is not an ``Exception``, so that code around an environment's call cannot catch it."""
 
 
 class EnvironmentThreads:
-    """N threads, each of which makes, steps and closes one environment. They get jobs, and each does its part of them.
+    """N threads, each of which makes, steps and closes one environment. Each thread does its part of every job.
 
-    A thread goes from one job to the next without waiting for the others; without a job it waits, woken by ``begin``
-    and ``close``. One thread owns them all. It waits in ``wait``, woken by the first thread to have done its part of a
-    job, by the last, and by the first that fails.
+    A thread goes from one job to the next without waiting for the others. Without a job it waits; ``begin`` and
+    ``close`` wake it. One owner thread calls the methods. In ``wait`` it waits until the first or the last thread has
+    finished a job, or a thread fails: each of them wakes it.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class EnvironmentThreads:
         first_rank: int = 0,
         max_decorrelation_steps: int = 0,
     ) -> None:
-        """Make one environment a seed, one after the other; see ``LoopVectorEnv``.
+        """Make one environment per seed, one after the other; the arguments are those of ``LoopVectorEnv``.
 
         Raises:
-            ConfigurationError: a space is not supported, or the environments differ in their spaces.
+            ConfigurationError: a space is not supported, or the environments have different spaces.
         """
         if not seeds:
-            raise ConfigurationError("a vector environment holds at least one environment")
+            raise ConfigurationError("a vector environment needs at least one seed")
         self._progress = _Progress(len(seeds))
         self._lanes: list[_Lane] = []
         try:
@@ -70,42 +70,44 @@ class EnvironmentThreads:
 
     @property
     def spec(self) -> EnvSpec:
-        """What each environment gives and takes."""
+        """The spec of each environment."""
         return self._spec
 
     @property
     def num_envs(self) -> int:
-        """N: lanes of the slots to be filled."""
+        """N: the number of lanes of each slot."""
         return len(self._lanes)
 
     def begin(self, job: Job) -> None:
-        """Have every thread do its part of the job, once it has done those before."""
-        self._progress.expect()
+        """Give every thread the job. It does its part after its parts of earlier jobs."""
+        self._progress.add_job()
         for lane in self._lanes:
             lane.jobs.put(job)
 
     @property
     def num_done(self) -> int:
-        """Jobs that every thread has done its part of."""
+        """Jobs whose parts are all done."""
         return self._progress.num_done
 
     @property
     def num_done_by_first(self) -> int:
-        """Jobs that some thread has done its part of."""
+        """Jobs of which at least one part is done."""
         return self._progress.num_done_by_first
 
     def wait(self, is_due: Callable[[], bool], timeout: float) -> bool:
-        """Wait until ``num_done`` or ``num_done_by_first`` are as ``is_due`` wants them, for ``timeout`` seconds at
-        most; whether they are.
+        """Wait up to ``timeout`` seconds until ``is_due`` is true, and return whether it is.
+
+        ``is_due`` reads ``num_done`` and ``num_done_by_first``: their changes wake this call.
 
         Raises:
-            EnvironmentFailed: an environment raised; or whatever else the first thread that failed did.
+            EnvironmentFailed: an environment raised. Any other error of a thread is raised as it is.
         """
         return self._progress.wait(is_due, timeout)
 
     def abandon(self) -> None:
-        """Nobody wants any job any more. From the return on no thread does any more of one: those that are within their
-        environment find out when it is done with its step. Idempotent.
+        """Abandon all jobs. After the return no thread works on a job. Idempotent.
+
+        A thread inside its environment's call ends the job when that call returns.
         """
         for lane in self._lanes:
             lane.abandoned = True
@@ -114,9 +116,9 @@ class EnvironmentThreads:
                 pass
 
     def close(self) -> None:
-        """Close every environment, in its own thread; a failure is raised at the end. Idempotent.
+        """Close every environment in its own thread, then raise a failure if there was one. Idempotent.
 
-        Waits up to ``CLOSE_SECONDS`` for those that are within a step; what is left then ends with the process.
+        Waits up to ``CLOSE_SECONDS`` for environments inside a step. Threads left after that end with the process.
         """
         self.abandon()
         lanes, self._lanes = self._lanes, []
@@ -125,46 +127,46 @@ class EnvironmentThreads:
         deadline = time.monotonic() + CLOSE_SECONDS
         for lane in lanes:
             lane.thread.join(max(0.0, deadline - time.monotonic()))
-        if left := [lane.rank for lane in lanes if lane.thread.is_alive()]:
-            _log.warning("environments_left", ranks=left, waited_seconds=CLOSE_SECONDS)
+        if running := [lane.rank for lane in lanes if lane.thread.is_alive()]:
+            _log.warning("environments_left", ranks=running, waited_seconds=CLOSE_SECONDS)
         for lane in lanes:
             if lane.close_failure is not None:
                 raise lane.close_failure
 
 
 class _Progress:
-    """How far threads are with jobs, which each of them does in order, and the first failure. Any thread may use it."""
+    """Counts finished jobs, which each thread does in order, and keeps the first failure. Any thread may use it."""
 
     def __init__(self, num_threads: int) -> None:
         self.num_done = 0
-        """Jobs that all have done."""
+        """Jobs that all threads have finished."""
         self.num_done_by_first = 0
-        """Jobs that at least one has done."""
+        """Jobs that at least one thread has finished."""
         self._num_threads = num_threads
-        self._left: deque[int] = deque()
-        """Of the jobs that not all have done, in order: how many threads have not."""
+        self._pending: deque[int] = deque()
+        """For each unfinished job, in order: how many threads have not finished it."""
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
 
-    def expect(self) -> None:
-        """One job more."""
+    def add_job(self) -> None:
+        """Count a new job."""
         with self._changed:
-            self._left.append(self._num_threads)
+            self._pending.append(self._num_threads)
 
     def done(self, job: int) -> None:
-        """A thread has done the job of that number, from 0."""
+        """Record that a thread has finished the job of that number, from 0."""
         with self._changed:
-            self._left[job - self.num_done] -= 1
+            self._pending[job - self.num_done] -= 1
             if job == self.num_done_by_first:
                 self.num_done_by_first += 1
                 self._changed.notify()
-            if self._left[0] == 0:
-                self._left.popleft()
+            if self._pending[0] == 0:
+                self._pending.popleft()
                 self.num_done += 1
                 self._changed.notify()
 
     def failed(self, failure: BaseException) -> None:
-        """A thread has ended."""
+        """Record that a thread has failed."""
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify()
@@ -175,7 +177,7 @@ class _Progress:
             raise self._failure
 
     def wait(self, is_due: Callable[[], bool], timeout: float) -> bool:
-        """See ``EnvironmentThreads.wait``."""
+        """Wait as ``EnvironmentThreads.wait`` does."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or is_due(), timeout)
             self.check()
@@ -196,17 +198,17 @@ class _Lane:
     ) -> None:
         self.rank = rank
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        """Jobs to do; None: no more of them."""
+        """Jobs to do; None ends the thread."""
         self.at_work = threading.Lock()
-        """Held while the thread does a job, let go where it is within its environment."""
+        """Held while the thread does a job, and released during its environment's calls."""
         self.abandoned = False
-        """Whether no more is to be done of any job. The thread looks whenever it takes ``at_work``."""
+        """Whether jobs are abandoned. The thread checks this each time it takes ``at_work``."""
         self.spec: EnvSpec
-        """What the environment gives and takes; there once it is made."""
+        """The environment's spec. Set once the environment is made."""
         self.is_made = threading.Event()
-        """Whether it was made, or never will be."""
+        """Set once the environment is made, or has failed to be made."""
         self.close_failure: Exception | None = None
-        # Daemonic so that an environment whose step never returns cannot keep a process alive that is done.
+        # Daemonic: an environment whose step never returns must not keep the process alive.
         self.thread = threading.Thread(target=self._run, name=f"environment-{rank}", daemon=True)
         self._lane = lane
         self._make = make
@@ -221,10 +223,10 @@ class _Lane:
                 seeds=[self._seed],
                 first_rank=self.rank,
                 max_decorrelation_steps=self._max_decorrelation_steps,
-                around=self._let_go,
+                wrap_call=self._release_during,
             )
             self.spec = envs.spec
-        except BaseException as failure:  # noqa: BLE001 - raised again in the owner's thread
+        except BaseException as failure:  # noqa: BLE001 - the owner's thread raises it
             self._progress.failed(failure)
             return
         finally:
@@ -233,11 +235,11 @@ class _Lane:
             self._work(envs)
         except _Abandoned:
             pass
-        except BaseException as failure:  # noqa: BLE001 - raised again in the owner's thread
+        except BaseException as failure:  # noqa: BLE001 - the owner's thread raises it
             self._progress.failed(failure)
         try:
             envs.close()
-        except Exception as error:  # noqa: BLE001 - raised again in the owner's thread
+        except Exception as error:  # noqa: BLE001 - the owner's thread raises it
             self.close_failure = error
 
     def _work(self, envs: VectorEnv) -> None:
@@ -245,12 +247,12 @@ class _Lane:
             if (job := self.jobs.get()) is None:
                 return
             with self.at_work:
-                self._look()
+                self._raise_if_abandoned()
                 job(self._lane, envs)
             self._progress.done(number)
 
-    def _let_go(self, call: Call) -> Call:
-        """A call into the environment, during which the job may be abandoned."""
+    def _release_during(self, call: EnvCall) -> EnvCall:
+        """Wrap an environment's method so that the job can be abandoned during the call."""
 
         def called(*arguments: Any, **options: Any) -> Any:
             self.at_work.release()
@@ -258,10 +260,10 @@ class _Lane:
                 return call(*arguments, **options)
             finally:
                 self.at_work.acquire()
-                self._look()
+                self._raise_if_abandoned()
 
         return called
 
-    def _look(self) -> None:
+    def _raise_if_abandoned(self) -> None:
         if self.abandoned:
             raise _Abandoned

@@ -1,4 +1,4 @@
-"""Stepping several environments in lockstep, straight into the arrays of a slot."""
+"""Environments that are stepped together, straight into the arrays of a slot."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.info_keys import EPISODE_CONTINUES
@@ -18,37 +19,36 @@ if TYPE_CHECKING:
     import gymnasium
 
 _DECORRELATION = 0xDEC0
-"""Sets the numbers that decorrelate apart from those that the environment draws of the same seed."""
+"""Second word of the seed that decorrelation draws from: the environment uses the same first word."""
 
 
-Call = Callable[..., Any]
+EnvCall = Callable[..., Any]
 """An environment's ``step`` or ``reset``."""
 
 
 class EnvironmentFailed(RuntimeError):
-    """An environment raised; the text names its rank, the cause is what it raised."""
+    """An environment raised. The text names its rank; the cause is the environment's own error."""
 
 
 class VectorEnv(Protocol):
-    """N environments that write into slots (see ``rlsrl.data.slots``) and never stop between them.
+    """N environments that write into slots (see ``rlsrl.data.slots``). Episodes continue from slot to slot.
 
-    Autoreset is NEXT_STEP and carries over slots: an episode that ends with a slot's last step is reset by the first
-    step of the next one.
+    Autoreset is NEXT_STEP, across slots as well: if an episode ends with a slot's last step, the first step of the next
+    slot resets it.
     """
 
     @property
     def spec(self) -> EnvSpec:
-        """What each environment gives and takes."""
+        """The spec of each environment."""
 
     @property
     def num_envs(self) -> int:
-        """N: lanes of the slots to be filled."""
+        """N: the number of lanes of each slot."""
 
     def begin(self, arrays: Arrays) -> None:
-        """Start on a slot: write frame 0, the newest observation of each environment, and clear what steps fill.
+        """Start on a slot: write frame 0, the newest observation of each environment, and clear the fields of steps.
 
-        The first slot's frame 0 is each environment's seeded reset. The slot before need not have been filled to its
-        end, nor exist any more.
+        The first call resets each environment with its seed. The slot before may be unfilled, or freed already.
         """
 
     def step(self, arrays: Arrays, step: int, actions: NDArray[Any]) -> None:
@@ -66,20 +66,22 @@ class VectorEnv(Protocol):
 
 
 def common_spec(specs: Sequence[EnvSpec], first_rank: int) -> EnvSpec:
-    """What environments, from that rank on, all give and take.
+    """Return the one spec of all environments, whose ranks begin at ``first_rank``.
 
     Raises:
-        ConfigurationError: they differ.
+        ConfigurationError: two specs differ.
     """
     first, *others = specs
     for rank, other in enumerate(others, start=first_rank + 1):
         if other != first:
-            raise ConfigurationError(f"environments differ: rank {first_rank} has {first}, rank {rank} {other}")
+            raise ConfigurationError(
+                f"environments differ: rank {first_rank} has {first}, rank {rank} has {other}; all need equal spaces"
+            )
     return first
 
 
-class LoopVectorEnv:
-    """A plain loop: the least work a step where environments are fast and cannot step themselves in bulk."""
+class LoopVectorEnv(VectorEnv):
+    """Steps its environments in a plain loop: the least work per step for fast environments without a bulk form."""
 
     def __init__(
         self,
@@ -88,26 +90,25 @@ class LoopVectorEnv:
         seeds: Sequence[int],
         first_rank: int = 0,
         max_decorrelation_steps: int = 0,
-        around: Callable[[Call], Call] = lambda call: call,
+        wrap_call: Callable[[EnvCall], EnvCall] = lambda call: call,
     ) -> None:
-        """Make one environment a seed.
+        """Make one environment per seed.
 
         Args:
             make: Makes one environment.
-            seeds: The seed of each environment's first reset; later resets go on from there.
+            seeds: The seed of each environment's first reset. Later resets continue its random stream.
             first_rank: The rank of the first environment in the whole fleet; errors name ranks.
-            max_decorrelation_steps: Each environment takes a random number of random steps, up to this one, before the
-                first slot, so that episodes of equal length do not all end together. They are no transitions, but
-                count in the return and length of the episode that they begin.
-            around: What an environment's ``step`` and ``reset`` are called through: gets the method, gives what is
-                called in its place.
+            max_decorrelation_steps: Upper bound of the random steps that each environment takes before the first slot,
+                so that episodes of equal length do not end together. Random steps are not transitions, but they count
+                in the return and length of their episode.
+            wrap_call: Wraps each environment's ``step`` and ``reset``: takes the method and returns its substitute.
 
         Raises:
-            ConfigurationError: a space is not supported, or the environments differ in their spaces.
+            ConfigurationError: a space is not supported, or the environments have different spaces.
         """
         if not seeds:
-            raise ConfigurationError("a vector environment holds at least one environment")
-        self._around = around
+            raise ConfigurationError("a vector environment needs at least one seed")
+        self._wrap_call = wrap_call
         self._seeds = tuple(seeds)
         self._first_rank = first_rank
         self._max_decorrelation_steps = max_decorrelation_steps
@@ -121,25 +122,25 @@ class LoopVectorEnv:
             raise
         self._keys = tuple(observation_keys(self._envs[0].observation_space).items())
         self._decode = action_decoder(self._envs[0].action_space)
-        # Bound methods and plain lists: what the loop below touches once an environment and step.
-        self._steps = [around(env.step) for env in self._envs]
+        # Bound methods and plain lists: `step` touches them once per environment and step.
+        self._steps = [wrap_call(env.step) for env in self._envs]
         self._observations: list[Any] = []
         self._ended = [False] * len(seeds)
         self._returns = [0.0] * len(seeds)
         self._lengths = [0] * len(seeds)
 
     @property
+    @override
     def spec(self) -> EnvSpec:
-        """What each environment gives and takes."""
         return self._spec
 
     @property
+    @override
     def num_envs(self) -> int:
-        """N: lanes of the slots to be filled."""
         return len(self._envs)
 
+    @override
     def begin(self, arrays: Arrays) -> None:
-        """See ``VectorEnv``; the first call resets every environment with its seed."""
         if not self._observations:
             self._observations = [self._start(lane, seed) for lane, seed in enumerate(self._seeds)]
         for name in ("reward", "terminated", "truncated", "episode_return", "episode_length"):
@@ -147,8 +148,9 @@ class LoopVectorEnv:
         arrays["mask"].fill(True)
         self._write_frame(arrays, 0)
 
+    @override
     def step(self, arrays: Arrays, step: int, actions: NDArray[Any]) -> None:
-        """See ``VectorEnv``. Flags are written only where an episode ends: ``begin`` cleared them."""
+        """Take one step. It writes flags only where an episode ends: ``begin`` cleared the others."""
         rewards, decoded = arrays["reward"][step], self._decode(actions)
         observations, ended, returns, lengths = self._observations, self._ended, self._returns, self._lengths
         lane = 0
@@ -190,10 +192,10 @@ class LoopVectorEnv:
             raise self._failure(lane, error) from error
 
     def _reset(self, lane: int, **options: Any) -> Any:
-        return self._around(self._envs[lane].reset)(**options)
+        return self._wrap_call(self._envs[lane].reset)(**options)
 
     def _start(self, lane: int, seed: int) -> Any:
-        """The seeded reset and what goes before the first slot; the observation to begin with."""
+        """Reset with the seed, take the decorrelation steps, and return the first observation."""
         try:
             observation, _ = self._reset(lane, seed=seed)
             return self._decorrelated(lane, seed, observation) if self._max_decorrelation_steps else observation
@@ -225,8 +227,9 @@ class LoopVectorEnv:
         rank = self._first_rank + lane
         return EnvironmentFailed(f"environment rank {rank} raised {type(error).__name__}: {error}")
 
+    @override
     def close(self) -> None:
-        """Close every environment, also if some fail to; a failure is raised at the end. Idempotent."""
+        """Close every environment, even if one fails, then raise the failure. Idempotent."""
         envs, self._envs = self._envs, []
         with ExitStack() as stack:
             for env in envs:
