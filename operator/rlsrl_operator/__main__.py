@@ -1,4 +1,4 @@
-"""``python -m rlsrl_operator --settings FILE``: the operator's process."""
+"""Run the operator: ``python -m rlsrl_operator --settings FILE``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlsrl_operator.settings import SettingsError, read_settings
 
 CONFIGURATION_ERROR = 2
 GARBAGE_THRESHOLD = 50_000
-"""InformerCache that are made before unreachable cycles are looked for."""
+"""Allocations between two runs of the garbage collector."""
 
 
 def main() -> int:
-    """Run until SIGTERM; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="rlsrl_operator", description="Look after RLExperiments on a cluster.")
+    """Run until SIGTERM; return the exit code."""
+    parser = argparse.ArgumentParser(prog="rlsrl_operator", description="Run RLExperiments on a Kubernetes cluster.")
     parser.add_argument("--settings", type=Path, required=True, help="the administrator's settings, YAML")
-    parser.add_argument("--health", default="http://0.0.0.0:8081/healthz", help="where liveness is answered")
     parser.add_argument(
-        "--metrics-port", type=int, default=PORT, help="where metrics are served (default: %(default)s)"
+        "--health", default="http://0.0.0.0:8081/healthz", help="URL of the liveness probe (default: %(default)s)"
     )
+    parser.add_argument("--metrics-port", type=int, default=PORT, help="port of the metrics (default: %(default)s)")
     arguments = parser.parse_args()
     try:
         settings = read_settings(arguments.settings)
@@ -43,7 +43,7 @@ def main() -> int:
             structlog.processors.JSONRenderer(),
         ]
     )
-    # Answers and news are many, and without cycles: looking for some takes a quarter of the processor time by default.
+    # Answers and watch events are many and have no cycles. By default the collector takes a quarter of the CPU time.
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD)
     kopf.run(

@@ -1,4 +1,4 @@
-"""The Kubernetes API, as little of it as the operator needs: every call has a deadline, every answer is plain JSON."""
+"""The part of the Kubernetes API that the operator needs. Every call has a deadline, every answer is plain JSON."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from rlsrl_operator.manifests.context import MANAGER
 from rlsrl_operator.manifests.types import Manifest
 
 CALL_SECONDS = 10
-"""How long one call may take."""
+"""Deadline of one call."""
 _CONFLICT, _INVALID, _NOT_FOUND, _BAD_REQUEST, _FORBIDDEN = 409, 422, 404, 400, 403
 
 
 _READING = frozenset({"get", "list"})
 _VERBS = {"server_side_apply": "apply"}
-"""What others call what the client calls otherwise."""
+"""Names in metrics of verbs that the client names differently."""
 
 
 class ResourceConflict(Exception):
-    """Somebody else was faster, or the object is another one: look again."""
+    """The object has changed since it was read, exists already, or is gone: read it again."""
 
 
 class Refused(Exception):
-    """The API server does not take the object as it is; the text is its own."""
+    """The API server refuses the object: invalid, forbidden, or over a quota. The text is the server's."""
 
 
 class Cluster:
-    """One API server. Not found is None; other failures than those named are the client's own exceptions."""
+    """One API server. A missing object is None; errors that a method does not name are the client's exceptions."""
 
     def __init__(self, dynamic: DynamicClient, *, on_write: Callable[[str, str], None]) -> None:
-        """Use a client that is connected. ``on_write`` is called with kind and verb before each write."""
+        """Use a connected client. ``on_write`` is called with kind and verb before each write."""
         self._dynamic = dynamic
         self._on_write = on_write
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Manifest | None:
-        """The object of that name."""
+        """Return the object of that name, or None."""
         return await self._call("get", api_version, kind, name=name, namespace=namespace)
 
     async def list(self, api_version: str, kind: str, namespace: str, labels: dict[str, str]) -> list[Manifest]:
-        """The objects with those labels."""
+        """Return the objects with those labels."""
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
         found = await self._call("get", api_version, kind, namespace=namespace, label_selector=selector)
         items: list[Manifest] = found["items"] if found is not None else []
         return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
 
     async def last_event(self, about: Manifest, reason: str) -> str | None:
-        """What was said last of an object for that reason; None if nothing was, or not lately."""
+        """Return the message of the object's newest event with that reason, or None if the server keeps none."""
         selector = f"involvedObject.uid={about['metadata']['uid']},reason={reason}"
         found = await self._call(
             "get", "v1", "Event", namespace=about["metadata"]["namespace"], field_selector=selector
@@ -61,25 +61,25 @@ class Cluster:
         return str(events[-1].get("message", "")) if events else None
 
     async def apply(self, manifest: Manifest) -> Manifest:
-        """Server-side apply, by force; returns the object as it is then.
+        """Apply the manifest by server-side apply, overriding other managers; return the object afterwards.
 
         Raises:
-            Refused: it is not taken.
-            ResourceConflict: it has another uid than the manifest says.
+            Refused: the API server refuses the manifest.
+            ResourceConflict: the object has another uid than the manifest.
         """
         options = {"field_manager": MANAGER, "force_conflicts": True}
         return await self._write("server_side_apply", manifest, **options)
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Make it; raises ``ResourceConflict`` if there is one, ``Refused`` if it is not taken."""
+        """Create the object; raises ``ResourceConflict`` if it exists, ``Refused`` if the API server refuses it."""
         return await self._write("create", manifest, field_manager=MANAGER)
 
     async def replace(self, manifest: Manifest) -> Manifest:
-        """PUT the whole object, with the resourceVersion it has; raises as ``apply``."""
+        """PUT the whole object if it still has its resourceVersion; raises as ``apply``."""
         return await self._write("replace", manifest, field_manager=MANAGER)
 
     async def annotate(self, manifest: Manifest, annotations: dict[str, str]) -> None:
-        """Write these annotations of that very object, and nothing else of it; raises as ``apply``."""
+        """Write these annotations of the object with that uid, and nothing else; raises as ``apply``."""
         metadata = {name: manifest["metadata"][name] for name in ("name", "namespace", "uid")}
         body = {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"]}
         await self._write(
@@ -89,11 +89,11 @@ class Cluster:
         )
 
     async def replace_status(self, manifest: Manifest) -> Manifest:
-        """PUT the status alone, with the resourceVersion that was read; raises as ``apply``."""
+        """PUT the status if the object still has its resourceVersion; raises as ``apply``."""
         return await self._write("replace", manifest, subresource="status", field_manager=MANAGER)
 
     async def delete(self, manifest: Manifest, *, grace_seconds: int | None = None) -> None:
-        """Delete that very object: one of the same name and another uid stays. Gone already is fine."""
+        """Delete the object with that uid; another object of the same name stays. A missing object is no error."""
         metadata = manifest["metadata"]
         body: Manifest = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
@@ -141,12 +141,12 @@ class Cluster:
 
 
 def _plain(_: DynamicClient, answer: Manifest) -> Manifest:
-    """The client's own attribute access costs more than the call."""
+    """Keep the JSON: the client's attribute access costs more than the call."""
     return answer
 
 
 def message_of(error: ApiException) -> str:
-    """What the API server says."""
+    """Return the API server's message."""
     try:
         return str(json.loads(error.body or "")["message"])
     except (KeyError, TypeError, ValueError):
@@ -154,7 +154,7 @@ def message_of(error: ApiException) -> str:
 
 
 def fields_of(error: ApiException) -> list[str]:
-    """The fields that the API server blames."""
+    """Return the fields that the API server names as invalid."""
     try:
         return [str(cause.get("field")) for cause in json.loads(error.body or "")["details"]["causes"]]
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -163,10 +163,10 @@ def fields_of(error: ApiException) -> list[str]:
 
 @asynccontextmanager
 async def connect(*, on_write: Callable[[str, str], None]) -> AsyncIterator[Cluster]:
-    """The cluster that this process is in, or that KUBECONFIG names; see ``Cluster``."""
+    """Connect to the cluster that this process runs in, or that KUBECONFIG names."""
     await config.load_config()  # type: ignore[no-untyped-call]
     settings = client.Configuration.get_default_copy()
-    # Two threads' work for each call, which look for proxies and for passwords; kopf does not ask for them either.
+    # Looking for proxies and passwords takes two threads for each call. kopf ignores both, too.
     settings.client_session_kwargs = {"trust_env": False}
     async with client.ApiClient(settings) as api:
         yield Cluster(await DynamicClient(api), on_write=on_write)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Asks coordinators for the numbers of their runs. Whoever does not answer has none to show, and that is all.
+"""Fetch a coordinator's status page. No answer is no error: the experiment's status keeps its last numbers.
 
-A coordinator's pod runs what its user brought, and its answer is not to be trusted: one that is too long, packed or
-leads elsewhere is none.
+A coordinator's pod may run a user's code, so its answer is not trusted: one that is too long, compressed or a redirect
+counts as no answer.
 """
 
 from __future__ import annotations
@@ -10,30 +10,31 @@ import json
 from typing import Any, Protocol
 
 import aiohttp
+from typing_extensions import override
 
 from rlsrl.api.placement import HTTP_PORT
 
 ANSWER_SECONDS = 3.0
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""More than the status of 4096 actors has."""
+"""More than the status page of 4096 actors has."""
 
 
 class CoordinatorStatus(Protocol):
-    """Where the numbers of a run come from."""
+    """A source of coordinators' status pages."""
 
-    async def ask(self, host: str, token: str) -> dict[str, Any] | None:
-        """The coordinator's ``/status``; None if it does not answer."""
+    async def fetch(self, host: str, token: str) -> dict[str, Any] | None:
+        """Return the coordinator's ``/status``, or None without a valid answer within ``ANSWER_SECONDS``."""
 
 
-class HttpCoordinatorStatus:
-    """Asks over HTTP."""
+class HttpCoordinatorStatus(CoordinatorStatus):
+    """Fetches status pages over HTTP."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
-        """Use a session."""
+        """Use an open session, which the caller closes."""
         self._session = session
 
-    async def ask(self, host: str, token: str) -> dict[str, Any] | None:
-        """See ``CoordinatorStatus``."""
+    @override
+    async def fetch(self, host: str, token: str) -> dict[str, Any] | None:
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         try:

@@ -1,7 +1,7 @@
-"""The trainer gang as a level: which life it is in, whether that life is over, and why. Pure.
+"""Judge the trainer gang from its pods: whether the present attempt is over, and why. Pure.
 
-``attempt`` numbers the lives. A pod belongs to the attempt that its annotation names; one that ended, was replaced or
-is gone ends the attempt for all, since the ranks of an attempt cannot be joined by anybody later.
+A pod belongs to the attempt that its annotation names. No rank can join an attempt later, so one pod that ended, was
+replaced or is gone ends the attempt for all.
 """
 
 from __future__ import annotations
@@ -18,112 +18,113 @@ from rlsrl_operator.manifests.kueue import REMOVED_CONDITION, is_held
 from rlsrl_operator.manifests.types import Manifest
 
 DONE = "done"
-"""With what rank 0's termination message begins once the experiment has its result, which follows as JSON."""
+"""First word of rank 0's termination message when the experiment has finished. The result follows as JSON."""
 CONFIGURATION_ERROR = 2
-"""Exit code of a worker that would fail again however often it is started."""
-COMPLAINT = "rlsrl: "
-"""With what a worker's line begins that says why it cannot run so."""
+"""Exit code of a worker that would fail again after every restart."""
+ERROR_PREFIX = "rlsrl: "
+"""First characters of the log line in which a worker reports a configuration error."""
 _INDEX_LABEL = "apps.kubernetes.io/pod-index"
-_DISPLACING = frozenset({"DisruptionTarget", REMOVED_CONDITION})
-_DISPLACED = frozenset({"Evicted", "Preempted", "NodeShutdown", "Terminated", "DisruptionTarget"})
+_DISPLACING_CONDITIONS = frozenset({"DisruptionTarget", REMOVED_CONDITION})
+_DISPLACED_REASONS = frozenset({"Evicted", "Preempted", "NodeShutdown", "Terminated", "DisruptionTarget"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
+class AttemptEnd:
     """Why an attempt is over."""
 
     message: str
-    counts: bool
-    """Whether it is a failure; a pod that had to make room is none."""
-    edited: bool = False
-    """Whether it was nobody's loss: the attempt's pods are not as they should be."""
+    is_failure: bool
+    """Whether it counts against ``restarts.budget``. The loss of a displaced pod does not."""
+    is_edit: bool = False
+    """Whether an edit ended the attempt: its pods have an older template."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the trainers' pods show."""
+    """What the trainers' pods show of the present attempt."""
 
     done: bool = False
-    """Rank 0 said that the experiment has its result."""
+    """Rank 0 reported that the experiment has finished."""
     result: Mapping[str, Any] | None = None
-    """What it is: the run's terminal record, if rank 0 told it."""
-    loss: Loss | None = None
-    """Why the attempt is over, if it is."""
+    """The run's terminal record, if rank 0 reported one."""
+    end: AttemptEnd | None = None
+    """Why the attempt is over; None if it goes on."""
     complete: bool = False
-    """All pods are there and ready."""
+    """Every pod exists and is ready."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Life:
-    """What is known of the present attempt."""
+class Attempt:
+    """The present attempt."""
 
-    attempt: int
+    number: int
     template: str
-    """The mark of the template that its pods are to be made from."""
+    """Digest of the pod template that its pods should be made from."""
     num_pods: int
     complete_since: datetime | None
-    """When all pods were ready for the first time; None before."""
+    """When every pod was ready for the first time; None before."""
 
 
-def judge(pods: Sequence[Manifest], life: Life) -> Verdict:
-    """What the pods, of any attempt, show of the present one."""
-    ours = [pod for pod in pods if attempt_of(pod) == life.attempt]
-    if (said := next((word for pod in ours if (word := _said_done(pod)) is not None), None)) is not None:
-        return Verdict(done=True, result=_result(said))
-    if any(template_of(pod) != life.template for pod in ours):
-        return Verdict(loss=Loss(message="the experiment was edited", counts=False, edited=True))
-    # One that has to make room takes the others with it, and they may have ended before it has.
+def judge(pods: Sequence[Manifest], attempt: Attempt) -> Verdict:
+    """Return what the pods of all attempts show of the present attempt."""
+    ours = [pod for pod in pods if attempt_of(pod) == attempt.number]
+    if (result := next((text for pod in ours if (text := _result_text(pod)) is not None), None)) is not None:
+        return Verdict(done=True, result=_result(result))
+    if any(template_of(pod) != attempt.template for pod in ours):
+        return Verdict(end=AttemptEnd(message="the experiment was edited", is_failure=False, is_edit=True))
+    # The other ranks fail with a displaced pod, and may end before it does: its reason comes first.
     displaced = [pod for pod in ours if _is_displaced(pod)]
-    why = next((found for pod in (*displaced, *ours) if (found := _end(pod, life)) is not None), None)
-    if why is None and life.complete_since is not None and len(ours) < life.num_pods:
-        why = f"{life.num_pods - len(ours)} of {life.num_pods} trainer pods are gone"
-    loss = None if why is None else Loss(message=why, counts=not displaced)
-    return Verdict(loss=loss, complete=len(ours) == life.num_pods and all(map(is_ready, ours)))
+    reason = next((found for pod in (*displaced, *ours) if (found := _end_of(pod, attempt)) is not None), None)
+    if reason is None and attempt.complete_since is not None and len(ours) < attempt.num_pods:
+        reason = f"{attempt.num_pods - len(ours)} of {attempt.num_pods} trainer pods are gone"
+    end = None if reason is None else AttemptEnd(message=reason, is_failure=not displaced)
+    return Verdict(end=end, complete=len(ours) == attempt.num_pods and all(map(is_ready, ours)))
 
 
 def attempt_of(pod: Manifest) -> int:
-    """The attempt that a pod belongs to; 0 for a pod without one."""
-    return _number(pod, ATTEMPT_ANNOTATION)
+    """Return the attempt that a pod belongs to; 0 for a pod without one."""
+    value = pod["metadata"].get("annotations", {}).get(ATTEMPT_ANNOTATION, "")
+    return int(value) if value.isdecimal() else 0
 
 
 def template_of(pod: Manifest) -> str:
-    """The mark of the template that a pod was made from, or that makes pods."""
+    """Return the digest in a pod's or a pod template's annotation."""
     return str(pod["metadata"].get("annotations", {}).get(TEMPLATE_ANNOTATION, ""))
 
 
 def configuration_error(pods: Sequence[Manifest]) -> tuple[str, str] | None:
-    """The first pod whose worker cannot run as the experiment is written, and what it said."""
+    """Return the name and the message of the first pod whose worker reported a configuration error, or None."""
     for pod in pods:
         for ended in terminations(pod):
             if ended.get("exitCode") == CONFIGURATION_ERROR:
-                return pod["metadata"]["name"], _complaint((ended.get("message") or "").strip())
+                return pod["metadata"]["name"], _error_line((ended.get("message") or "").strip())
     return None
 
 
-def _complaint(message: str) -> str:
-    """What a worker says of its configuration, out of the end of its log; all of it if it says nothing so."""
-    said = [line.removeprefix(COMPLAINT) for line in message.splitlines() if line.startswith(COMPLAINT)]
-    return said[-1] if said else message
+def _error_line(message: str) -> str:
+    """Return the configuration error at the end of a worker's log; the whole text if no line has the prefix."""
+    errors = [line.removeprefix(ERROR_PREFIX) for line in message.splitlines() if line.startswith(ERROR_PREFIX)]
+    return errors[-1] if errors else message
 
 
-def _end(pod: Manifest, life: Life) -> str | None:
-    """How the pod ended its attempt, if it did."""
+def _end_of(pod: Manifest, attempt: Attempt) -> str | None:
+    """Return how the pod ended its attempt, or None if it did not."""
     name = pod["metadata"]["name"]
     status = pod.get("status", {})
     ended = terminations(pod)
-    # Ranks end together; whether the others' quiet end is the run's, rank 0 says.
-    if failed := [each for each in ended if each.get("exitCode") or _is_first(pod)]:
-        how, code = failed[0].get("reason") or "Error", failed[0].get("exitCode")
-        return f"{name} ended: {how}, exit code {code}{_said(failed[0])}"
+    # Exit code 0 of other ranks means nothing: rank 0 reports the end of the run.
+    if failed := [each for each in ended if each.get("exitCode") or _is_rank_0(pod)]:
+        reason, code = failed[0].get("reason") or "Error", failed[0].get("exitCode")
+        return f"{name} ended: {reason}, exit code {code}{_last_line(failed[0])}"
     if restarts(pod) and not ended:
-        return f"the worker of {name} was started again"
+        return f"the worker of {name} was restarted"
     if status.get("phase") in ("Failed", "Succeeded"):
         return f"{name} ended: {status.get('reason') or status['phase']}"
-    if life.complete_since is None:
+    if attempt.complete_since is None:
         return None
     if "deletionTimestamp" in pod["metadata"]:
         return f"{name} was deleted"
-    if parse_time(pod["metadata"]["creationTimestamp"]) > life.complete_since:
+    if parse_time(pod["metadata"]["creationTimestamp"]) > attempt.complete_since:
         return f"{name} was replaced"
     return None
 
@@ -131,41 +132,38 @@ def _end(pod: Manifest, life: Life) -> str | None:
 def _is_displaced(pod: Manifest) -> bool:
     status = pod.get("status", {})
     conditions = {each["type"] for each in status.get("conditions", ()) if each["status"] == "True"}
-    # One that waits in a queue is there for one that the queue may have taken away.
-    return is_held(pod) or status.get("reason") in _DISPLACED or not conditions.isdisjoint(_DISPLACING)
+    # A pod that waits in a queue replaces a pod that the queue may have evicted.
+    return (
+        is_held(pod) or status.get("reason") in _DISPLACED_REASONS or not conditions.isdisjoint(_DISPLACING_CONDITIONS)
+    )
 
 
-def _is_first(pod: Manifest) -> bool:
+def _is_rank_0(pod: Manifest) -> bool:
     return bool(pod["metadata"].get("labels", {}).get(_INDEX_LABEL) == "0")
 
 
-def _said(ended: Manifest) -> str:
+def _last_line(ended: Manifest) -> str:
     lines = (ended.get("message") or "").strip().splitlines()
     return f": {lines[-1][:200]}" if lines else ""
 
 
-def _said_done(pod: Manifest) -> str | None:
-    """What rank 0 said after its word; None if it did not say it."""
-    for ended in terminations(pod) if _is_first(pod) else ():
+def _result_text(pod: Manifest) -> str | None:
+    """Return what follows ``DONE`` in rank 0's termination message, or None if the message does not begin with it."""
+    for ended in terminations(pod) if _is_rank_0(pod) else ():
         word, _, rest = (ended.get("message") or "").strip().partition(" ")
         if ended.get("exitCode") == 0 and word == DONE:
             return str(rest)
     return None
 
 
-def _result(said: str) -> Mapping[str, Any] | None:
+def _result(text: str) -> Mapping[str, Any] | None:
     try:
-        result = json.loads(said)
+        result = json.loads(text)
     except ValueError:
         return None
     return result if isinstance(result, dict) else None
 
 
 def parse_time(text: str) -> datetime:
-    """A time as Kubernetes writes it."""
+    """Return the time that Kubernetes wrote."""
     return datetime.fromisoformat(text)
-
-
-def _number(pod: Manifest, annotation: str) -> int:
-    value = pod["metadata"].get("annotations", {}).get(annotation, "")
-    return int(value) if value.isdecimal() else 0

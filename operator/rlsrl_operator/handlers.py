@@ -54,7 +54,7 @@ class _Operator:
         _tune(settings)
         enter, metrics = self._resources.enter_async_context, self._metrics
         await enter(serving(metrics.registry, host=_EVERYWHERE, port=self._metrics_port))
-        cluster = await enter(connect(on_write=metrics.wrote))
+        cluster = await enter(connect(on_write=metrics.count_write))
         session = await enter(aiohttp.ClientSession())
         self._reconciler = Reconciler(
             cluster,

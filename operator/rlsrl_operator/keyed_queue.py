@@ -1,4 +1,4 @@
-"""Keys that want to be looked at: each at most once in line, one at a time, again after a while when it failed."""
+"""A work queue of keys: each key waits at most once, is worked on once at a time, and returns after a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 30.0
 PAUSE_SECONDS = 0.2
-"""News come in bursts: a pod that starts has half a dozen within a second."""
+"""The shortest time between two calls for one key. A starting pod causes some six watch events within a second."""
 
 Key = TypeVar("Key")
 _log = structlog.stdlib.get_logger("queue")
@@ -21,9 +21,8 @@ _log = structlog.stdlib.get_logger("queue")
 class KeyedQueue(Generic[Key]):
     """Calls ``work(key)`` for each key that was added, ``num_workers`` keys at a time.
 
-    A key that is added while it is worked on, or within ``pause`` seconds after, is worked on once more then. ``work``
-    returns the seconds after which it wants to be called again, or None; when it raises, that is logged and the key
-    comes again, ever later.
+    A key that is added during its call, or within ``pause`` seconds after, is worked on once more afterwards. ``work``
+    returns the seconds until its next call, or None. An error is logged, and the key returns with a back-off.
     """
 
     def __init__(
@@ -32,34 +31,34 @@ class KeyedQueue(Generic[Key]):
         self._work = work
         self._num_workers = num_workers
         self._pause = pause
-        self._line: asyncio.Queue[Key] = asyncio.Queue()
+        self._queue: asyncio.Queue[Key] = asyncio.Queue()
         self._waiting: set[Key] = set()
         self._busy: set[Key] = set()
         self._resting: set[Key] = set()
         self._again: set[Key] = set()
-        """Those of whom there was news while they were busy or resting."""
+        """Keys that were added while they were busy or resting."""
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._num_failures: dict[Key, int] = {}
         self._since: dict[Key, float] = {}
-        """When a key that waits or is worked on came, in seconds on the monotonic clock; the oldest first."""
+        """When each waiting or busy key was added, in seconds on the monotonic clock; the oldest first."""
 
     @property
     def length(self) -> int:
-        """Keys in line."""
+        """The number of waiting keys."""
         return len(self._waiting)
 
     @property
     def num_failing(self) -> int:
-        """Keys whose last attempt failed."""
+        """The number of keys whose last call failed."""
         return len(self._num_failures)
 
     @property
     def oldest_seconds(self) -> float:
-        """For how long the oldest key has been in line or worked on; 0 when there is none."""
+        """Seconds since the oldest waiting or busy key was added; 0 if there is none."""
         return time.monotonic() - next(iter(self._since.values())) if self._since else 0.0
 
     def add(self, key: Key) -> None:
-        """Have the key looked at soon."""
+        """Work on the key soon."""
         if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
         if key in self._busy or key in self._resting:
@@ -67,17 +66,17 @@ class KeyedQueue(Generic[Key]):
         elif key not in self._waiting:
             self._waiting.add(key)
             self._since[key] = time.monotonic()
-            self._line.put_nowait(key)
+            self._queue.put_nowait(key)
 
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._num_workers):
-                group.create_task(self._take())
+                group.create_task(self._work_on_keys())
 
-    async def _take(self) -> None:
+    async def _work_on_keys(self) -> None:
         while True:
-            key = await self._line.get()
+            key = await self._queue.get()
             self._waiting.discard(key)
             self._busy.add(key)
             delay = await self._attempt(key)
@@ -87,11 +86,11 @@ class KeyedQueue(Generic[Key]):
                 self._again.discard(key)
             self._resting.add(key)
             clock = asyncio.get_running_loop()
-            clock.call_later(self._pause, self._wake, key)
+            clock.call_later(self._pause, self._end_rest, key)
             if delay is not None:
                 self._timers[key] = clock.call_later(delay, self.add, key)
 
-    def _wake(self, key: Key) -> None:
+    def _end_rest(self, key: Key) -> None:
         self._resting.discard(key)
         if key in self._again:
             self._again.discard(key)
@@ -100,7 +99,7 @@ class KeyedQueue(Generic[Key]):
     async def _attempt(self, key: Key) -> float | None:
         try:
             delay: float | None = await self._work(key)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other keys go on and this one comes again
+        except Exception as error:  # noqa: BLE001 - the other keys go on, and this key returns
             number = self._num_failures[key] = self._num_failures.get(key, 0) + 1
             retry = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * float(2 ** min(number - 1, 10)))
             _log.warning("reconcile_failed", key=str(key), error=f"{type(error).__name__}: {error}"[:500], retry=retry)

@@ -1,16 +1,17 @@
-"""An experiment's life: which attempt and phase its pods call for, and who should be there in it. Pure."""
+"""Decide an experiment's attempt and phase from its pods, and which roles run in that phase. Pure."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Literal
 
 from rlsrl.api.pods import ROLE_LABEL, terminations
 from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason, GangReason
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
-from rlsrl_operator.gang import Life, attempt_of, configuration_error, judge, parse_time, template_of
+from rlsrl_operator.gang import Attempt, AttemptEnd, attempt_of, configuration_error, judge, parse_time, template_of
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_held
 from rlsrl_operator.manifests.types import Manifest
@@ -18,25 +19,24 @@ from rlsrl_operator.roles import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl_operator.status import TERMINAL
 
 Templates = Mapping[str, str]
-"""By role: the mark of the template that its pods are to be made from."""
+"""By role: the digest of the template that its pods should be made from."""
 
 EVALUATION_SECONDS = 600.0
-"""How long evaluators may play on once the experiment has its result."""
+"""How long evaluators may finish their work after the experiment has succeeded."""
 QUEUED_SECONDS = 30.0
-"""How long trainers of an experiment that ran may be held back by their queue until the others make room, too."""
+"""How long the queue may hold the trainers of a running experiment before the other roles are scaled down."""
 
 
 def decide(
     status: ExperimentStatus, context: ExperimentContext, templates: Templates, pods: Sequence[Manifest], now: datetime
 ) -> ExperimentStatus:
-    """The attempt and the phase that the pods call for."""
+    """Return the status with the attempt and the phase that follow from the pods."""
     return _queued(_decide(status, context, templates, pods, now), context, _of(TRAINER, pods), now)
 
 
 def _decide(
     status: ExperimentStatus, context: ExperimentContext, templates: Templates, pods: Sequence[Manifest], now: datetime
 ) -> ExperimentStatus:
-    generation = context.generation
     attempt = status.attempt or 1
     first = {
         "attempt": attempt,
@@ -46,59 +46,59 @@ def _decide(
     status = status.model_copy(update=first)
     if status.phase in TERMINAL:
         return status
-    present = [pod for pod in pods if template_of(pod) == templates.get(pod["metadata"]["labels"][ROLE_LABEL])]
-    if (wrong := configuration_error(present)) is not None:
-        return _ended(status, "Failed", "ConfigurationError", ": ".join(wrong), generation, now)
-    trainers = _of(TRAINER, pods)
+    current = [pod for pod in pods if template_of(pod) == templates.get(pod["metadata"]["labels"][ROLE_LABEL])]
+    if (error := configuration_error(current)) is not None:
+        return _finished(status, "Failed", "ConfigurationError", ": ".join(error), context, now)
     complete = statuses.condition(status, GANG_COMPLETE)
     since = parse_time(complete.last_transition_time) if complete is not None and complete.status == "True" else None
     num_pods = context.experiment.spec.trainers.num_pods
-    life = Life(attempt=attempt, template=templates[TRAINER], num_pods=num_pods, complete_since=since)
-    verdict = judge(trainers, life)
+    present = Attempt(number=attempt, template=templates[TRAINER], num_pods=num_pods, complete_since=since)
+    verdict = judge(_of(TRAINER, pods), present)
     if verdict.done:
         training, message = statuses.outcome(status.training, verdict.result, now)
         status = status.model_copy(update={"training": training})
-        return _ended(status, "Succeeded", "Succeeded", message, generation, now)
-
-    def gang(status: ExperimentStatus, holds: bool, reason: GangReason, message: str) -> ExperimentStatus:
-        return statuses.with_condition(
-            status, GANG_COMPLETE, "True" if holds else "False", reason, message, generation=generation, now=now
-        )
-
+        return _finished(status, "Succeeded", "Succeeded", message, context, now)
     if context.experiment.spec.suspend:
-        # Trainers that end are meant to.
-        new_status = status.model_copy(update={"phase": "Suspended"})
-        return gang(new_status, False, "Suspended", "spec.suspend is true")
+        # An end of a trainer is no failure now.
+        return _gang(_in_phase(status, "Suspended"), "Suspended", "spec.suspend is true", context, now)
     if status.phase == "Suspended":
-        resumed = status.model_copy(update={"attempt": attempt + 1, "phase": "Queued" if context.queue else "Starting"})
-        return gang(resumed, False, "Starting", f"attempt {attempt + 1} goes on from where attempt {attempt} ended")
-    if verdict.loss is not None:
-        restarts = context.experiment.spec.restarts
-        count, counted_at = statuses.failures(status, decay_seconds=restarts.decay_seconds, now=now)
-        if verdict.loss.counts:
-            count, counted_at = count + 1, now
-        update = {"recent_failures": count, "last_failure_at": statuses.stamp(counted_at)}
-        status = status.model_copy(update=update)
-        if verdict.loss.counts and count > restarts.budget:
-            message = (
-                f"{count} failures are more than restarts.budget {restarts.budget}; the last: {verdict.loss.message}"
-            )
-            return _ended(status, "Failed", "BudgetExhausted", message, generation, now)
-        lost = 0 if verdict.loss.edited else 1
-        status = status.model_copy(update={"attempt": attempt + 1, "restarts": (status.restarts or 0) + lost})
-        return gang(status, False, "Restarting", f"attempt {attempt} is over: {verdict.loss.message}")
+        resumed = _in_phase(
+            status.model_copy(update={"attempt": attempt + 1}), "Queued" if context.queue else "Starting"
+        )
+        return _gang(resumed, "Starting", f"attempt {attempt + 1} continues attempt {attempt}", context, now)
+    if verdict.end is not None:
+        return _after(verdict.end, status, attempt, context, now)
     if verdict.complete:
-        return gang(status, True, "Complete", f"all {num_pods} trainer pods of attempt {attempt} are ready")
+        return _gang(status, "Complete", f"all {num_pods} trainer pods of attempt {attempt} are ready", context, now)
     if complete is None:
-        return gang(status, False, "Starting", f"attempt {attempt} begins")
+        return _gang(status, "Starting", f"attempt {attempt} begins", context, now)
     return status
+
+
+def _after(
+    end: AttemptEnd, status: ExperimentStatus, attempt: int, context: ExperimentContext, now: datetime
+) -> ExperimentStatus:
+    """Return the status with the next attempt, or with the phase Failed if the restart budget is exhausted."""
+    restarts = context.experiment.spec.restarts
+    count, counted_at = statuses.failures(status, decay_seconds=restarts.decay_seconds, now=now)
+    if end.is_failure:
+        count, counted_at = count + 1, now
+    status = status.model_copy(update={"recent_failures": count, "last_failure_at": statuses.stamp(counted_at)})
+    if end.is_failure and count > restarts.budget:
+        message = f"{count} failures exceed restarts.budget {restarts.budget}; the last: {end.message}"
+        return _finished(status, "Failed", "BudgetExhausted", message, context, now)
+    num_restarts = (status.restarts or 0) + (0 if end.is_edit else 1)
+    status = status.model_copy(update={"attempt": attempt + 1, "restarts": num_restarts})
+    return _gang(status, "Restarting", f"attempt {attempt} is over: {end.message}", context, now)
 
 
 def _queued(
     status: ExperimentStatus, context: ExperimentContext, trainers: Sequence[Manifest], now: datetime
 ) -> ExperimentStatus:
-    """Whether the trainers wait in a queue. They do from the first moment, and until all of them are admitted; a gang
-    that is made anew, and so is queued again, only if that lasts.
+    """Return the status with the phase Queued, or Starting once the queue has admitted every trainer.
+
+    A new experiment is queued from the start. The trainers of a new attempt are queued again as well, which usually
+    takes a moment: the phase changes only if it takes longer than ``QUEUED_SECONDS``.
     """
     if context.queue is None or status.phase in (*TERMINAL, "Suspended"):
         return status
@@ -106,17 +106,18 @@ def _queued(
     held = [pod for pod in ours if is_held(pod)]
     if status.phase == "Queued":
         admitted = len(ours) == context.experiment.spec.trainers.num_pods and not held
-        return status.model_copy(update={"phase": "Starting"}) if admitted else status
-    lasting = timedelta(seconds=QUEUED_SECONDS)
-    out = any(now > parse_time(pod["metadata"]["creationTimestamp"]) + lasting for pod in held)
-    return status.model_copy(update={"phase": "Queued"}) if out else status
+        return _in_phase(status, "Starting") if admitted else status
+    limit = timedelta(seconds=QUEUED_SECONDS)
+    waits_long = any(now > parse_time(pod["metadata"]["creationTimestamp"]) + limit for pod in held)
+    return _in_phase(status, "Queued") if waits_long else status
 
 
 def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> Manifest:
-    """A rendered object as it should be at this moment: the trainers of this attempt, and nobody once all is over.
+    """Return a rendered object with the replicas and the attempt of this moment.
 
-    The trainers end first, so that none of them waits in vain for the others; evaluators play what is left to play; the
-    coordinator stays for the result, or goes last when the experiment is suspended. In a queue trainers alone wait.
+    At the end the trainers are scaled to 0 first, since they need the others for their last checkpoint. Evaluators
+    finish their versions. The coordinator serves the result, or goes last if the experiment is suspended. While an
+    experiment is queued only its trainers exist.
     """
     role = manifest["metadata"]["labels"].get(ROLE_LABEL)
     if manifest["kind"] not in ("Deployment", "StatefulSet"):
@@ -130,7 +131,7 @@ def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manife
     if role != TRAINER and queued:
         made["spec"]["replicas"] = 0
     elif role == TRAINER:
-        # None of them begins before the last of the attempt before has gone: it would meet that one.
+        # No rank of this attempt starts before the last pod of an earlier attempt is gone: the two would connect.
         ending = any(attempt_of(pod) not in (0, status.attempt) for pod in _of(TRAINER, pods))
         made["spec"]["template"]["metadata"]["annotations"][ATTEMPT_ANNOTATION] = str(status.attempt)
         made["spec"]["replicas"] = 0 if over or ending else made["spec"]["replicas"]
@@ -140,8 +141,8 @@ def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manife
 
 
 def is_settled(status: ExperimentStatus, templates: Templates, pods: Sequence[Manifest]) -> bool:
-    """Whether nobody needs any more what earlier generations were made of: the pods are of this one, which runs or has
-    ended its trainers. Pods of roles that it has not are among what goes.
+    """Return whether the objects of earlier generations can be deleted: every pod is of this generation, and its pods
+    are ready or its trainers are gone. Pods of roles that this generation lacks go with those objects.
     """
     roles = ((pod["metadata"]["labels"][ROLE_LABEL], template_of(pod)) for pod in pods)
     if any(template != templates.get(role, template) for role, template in roles):
@@ -157,7 +158,7 @@ def _resized(manifest: Manifest, replicas: int) -> Manifest:
 
 
 def _plays_on(status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> bool:
-    """Whether an evaluator may still have a version to play: each ends by itself once it has none."""
+    """Return whether an evaluator may still have a version to evaluate: each exits when it has none."""
     if status.phase != "Succeeded" or status.finished_at is None:
         return False
     late = now > parse_time(status.finished_at) + timedelta(seconds=EVALUATION_SECONDS)
@@ -168,8 +169,22 @@ def _of(role: str, pods: Sequence[Manifest]) -> list[Manifest]:
     return [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role]
 
 
-def _ended(
-    status: ExperimentStatus, phase: Phase, reason: EndReason, message: str, generation: int, now: datetime
+def _in_phase(status: ExperimentStatus, phase: Phase) -> ExperimentStatus:
+    return status.model_copy(update={"phase": phase})
+
+
+def _gang(
+    status: ExperimentStatus, reason: GangReason, message: str, context: ExperimentContext, now: datetime
+) -> ExperimentStatus:
+    """Return the status with the condition GangComplete."""
+    holds: Literal["True", "False"] = "True" if reason == "Complete" else "False"
+    return statuses.with_condition(
+        status, GANG_COMPLETE, holds, reason, message, generation=context.generation, now=now
+    )
+
+
+def _finished(
+    status: ExperimentStatus, phase: Phase, reason: EndReason, message: str, context: ExperimentContext, now: datetime
 ) -> ExperimentStatus:
     status = status.model_copy(update={"phase": phase, "finished_at": statuses.stamp(now)})
-    return statuses.with_condition(status, FINISHED, "True", reason, message, generation=generation, now=now)
+    return statuses.with_condition(status, FINISHED, "True", reason, message, generation=context.generation, now=now)

@@ -1,6 +1,6 @@
-"""All metrics of the operator, declared in one place, and the page that shows them.
+"""Declare all metrics of the operator in one place, and serve them.
 
-Dashboards are made from them. Whoever sets one is handed the method to call, and knows nothing of Prometheus.
+The dashboards are generated from them. Other modules get methods to call and do not import Prometheus.
 """
 
 from __future__ import annotations
@@ -18,60 +18,60 @@ from prometheus_client.process_collector import ProcessCollector
 from rlsrl.api.status import ExperimentStatus
 
 PORT = 8080
-"""Where the operator's pod serves ``/metrics``."""
+"""The port of ``/metrics`` in the operator's pod."""
 _PREFIX = "rlsrl_operator_"
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _Key = TypeVar("_Key")
 
 
-class Queue(Protocol):
-    """What is shown of the queue: ``rlsrl_operator.keyed_queue.KeyedQueue``."""
+class QueueFigures(Protocol):
+    """The figures of ``rlsrl_operator.keyed_queue.KeyedQueue`` that metrics show."""
 
     @property
     def length(self) -> int:
-        """Keys in line."""
+        """The number of waiting keys."""
 
     @property
     def num_failing(self) -> int:
-        """Keys whose last attempt failed."""
+        """The number of keys whose last call failed."""
 
     @property
     def oldest_seconds(self) -> float:
-        """For how long the oldest key has been in line or worked on."""
+        """Seconds since the oldest waiting or busy key was added."""
 
 
 class OperatorMetrics:
-    """The instruments of one operator, on the registry it was given. Only for the event loop's thread."""
+    """The instruments of one operator, on a given registry. Only for the event loop's thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        """Where the instruments are; the process's own figures (CPU, memory, descriptors) are on it as well."""
+        """The registry of the instruments and of the process's figures (CPU, memory, descriptors)."""
         self.reconciles = Counter(
             f"{_PREFIX}reconciles_total",
-            "Looks at experiments, by how they ended (succeeded, failed).",
+            "Passes over experiments, by outcome (succeeded, failed).",
             ["outcome"],
             registry=registry,
         )
         self.reconcile_seconds = Histogram(
-            f"{_PREFIX}reconcile_seconds", "Duration of one look.", buckets=_SECONDS, registry=registry
+            f"{_PREFIX}reconcile_seconds", "Duration of one pass.", buckets=_SECONDS, registry=registry
         )
         self.last_success_timestamp_seconds = Gauge(
             f"{_PREFIX}last_success_timestamp_seconds",
-            "When a look last succeeded, in seconds since 1970.",
+            "When a pass last succeeded, in seconds since 1970.",
             registry=registry,
         )
-        self.queue_length = Gauge(f"{_PREFIX}queue_length", "Experiments that wait to be looked at.", registry=registry)
+        self.queue_length = Gauge(f"{_PREFIX}queue_length", "Experiments that wait for a pass.", registry=registry)
         self.oldest_key_seconds = Gauge(
             f"{_PREFIX}oldest_key_seconds",
-            "For how long the oldest experiment in the queue has waited or been looked at.",
+            "How long the oldest experiment in the queue has waited or been worked on.",
             registry=registry,
         )
         self.failing_experiments = Gauge(
-            f"{_PREFIX}failing_experiments", "Experiments at which the last look failed.", registry=registry
+            f"{_PREFIX}failing_experiments", "Experiments whose last pass failed.", registry=registry
         )
         self.api_writes = Counter(
             f"{_PREFIX}api_writes_total",
-            "Writes that the API server was asked for, by kind and verb.",
+            "Write requests to the API server, by kind and verb.",
             ["kind", "verb"],
             registry=registry,
         )
@@ -81,55 +81,53 @@ class OperatorMetrics:
         for outcome in ("succeeded", "failed"):
             self.reconciles.labels(outcome=outcome)
 
-    def measured(self, look: Callable[[_Key], Awaitable[float | None]]) -> Callable[[_Key], Awaitable[float | None]]:
-        """The same work, counted and timed."""
+    def measured(self, work: Callable[[_Key], Awaitable[float | None]]) -> Callable[[_Key], Awaitable[float | None]]:
+        """Return the same function, counted and timed."""
 
         async def measured(key: _Key) -> float | None:
             with self.reconcile_seconds.time():
                 try:
-                    again_in = await look(key)
+                    requeue_after = await work(key)
                 except Exception:
                     self.reconciles.labels(outcome="failed").inc()
                     raise
             self.reconciles.labels(outcome="succeeded").inc()
             self.last_success_timestamp_seconds.set_to_current_time()
-            return again_in
+            return requeue_after
 
         return measured
 
-    def watch(self, queue: Queue) -> None:
-        """Show the queue, as it is whenever somebody asks."""
+    def watch(self, queue: QueueFigures) -> None:
+        """Show the figures of the queue at each scrape."""
         self.queue_length.set_function(lambda: queue.length)
         self.oldest_key_seconds.set_function(lambda: queue.oldest_seconds)
         self.failing_experiments.set_function(lambda: queue.num_failing)
 
-    def wrote(self, kind: str, verb: str) -> None:
-        """The API server is asked to write."""
+    def count_write(self, kind: str, verb: str) -> None:
+        """Count a write request to the API server."""
         self.api_writes.labels(kind=kind, verb=verb).inc()
 
 
 class Experiments:
-    """Shows how the experiments stand. Levels, not events: an operator that was started anew shows the same."""
+    """Collects the status of all experiments at each scrape. A restarted operator shows the same values."""
 
     def __init__(self) -> None:
         self._statuses: dict[tuple[str, str], ExperimentStatus] = {}
 
     def set_status(self, namespace: str, name: str, status: ExperimentStatus | None) -> None:
-        """How an experiment stands; None when it is gone."""
+        """Set the status of an experiment, or remove the experiment with None."""
         if status is None:
             self._statuses.pop((namespace, name), None)
         else:
             self._statuses[namespace, name] = status
 
     def collect(self) -> Iterable[Metric]:
-        """The families, without samples while there is no experiment."""
+        """Return the metric families; they have no samples if there is no experiment."""
         labels = ["namespace", "experiment"]
-        phase = GaugeMetricFamily(
-            "rlsrl_experiment_phase", "1 for the phase that the experiment is in.", labels=[*labels, "phase"]
-        )
+        phase = GaugeMetricFamily("rlsrl_experiment_phase", "1 for the experiment's phase.", labels=[*labels, "phase"])
         restarts = CounterMetricFamily(
             "rlsrl_experiment_gang_restarts_total",
-            "Times the trainers were started anew, for any reason.",
+            "Restarts of the trainer gang, for any reason.",
             labels=labels,
         )
         for key, status in sorted(self._statuses.items()):
@@ -141,10 +139,10 @@ class Experiments:
 
 @asynccontextmanager
 async def serving(registry: CollectorRegistry, *, host: str, port: int) -> AsyncIterator[int]:
-    """Answer ``GET /metrics`` meanwhile, from the event loop: one that hangs shows. Gives the port (0: any free one).
+    """Serve ``GET /metrics`` from the event loop, so that a blocked loop shows. Yields the port (0 chooses a free one).
 
     Raises:
-        OSError: the address is taken or not ours.
+        OSError: the address is in use or belongs to another host.
     """
 
     async def page(request: web.Request) -> web.Response:

@@ -241,7 +241,7 @@ class Observer:
         if last is not None and (now - last).total_seconds() < self._settings.status_seconds:
             return None
         memory.page_read_at = now
-        return await self._coordinator_status.ask(
+        return await self._coordinator_status.fetch(
             f"{context.name_of(COORDINATOR)}.{context.namespace}.svc", memory.token
         )
 

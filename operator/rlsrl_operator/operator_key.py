@@ -1,4 +1,4 @@
-"""The operator's own key, from which each experiment's token derives: the same one however often it is asked for."""
+"""The operator's key. Each experiment's token derives from it, so that a deleted token comes back unchanged."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _KEY_BYTES = 32
 
 
 async def read_key(cluster: Cluster, place: SecretName) -> bytes:
-    """The key, drawn and kept by the first operator that asks for it."""
+    """Return the key. The first operator to ask draws it and stores it in the Secret."""
     drawn = base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
-    made = {
+    wanted = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": place.name, "namespace": place.namespace},
@@ -28,12 +28,12 @@ async def read_key(cluster: Cluster, place: SecretName) -> bytes:
     found = await cluster.get("v1", "Secret", place.namespace, place.name)
     if found is None:
         try:
-            found = await cluster.create(made)
+            found = await cluster.create(wanted)
         except ResourceConflict:
             return await read_key(cluster, place)
     return base64.b64decode(found["data"][_KEY])
 
 
 def token_of(key: bytes, uid: str) -> str:
-    """The token of the experiment with that uid: HMAC-SHA-256, as text."""
+    """Return the token of the experiment with that uid: HMAC-SHA-256 in hexadecimal."""
     return hmac.new(key, uid.encode(), hashlib.sha256).hexdigest()

@@ -1,7 +1,7 @@
-"""The one table of roles: which object runs each, from which image, and who connects to whom. Pure.
+"""The operator's facts of each role: its workload, image, pods and network connections. Pure.
 
-Manifests, NetworkPolicies and status derive from it. Who connects to whom is not written here a second time: a role's
-config says whom its workers look up in the roster.
+Manifests, NetworkPolicies and status derive from this table. The connections derive from each role's config, which
+names the roles that its workers look up in the roster.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ ACTOR = "actor"
 EVALUATOR = "evaluator"
 
 MASTER_PORT = 29500
-"""Where rank 0's pod lets the gang meet."""
+"""The port in rank 0's pod where the ranks of a gang meet."""
 GRACE_SECONDS = {COORDINATOR: 30, TRAINER: 60}
-"""How long a role's pods may take to end; the trainers store a last checkpoint."""
+"""The grace period of a role's pods; the trainers store a last checkpoint in it."""
 DEFAULT_GRACE_SECONDS = 30
 
 
 Image = Literal["actor", "learner"]
-"""``learner`` has torch."""
+"""``learner`` includes torch."""
 
 
 def _acting_image(experiment: RLExperiment) -> Image:
-    """Whoever evaluates the policy needs torch, unless the policy exports an actor that does without it."""
+    """Return the image of a role that evaluates the policy. Only an exported policy needs no torch."""
     return "actor" if experiment.spec.policy.network.mlp is not None else "learner"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """A part that pods play."""
+    """What the operator needs to know of one role."""
 
     name: str
-    """Also the name of its config's file."""
+    """The role's name, and the name of its config file."""
     image: Callable[[RLExperiment], Image]
-    """Which image its pods run."""
+    """The image of its pods."""
     workload: Literal["Deployment", "StatefulSet"]
-    """What makes its pods."""
+    """The kind of the object that creates its pods."""
     config: Callable[[ResolvedExperiment], RoleConfig | None]
-    """What its workers are configs; None where the experiment has no such role."""
+    """The config of its workers; None if the experiment does not have the role."""
     pods: Callable[[RLExperiment, ResolvedExperiment], int]
-    """How many pods there should be while the experiment runs."""
+    """The number of its pods while the experiment runs."""
     queued: bool = False
-    """Whether its pods wait in the queue that the experiment names, if it names one; the others wait for them."""
+    """Whether its pods wait in the experiment's queue, if it has one. The other roles wait for these pods."""
 
     @property
     def grace_seconds(self) -> int:
-        """How long its pods may take to end."""
+        """The grace period of its pods."""
         return GRACE_SECONDS.get(self.name, DEFAULT_GRACE_SECONDS)
 
 
@@ -103,29 +103,29 @@ ROLES: tuple[Role, ...] = (
         pods=lambda _, configs: configs.coordinator.num_evaluators,
     ),
 )
-"""In the order in which they are started."""
+"""In the order in which they start."""
 BY_NAME: Mapping[str, Role] = {role.name: role for role in ROLES}
 
 
 def roles_of(configs: ResolvedExperiment) -> tuple[Role, ...]:
-    """The roles that the experiment has."""
+    """Return the roles that the experiment has."""
     return tuple(role for role in ROLES if role.config(configs) is not None)
 
 
 @dataclass(frozen=True, order=True)
 class RoleConnection:
-    """Pods of one role open connections to pods of another."""
+    """Pods of the role ``source`` connect to pods of the role ``target``."""
 
     source: str
     target: str
     ports: tuple[int, ...]
-    """Empty: any port."""
+    """Empty: every port."""
 
 
 def connections(experiment: RLExperiment, configs: ResolvedExperiment) -> tuple[RoleConnection, ...]:
-    """Who connects to whom among the experiment's own pods.
+    """Return the connections between the experiment's own pods.
 
-    Ranks on several pods reduce gradients between ports that the kernel chooses: any port, among trainers alone.
+    Ranks on several pods reduce gradients over ports that the kernel chooses, so trainers reach each other on any port.
     """
     stream_ports = {TRAINER: tuple(STREAMS_PORT + rank for rank in range(experiment.spec.trainers.ranks_per_pod))}
     found = []

@@ -1,4 +1,4 @@
-"""What the administrator says: one YAML file, written by the chart. Bad values end the operator with one error."""
+"""The administrator's settings: one YAML file that the chart writes. Invalid values end the operator with one error."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rlsrl_operator.roles import BY_NAME
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 RoleName = Annotated[str, Field(pattern=f"^({'|'.join(['default', *BY_NAME])})$")]
 Free = dict[str, JsonValue]
-"""A part of a Kubernetes object, handed on as it is."""
+"""A part of a Kubernetes object, passed on unchanged."""
 Identity = Literal["runAsUser", "runAsGroup", "fsGroup"]
-"""Of a pod's ``securityContext``: all of it that can be chosen within the restricted profile and is of use."""
+"""The fields of a pod's ``securityContext`` that the restricted profile leaves open and that are of use."""
 Id = Annotated[int, Field(ge=1, le=2**31 - 1), INTEGRAL]
-"""A user's or a group's number; nobody is root."""
+"""The number of a user or group; root (0) is not allowed."""
 
 
 class SettingsError(ValueError):
-    """The settings cannot be used; the text says why."""
+    """The settings are invalid; the text says why."""
 
 
 class SecretName(Model):
-    """Where a Secret is."""
+    """The name of a Secret."""
 
     namespace: Text
     """Its namespace."""
@@ -40,7 +40,7 @@ class SecretName(Model):
 
 
 class Images(Model):
-    """What the pods run."""
+    """The images of the pods."""
 
     actor: Text
     """Image of the roles without torch."""
@@ -53,65 +53,65 @@ class Images(Model):
 
 
 class PodDefaults(Model):
-    """What pods get beside what their role needs."""
+    """What the administrator adds to the pods of a role."""
 
     resources: Free = Field(default_factory=dict)
     """Requests and limits."""
     node_selector: dict[str, str] = Field(default_factory=dict)
-    """Labels that their node must have."""
+    """Labels that the node must have."""
     tolerations: tuple[Free, ...] = Field(default=(), strict=False)
-    """Taints that they bear."""
+    """Taints that the pods tolerate."""
     affinity: Free = Field(default_factory=dict)
-    """Where they would rather be."""
+    """Node and pod affinity."""
     priority_class_name: Annotated[str, Field(max_length=512)] = ""
-    """Whom they may displace; empty: nobody in particular."""
+    """The PriorityClass of the pods; empty for the cluster's default."""
     extra_env: tuple[Free, ...] = Field(default=(), strict=False)
     """Further environment variables."""
     security_context: dict[Identity, Id | None] = Field(default_factory=dict)
-    """Whom they run as, instead of 10001; null leaves it to the cluster, as where each namespace has ids of its own."""
+    """User and groups instead of 10001; null lets the cluster choose, for example from a namespace's range of ids."""
 
 
 class NetworkPolicies(Model):
-    """Who may connect to the experiments' pods."""
+    """The connections that experiments' pods accept and open."""
 
     enabled: bool = True
-    """Whether each experiment gets NetworkPolicies of exactly its role graph."""
+    """Whether each experiment gets NetworkPolicies that allow its role graph's connections and no others."""
     operator: Free = Field(default_factory=dict)
-    """Peer (``namespaceSelector``, ``podSelector``) that the operator is."""
+    """The peer (``namespaceSelector``, ``podSelector``) that matches the operator."""
     scrapers: tuple[Free, ...] = Field(default=(), strict=False)
     """Peers that may fetch ``/metrics``."""
     dns: Free = Field(default_factory=lambda: Free(namespaceSelector={}, podSelector={}))
-    """Peer that answers DNS."""
+    """The peer that answers DNS."""
 
 
 class OperatorSettings(Model):
-    """All of it."""
+    """All settings of the operator."""
 
     namespaces: tuple[Text, ...] = Field(default=(), strict=False)
-    """Where experiments are looked after; empty: everywhere."""
+    """The namespaces whose experiments this operator manages; empty for all."""
     key_secret: SecretName = SecretName(namespace="rlsrl-system", name="rlsrl-operator-key")
-    """The Secret of the operator's own key. It is made when it is not there."""
+    """The Secret of the operator's key. The operator creates it if it does not exist."""
     status_seconds: Annotated[float, Field(ge=1, le=3600)] = 10.0
-    """Seconds between two looks at a run for its numbers."""
+    """Seconds between two updates of a run's numbers."""
     images: Images
-    """What the pods run."""
+    """The images of the pods."""
     roles: dict[RoleName, PodDefaults] = Field(default_factory=dict)
-    """By role; ``default`` for those that are not named."""
+    """By role; ``default`` applies to roles without an entry."""
     pod_templates: Literal["restricted", "any"] = "restricted"
-    """What experiments may say of their pods: what cannot lift the security context, or anything."""
+    """The fields allowed in an experiment's ``podTemplate``: those that keep the security context, or all."""
     network_policies: NetworkPolicies = NetworkPolicies()
-    """Who may connect to the experiments' pods."""
+    """The connections that experiments' pods accept and open."""
 
     def defaults_of(self, role: str) -> PodDefaults:
-        """What pods of a role get."""
+        """Return the pod defaults of a role."""
         return self.roles.get(role) or self.roles.get("default") or PodDefaults()
 
 
 def read_settings(path: Path) -> OperatorSettings:
-    """The settings in a file.
+    """Return the settings in a file.
 
     Raises:
-        SettingsError: it cannot be read, or holds something else; names every fault.
+        SettingsError: the file cannot be read or is invalid; names every fault.
     """
     try:
         value: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -119,9 +119,9 @@ def read_settings(path: Path) -> OperatorSettings:
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: is no UTF-8 text: {error}") from error
+        raise SettingsError(f"{path}: is not UTF-8 text: {error}") from error
     except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: is no YAML: {' '.join(str(error).split())}") from error
+        raise SettingsError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         raise SettingsError(f"{path}: {'; '.join(map(_fault, error.errors()))}") from error
 
@@ -134,7 +134,7 @@ def _fault(details: ErrorDetails) -> str:
             return f"{place} is missing"
         case "extra_forbidden":
             near = difflib.get_close_matches(path[-1], _NAMES, n=1)
-            return f"{place} is no field{f': did you mean {near[0]}?' if near else ''}"
+            return f"{place} is not a field{f': did you mean {near[0]}?' if near else ''}"
         case _:
             return f"{place}: {details['msg']}, not {value if len(value) <= 100 else f'{value[:100]}...'}"
 

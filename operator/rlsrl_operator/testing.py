@@ -1,4 +1,4 @@
-"""Experiments, settings and pods for tests of the operator, which alone use it: what a cluster shows, without one."""
+"""Experiments, settings and pods for the operator's tests, which alone import this module."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from rlsrl_operator.settings import Images, OperatorSettings
 UID = "0b1e5a7c-6d0f-4a53-9f41-8f1d3f0c2a10"
 """The ``metadata.uid`` of the experiments."""
 TEMPLATE = "1"
-"""The mark of the template that all pods are made from."""
+"""The template digest of all pods."""
 SETTINGS = OperatorSettings(images=Images(actor="registry.example/actor:1", learner="registry.example/learner:1"))
-"""As little as an administrator can say."""
+"""The smallest settings."""
 
 VOLUMES_OF_THE_PROFILE = {
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"),
 }
-"""Of the Pod Security profile ``restricted``."""
+"""The volume types of the Pod Security profile ``restricted``."""
 
 
 def context_of(
     document: Mapping[str, Any], *, settings: OperatorSettings = SETTINGS, generation: int = 1, uid: str = UID
 ) -> ExperimentContext:
-    """What manifests of the experiment in a document are made from."""
+    """Return the context of the experiment in a document."""
     return ExperimentContext(
         experiment=load_text(json.dumps(document)),
         namespace="research",
@@ -56,7 +56,7 @@ def pod(
     held: bool = False,
     **status: Any,
 ) -> Manifest:
-    """A pod as the API server shows it, ready if it runs; ``held`` by a queue. ``status``: what else its status has."""
+    """Return a pod as the API server shows it, ready if it runs. ``held``: Kueue has not admitted it."""
     is_ready = state is None if ready is None else ready
     is_trainer = role == TRAINER
     container = {"name": CONTAINER, "restartCount": restarts, "state": state or {"running": {}}}
@@ -82,18 +82,18 @@ def pod(
 
 
 def ended(exit_code: int, message: str = "") -> Manifest:
-    """The state of a container that ended."""
+    """Return the state of a container that ended."""
     reason = "Error" if exit_code else "Completed"
     return {"terminated": {"exitCode": exit_code, "reason": reason, **({"message": message} if message else {})}}
 
 
 def waiting(reason: str, message: str = "") -> Manifest:
-    """The state of a container that does not run yet, or not again yet."""
+    """Return the state of a container that waits for its first or next start."""
     return {"waiting": {"reason": reason, **({"message": message} if message else {})}}
 
 
 def faults_of_restricted(pod: Manifest) -> Iterator[str]:
-    """What the Pod Security profile ``restricted`` finds wrong with a pod's spec, each of its controls in turn."""
+    """Yield the violations of the Pod Security profile ``restricted`` in a pod's spec."""
     own = pod.get("securityContext", {})
     yield from (name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name))
     yield from (name for name in ("sysctls", "seLinuxOptions", "windowsOptions", "appArmorProfile") if own.get(name))

@@ -134,9 +134,9 @@ class Case:
     told: Object = field(default_factory=dict)
     """To the operator, beside the defaults; None instead of a default is nothing."""
     more: Mapping[Name, Object] = field(default_factory=dict)
-    """InformerCache beside those of the defaults, and what they have."""
+    """Objects beside those of the defaults, and what they have."""
     less: Set[Name] = frozenset()
-    """InformerCache of the defaults that are not there."""
+    """Objects of the defaults that are not there."""
 
 
 def in_template(**given: Any) -> Object:
@@ -149,10 +149,10 @@ def in_template(**given: Any) -> Object:
 
 
 def roles_in(*places: str) -> dict[Name, Object]:
-    contexts = [{"kind": "ServiceAccount", "name": OPERATOR, "namespace": WHERE}]
+    subjects = [{"kind": "ServiceAccount", "name": OPERATOR, "namespace": WHERE}]
     return {
         **{("Role", place, OPERATOR): {} for place in places},
-        **{("RoleBinding", place, OPERATOR): {"contexts": contexts} for place in places},
+        **{("RoleBinding", place, OPERATOR): {"subjects": subjects} for place in places},
     }
 
 
@@ -472,7 +472,7 @@ def test_what_is_rendered_is_what_was_asked_for_and_the_server_takes_it(
     path = tmp_path / "settings.yaml"
     path.write_text(found["ConfigMap", WHERE, OPERATOR]["data"]["settings.yaml"], encoding="utf-8")
     settings = read_settings(path)
-    told = OperatorSettings.model_validate(merged(TOLD_BY_DEFAULT, case.configs), by_alias=True, by_name=False)
+    told = OperatorSettings.model_validate(merged(TOLD_BY_DEFAULT, case.told), by_alias=True, by_name=False)
     assert settings == told
 
     cartpole["spec"]["evaluators"] = {"environments": 2}

@@ -1,4 +1,4 @@
-"""From one experiment to the objects that run it. Pure; YAML's golden twins are in the tests."""
+"""Render an experiment into the Kubernetes objects that run it. Pure; the tests hold golden copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers are told, and the word by which they know each other."""
+"""The objects that carry the workers' configs, their live settings and their token."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from rlsrl_operator.roles import COORDINATOR, roles_of
 
 
 def role_configs(context: ExperimentContext) -> list[Manifest]:
-    """One a role, never changed: what is edited in it has another name. The settings in it are those of its making;
-    workers are told the newest when they join.
+    """Return one immutable ConfigMap for each role: a changed config has another name.
+
+    Live settings in it are those of its creation. Workers get the newest settings when they join.
     """
     return [
         {
@@ -30,7 +31,7 @@ def role_configs(context: ExperimentContext) -> list[Manifest]:
 
 
 def live_settings(context: ExperimentContext) -> Manifest:
-    """The live settings of every role that has some, which the coordinator passes on."""
+    """Return the ConfigMap of all roles' live settings. The coordinator sends them to the workers."""
     settings = {role: settings_of(config) for role, config in _configs_by_role(context).items()}
     return {
         "apiVersion": "v1",
@@ -41,7 +42,7 @@ def live_settings(context: ExperimentContext) -> Manifest:
 
 
 def token_secret(context: ExperimentContext, token: str) -> Manifest:
-    """The experiment's token, drawn once."""
+    """Return the Secret of the experiment's token."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

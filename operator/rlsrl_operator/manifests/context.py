@@ -1,4 +1,4 @@
-"""Whom manifests are about, and what everything made for an experiment is called."""
+"""One generation of an experiment, and the names and labels of its objects."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rlsrl_operator.settings import OperatorSettings
 
 MANAGER = "rlsrl-operator"
 ATTEMPT_ANNOTATION = "rlsrl.dev/attempt"
-"""On trainer pods: the gang's life that they belong to."""
+"""Annotation of trainer pods: the number of their attempt."""
 TEMPLATE_ANNOTATION = "rlsrl.dev/template"
-"""On pods: a digest of the template that they were made from."""
+"""Annotation of pods: a digest of their template."""
 SETTINGS_ANNOTATION = "rlsrl.dev/settings"
-"""On the coordinator's pod: a digest of the live settings. A pod that is changed gets its volumes looked at at once."""
+"""Annotation of the coordinator's pod: a digest of the live settings. Its change makes the node refresh the volumes."""
 DATA_FOLDER = "/data"
 SETTINGS_FOLDER = "/etc/rlsrl/settings"
 SETTINGS_KEY = "settings.json"
 STATE_FOLDER = "/var/lib/rlsrl"
-"""In a pod: what outlives its containers."""
+"""The folder in a pod that outlives its containers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +47,17 @@ class ExperimentContext:
 
     @property
     def queue(self) -> str | None:
-        """The queue in which its trainers wait; None if they do not."""
+        """The trainers' queue, or None."""
         return self.experiment.metadata.labels.get(QUEUE_LABEL)
 
     @property
     def queue_labels(self) -> dict[str, str]:
-        """The labels by which they do."""
+        """The labels that put the trainers into the queue."""
         return queue_labels(self.experiment.metadata.labels)
 
     @cached_property
     def configs(self) -> ResolvedExperiment:
-        """What each role is told."""
+        """The config of each role."""
         placement = ClusterPlacement(
             run_uid=self.uid,
             coordinator_host=self.name_of(COORDINATOR),
@@ -68,7 +68,7 @@ class ExperimentContext:
         return resolve(self.experiment, placement)
 
     def name_of(self, part: str) -> str:
-        """The name of an object made for the experiment."""
+        """Return the name of an object of the experiment."""
         return f"{self.name}-{part}"
 
     @property
@@ -77,8 +77,10 @@ class ExperimentContext:
         return self.name_of(f"record-{self.uid[:8]}-{self.generation}")
 
     def config_name(self, role: str, config: RoleConfig) -> str:
-        """The name of the ConfigMap that holds what a role is told, the same for what differs in live settings alone.
-        Nodes keep what is immutable by its name, so no two share one."""
+        """Return the name of a role's ConfigMap. Configs that differ in live settings alone have the same name.
+
+        Nodes cache immutable objects by name, so two contents never share a name.
+        """
         return self.name_of(f"{role}-{self.uid[:8]}-{name_of(config)}")
 
     @property
@@ -93,15 +95,15 @@ class ExperimentContext:
 
     @property
     def own_labels(self) -> dict[str, str]:
-        """The labels that everything of the experiment has, and nothing else."""
+        """The labels of all objects of this experiment, and of no other objects."""
         return {EXPERIMENT_LABEL: self.name, UID_LABEL: self.uid}
 
     def selector(self, role: str) -> dict[str, str]:
-        """The labels that a role's pods are found by."""
+        """Return the labels that select a role's pods."""
         return {**self.own_labels, ROLE_LABEL: role}
 
     def labels(self, role: str | None = None) -> dict[str, str]:
-        """The labels of an object."""
+        """Return the labels of an object."""
         return {
             "app.kubernetes.io/name": "rlsrl",
             "app.kubernetes.io/instance": self.name,
@@ -111,7 +113,7 @@ class ExperimentContext:
         }
 
     def metadata(self, name: str, role: str | None = None, *, owned: bool = True) -> Manifest:
-        """The metadata of an object that goes with the experiment, unless ``owned`` is False."""
+        """Return the metadata of an object, which is deleted with the experiment unless ``owned`` is False."""
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": self.name, "uid": self.uid, "controller": True}
         return {
             "name": name,

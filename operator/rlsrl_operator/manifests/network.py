@@ -1,4 +1,4 @@
-"""NetworkPolicies of exactly the role graph: what is not named here is refused where a cluster enforces them."""
+"""NetworkPolicies that allow the role graph's connections and no others, if the cluster enforces them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import COORDINATOR, EVALUATOR, TRAINER, connections, roles_of
 
 STORE_ROLES = (COORDINATOR, TRAINER, EVALUATOR)
-"""Who reads and writes an object store."""
+"""Roles that read or write an object store."""
 _DNS_PORTS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 _HTTPS_PORT = 443
 
 
 def network_policies(context: ExperimentContext) -> list[Manifest]:
-    """One a role."""
+    """Return one NetworkPolicy for each role."""
     return [_policy(context, role.name) for role in roles_of(context.configs)]
 
 
@@ -45,7 +45,7 @@ def _policy(context: ExperimentContext, role: str) -> Manifest:
         "spec": {
             "podSelector": {"matchLabels": context.selector(role)},
             "policyTypes": ["Ingress", "Egress"],
-            # To the API server an empty list is another one than none, each time that it is applied.
+            # The API server drops an empty list, and each apply would then add it again.
             **({"ingress": ingress} if ingress else {}),
             "egress": egress,
         },

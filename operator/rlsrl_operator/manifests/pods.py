@@ -1,4 +1,4 @@
-"""The pod of each role: non-root, read-only, with nothing of the API server's, within the restricted profile."""
+"""The pod template of each role: not root, read-only root file system, no API token, Pod Security ``restricted``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsrl_operator.manifests.context import (
     ExperimentContext,
 )
 from rlsrl_operator.manifests.network import STORE_ROLES
-from rlsrl_operator.manifests.templates import laid_over, template_of_role
+from rlsrl_operator.manifests.templates import merged_template, template_of_role
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import ACTOR, COORDINATOR, EVALUATOR, MASTER_PORT, TRAINER, Role
 from rlsrl_operator.settings import Identity
@@ -29,21 +29,21 @@ TLS_FOLDER = "/etc/rlsrl/tls"
 TLS_KEYS = ("tls.crt", "tls.key", "ca.crt")
 RESULT_FILE = "/dev/termination-log"
 FROZEN_GRACE_SECONDS = 5
-"""Between SIGTERM and SIGKILL of a process that does not answer."""
+"""Seconds between SIGTERM and SIGKILL of a process that fails its liveness probe."""
 EVICTED_AFTER_SECONDS = 30
-"""How long pods stay on a node that is not heard of."""
+"""How long pods stay on an unreachable node."""
 
 
-_COORDINATORS_MOUNTS: tuple[Manifest, ...] = (
+_COORDINATOR_MOUNTS: tuple[Manifest, ...] = (
     {"name": "data", "mountPath": DATA_FOLDER},
     {"name": "settings", "mountPath": SETTINGS_FOLDER, "readOnly": True},
 )
 
 
 def pod_template(context: ExperimentContext, role: Role) -> Manifest:
-    """Metadata and spec of a role's pods."""
-    made = {"metadata": {"labels": context.labels(role.name)}, "spec": _spec(context, role)}
-    whole = laid_over(made, template_of_role(context.experiment, role.name))
+    """Return metadata and spec of a role's pods."""
+    rendered = {"metadata": {"labels": context.labels(role.name)}, "spec": _spec(context, role)}
+    whole = merged_template(rendered, template_of_role(context.experiment, role.name))
     metadata, spec = whole["metadata"], whole["spec"]
     marked = [metadata["labels"], spec, *([metadata["annotations"]] if "annotations" in metadata else [])]
     mark = hashlib.sha256(json.dumps(marked, sort_keys=True).encode()).hexdigest()[:10]
@@ -57,7 +57,7 @@ def _spec(context: ExperimentContext, role: Role) -> Manifest:
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        # A namespace's first process is spared signals that it does not handle (yet): let that be another one.
+        # Process 1 of a PID namespace ignores signals without a handler: here that is the pause container.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": role.grace_seconds,
         "securityContext": {
@@ -65,7 +65,7 @@ def _spec(context: ExperimentContext, role: Role) -> Manifest:
             **_identity(defaults.security_context),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "tolerations": [*_soon_elsewhere(), *defaults.tolerations],
+        "tolerations": [*_eviction_tolerations(), *defaults.tolerations],
         "containers": [_container(context, role)],
         "volumes": _volumes(context, role),
         **({"imagePullSecrets": [{"name": name} for name in images.pull_secrets]} if images.pull_secrets else {}),
@@ -76,7 +76,7 @@ def _spec(context: ExperimentContext, role: Role) -> Manifest:
 
 
 def _identity(chosen: Mapping[Identity, int | None]) -> Manifest:
-    """Whom a pod runs as: 10001 but for what was chosen; without what is left to the cluster."""
+    """Return a pod's user and groups: 10001, or the chosen numbers. None leaves the choice to the cluster."""
     ids = {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, **chosen}
     return {name: number for name, number in ids.items() if number is not None}
 
@@ -104,7 +104,7 @@ def _container(context: ExperimentContext, role: Role) -> Manifest:
             *([{"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}] if _tls_secret(context) else []),
             {"name": "state", "mountPath": STATE_FOLDER},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point
-            *(_COORDINATORS_MOUNTS if role.name == COORDINATOR else ()),
+            *(_COORDINATOR_MOUNTS if role.name == COORDINATOR else ()),
         ],
         **_credentials(context, role),
         **_probes(role),
@@ -176,7 +176,7 @@ def _ports(context: ExperimentContext, role: Role) -> list[Manifest]:
 
 
 def _resources(context: ExperimentContext, role: Role) -> Manifest:
-    """The administrator's, and the GPUs: of them limits and processes a pod have one source."""
+    """Return the administrator's resources, and the GPUs of the spec, which also sets the number of ranks in a pod."""
     resources = dict(context.settings.defaults_of(role.name).resources)
     trainers = context.experiment.spec.trainers
     if role.name == TRAINER and trainers.gpus_per_pod:
@@ -187,10 +187,10 @@ def _resources(context: ExperimentContext, role: Role) -> Manifest:
 
 
 def _probes(role: Role) -> Manifest:
-    """A trainer's launcher says of all its ranks whether they live; one that waits for the next attempt is neither
-    ready nor to be restarted.
+    """Return the probes. A trainer's launcher answers the liveness probe for all its ranks; a launcher that waits for
+    the next attempt is not ready, and must not be restarted.
 
-    Whoever does not answer will not obey SIGTERM either: a stopped process is killed soon after it is found to be one.
+    A process that does not answer ignores SIGTERM as well, so it is killed soon after its liveness probe fails.
     """
 
     def get(path: str, port: str, **options: int) -> Manifest:
@@ -215,7 +215,7 @@ def _volumes(context: ExperimentContext, role: Role) -> list[Manifest]:
         {"name": "tmp", "emptyDir": {}},
     ]
     if (secret := _tls_secret(context)) is not None:
-        # By key: a Secret without one of them keeps the pod from starting instead of the worker from connecting.
+        # Keys are listed so that a Secret without one of them stops the pod early, not the worker's connections.
         items = [{"key": key, "path": key} for key in TLS_KEYS]
         volumes.append({"name": "tls", "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}})
     if role.name == COORDINATOR:
@@ -226,7 +226,7 @@ def _volumes(context: ExperimentContext, role: Role) -> list[Manifest]:
     return volumes
 
 
-def _soon_elsewhere() -> list[Manifest]:
+def _eviction_tolerations() -> list[Manifest]:
     return [
         {
             "key": f"node.kubernetes.io/{state}",

@@ -32,30 +32,30 @@ _WORKLOADS = frozenset({"Deployment", "StatefulSet"})
 
 @dataclass(frozen=True, kw_only=True)
 class Revision:
-    """A generation: what was asked for, by whom it was made, and the objects it was made into."""
+    """One generation as recorded: the experiment, the settings and the rendered objects."""
 
     experiment: RLExperiment
     settings: OperatorSettings
-    """The administrator's, of the time when the experiment began: images, resources and the like stay for its life."""
+    """The administrator's settings when the experiment began. Images, resources and the like stay for its life."""
     manifests: tuple[Manifest, ...]
-    """In the order in which they are made."""
+    """In the order in which they are created."""
 
 
 def render(context: ExperimentContext) -> list[Manifest]:
-    """The objects that an experiment is made into, but for its token, its volume and its revision."""
+    """Return the objects of an experiment, except its token, its volume claim and its revision."""
     policies = network_policies(context) if context.settings.network_policies.enabled else []
     configs = [*role_configs(context), live_settings(context)]
     return [*configs, *services(context), *policies, *workloads(context)]
 
 
 def first_revision(context: ExperimentContext) -> Revision:
-    """Of an experiment that begins."""
+    """Return the revision of an experiment without an earlier one."""
     return Revision(experiment=context.experiment, settings=context.settings, manifests=tuple(render(context)))
 
 
 def next_revision(before: Revision, context: ExperimentContext) -> Revision:
-    """Of one that was edited: objects that the edit does not change stay as they were made then, and so do pod
-    templates. Whether it changes them is judged by one and the same operator.
+    """Return the revision of an edited experiment. Objects and pod templates that the edit does not change stay as
+    recorded: both experiments are rendered by this operator, and only their differences count.
     """
     context = replace(context, settings=before.settings, experiment=_in_queue_of(before.experiment, context.experiment))
     kept = _by_name(before.manifests)
@@ -80,8 +80,8 @@ def derive_revision(before: Revision | None, context: ExperimentContext) -> Revi
 
 
 def revision_object(context: ExperimentContext, revision: Revision, key: bytes) -> Manifest:
-    """The revision as an object. Never changed, and signed: what stands there is made with the operator's rights, and
-    whoever may write ConfigMaps may not have those.
+    """Return the immutable, signed object of a revision. The operator creates what it says with its own rights, which
+    other writers of ConfigMaps may not have.
     """
     data = {
         _EXPERIMENT: revision.experiment.model_dump_json(by_alias=True, exclude_none=True, indent=1),
@@ -99,7 +99,7 @@ def revision_object(context: ExperimentContext, revision: Revision, key: bytes) 
 
 
 def read_revision(context: ExperimentContext, found: Manifest, key: bytes) -> Revision | None:
-    """A revision of an experiment from its object; None for one that this operator did not write, or cannot read."""
+    """Return the revision in an object, or None if this operator did not write it or cannot read it."""
     data = dict(found.get("data", {}))
     signature = data.pop(_SIGNATURE, "")
     expected = _signature(context.uid, found["metadata"]["name"], data, key)
@@ -116,10 +116,10 @@ def read_revision(context: ExperimentContext, found: Manifest, key: bytes) -> Re
 
 
 def is_anothers(context: ExperimentContext, found: Manifest) -> bool:
-    """Whether a revision that cannot be read says that another operator wrote it: one with a key in another place."""
+    """Return whether an unreadable revision names another operator: one whose key is in another Secret."""
     ours = str(context.settings.key_secret)
-    said: str = found.get("data", {}).get(_OPERATOR, ours)
-    return said != ours
+    written: str = found.get("data", {}).get(_OPERATOR, ours)
+    return written != ours
 
 
 def _signature(uid: str, name: str, data: Mapping[str, str], key: bytes) -> str:
@@ -128,7 +128,7 @@ def _signature(uid: str, name: str, data: Mapping[str, str], key: bytes) -> str:
 
 
 def _in_queue_of(before: RLExperiment, experiment: RLExperiment) -> RLExperiment:
-    """The experiment in the queue that it began in: Kueue moves nothing that runs."""
+    """Return the experiment with the queue that it began in: Kueue does not move running workloads."""
     labels = queue_labels(before.metadata.labels)
     return experiment.model_copy(update={"metadata": experiment.metadata.model_copy(update={"labels": labels})})
 

@@ -1,7 +1,7 @@
-"""What an experiment says of its pods beside what their role needs: laid over it, as far as the administrator lets it.
+"""Merge an experiment's ``podTemplate`` into the pod template of a role, within the administrator's rules. Pure.
 
-An experiment's pods are made with the operator's rights, on behalf of people who may have less. So what they may say is
-a list of what cannot lift the security context, and not of what could. Pure.
+The operator creates pods with its own rights for users who may have fewer. So a list names the allowed fields, all of
+which leave the security context as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECTIONS: Mapping[str, str] = {
     TRAINER: "trainers",
     EVALUATOR: "evaluators",
 }
-"""By role: the section of the spec whose ``pod_template`` it is."""
+"""By role: the section of the spec that holds its ``pod_template``."""
 _TEMPLATE = ("metadata", "spec")
 _METADATA = ("labels", "annotations")
 _SPEC = (
@@ -52,28 +52,28 @@ _VOLUMES = (
     "projected",
     "secret",
 )
-"""All kinds that the restricted profile of Pod Security has: not those that reach into the node."""
-_OURS = ("rlsrl.dev/", "app.kubernetes.io/")
+"""The kinds of the Pod Security profile ``restricted``: none reaches into the node."""
+_OUR_PREFIXES = ("rlsrl.dev/", "app.kubernetes.io/")
 _OUR_VARIABLES = "RLSRL_"
 _KEYS = {"volumeMounts": "mountPath"}
-"""By what things in a list are told apart, other than by ``name``."""
+"""The key of a list's entries, if it is not ``name``."""
 _WHOLE = frozenset({"affinity"})
-"""What is taken as a whole: parts of two would be neither."""
+"""Fields that are replaced as a whole: a mixture of two values would mean neither."""
 
 
 def template_of_role(experiment: RLExperiment, role: str) -> Mapping[str, Any]:
-    """The role's ``podTemplate``; an empty one for the coordinator, which has none."""
+    """Return the role's ``podTemplate``; an empty one for the coordinator, which has none."""
     section = getattr(experiment.spec, SECTIONS[role]) if role in SECTIONS else None
     template: Mapping[str, Any] = {} if section is None else section.pod_template
     return template
 
 
-def refusals(experiment: RLExperiment) -> list[str]:
-    """What the experiment's templates say that is not theirs to say: field, what is allowed, the nearest of it."""
+def template_faults(experiment: RLExperiment) -> list[str]:
+    """Return the faults of the experiment's pod templates: field, allowed names, the nearest name."""
     found: list[str] = []
     for role, section in SECTIONS.items():
         template, at = template_of_role(experiment, role), f"spec.{to_camel(section)}.podTemplate"
-        found += _refused(template, at)
+        found += _faults(template, at)
         if role == TRAINER:
             found += _devices(template, at, experiment.spec.trainers.gpu_resource)
     return found
@@ -81,55 +81,55 @@ def refusals(experiment: RLExperiment) -> list[str]:
 
 def disallowed(experiment: RLExperiment, settings: OperatorSettings) -> list[str]:
     """Return the faults of the experiment's pod templates under the administrator's rules."""
-    return [] if settings.pod_templates == "any" else refusals(experiment)
+    return [] if settings.pod_templates == "any" else template_faults(experiment)
 
 
-def laid_over(made: Manifest, template: Mapping[str, Any]) -> Manifest:
-    """A pod template with an experiment's laid over it: maps by key, lists by name, others at the end of the list."""
+def merged_template(made: Manifest, template: Mapping[str, Any]) -> Manifest:
+    """Return a pod template merged with an experiment's: maps by key, lists by name, other entries appended."""
     return {
         "metadata": _merged(_map(template.get("metadata")), made["metadata"]),
         "spec": _merged(made["spec"], _map(template.get("spec"))),
     }
 
 
-def _refused(template: Mapping[str, Any], at: str) -> Iterator[str]:
+def _faults(template: Mapping[str, Any], at: str) -> Iterator[str]:
     yield from _unknown(template, _TEMPLATE, at)
     metadata = template.get("metadata")
     yield from _unknown(metadata, _METADATA, f"{at}.metadata")
     for kind in _METADATA:
         for name in _map(_map(metadata).get(kind)):
-            if name.startswith(_OURS):
-                yield f"{at}.metadata.{kind}: {name} is the operator's own"
+            if name.startswith(_OUR_PREFIXES):
+                yield f"{at}.metadata.{kind}: {name} is reserved for the operator"
     spec = template.get("spec")
     yield from _unknown(spec, _SPEC, f"{at}.spec")
     for index, container in enumerate(_list(_map(spec).get("containers"))):
         place = f"{at}.spec.containers[{index}]"
         yield from _unknown(container, _CONTAINER, place)
         if (which := _map(container).get("name")) != CONTAINER:
-            yield f"{place}.name: {which!r} is none of the pod's containers; allowed: {CONTAINER}"
+            yield f"{place}.name: {which!r} is not a container of the pod; allowed: {CONTAINER}"
         for variable in _list(_map(container).get("env")):
             if str(chosen := _map(variable).get("name")).startswith(_OUR_VARIABLES):
-                yield f"{place}.env: {chosen} is the operator's own"
+                yield f"{place}.env: {chosen} is reserved for the operator"
     for index, volume in enumerate(_list(_map(spec).get("volumes"))):
         yield from _unknown(volume, _VOLUMES, f"{at}.spec.volumes[{index}]")
 
 
 def _devices(template: Mapping[str, Any], at: str, resource: str) -> Iterator[str]:
-    """Limits and ranks of a pod have one source."""
+    """Yield the faults of GPU resources: the spec sets them together with the ranks in a pod."""
     for index, container in enumerate(_list(_map(template.get("spec")).get("containers"))):
         resources = _map(_map(container).get("resources"))
         if any(resource in _map(resources.get(kind)) for kind in ("limits", "requests")):
-            yield f"{at}.spec.containers[{index}].resources: {resource} follows from spec.trainers.gpusPerPod"
+            yield f"{at}.spec.containers[{index}].resources: {resource} is set by spec.trainers.gpusPerPod"
 
 
 def _unknown(value: Any, allowed: tuple[str, ...], at: str) -> Iterator[str]:
     if value is not None and not isinstance(value, dict):
-        yield f"{at}: {value!r} is no map"
+        yield f"{at}: {value!r} is not a map"
     for name in _map(value):
         if name not in allowed:
             near = difflib.get_close_matches(name, allowed, n=1)
             meant = f" (did you mean {near[0]}?)" if near else ""
-            yield f"{at}.{name} is not an experiment's to say; allowed: {', '.join(allowed)}{meant}"
+            yield f"{at}.{name} is not an allowed field; allowed: {', '.join(allowed)}{meant}"
 
 
 def _map(value: Any) -> Mapping[str, Any]:

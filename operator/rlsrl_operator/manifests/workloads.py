@@ -1,4 +1,4 @@
-"""The objects that make pods, and those by which pods find each other and keep what they have."""
+"""The Deployments and StatefulSets of the roles, the Services, and the volume claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlsrl_operator.roles import COORDINATOR, TRAINER, Role, roles_of
 
 
 def workloads(context: ExperimentContext) -> list[Manifest]:
-    """One a role; the trainers' as of no attempt (see ``rlsrl_operator.gang``)."""
+    """Return one workload for each role. ``lifecycle.overlaid`` adds the trainers' attempt."""
     return [
         _deployment(context, role) if role.workload == "Deployment" else _stateful_set(context, role)
         for role in roles_of(context.configs)
@@ -18,13 +18,13 @@ def workloads(context: ExperimentContext) -> list[Manifest]:
 
 
 def services(context: ExperimentContext) -> list[Manifest]:
-    """The coordinator's address, and the names of the trainers' pods."""
+    """Return the Services: the coordinator's address, and the DNS names of the trainers' pods."""
     ports = [("coordinator", COORDINATOR_PORT), ("http", HTTP_PORT)]
     coordinator = {
         "type": "ClusterIP",
         "ports": [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports],
     }
-    # The ranks meet before they are ready.
+    # Ranks connect to each other before they are ready.
     trainers = {"clusterIP": "None", "publishNotReadyAddresses": True}
     return [
         {
@@ -38,7 +38,10 @@ def services(context: ExperimentContext) -> list[Manifest]:
 
 
 def volume_claim(context: ExperimentContext) -> Manifest | None:
-    """The experiment's volume; None where weights are in an object store. It stays unless told otherwise."""
+    """Return the claim of the experiment's volume, or None if an object store holds the weights.
+
+    The claim outlives the experiment, unless ``whenDeleted`` is Delete.
+    """
     volume = context.experiment.spec.parameters.store.filesystem
     if volume is None:
         return None
@@ -62,7 +65,7 @@ def _deployment(context: ExperimentContext, role: Role) -> Manifest:
         "spec": {
             "replicas": role.pods(context.experiment, context.configs),
             "selector": {"matchLabels": context.selector(role.name)},
-            # An index is free only once its holder has gone.
+            # A worker's index is free only after the pod that holds it is gone.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
             "revisionHistoryLimit": 2,
             "template": pod_template(context, role),
@@ -82,7 +85,7 @@ def _stateful_set(context: ExperimentContext, role: Role) -> Manifest:
             "replicas": role.pods(context.experiment, context.configs),
             "serviceName": context.name_of(role.name),
             "selector": {"matchLabels": context.selector(role.name)},
-            # A gang is replaced as one: in turn, each waiting until it is ready, it would wait for ever.
+            # All pods of a gang start together: one that waited for its predecessor to be ready would wait for ever.
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete" if role.name == TRAINER else "RollingUpdate"},
             "revisionHistoryLimit": 2,

@@ -30,7 +30,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> tuple[dict[str
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with asyncio.timeout(DEADLINE_SECONDS), server, aiohttp.ClientSession() as session:
             monkeypatch.setattr(coordinator_status, "HTTP_PORT", server.sockets[0].getsockname()[1])
-            return await HttpCoordinatorStatus(session).ask("127.0.0.1", "the-token")
+            return await HttpCoordinatorStatus(session).fetch("127.0.0.1", "the-token")
 
     return asyncio.run(main()), requests
 
@@ -92,7 +92,7 @@ def test_nobody_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
-            assert await HttpCoordinatorStatus(session).ask("127.0.0.1", "token") is None
+            assert await HttpCoordinatorStatus(session).fetch("127.0.0.1", "token") is None
 
     asyncio.run(main())
 
@@ -105,6 +105,6 @@ def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytest.Monk
 
         async def main() -> None:
             async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
-                assert await HttpCoordinatorStatus(session).ask("127.0.0.1", "token") is None
+                assert await HttpCoordinatorStatus(session).fetch("127.0.0.1", "token") is None
 
         asyncio.run(main())

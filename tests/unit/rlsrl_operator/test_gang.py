@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlsrl.api.pods import restarts
-from rlsrl_operator.gang import Life, Loss, Verdict, configuration_error, judge
+from rlsrl_operator.gang import Attempt, AttemptEnd, Verdict, configuration_error, judge
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.testing import ended, pod, waiting
 
@@ -16,8 +16,8 @@ BEFORE, SINCE, AFTER = "2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 1, tzinfo
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 
 
-def gang(*, complete: bool = True, num_pods: int = 2) -> Life:
-    return Life(attempt=2, template="3", num_pods=num_pods, complete_since=SINCE if complete else None)
+def gang(*, complete: bool = True, num_pods: int = 2) -> Attempt:
+    return Attempt(number=2, template="3", num_pods=num_pods, complete_since=SINCE if complete else None)
 
 
 def ours(index: int = 0, **about: Any) -> Manifest:
@@ -29,8 +29,8 @@ def pair(**about: Any) -> list[Manifest]:
     return [ours(), ours(1, **about)]
 
 
-def lost(message: str, *, counts: bool = True) -> Loss:
-    return Loss(message=message, counts=counts)
+def lost(message: str, *, counts: bool = True) -> AttemptEnd:
+    return AttemptEnd(message=message, is_failure=counts)
 
 
 ALIVE: dict[str, tuple[list[Manifest], Verdict]] = {
@@ -88,10 +88,10 @@ LOST = {
     ),
     "started again, nobody knows why": (
         pair(restarts=1, ready=False),
-        lost("the worker of a-trainer-1 was started again"),
+        lost("the worker of a-trainer-1 was restarted"),
     ),
     "the pod as such failed": (pair(phase="Failed", state={}), lost("a-trainer-1 ended: Failed")),
-    "edited": (pair(template="2"), Loss(message="the experiment was edited", counts=False, edited=True)),
+    "edited": (pair(template="2"), AttemptEnd(message="the experiment was edited", is_failure=False, is_edit=True)),
     "evicted by the kubelet": (
         pair(phase="Failed", reason="Evicted", state={}),
         lost("a-trainer-1 ended: Evicted", counts=False),
@@ -135,19 +135,19 @@ def test_an_attempt_goes_on(name: str, complete: bool) -> None:
 def test_an_attempt_is_over(name: str, complete: bool) -> None:
     pods, expected = LOST[name]
     verdict = judge(pods, gang(complete=complete))
-    assert (verdict.done, verdict.loss) == (False, expected)
+    assert (verdict.done, verdict.end) == (False, expected)
 
 
 @pytest.mark.parametrize("name", ONCE_COMPLETE)
 def test_a_gang_that_was_complete_is_joined_by_nobody(name: str) -> None:
     pods, expected = ONCE_COMPLETE[name]
     verdict = judge(pods, gang())
-    assert (verdict.done, verdict.loss) == (False, expected)
+    assert (verdict.done, verdict.end) == (False, expected)
 
 
 @pytest.mark.parametrize("name", ["deleted", "evicted", "replaced", "gone", "all gone"])
 def test_a_gang_that_is_being_made_may_still_be_joined(name: str) -> None:
-    assert judge(ONCE_COMPLETE[name][0], gang(complete=False)).loss is None
+    assert judge(ONCE_COMPLETE[name][0], gang(complete=False)).end is None
 
 
 def test_a_pod_that_ends_is_not_ready_whatever_it_says() -> None:

@@ -120,7 +120,7 @@ CASES = {
         attempt=5,
         failures=3,
         reason="BudgetExhausted",
-        message="3 failures are more than restarts.budget 2; the last: a-trainer-1 ended: Error, exit code 1: boom",
+        message="3 failures exceed restarts.budget 2; the last: a-trainer-1 ended: Error, exit code 1: boom",
     ),
     "fails after one failure was forgotten": Case(
         before=running(attempt=5, failed=2, seconds_ago=DECAY_SECONDS + 1),
@@ -172,7 +172,7 @@ CASES = {
         attempt=2,
         restarts=0,
         reason="Starting",
-        message="attempt 2 goes on from where attempt 1 ended",
+        message="attempt 2 continues attempt 1",
     ),
     "is edited to be forgiven less than it was": Case(
         before=running(attempt=5, failed=2),

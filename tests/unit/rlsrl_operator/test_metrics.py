@@ -109,7 +109,7 @@ def test_an_experiment_is_in_one_phase_until_it_is_gone(metrics: OperatorMetrics
 
 def test_it_is_served_to_whoever_asks(metrics: OperatorMetrics) -> None:
     async def test() -> str:
-        metrics.wrote("Deployment", "apply")
+        metrics.count_write("Deployment", "apply")
         async with serving(metrics.registry, host="127.0.0.1", port=0) as port, aiohttp.ClientSession() as session:
             async with session.get(f"http://127.0.0.1:{port}/") as answer:
                 assert answer.status == 404

@@ -48,7 +48,7 @@ class Resource(SimpleNamespace):
 
 
 class ApiServer:
-    """InformerCache, behind the calls of the dynamic client that the operator makes."""
+    """Kubernetes objects, behind the calls of the dynamic client that the operator makes."""
 
     def __init__(self) -> None:
         self.objects: dict[Place, Manifest] = {}
@@ -178,7 +178,7 @@ class ApiServer:
 class Silent:
     """Coordinators that do not answer."""
 
-    async def ask(self, host: str, token: str) -> None:
+    async def fetch(self, host: str, token: str) -> None:
         del host, token
 
 
@@ -189,7 +189,7 @@ class Counting:
         self.answers = 0
         self.meanwhile: Callable[[], object] = lambda: None
 
-    async def ask(self, host: str, token: str) -> dict[str, Any]:
+    async def fetch(self, host: str, token: str) -> dict[str, Any]:
         del host, token
         self.answers += 1
         self.meanwhile()

@@ -47,19 +47,19 @@ FAULTS = {
     "a list": ("- images\n", "the document: Input should be a valid dictionary or instance of OperatorSettings, not ["),
     "no YAML": (
         "images: {actor: a\n",
-        'is no YAML: while parsing a flow mapping in "<unicode string>", line 1, column 9',
+        'is not YAML: while parsing a flow mapping in "<unicode string>", line 1, column 9',
     ),
-    "a tab": ("images:\n\tactor: a\n", "is no YAML: while scanning for the next token found character '\\t'"),
+    "a tab": ("images:\n\tactor: a\n", "is not YAML: while scanning for the next token found character '\\t'"),
     "missing": ("images: {actor: a}\n", "images.learner is missing"),
     "all missing": ("namespaces: []\n", "images is missing"),
     "a misspelt field": (
         "images: {actor: a, learner: l, pullSecret: []}\n",
-        "images.pullSecret is no field: did you mean pullSecrets?",
+        "images.pullSecret is not a field: did you mean pullSecrets?",
     ),
-    "an unknown field": (IMAGES + "zzz: 1\n", "zzz is no field"),
+    "an unknown field": (IMAGES + "zzz: 1\n", "zzz is not a field"),
     "not YAML's name": (
         IMAGES + "network_policies: {}\n",
-        "network_policies is no field: did you mean networkPolicies?",
+        "network_policies is not a field: did you mean networkPolicies?",
     ),
     "a wrong type": (
         IMAGES + "networkPolicies: {enabled: 'yes'}\n",
@@ -93,7 +93,7 @@ FAULTS = {
     "long": (IMAGES + f"namespaces: {'x' * 1000}\n", f"namespaces: Input should be a valid tuple, not '{'x' * 99}..."),
     "two faults": (
         "images: {actor: 1, learner: l}\nrole: {}\n",
-        "images.actor: Input should be a valid string, not 1; role is no field: did you mean roles?",
+        "images.actor: Input should be a valid string, not 1; role is not a field: did you mean roles?",
     ),
 }
 
@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
         read_settings(path)
     path.rmdir()
     path.write_bytes(b"images: \xff\n")
-    with pytest.raises(SettingsError, match=rf"^{path}: is no UTF-8 text: .*0xff in position 8"):
+    with pytest.raises(SettingsError, match=rf"^{path}: is not UTF-8 text: .*0xff in position 8"):
         read_settings(path)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import Manifest, render
-from rlsrl_operator.manifests.templates import SECTIONS, refusals
+from rlsrl_operator.manifests.templates import SECTIONS, template_faults
 from rlsrl_operator.roles import ROLES
 from rlsrl_operator.settings import PodDefaults
 from rlsrl_operator.testing import SETTINGS, context_of, faults_of_restricted
@@ -35,37 +35,40 @@ def worker(**says: Any) -> dict[str, Any]:
 
 AT = "spec.actors.podTemplate"
 REFUSED = [
-    ({"spec": {"hostNetwork": True}}, f"{AT}.spec.hostNetwork is not an experiment's to say; allowed: affinity, "),
+    ({"spec": {"hostNetwork": True}}, f"{AT}.spec.hostNetwork is not an allowed field; allowed: affinity, "),
     ({"spec": {"nodeselector": {}}}, "(did you mean nodeSelector?)"),
     ({"spec": {"securityContext": {"runAsUser": 0}}}, f"{AT}.spec.securityContext is not"),
     ({"spec": {"serviceAccountName": "admin"}}, f"{AT}.spec.serviceAccountName is not"),
     ({"spec": {"initContainers": []}}, f"{AT}.spec.initContainers is not"),
     ({"spec": {"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}}, f"{AT}.spec.volumes[0].hostPath is not"),
-    ({"spec": {"containers": [{"name": "mine"}]}}, f"{AT}.spec.containers[0].name: 'mine' is none of the pod's"),
+    (
+        {"spec": {"containers": [{"name": "mine"}]}},
+        f"{AT}.spec.containers[0].name: 'mine' is not a container of the pod",
+    ),
     (worker(securityContext={"privileged": True}), f"{AT}.spec.containers[0].securityContext is not"),
     (worker(command=["sh"]), f"{AT}.spec.containers[0].command is not"),
     (worker(env=[{"name": "RLSRL_TOKEN_FILE", "value": "/x"}]), f"{AT}.spec.containers[0].env: RLSRL_TOKEN_FILE is"),
     (
         {"metadata": {"labels": {"rlsrl.dev/role": "trainer"}}},
-        f"{AT}.metadata.labels: rlsrl.dev/role is the operator's",
+        f"{AT}.metadata.labels: rlsrl.dev/role is reserved",
     ),
     ({"metadata": {"name": "x"}}, f"{AT}.metadata.name is not"),
-    ({"spec": 5}, f"{AT}.spec: 5 is no map"),
+    ({"spec": 5}, f"{AT}.spec: 5 is not a map"),
     ({"kind": "Pod"}, f"{AT}.kind is not"),
 ]
 
 
 @pytest.mark.parametrize(("template", "said"), REFUSED, ids=[said for _, said in REFUSED])
 def test_what_is_not_an_experiments_to_say_is_named(template: dict[str, Any], said: str) -> None:
-    (found,) = refusals(context_of(with_template(template)).experiment)
+    (found,) = template_faults(context_of(with_template(template)).experiment)
     assert said in found
 
 
 def test_devices_have_one_source() -> None:
     template = worker(resources={"limits": {"nvidia.com/gpu": "8"}})
-    assert refusals(context_of(with_template(template)).experiment) == []
-    (said,) = refusals(context_of(with_template(template, "trainers")).experiment)
-    assert said.endswith("resources: nvidia.com/gpu follows from spec.trainers.gpusPerPod")
+    assert template_faults(context_of(with_template(template)).experiment) == []
+    (said,) = template_faults(context_of(with_template(template, "trainers")).experiment)
+    assert said.endswith("resources: nvidia.com/gpu is set by spec.trainers.gpusPerPod")
 
 
 def test_every_role_but_the_coordinator_has_a_section() -> None:
@@ -97,7 +100,7 @@ def test_it_is_laid_over_what_the_role_needs_and_the_administrator_gives() -> No
         node_selector={"pool": "any", "zone": "z"}, resources={"requests": {"cpu": "1"}}, affinity={"nodeAffinity": {}}
     )
     bare, pod = pods_of({}), pods_of(FULL, roles={"actor": defaults})
-    assert refusals(context_of(with_template(FULL)).experiment) == []
+    assert template_faults(context_of(with_template(FULL)).experiment) == []
     assert pod["metadata"]["labels"] == bare["metadata"]["labels"] | {"team": "a"}
     assert pod["metadata"]["annotations"]["note"] == "b"
     spec = pod["spec"]
