@@ -26,7 +26,9 @@ from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, Mark, ProducerProgress, TrainerLedger
-from rlsrl.streams.connect import consumer_for, producer_for
+from rlsrl.streams.connect import open_sample_consumer, open_sample_producer
+from rlsrl.streams.consumer_core import ConsumerOptions
+from rlsrl.streams.producer_state import ProducerOptions
 
 TOKEN_BYTES, TOKEN = b"x" * 40, "benchmark"
 SECONDS_A_TURN, TIMEOUT = 0.3, 30.0
@@ -70,9 +72,8 @@ def serve_stream(name: str, layout_name: str, folder: str) -> None:
     if folder:
         ledger = ActorLedger(LedgerPage.open(Path(folder) / "actor-0.page", "actor", 0))
         ledger.begin(0)
-    producer = producer_for(name, find=str, tls=None)(
-        name, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger
-    )
+    options = ProducerOptions(token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger)
+    producer = open_sample_producer(name, options, find=str, tls=None)
     source = layout.view(bytearray(layout.nbytes))
     while True:
         slot = producer.acquire(3600)
@@ -105,9 +106,10 @@ class Stream:
         ledger: NoLedger | TrainerLedger = NoLedger()
         if with_ledger:
             ledger = TrainerLedger(LedgerPage.open(Path(self._folder.name) / "trainer-0.page", "trainer", 0))
-        self._consumer = consumer_for(name, tls=None, on_unauthenticated=lambda: None)(
-            name, token=TOKEN, layout_digest=layout.step_digest, ledger=ledger, slots_per_producer=num_slots
+        options = ConsumerOptions(
+            token=TOKEN, layout_digest=layout.step_digest, ledger=ledger, slots_per_producer=num_slots
         )
+        self._consumer = open_sample_consumer(name, options, tls=None, on_unauthenticated=lambda: None)
         folder = self._folder.name if with_ledger else ""
         self._process = subprocess.Popen([sys.executable, __file__, "stream", name, layout_name, folder])
         self._num_lanes = layout.num_lanes

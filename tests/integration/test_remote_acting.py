@@ -23,6 +23,7 @@ from rlsrl.parameters.broadcast import BroadcastPublisher
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.runtime.worker import Worker
+from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.shared_memory import SharedMemoryConsumer
 from rlsrl.testing.contexts import TOKEN, make_context
 from rlsrl.workers.actor import ActorWorker
@@ -79,10 +80,12 @@ class Stage:
         ledger.resume(None)
         consumer = SharedMemoryConsumer(
             self.told.trainer.samples_endpoints[0],
-            token=TOKEN,
-            layout_digest=self._layout.step_digest,
-            ledger=ledger,
-            slots_per_producer=NUM_SLOTS * config.ring_size,
+            ConsumerOptions(
+                token=TOKEN,
+                layout_digest=self._layout.step_digest,
+                ledger=ledger,
+                slots_per_producer=NUM_SLOTS * config.ring_size,
+            ),
         )
         self._resources.callback(consumer.close)
         num_slots = NUM_SLOTS * config.ring_size

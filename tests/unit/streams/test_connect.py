@@ -1,28 +1,52 @@
-"""Endpoints find their transport."""
+"""The form of an endpoint selects the transport."""
 
 from __future__ import annotations
 
-from functools import partial
+from pathlib import Path
 
 import pytest
 
-from rlsrl.streams.connect import consumer_for, producer_for
+from rlsrl.data.slots import ProducerId
+from rlsrl.runtime.ledger import ActorLedger, LedgerPage, TrainerLedger
+from rlsrl.streams.connect import open_sample_consumer, open_sample_producer
+from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer
+from rlsrl.streams.producer_state import ProducerOptions
 from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
+from rlsrl.testing.stream_bench import SharedMemoryTransport, TcpTransport, UnixTransport, small_layout
+
+LAYOUT = small_layout()
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "producer", "consumer"),
+    ("endpoint", "transport"),
     [
-        ("rlsrl-0123-samples-trainer-0", SharedMemoryProducer, SharedMemoryConsumer),
-        ("unix-abstract:rlsrl-0123-samples-trainer-0", GrpcSampleProducer, GrpcSampleConsumer),
-        ("10.0.0.1:7001", GrpcSampleProducer, GrpcSampleConsumer),
-        ("roster:trainer/0", GrpcSampleProducer, GrpcSampleConsumer),
+        ("rlsrl-0123-samples-trainer-0", SharedMemoryProducer),
+        ("unix-abstract:rlsrl-0123-samples-trainer-0", GrpcSampleProducer),
+        ("10.0.0.1:7001", GrpcSampleProducer),
+        ("roster:trainer/0", GrpcSampleProducer),
     ],
 )
-def test_the_form_of_an_endpoint_is_its_transport(endpoint: str, producer: type, consumer: type) -> None:
-    for made, wanted in (
-        (producer_for(endpoint, find=str, tls=None), producer),
-        (consumer_for(endpoint, tls=None, on_unauthenticated=lambda: None), consumer),
-    ):
-        assert made is wanted or (isinstance(made, partial) and made.func is wanted)
+def test_a_producers_endpoint_selects_its_transport(tmp_path: Path, endpoint: str, transport: type) -> None:
+    with LedgerPage.open(tmp_path / "actor-0.page", "actor", 0) as page:
+        options = ProducerOptions(token="t", layout=LAYOUT, producer_id=ProducerId(0, 0), ledger=ActorLedger(page))
+        producer = open_sample_producer(endpoint, options, find=str, tls=None)
+        assert type(producer) is transport
+        producer.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "transport"),
+    [
+        (SharedMemoryTransport().new_address(), SharedMemoryConsumer),
+        (UnixTransport().new_address(), GrpcSampleConsumer),
+        (TcpTransport().new_address(), GrpcSampleConsumer),
+    ],
+    ids=["shared memory", "unix socket", "TCP"],
+)
+def test_a_consumers_endpoint_selects_its_transport(tmp_path: Path, endpoint: str, transport: type) -> None:
+    with LedgerPage.open(tmp_path / "trainer-0.page", "trainer", 0) as page:
+        options = ConsumerOptions(token="t", layout_digest=LAYOUT.step_digest, ledger=TrainerLedger(page))
+        consumer = open_sample_consumer(endpoint, options, tls=None, on_unauthenticated=lambda: None)
+        assert type(consumer) is transport
+        consumer.close()

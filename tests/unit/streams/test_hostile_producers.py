@@ -158,7 +158,7 @@ def test_descriptors_sent_to_the_consumer_are_not_kept(
 def test_a_protocol_mismatch_is_named_to_the_producer(
     stranger: Callable[[], Stranger], consumer: ObservableConsumer
 ) -> None:
-    assert "protocol 3 here, 1 there" in stranger().introduce(protocol=1)["refused"]
+    assert "protocol 3 at the consumer, 1 at the producer" in stranger().introduce(protocol=1)["refused"]
     assert consumer.counters["refused_protocol"] == 1
 
 
@@ -372,10 +372,10 @@ class FakeConsumer:
 @pytest.mark.parametrize(
     ("payload", "error", "text"),
     [
-        (b'{"protocol": 1}', HandshakeRefused, "protocol 3 here, 1 at the consumer"),
+        (b'{"protocol": 1}', HandshakeRefused, "protocol 3 at the producer, 1 at the consumer"),
         (b'{"refused": "because"}', HandshakeRefused, "because"),
         (b"nonsense", StreamError, "Expecting value"),
-        (b'{"protocol": 3, "mark": 0}', StreamError, "makes no sense"),
+        (b'{"protocol": 3, "mark": 0}', StreamError, "is invalid"),
         (b'{"protocol": 3, "mark": 0, "num_slots": 2, "claims": []}', StreamError, "no memory"),
         (b'{"protocol": 3, "mark": 0, "num_slots": 2, "claims": [7]}', StreamError, "no memory"),
         (b"[" * 60_000, StreamError, "nested"),

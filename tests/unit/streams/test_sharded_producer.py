@@ -12,6 +12,8 @@ import pytest
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, TrainerLedger, balance, read_pages
+from rlsrl.streams.consumer_core import ConsumerOptions
+from rlsrl.streams.producer_state import ProducerOptions
 from rlsrl.streams.protocols import StreamClosed, StreamTimeout
 from rlsrl.streams.sharded import ShardedProducer
 from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
@@ -41,11 +43,13 @@ class Fleet:
             [
                 SharedMemoryProducer(
                     f"{self._name}-{rank}",
-                    token=TOKEN,
-                    layout=LAYOUT,
-                    producer_id=ProducerId(0, 0),
-                    ledger=AddressedLedger(ledger, rank),
-                    sequences=sequences,
+                    ProducerOptions(
+                        token=TOKEN,
+                        layout=LAYOUT,
+                        producer_id=ProducerId(0, 0),
+                        ledger=AddressedLedger(ledger, rank),
+                        sequences=sequences,
+                    ),
                 )
                 for rank in range(2)
             ]
@@ -56,9 +60,8 @@ class Fleet:
         return self._resources.enter_context(LedgerPage.open(self.folder / f"{role}-{index}.page", role, index))
 
     def _consumer(self, rank: int) -> SharedMemoryConsumer:
-        consumer = SharedMemoryConsumer(
-            f"{self._name}-{rank}", token=TOKEN, layout_digest=LAYOUT.step_digest, ledger=self.trainers[rank]
-        )
+        options = ConsumerOptions(token=TOKEN, layout_digest=LAYOUT.step_digest, ledger=self.trainers[rank])
+        consumer = SharedMemoryConsumer(f"{self._name}-{rank}", options)
         self._resources.callback(consumer.close)
         return consumer
 

@@ -20,11 +20,13 @@ from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.policies.remote import MAX_FAILURES, RemoteActor, RemotePolicy
 from rlsrl.runtime.ledger import ActorLedger, TrainerLedger
 from rlsrl.runtime.worker import PollResult
+from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.inference import InferenceBatch, InferenceFailed
-from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
+from rlsrl.streams.producer_state import ProducerOptions
 from rlsrl.streams.protocols import StreamClosed
 from rlsrl.testing.contexts import TOKEN, RecordingSession, make_context
 from rlsrl.testing.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
+from rlsrl.testing.inline_samples import InlineChannel, InlineConsumer, InlineProducer
 from rlsrl.workers.actor import ActorWorker
 from rlsrl.workers.build.actor import ActorParts
 from rlsrl.workers.env_groups import LockstepEnvGroup
@@ -47,7 +49,8 @@ class Bench:
         trainer = TrainerLedger(resources.enter_context(make_context("trainer", folder).open_ledger_page()))
         trainer.resume(None)
         self.consumer = InlineConsumer(
-            samples, token=TOKEN, layout_digest=layout.step_digest, ledger=trainer, slots_per_producer=4
+            samples,
+            ConsumerOptions(token=TOKEN, layout_digest=layout.step_digest, ledger=trainer, slots_per_producer=4),
         )
         resources.callback(self.consumer.close)
         answers = InferenceLayout.of(env_spec)
@@ -63,7 +66,9 @@ class Bench:
         groups = tuple(self._group(number, envs, policy) for number, envs in enumerate(all_envs))
         ledger = ActorLedger(self.context.open_ledger_page())
         ledger.begin(0)
-        producer = InlineProducer(samples, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger)
+        producer = InlineProducer(
+            samples, ProducerOptions(token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=ledger)
+        )
         closing = resources.enter_context(ExitStack())
         closing.callback(producer.close)
         closing.callback(self.client.close)

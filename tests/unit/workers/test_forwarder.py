@@ -27,7 +27,8 @@ from rlsrl.runtime.ledger import (
     read_pages,
     settle_ledger,
 )
-from rlsrl.streams.connect import consumer_for
+from rlsrl.streams.connect import open_sample_consumer
+from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.eventfd import EventFd
 from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
 from rlsrl.testing.stream_bench import DEADLINE, NUM_LANES, TOKEN, TRANSITIONS, fill, small_layout, value_of
@@ -60,9 +61,10 @@ class Chain:
 
     def _consumer(self, role: str, ledger: TrainerLedger | BufferLedger, *, slots: int) -> SampleConsumer:
         endpoint = f"{self._name}-{role}"
-        consumer = consumer_for(endpoint, tls=None, on_unauthenticated=lambda: None)(
-            endpoint, token=TOKEN, layout_digest=LAYOUT.step_digest, ledger=ledger, slots_per_producer=slots
+        options = ConsumerOptions(
+            token=TOKEN, layout_digest=LAYOUT.step_digest, ledger=ledger, slots_per_producer=slots
         )
+        consumer = open_sample_consumer(endpoint, options, tls=None, on_unauthenticated=lambda: None)
         self._resources.callback(consumer.close)
         return consumer
 

@@ -19,10 +19,12 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import ActorLedger, TrainerLedger, balance, read_pages
-from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
+from rlsrl.streams.consumer_core import ConsumerOptions
+from rlsrl.streams.producer_state import ProducerOptions
 from rlsrl.streams.protocols import StreamTimeout
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.contexts import TOKEN, RecordingSession, make_context
+from rlsrl.testing.inline_samples import InlineChannel, InlineConsumer, InlineProducer
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.waiting import until
 from rlsrl.workers.compiling import StepCompiler
@@ -114,10 +116,12 @@ class Bench:
         self.actor_ledger.begin(0)
         channel = InlineChannel()
         self.consumer = InlineConsumer(
-            channel, token=TOKEN, layout_digest=layout.step_digest, ledger=self.ledger, slots_per_producer=8
+            channel,
+            ConsumerOptions(token=TOKEN, layout_digest=layout.step_digest, ledger=self.ledger, slots_per_producer=8),
         )
         self.producer = InlineProducer(
-            channel, token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=self.actor_ledger
+            channel,
+            ProducerOptions(token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=self.actor_ledger),
         )
         self.buffer = FifoBuffer(layout=layout, batch_lanes=LANES, max_policy_lag=buffer_lag or max_policy_lag)
         never = dict.fromkeys(("return_mean", "env_steps", "train_steps", "wall_seconds"))

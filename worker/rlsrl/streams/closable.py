@@ -1,4 +1,4 @@
-"""An end of a stream that one thread uses, and any thread may close."""
+"""The end of a stream that one thread uses and any thread may close."""
 
 from __future__ import annotations
 
@@ -12,30 +12,36 @@ from rlsrl.streams.protocols import StreamClosed
 
 
 class Closable(ABC):
-    """Whoever is in a call owns what the end holds; ``close`` disposes of it, or leaves that to the owner it has woken.
+    """An object with a thread-safe ``close``.
 
-    Calls that use anything of it are in ``_exclusive``, and wait for ``_wake`` beside whatever else they wait for.
+    Methods that use its resources run inside ``_exclusive`` and, while they wait, also wait for ``_wake``. If such a
+    method runs during ``close``, its thread disposes of the resources; otherwise ``close`` does.
     """
 
     def __init__(self, name: str) -> None:
-        """``name`` is how complaints call it."""
+        """``name`` stands in error messages."""
         self._name = name
         self._closed = False
         self._in_call = threading.Lock()
         self._wake = EventFd()
 
     def close(self) -> None:
-        """Give back what is held and wake whoever waits. Idempotent; not from a signal handler."""
+        """Dispose of the resources and wake the waiting thread. Idempotent. Not for use in a signal handler."""
         self._closed = True
         self._wake.set()
         self._dispose_if_idle()
 
     @abstractmethod
     def _dispose(self) -> None:
-        """Close everything but ``_wake``; nobody is in another call. Called again if ``close`` is."""
+        """Close everything but ``_wake``. No other method runs meanwhile. Must be idempotent."""
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
+        """Use the resources inside the block.
+
+        Raises:
+            StreamClosed: ``close`` was called.
+        """
         try:
             with self._in_call:
                 self._check_open()
@@ -49,7 +55,7 @@ class Closable(ABC):
             raise StreamClosed(f"{self._name} was closed")
 
     def _dispose_if_idle(self) -> None:
-        """Dispose, unless somebody is in another call, who then does it on leaving."""
+        """Dispose of the resources, unless another thread uses them: that thread disposes of them when it leaves."""
         if not self._in_call.acquire(blocking=False):
             return
         try:

@@ -1,29 +1,36 @@
-"""Which transport an endpoint is of, by its form: an address of gRPC has a colon, a name in shared memory has none."""
+"""Make the end of a sample stream for an endpoint. An endpoint with a colon is gRPC, one without is shared memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from rlsrl.rpc.tls import Tls
+from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer
+from rlsrl.streams.producer_state import ProducerOptions
 from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
 
 
-def producer_for(
-    endpoint: str, *, find: Callable[[str], str | None], tls: Tls | None
-) -> Callable[..., SharedMemoryProducer | GrpcSampleProducer]:
-    """Makes the end that fills slots: ``unix-abstract:NAME``, ``HOST:PORT`` and ``roster:ROLE/INDEX`` are reached by
-    gRPC, wherever ``find`` says that they are, with the certificates of ``tls``, if there are any."""
-    return partial(GrpcSampleProducer, find=find, tls=tls) if ":" in endpoint else SharedMemoryProducer
+def open_sample_producer(
+    endpoint: str, options: ProducerOptions, *, find: Callable[[str], str | None], tls: Tls | None
+) -> SharedMemoryProducer | GrpcSampleProducer:
+    """Return a producer for the consumer at ``endpoint``. It connects when it is used.
+
+    ``find`` and ``tls`` are for gRPC: ``unix-abstract:NAME``, ``HOST:PORT`` or ``roster:ROLE/INDEX``. ``find`` returns
+    the address that an endpoint has now.
+    """
+    if ":" in endpoint:
+        return GrpcSampleProducer(endpoint, options, find=find, tls=tls)
+    return SharedMemoryProducer(endpoint, options)
 
 
-def consumer_for(
-    endpoint: str, *, tls: Tls | None, on_unauthenticated: Callable[[], None]
-) -> Callable[..., SharedMemoryConsumer | GrpcSampleConsumer]:
-    """Makes the end that grants; see ``producer_for``. ``on_unauthenticated`` hears of each call without the token."""
-    return (
-        partial(GrpcSampleConsumer, tls=tls, on_unauthenticated=on_unauthenticated)
-        if ":" in endpoint
-        else SharedMemoryConsumer
-    )
+def open_sample_consumer(
+    endpoint: str, options: ConsumerOptions, *, tls: Tls | None, on_unauthenticated: Callable[[], None]
+) -> SharedMemoryConsumer | GrpcSampleConsumer:
+    """Return a consumer that serves ``endpoint``.
+
+    ``tls`` and ``on_unauthenticated`` are for gRPC; the latter is called for each call without the token.
+    """
+    if ":" in endpoint:
+        return GrpcSampleConsumer(endpoint, options, tls=tls, on_unauthenticated=on_unauthenticated)
+    return SharedMemoryConsumer(endpoint, options)

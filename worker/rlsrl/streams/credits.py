@@ -1,17 +1,16 @@
-"""Who may fill which slot: the bookkeeping of a sample stream's consumer, without sockets, threads or clocks.
+"""The credits of a sample stream's consumer: which producer may fill which slot. No sockets, threads or clocks.
 
-A transport tells the book what happened (a producer connected, a slot arrived, memory was released, a producer went)
-and asks which credits to send. Lanes are the unit of account::
+The consumer reports events (a producer connected, a slot arrived, a slot was released, a producer went) and asks which
+credits to send. The unit is the lane::
 
-    granted + returned by the gone = issued + allowance
+    granted + returned by producers that went = issued + allowance
 
-A credit is issued only if the whole slot fits into the allowance: lanes beyond what is granted would be older than the
-policy lag allows by the time they are trained. What is left over waits for the next grant. So whoever grants has to
-grant enough ahead for whole slots to fit (``ExperimentSpec.least_policy_lag``).
+A credit is issued only if its whole slot fits into the allowance. Lanes beyond the granted ones would exceed the policy
+lag when they are trained. The rest of the allowance waits for the next grant, so the rate limiter must grant enough
+ahead for whole slots (``ExperimentSpec.least_policy_lag``).
 
-Among producers with a free slot the one that was issued a credit longest ago comes first, then the lowest index:
-neither the order nor the moment in which memory came back matters as long as there is some. So a batch is spread over
-all producers, also after one of them was away, and a fleet that answers in another order is granted in the same one.
+Of the producers with a free slot, the one whose last credit is oldest comes first, then the lowest index. The time and
+order of releases do not matter. So a batch is spread over all producers, and the order of credits is reproducible.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ class Credit:
     """The right to fill one slot."""
 
     order: int
-    """Place in the order of granting, unique over the book's life."""
+    """Position in the order of granting, unique in the life of the book."""
     connection: int
-    """Who holds it: the transport's number of a connection, never used twice."""
+    """Number of the holder's connection, never used twice."""
     slot: int
-    """Which of that connection's slots."""
+    """Number of the slot on that connection."""
     num_lanes: int
-    """Lanes of that slot."""
+    """Lanes of the slot."""
     min_version: Version
-    """The oldest weights it may be acted with."""
+    """Oldest weights that may fill the slot."""
 
 
 class UnknownCredit(Exception):
-    """A slot came under a credit that its sender does not hold."""
+    """A slot arrived under a credit that its sender does not hold."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,24 +47,24 @@ class _Holder:
     index: int
     num_lanes: int
     free: list[int]
-    """Slots that may carry a new credit."""
+    """Slots without a credit, ready for a new one."""
     unreleased: set[int] = field(default_factory=set)
-    """Slots received and still being read."""
+    """Slots that were received and not released."""
     num_outstanding: int = 0
     last_order: int = -1
-    """Order of the newest credit it was issued."""
+    """Order of its newest credit; -1 without one."""
 
     @property
     def precedence(self) -> tuple[int, int]:
-        """The lowest comes first."""
+        """Sort key: the lowest gets the next credit."""
         return self.last_order, self.index
 
 
 class CreditBook:
-    """Lanes granted, credits outstanding and slots free. Not thread-safe: the transport holds a lock."""
+    """Granted lanes, outstanding credits and free slots. Not thread-safe: the transport holds a lock."""
 
     def __init__(self, *, expected_producers: int = 0) -> None:
-        """Issue nothing before ``expected_producers`` are connected at once, or ``open`` is called."""
+        """Issue no credit before ``expected_producers`` are connected at the same time, or ``open`` is called."""
         self._expected_producers = expected_producers
         self._is_open = expected_producers <= 0
         self._allowance = 0
@@ -76,35 +75,35 @@ class CreditBook:
 
     @property
     def allowance(self) -> int:
-        """Lanes granted and not yet issued; negative while more lanes were claimed than granted."""
+        """Granted lanes that are not issued. Negative if producers claimed more lanes than were granted."""
         return self._allowance
 
     @property
     def outstanding(self) -> tuple[int, ...]:
-        """Orders of the credits whose slots have not been received, ascending."""
+        """Orders of the credits whose slots were not received, ascending."""
         return tuple(self._outstanding)
 
     @property
     def is_open(self) -> bool:
-        """Whether credits are issued: the expected producers came, or are not waited for any longer."""
+        """Whether credits are issued: the expected producers have connected, or ``open`` was called."""
         return self._is_open
 
     def has_credit(self, connection: int) -> bool:
-        """Whether that connection owes a slot."""
+        """Return whether that connection holds a credit."""
         return self._holders[connection].num_outstanding > 0
 
     def open(self) -> None:
-        """Stop waiting for producers that have not come."""
+        """Issue credits without waiting for the expected producers."""
         self._is_open = True
 
     def connect(
         self, connection: int, *, index: int, num_lanes: int, num_slots: int, num_claims: int
     ) -> tuple[Credit, ...]:
-        """A producer came with ``num_slots`` slots; credits for those it brings with it.
+        """Add a producer with ``num_slots`` slots; return the credits for the slots that it claims.
 
-        The first ``num_claims`` slots are for what the producer filled, or began to fill, under a credit of a former
-        connection. They are credits like others (an order of their own, outstanding until received, given to others if
-        the producer goes) and are taken off the allowance, but nobody granted them and any weights will do.
+        A producer claims the first ``num_claims`` slots for slots that it filled, or began to fill, under a credit of a
+        former connection. Each claim becomes a credit: it has an order, counts against the allowance, is outstanding
+        until received, and goes to others if the producer goes. No grant stands behind it, and any weights may fill it.
         """
         claimed = range(num_claims)
         holder = _Holder(index=index, num_lanes=num_lanes, free=[*range(num_claims, num_slots)])
@@ -115,7 +114,7 @@ class CreditBook:
         return claims
 
     def disconnect(self, connection: int) -> tuple[Credit, ...]:
-        """A producer went. Its credits, in order, are void and their lanes may be issued to others."""
+        """Remove a producer; return its void credits in order. Their lanes can be issued again."""
         del self._holders[connection]
         void = tuple(credit for credit in self._outstanding.values() if credit.connection == connection)
         for credit in void:
@@ -124,14 +123,14 @@ class CreditBook:
         return void
 
     def grant(self, num_lanes: int, min_version: Version) -> None:
-        """Allow that many more lanes; every credit from now on asks for the newest version granted with."""
+        """Add lanes to the allowance. Later credits require the newest ``min_version`` granted so far."""
         if num_lanes < 0:
-            raise ValueError(f"cannot grant {num_lanes} lanes")
+            raise ValueError(f"num_lanes is {num_lanes}; it must be at least 0")
         self._allowance += num_lanes
         self._min_version = max(self._min_version, min_version)
 
     def receive(self, connection: int, *, order: int, slot: int) -> Credit:
-        """A filled slot came; its memory is in use until ``release``.
+        """Return the credit of a slot that has arrived. The slot is in use until ``release``.
 
         Raises:
             UnknownCredit: that connection holds no such credit for that slot.
@@ -146,17 +145,21 @@ class CreditBook:
         return credit
 
     def release(self, connection: int, slot: int) -> None:
-        """A received slot's memory is free again; nothing happens if its producer went meanwhile."""
+        """Make a received slot free again. Does nothing if its producer has gone.
+
+        Raises:
+            ValueError: the slot was not received, or was released before.
+        """
         holder = self._holders.get(connection)
         if holder is None:
             return
         if slot not in holder.unreleased:
-            raise ValueError(f"slot {slot} of connection {connection} is not one that was received: released twice?")
+            raise ValueError(f"slot {slot} of connection {connection} was not received, or was released before")
         holder.unreleased.remove(slot)
         holder.free.append(slot)
 
     def issue(self) -> list[Credit]:
-        """The credits to send now, in order. Looks at every producer for each of them."""
+        """Issue the credits that fit now; return them in order. Each takes time linear in the number of producers."""
         issued: list[Credit] = []
         while self._is_open:
             ready = [

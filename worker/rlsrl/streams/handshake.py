@@ -1,7 +1,7 @@
-"""How a producer introduces itself and what a consumer answers, whatever carries the two messages.
+"""The handshake of a sample stream on every transport: the producer's hello and the consumer's welcome or refusal.
 
-Both are JSON objects, read field by field: they come from a socket that anybody on the machine (or network) can reach.
-The protocol's version and the token are looked at before anything else.
+The messages are JSON objects. Each field is checked: the socket is open to everyone on the machine or network. The
+protocol version and the token are checked before the other fields.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from rlsrl.runtime.ledger import ProducerProgress
 from rlsrl.streams.protocols import HandshakeRefused, StreamError
 
 PROTOCOL = 3
-"""Raised with every change of a message; both ends must have the same."""
+"""Version of the messages. Raise it with every change: both ends must have the same version."""
 
 MAX_LANES = 1 << 16
-"""Lanes of one slot that a consumer allocates memory for."""
+"""Most lanes of one slot."""
 
 MAX_SLOTS = 64
-"""Slots of one producer, those it brings with it included."""
+"""Most slots of one producer, with the slots that it brings from a former connection."""
 
-Posted = tuple[int, int]
+UnacknowledgedSlot = tuple[int, int]
 """(sequence, num_transitions) of a slot that was posted and not acknowledged."""
 
 RefusalKind = Literal["malformed", "protocol", "token", "layout", "incarnation", "capacity"]
 
 
 class PeerRefused(Exception):
-    """The consumer will not have this producer; the text names both sides' values and is sent to it."""
+    """This end refuses its peer. The text has the values of both ends and is sent to the peer."""
 
     def __init__(self, kind: RefusalKind, text: str) -> None:
         super().__init__(text)
@@ -41,19 +41,19 @@ class PeerRefused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Who a producer is and what it still holds from before this connection."""
+    """The producer's first message: its identity and the slots that it holds from former connections."""
 
     producer: ProducerId
     layout: SlotLayout
-    unacknowledged: tuple[Posted, ...] = ()
-    """What this incarnation posted and will post again, ascending."""
+    unacknowledged: tuple[UnacknowledgedSlot, ...] = ()
+    """Slots that this incarnation posted and will post again, ascending."""
     num_in_hand: int = 0
-    """Slots being filled under a credit of a former connection: they will be posted over this one."""
+    """Slots that are being filled under a credit of a former connection. They will be posted over this one."""
     progress: ProducerProgress = field(default_factory=ProducerProgress)
-    """This index's account with the consumer, as its ledger has it."""
+    """This index's progress with the consumer, from the producer's ledger."""
 
     def to_json(self, token: str) -> dict[str, Any]:
-        """The message, with the token that admits it."""
+        """Return the message, with the token."""
         return {
             "protocol": PROTOCOL,
             "token": token,
@@ -69,24 +69,26 @@ class Hello:
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any], *, token: str, layout_digest: str) -> Self:
-        """Read and judge a producer's message.
+        """Decode and check a producer's message.
 
         Raises:
-            PeerRefused: it is not for us; nothing of it was believed.
+            PeerRefused: a field is invalid, or does not match this consumer.
         """
         protocol, shown = message.get("protocol"), message.get("token")
         if protocol != PROTOCOL:
-            raise PeerRefused("protocol", f"protocol {PROTOCOL} here, {str(protocol)[:20]} there")
+            raise PeerRefused("protocol", f"protocol {PROTOCOL} at the consumer, {str(protocol)[:20]} at the producer")
         if not isinstance(shown, str) or not token_matches(shown, token):
-            raise PeerRefused("token", "the token shown is not this experiment's")
+            raise PeerRefused("token", "the token is not this experiment's")
         try:
             hello = cls._read(message)
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise PeerRefused("malformed", f"malformed handshake: {error!r}"[:200]) from error
         if hello.layout.step_digest != layout_digest:
-            raise PeerRefused("layout", f"slot layout {layout_digest} here, {hello.layout.step_digest} there")
+            raise PeerRefused(
+                "layout", f"slot layout {layout_digest} at the consumer, {hello.layout.step_digest} at the producer"
+            )
         if not 1 <= hello.layout.num_lanes <= MAX_LANES:
-            raise PeerRefused("layout", f"at most {MAX_LANES} lanes a slot here, {hello.layout.num_lanes} there")
+            raise PeerRefused("layout", f"{hello.layout.num_lanes} lanes a slot; allowed are 1 to {MAX_LANES}")
         return hello
 
     @classmethod
@@ -95,45 +97,46 @@ class Hello:
         hello = cls(
             producer=producer,
             layout=SlotLayout.from_json(message["layout"]),
-            unacknowledged=_posted(message["unacknowledged"]),
+            unacknowledged=_unacknowledged(message["unacknowledged"]),
             num_in_hand=_integer(message["num_in_hand"]),
             progress=_progress(message, producer),
         )
         if hello.unacknowledged and hello.unacknowledged[0][0] <= hello.progress.sequence:
-            raise ValueError(f"slots up to {hello.progress.sequence} are acknowledged and not acknowledged")
+            raise ValueError(f"slot {hello.unacknowledged[0][0]} is both acknowledged and unacknowledged")
         if len(hello.unacknowledged) + hello.num_in_hand > MAX_SLOTS:
-            raise ValueError(f"over {MAX_SLOTS} slots held")
+            raise ValueError(f"more than {MAX_SLOTS} slots held")
         return hello
 
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """What an admitted producer is told. What former lives of it left is settled with it."""
+    """The answer to an admitted producer. It also says that the slots of the producer's former lives are settled."""
 
     mark: int
-    """The highest sequence the consumer has taken from this incarnation, -1 for none: those slots are acknowledged."""
+    """Highest sequence taken from this incarnation, or -1. Slots up to it are acknowledged."""
     num_slots: int
     claims: tuple[int, ...]
-    """Orders of the credits for what the producer brings: unacknowledged slots above the mark in order of sequence,
-    then those in hand; the i-th stands for slot i."""
+    """Orders of the credits for the slots that the producer brings: unacknowledged slots above the mark by sequence,
+    then slots in hand. The i-th credit is for slot i."""
 
     def to_json(self) -> dict[str, Any]:
-        """The message."""
+        """Return the message."""
         return {"protocol": PROTOCOL, "mark": self.mark, "num_slots": self.num_slots, "claims": list(self.claims)}
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any], *, stream: str) -> Self:
-        """Read the answer of the named stream's consumer.
+        """Decode the consumer's answer. ``stream`` stands in error messages.
 
         Raises:
-            HandshakeRefused: it said no, or speaks another version of the protocol.
-            StreamError: it makes no sense.
+            HandshakeRefused: the consumer refused, or has another protocol version.
+            StreamError: the answer is invalid.
         """
         if "refused" in message:
             raise HandshakeRefused(f"sample stream {stream}: the consumer refused this producer: {message['refused']}")
         if message.get("protocol") != PROTOCOL:
+            theirs = message.get("protocol")
             raise HandshakeRefused(
-                f"sample stream {stream}: protocol {PROTOCOL} here, {message.get('protocol')} at the consumer"
+                f"sample stream {stream}: protocol {PROTOCOL} at the producer, {theirs} at the consumer"
             )
         try:
             return cls(
@@ -142,11 +145,11 @@ class Welcome:
                 claims=tuple(_integer(order) for order in message["claims"]),
             )
         except (KeyError, ValueError, TypeError) as error:
-            raise StreamError(f"sample stream {stream}: the consumer's answer makes no sense: {error!r}") from error
+            raise StreamError(f"sample stream {stream}: the consumer's answer is invalid: {error!r}") from error
 
 
 def refusal_to_json(refusal: PeerRefused) -> dict[str, Any]:
-    """The message that tells a producer why not."""
+    """Return the message that refuses a producer."""
     return {"protocol": PROTOCOL, "refused": str(refusal)}
 
 
@@ -157,9 +160,9 @@ def _progress(message: Mapping[str, Any], producer: ProducerId) -> ProducerProgr
         for life, number, count, withdrawn in message["left"]
     )
     if any(later[:2] <= earlier[:2] for earlier, later in pairwise(left)):
-        raise ValueError("what former lives left is not ascending")
+        raise ValueError("the slots of former lives are not ascending")
     if left and left[-1][0] >= producer.incarnation:
-        raise ValueError(f"former life {left[-1][0]} is not below {producer.incarnation}")
+        raise ValueError(f"former incarnation {left[-1][0]} is not below {producer.incarnation}")
     progress = ProducerProgress(
         inherited=_integer(inherited),
         sequence=_integer(sequence, least=-1),
@@ -168,7 +171,7 @@ def _progress(message: Mapping[str, Any], producer: ProducerId) -> ProducerProgr
         restored=_boolean(message["restored"]),
     )
     if progress.acknowledged < progress.inherited:
-        raise ValueError(f"an account that went from {progress.inherited} to {progress.acknowledged}")
+        raise ValueError(f"an account cannot go back from {progress.inherited} to {progress.acknowledged}")
     return progress
 
 
@@ -184,8 +187,8 @@ def _boolean(value: Any) -> bool:
     return value
 
 
-def _posted(value: Any) -> tuple[Posted, ...]:
+def _unacknowledged(value: Any) -> tuple[UnacknowledgedSlot, ...]:
     entries = tuple((_integer(sequence), _integer(transitions)) for sequence, transitions in value)
     if any(later[0] <= earlier[0] for earlier, later in pairwise(entries)):
-        raise ValueError("sequences are not ascending")
+        raise ValueError("the sequences are not ascending")
     return entries

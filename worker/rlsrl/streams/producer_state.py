@@ -1,17 +1,17 @@
-"""What a producer keeps, whatever carries its stream: credits, slots in hand, slots posted and not acknowledged.
+"""A producer's slots on every transport: credits, slots in hand, and posted slots without an acknowledgement.
 
-Transports connect and move messages; they share this part, so that they cannot differ in what they promise. No
-sockets, no threads, no clock. Not thread-safe: the transport holds a lock.
+Transports connect and move messages. All use this state, so they cannot differ in what they promise. It uses no
+sockets, no threads and no clock. It is not thread-safe: the transport holds a lock.
 
-Memory belongs to a connection. When one breaks, slots in hand and unacknowledged slots keep the old connection's
-memory, which nobody else is ever given, until their content has been copied into a slot of the next connection.
+Memory belongs to a connection. After a connection breaks, slots in hand and unacknowledged slots keep its memory until
+their content is copied into slots of the next connection.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -19,16 +19,40 @@ from numpy.typing import NDArray
 
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.data.version import Version
+from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.ledger import ProducerProgress
-from rlsrl.streams.handshake import Hello, Posted, Welcome
+from rlsrl.streams.handshake import Hello, UnacknowledgedSlot, Welcome
 from rlsrl.streams.protocols import ProducerLedger, StreamError
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProducerOptions:
+    """The settings of a producer that do not depend on its transport."""
+
+    token: str = field(repr=False)
+    """The experiment's token."""
+    layout: SlotLayout
+    """Of this producer's slots."""
+    producer_id: ProducerId
+    """The leased index and its incarnation."""
+    ledger: ProducerLedger
+    """Written before a slot is posted and after it is acknowledged."""
+    progress: ProducerProgress = field(default_factory=ProducerProgress)
+    """This index's progress with the consumer, from ``ProducerAccount.progress``. The consumer settles the slots of
+    former lives: those that it never received count as lost."""
+    on_settled: Callable[[], None] = lambda: None
+    """Called once, inside ``acquire`` or ``flush``, after the consumer has settled the slots of former lives."""
+    sequences: Iterator[int] = field(default_factory=count)
+    """Ascending sequence numbers. Producers of one incarnation with different consumers share them, so that a number
+    names one slot."""
+    clock: Clock = field(default_factory=SystemClock)
+
+
 class ConsumerConnection(Protocol):
-    """A live connection to a consumer, as a transport gives it."""
+    """The admitted connection to a consumer, as a transport provides it."""
 
     def arrays(self, place: int) -> dict[str, NDArray[Any]]:
-        """The arrays of the connection's slot number ``place``; the same object each time."""
+        """Return the arrays of the connection's slot ``place``: the same object at each call."""
 
     def post(self, place: int, credit: int, sequence: int, num_transitions: int, total: int) -> None:
         """Tell the consumer that this slot is filled. Never waits and never raises: see ``disconnected``."""
@@ -37,35 +61,27 @@ class ConsumerConnection(Protocol):
 class ProducerState:
     """A producer's slots from credit to acknowledgement."""
 
-    def __init__(
-        self,
-        *,
-        producer: ProducerId,
-        layout: SlotLayout,
-        ledger: ProducerLedger,
-        progress: ProducerProgress,
-        on_settled: Callable[[], None],
-        sequences: Iterator[int] | None = None,
-    ) -> None:
-        self._producer = producer
+    def __init__(self, options: ProducerOptions) -> None:
+        layout = options.layout
+        self._producer = options.producer_id
         self._layout = layout
         self._max_transitions = layout.num_steps * layout.num_lanes
-        self._ledger = ledger
-        self._progress = progress
-        self._on_settled = on_settled
+        self._ledger = options.ledger
+        self._progress = options.progress
+        self._on_settled = options.on_settled
+        self._sequences = options.sequences
         self._connection: ConsumerConnection | None = None
-        self._sequences = sequences if sequences is not None else count()
         self._credits: deque[tuple[int, int, Version]] = deque()
         self._in_hand: dict[Slot, None] = {}
         self._posted: dict[int, Slot] = {}
 
     @property
-    def unacknowledged(self) -> tuple[Posted, ...]:
-        """(sequence, num_transitions) of what was posted and not acknowledged, ascending."""
+    def unacknowledged(self) -> tuple[UnacknowledgedSlot, ...]:
+        """(sequence, num_transitions) of each posted slot without an acknowledgement, ascending."""
         return tuple((sequence, slot.num_transitions) for sequence, slot in tuple(self._posted.items()))
 
     def hello(self) -> Hello:
-        """How to introduce ourselves over a new connection."""
+        """Return the first message of a new connection."""
         return Hello(
             producer=self._producer,
             layout=self._layout,
@@ -75,7 +91,11 @@ class ProducerState:
         )
 
     def connected(self, welcome: Welcome, connection: ConsumerConnection) -> None:
-        """The consumer admitted us: settle what it knows, post again what it does not."""
+        """Begin an admitted connection: settle the slots that the consumer has, and post the others again.
+
+        Raises:
+            StreamError: the welcome does not fit the slots held.
+        """
         self.acknowledged(welcome.mark)
         held = [*self._posted.values(), *self._in_hand]
         if len(welcome.claims) != len(held) or welcome.num_slots < len(held):
@@ -90,23 +110,23 @@ class ProducerState:
             self._on_settled()
 
     def disconnected(self) -> None:
-        """The connection is over, and with it the credits nobody had taken up."""
+        """End the connection. Its unused credits are void."""
         self._connection = None
         self._credits.clear()
 
     def credited(self, place: int, order: int, min_version: Version) -> None:
-        """The consumer granted a credit for the connection's slot number ``place``."""
+        """Store a credit for the connection's slot ``place``."""
         self._credits.append((place, order, min_version))
 
     def acknowledged(self, sequence: int) -> None:
-        """The consumer holds everything up to ``sequence``."""
+        """Forget posted slots up to ``sequence``: the consumer has them."""
         for done in [posted for posted in self._posted if posted <= sequence]:
             self._ledger.acknowledge(done)
             slot = self._posted.pop(done)
             self._progress = replace(self._progress, sequence=slot.sequence, acknowledged=slot.total)
 
     def take_credit(self) -> Slot | None:
-        """A slot to fill, from the oldest credit."""
+        """Return a slot to fill, from the oldest credit, or None without a credit."""
         if self._connection is None or not self._credits:
             return None
         place, order, min_version = self._credits.popleft()
@@ -115,15 +135,15 @@ class ProducerState:
         return slot
 
     def post(self, slot: Slot) -> None:
-        """Number a filled slot, write it down as produced and send it if there is a connection.
+        """Number a filled slot, write it into the ledger, and send it if there is a connection.
 
         Raises:
-            ValueError: the slot is not in hand, or has no possible number of transitions.
+            ValueError: the slot is not in hand, or its ``num_transitions`` is out of range.
         """
         if slot not in self._in_hand:
             raise ValueError("this slot is not in hand: it was posted before, or acquired from another producer")
         if not 0 <= slot.num_transitions <= self._max_transitions:
-            raise ValueError(f"num_transitions {slot.num_transitions} is not from 0 to {self._max_transitions}")
+            raise ValueError(f"num_transitions is {slot.num_transitions}; allowed are 0 to {self._max_transitions}")
         del self._in_hand[slot]
         slot.producer, slot.sequence = self._producer, next(self._sequences)
         slot.total = self._ledger.produce(slot.sequence, slot.num_transitions)

@@ -1,12 +1,12 @@
-"""What a sample stream promises, whatever carries it.
+"""What a sample stream promises on every transport.
 
-One consumer (a trainer rank or a buffer worker) serves many producers (actors or buffer workers). Flow is by credit: a
-slot may be filled only after the consumer granted it, and only the consumer's rate limiter grants. Back-pressure is
-``acquire`` waiting; nothing else bounds the stream and nothing is dropped without being counted.
+One consumer (a trainer rank or a buffer worker) serves many producers (actors or buffer workers). Credits control the
+flow: a producer fills a slot only after the consumer granted a credit, and only the consumer's rate limiter grants
+them. Back-pressure is ``acquire`` waiting. No queue size bounds the stream, and every dropped slot is counted.
 
-Order is kept per producer. Delivery is at least once on the wire, and exactly once out of ``receive``: the consumer
-drops a resend it has seen, by (index, incarnation, sequence). A slot is acknowledged once a consumer holds it in memory
-and its ledger says so; a producer keeps what is not acknowledged and posts it again to the consumer's next life.
+Slots of one producer stay in order. The wire delivers at least once, ``receive`` returns each slot once: the consumer
+drops a repeated slot by its (index, incarnation, sequence). The consumer acknowledges a slot after its ledger records
+it. A producer keeps unacknowledged slots and posts them again to the next life of the consumer.
 """
 
 from __future__ import annotations
@@ -20,126 +20,141 @@ from rlsrl.runtime.ledger import Mark, ProducerProgress
 
 
 class StreamError(Exception):
-    """Something about a stream failed."""
+    """A stream failed."""
 
 
 class StreamClosed(StreamError):
-    """This end was closed; raised by calls that were waiting and by later ones."""
+    """``close`` was called on this end of the stream. Raised by waiting calls and by later calls."""
 
 
 class HandshakeRefused(StreamError):
-    """The peer answered and said no (token, protocol version, slot layout); the text names both sides' values."""
+    """The peer refused this end: wrong token, protocol version or layout. The text has the values of both ends."""
 
 
 class StreamTimeout(StreamError, TimeoutError):
-    """The deadline passed; the call can be made again."""
+    """The deadline has passed. The caller may call again."""
 
 
 class SampleProducer(Protocol):
-    """The end that fills slots. One thread uses it, except ``close``, which any thread may call."""
+    """The end of a stream that fills slots. One thread uses it; any thread may call ``close``."""
 
     def acquire(self, timeout: float) -> Slot:
-        """A slot to fill, acted with weights of at least ``slot.min_version``. Waiting here IS back-pressure.
+        """Return a slot to fill, acting with weights of at least ``slot.min_version``.
 
-        Woken by a credit from the consumer, by ``close``, or by the timeout in seconds. While no consumer answers it
-        reconnects with back-off until the timeout.
+        Waiting here is the back-pressure. A credit, ``close`` or the timeout (seconds) ends the wait. Without a
+        consumer it reconnects with back-off until the timeout.
 
         Raises:
             StreamTimeout: no credit came in time.
             StreamClosed: ``close`` was called.
-            HandshakeRefused: the consumer is there and will not have us.
+            HandshakeRefused: the consumer refused this producer.
         """
 
     def post(self, slot: Slot) -> None:
-        """Hand over a filled slot; ``num_transitions`` must be set, ``sequence`` and ``producer`` are set here.
+        """Hand over a filled slot. The caller sets ``num_transitions``; ``post`` sets ``sequence`` and ``producer``.
 
-        Never waits for the consumer: an unreachable one gets the slot after reconnection.
+        Never waits for the consumer. Without a connection the slot is sent after the next connect.
+
+        Raises:
+            ValueError: the slot is not in hand, or its ``num_transitions`` is out of range.
+            StreamClosed: ``close`` was called.
         """
 
     def touch(self) -> None:
-        """Say that the holder of a slot is alive (once a step, and whenever it waits with a slot in hand, for weights
-        for example): the consumer revokes credits of a holder that stays silent for longer than its peer time-out.
+        """Show that the holder of a slot is alive.
+
+        Call it once a step, and during every wait with a slot in hand. The consumer revokes the credits of a holder
+        that shows no life for longer than the peer time-out.
         """
 
     def flush(self, timeout: float) -> None:
-        """Wait until everything posted is acknowledged.
+        """Wait until every posted slot is acknowledged. An acknowledgement, ``close`` or the timeout ends the wait.
 
         Raises:
-            StreamTimeout: some slots were still unacknowledged.
+            StreamTimeout: some slots are still unacknowledged.
+            StreamClosed, HandshakeRefused: as ``acquire``.
         """
 
     @property
     def unacknowledged(self) -> tuple[tuple[int, int], ...]:
-        """(sequence, num_transitions) of each posted slot whose acknowledgement has not come."""
+        """(sequence, num_transitions) of each posted slot without an acknowledgement."""
 
     def close(self) -> None:
-        """Give back what is held and wake whoever waits. Idempotent."""
+        """Give the credits back and wake the waiting thread. Idempotent."""
+
+
+class PollableProducer(SampleProducer, Protocol):
+    """A producer whose owner can wait for it together with other descriptors."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when ``acquire`` may make progress. See also ``retries_at``."""
+
+    @property
+    def retries_at(self) -> float:
+        """Monotonic time at which ``acquire`` may make progress without an event; infinite while connected."""
 
 
 class SampleConsumer(Protocol):
-    """The end that grants credits and gets filled slots.
+    """The end of a stream that grants credits and receives filled slots.
 
-    ``receive`` and ``release`` belong to one thread; others may call ``grant``, ``outstanding`` and ``close``.
+    One thread calls ``receive`` and ``release``. Any thread may call ``grant``, ``outstanding`` and ``close``.
     """
 
     def grant(self, num_lanes: int, min_version: Version) -> None:
-        """Allow producers to fill that many more lanes with weights of at least ``min_version``.
+        """Allow producers to fill ``num_lanes`` more lanes with weights of at least ``min_version``. Never waits.
 
-        Credits go to the producer that was given one longest ago, then to the lowest index, among those with a free
-        slot: their order does not follow the order in which memory came back. What no free slot can take yet is kept
-        until one can. The credits of a producer that disconnects or is revoked go to others by themselves, with the
-        newest ``min_version`` granted.
+        A credit goes to a producer with a free slot: to the one whose last credit is oldest, then to the lowest index.
+        So the order of credits does not depend on the order in which slots are released. Lanes without a free slot
+        wait for one. The credits of a producer that disconnects or is revoked go to others, with the newest
+        ``min_version`` granted.
 
-        Slots that a producer filled, or began to fill, under a credit of a former connection (to this consumer or the
-        one before) come as credits nobody granted: they get an order when the producer connects, with ``min_version``
-        ``INITIAL``, and their lanes are taken off what is granted. Lanes that are dropped instead of trained have to be
-        granted again. A slot wider than what is left of the grants waits for the next one.
+        A producer may connect with slots that it filled, or began to fill, under a credit of a former connection. The
+        consumer gives them credits of its own with ``min_version`` ``INITIAL`` and takes their lanes off the granted
+        lanes. Grant dropped lanes again. A slot wider than the remaining lanes waits for the next grant.
         """
 
     def receive(self, max_items: int, timeout: float) -> Sequence[Slot]:
-        """Filled slots in order of arrival, at most ``max_items``; empty after ``timeout`` seconds or ``close``."""
+        """Return at most ``max_items`` filled slots in order of arrival; none after ``timeout`` s or ``close``."""
 
     def release(self, slot: Slot) -> None:
-        """The slot's arrays are no longer needed: its memory may carry a new credit."""
+        """Give the slot's memory back. It may carry a new credit."""
 
     @property
     def outstanding(self) -> tuple[int, ...]:
-        """Order numbers of credits held by a live producer, or whose slots ``receive`` has not returned, ascending."""
+        """Order numbers, ascending, of credits that a producer holds or whose slots ``receive`` has not returned."""
 
     @property
     def producers(self) -> tuple[ProducerId, ...]:
-        """Who is connected, by index."""
+        """The connected producers, by index."""
 
     def close(self) -> None:
-        """Stop serving and wake whoever waits. Idempotent."""
+        """Stop serving and wake the waiting thread. Idempotent."""
 
 
 class ConsumerLedger(Protocol):
-    """Where a consumer writes what it took, before it acknowledges. Survives the consumer's process."""
+    """A consumer's record of the slots it took, written before it acknowledges. It survives the consumer's process."""
 
     def mark(self, producer: ProducerId) -> int:
-        """The highest sequence taken from that incarnation, -1 for none, ``rlsrl.runtime.ledger.ACCOUNT_CLOSED`` for
-        one that was succeeded.
+        """Return the highest sequence taken from that incarnation, or -1.
+
+        ``rlsrl.runtime.ledger.ACCOUNT_CLOSED`` means that a later incarnation has connected.
         """
 
     def meet(self, producer: ProducerId, progress: ProducerProgress) -> Mark:
-        """A producer has come: settle what its former lives left, and close their accounts, so that nothing is counted
-        twice; returns the mark to go on from. Repeating it is fine.
+        """Settle the slots of the producer's former lives and close their accounts; return the mark to continue from.
+
+        After this nothing is counted twice. A repeated call changes nothing.
         """
 
     def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
-        """Record a slot as held in memory: raises the mark, to the producer's own ``total``, and counts
-        ``in_buffer``.
-        """
+        """Record a slot as held in memory: set the mark to the producer's ``total`` and count ``in_buffer``."""
 
 
 class ProducerLedger(Protocol):
-    """Where a producer writes what it made, before it posts. Survives the producer's process."""
+    """A producer's record of its slots, written before it posts them. It survives the producer's process."""
 
     def produce(self, sequence: int, num_transitions: int) -> int:
-        """Count a slot as produced and not yet acknowledged; returns what was ever posted to the consumer, this slot
-        included.
-        """
+        """Count a slot as produced; return the transitions ever posted to the consumer, this slot included."""
 
     def acknowledge(self, sequence: int) -> None:
-        """The consumer has the slot."""
+        """Record that the consumer has the slot."""

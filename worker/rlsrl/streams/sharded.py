@@ -1,8 +1,8 @@
-"""One producer for several consumers: the ranks of a trainer gang, each with its part of every batch.
+"""One producer for several consumers: the ranks of a trainer gang, each with its share of every batch.
 
-Each rank grants its own credits; whichever comes first is filled first, so no rank can hold up another's. A slot's
-number names it among all of them, and it goes back to the rank that granted it, also when it is posted again: that rank
-knows it.
+Each rank grants its own credits, and the first credit to arrive is used first, so no rank delays another. A slot's
+sequence is unique over all ranks. A slot always goes to the rank that granted it, also when it is posted again: only
+that rank recognises the repetition.
 """
 
 from __future__ import annotations
@@ -10,44 +10,35 @@ from __future__ import annotations
 import select
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+
+from typing_extensions import override
 
 from rlsrl.data.slots import Slot
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.streams.closable import Closable
-from rlsrl.streams.protocols import SampleProducer, StreamTimeout
+from rlsrl.streams.protocols import PollableProducer, StreamTimeout
 
 
-class Shard(SampleProducer, Protocol):
-    """A producer that can be waited for beside others."""
+class ShardedProducer(Closable, PollableProducer):
+    """Fills slots for several consumers, through one producer (a shard) for each.
 
-    def fileno(self) -> int:
-        """A descriptor that is readable when ``acquire`` may get further."""
-
-    @property
-    def retries_at(self) -> float:
-        """When ``acquire`` may get further by itself, on the clock's monotonic scale."""
-
-
-class ShardedProducer(Closable):
-    """Fills slots for whichever of several consumers grants one; implements ``SampleProducer``.
-
-    The shards share a source of sequence numbers and are given to it: it closes them. One thread uses it, except
-    ``close``.
+    The shards share their source of sequence numbers. This producer owns the shards and closes them. One thread uses
+    it; any thread may call ``close``.
     """
 
-    def __init__(self, shards: Sequence[Shard], *, clock: Clock | None = None) -> None:
+    def __init__(self, shards: Sequence[PollableProducer], *, clock: Clock | None = None) -> None:
         super().__init__("this producer")
         self._shards = tuple(shards)
         self._now = (clock or SystemClock()).monotonic
         self._next = 0
-        self._granted_by: dict[Slot, Shard] = {}
+        self._granted_by: dict[Slot, PollableProducer] = {}
         self._poll = select.epoll()
         for descriptor in (self._wake.fileno(), *(shard.fileno() for shard in self._shards)):
             self._poll.register(descriptor, select.EPOLLIN)
 
+    @override
     def acquire(self, timeout: float) -> Slot:
-        """See ``SampleProducer.acquire``. Woken by a credit of any consumer."""
+        """Return a slot to fill; see ``SampleProducer.acquire``. A credit of any consumer ends the wait."""
         deadline = self._now() + timeout
         with self._exclusive():
             while (slot := self._take_credit()) is None:
@@ -59,7 +50,7 @@ class ShardedProducer(Closable):
             return slot
 
     def _take_credit(self) -> Slot | None:
-        """A slot from the next consumer, in turn, that has granted one."""
+        """Return a slot of the next consumer in turn that has granted a credit, or None."""
         for offset in range(len(self._shards)):
             shard = self._shards[(self._next + offset) % len(self._shards)]
             with suppress(StreamTimeout):
@@ -69,43 +60,40 @@ class ShardedProducer(Closable):
                 return slot
         return None
 
+    @override
     def post(self, slot: Slot) -> None:
-        """See ``SampleProducer.post``.
-
-        Raises:
-            ValueError: the slot is not in hand.
-        """
         if slot not in self._granted_by:
             raise ValueError("this slot is not in hand: it was posted before, or acquired from another producer")
         with self._exclusive():
             self._granted_by.pop(slot).post(slot)
 
+    @override
     def touch(self) -> None:
-        """See ``SampleProducer.touch``."""
         for shard in self._shards:
             shard.touch()
 
+    @override
     def flush(self, timeout: float) -> None:
-        """See ``SampleProducer.flush``."""
         deadline = self._now() + timeout
         with self._exclusive():
             for shard in self._shards:
                 shard.flush(max(0.0, deadline - self._now()))
 
     @property
+    @override
     def unacknowledged(self) -> tuple[tuple[int, int], ...]:
-        """See ``SampleProducer.unacknowledged``; of all consumers."""
         return tuple(sorted(posted for shard in self._shards for posted in shard.unacknowledged))
 
+    @override
     def fileno(self) -> int:
-        """A descriptor that is readable when ``acquire`` may get further; see also ``retries_at``."""
         return self._poll.fileno()
 
     @property
+    @override
     def retries_at(self) -> float:
-        """When ``acquire`` may get further by itself, on the clock's monotonic scale."""
         return min(shard.retries_at for shard in self._shards)
 
+    @override
     def _dispose(self) -> None:
         for shard in self._shards:
             shard.close()

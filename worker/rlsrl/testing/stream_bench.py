@@ -20,12 +20,15 @@ from typing import Any, Protocol
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.rpc.tls import tls_from_environment
+from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.ledger import ActorLedger, Balance, LedgerPage, TrainerLedger, balance, read_pages
+from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer
-from rlsrl.streams.inline import InlineChannel, InlineConsumer, InlineProducer
+from rlsrl.streams.producer_state import ProducerOptions
 from rlsrl.streams.protocols import SampleConsumer, SampleProducer, StreamTimeout
 from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
 from rlsrl.testing.clock import ManualClock
+from rlsrl.testing.inline_samples import InlineChannel, InlineConsumer, InlineProducer
 
 TOKEN = "token-of-the-tests"
 NUM_STEPS = 3
@@ -55,10 +58,10 @@ class Transport(Protocol):
     def new_address(self) -> str:
         """An address that nobody serves."""
 
-    def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
+    def consumer(self, address: str, options: ConsumerOptions) -> ObservableConsumer:
         """A consumer that serves ``address``; the arguments are those of ``SharedMemoryConsumer``."""
 
-    def producer(self, address: str, **arguments: Any) -> SampleProducer:
+    def producer(self, address: str, options: ProducerOptions) -> SampleProducer:
         """A producer for the consumer that serves ``address``; the arguments are those of ``ConnectingProducer``."""
 
     def has_heard(self, consumer: ObservableConsumer, producer: SampleProducer, name: ProducerId) -> bool:
@@ -95,21 +98,21 @@ class InlineTransport(_ByName):
     def _channel(self, address: str) -> InlineChannel:
         return self._channels.setdefault(address, InlineChannel(address))
 
-    def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
-        return InlineConsumer(self._channel(address), **arguments)
+    def consumer(self, address: str, options: ConsumerOptions) -> ObservableConsumer:
+        return InlineConsumer(self._channel(address), options)
 
-    def producer(self, address: str, **arguments: Any) -> SampleProducer:
-        return InlineProducer(self._channel(address), **arguments)
+    def producer(self, address: str, options: ProducerOptions) -> SampleProducer:
+        return InlineProducer(self._channel(address), options)
 
 
 class SharedMemoryTransport(_ByName):
     """Between processes of one machine."""
 
-    def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
-        return SharedMemoryConsumer(address, **arguments)
+    def consumer(self, address: str, options: ConsumerOptions) -> ObservableConsumer:
+        return SharedMemoryConsumer(address, options)
 
-    def producer(self, address: str, **arguments: Any) -> SampleProducer:
-        return SharedMemoryProducer(address, **arguments)
+    def producer(self, address: str, options: ProducerOptions) -> SampleProducer:
+        return SharedMemoryProducer(address, options)
 
 
 class UnixTransport:
@@ -121,11 +124,11 @@ class UnixTransport:
     def new_address(self) -> str:
         return f"unix-abstract:rlsrl-test-{uuid.uuid4().hex}"
 
-    def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
-        return GrpcSampleConsumer(address, **arguments)
+    def consumer(self, address: str, options: ConsumerOptions) -> ObservableConsumer:
+        return GrpcSampleConsumer(address, options)
 
-    def producer(self, address: str, **arguments: Any) -> SampleProducer:
-        return GrpcSampleProducer(address, **arguments)
+    def producer(self, address: str, options: ProducerOptions) -> SampleProducer:
+        return GrpcSampleProducer(address, options)
 
     def has_heard(self, consumer: ObservableConsumer, producer: SampleProducer, name: ProducerId) -> bool:
         assert isinstance(consumer, GrpcSampleConsumer)
@@ -149,11 +152,11 @@ class TcpTransport(UnixTransport):
 class TlsTransport(TcpTransport):
     """gRPC over TLS, with the certificates that the environment names: those of a worker."""
 
-    def consumer(self, address: str, **arguments: Any) -> ObservableConsumer:
-        return super().consumer(address, **({"tls": tls_from_environment()} | arguments))
+    def consumer(self, address: str, options: ConsumerOptions) -> ObservableConsumer:
+        return GrpcSampleConsumer(address, options, tls=tls_from_environment())
 
-    def producer(self, address: str, **arguments: Any) -> SampleProducer:
-        return super().producer(address, **({"tls": tls_from_environment()} | arguments))
+    def producer(self, address: str, options: ProducerOptions) -> SampleProducer:
+        return GrpcSampleProducer(address, options, tls=tls_from_environment())
 
 
 def small_layout(*, num_lanes: int = NUM_LANES, num_steps: int = NUM_STEPS, observation: int = 4) -> SlotLayout:
@@ -228,9 +231,9 @@ class StreamBench:
             "token": TOKEN,
             "layout_digest": small_layout().step_digest,
             "ledger": self.trainer_ledger(),
-            "clock": self.clock,
+            "clock": self.clock or SystemClock(),
         }
-        consumer = self._transport.consumer(self.address, **(defaults | arguments))
+        consumer = self._transport.consumer(self.address, ConsumerOptions(**(defaults | arguments)))
         self._ends.append(consumer)
         return consumer
 
@@ -241,7 +244,7 @@ class StreamBench:
             "token": TOKEN,
             "layout": small_layout(num_lanes=num_lanes),
             "producer_id": ProducerId(index, incarnation),
-            "clock": self.clock,
+            "clock": self.clock or SystemClock(),
         }
         if "ledger" not in arguments:
             ledger = self.actor_ledger(index)
@@ -251,7 +254,7 @@ class StreamBench:
                 "progress": ledger.progress(),
                 "on_settled": lambda: ledger.settle(incarnation),
             }
-        producer = self._transport.producer(self.address, **(defaults | arguments))
+        producer = self._transport.producer(self.address, ProducerOptions(**(defaults | arguments)))
         self._names[producer] = ProducerId(index, incarnation)
         self._ends.append(producer)
         return producer

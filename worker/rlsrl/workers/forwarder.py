@@ -22,8 +22,7 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.runtime.clock import Clock
 from rlsrl.streams.eventfd import EventFd
-from rlsrl.streams.protocols import SampleConsumer, StreamTimeout
-from rlsrl.streams.sharded import Shard
+from rlsrl.streams.protocols import PollableProducer, SampleConsumer, StreamTimeout
 
 MAX_SLOTS_A_POLL = 1024
 """So that the owner never stays away long from what else it watches."""
@@ -91,7 +90,13 @@ class Forwarder:
     """Passes slots on. One thread owns it; ``start`` first, ``close`` last."""
 
     def __init__(
-        self, *, upstream: SampleConsumer, downstream: Shard, num_lanes: int, ledger: DropLedger, clock: Clock
+        self,
+        *,
+        upstream: SampleConsumer,
+        downstream: PollableProducer,
+        num_lanes: int,
+        ledger: DropLedger,
+        clock: Clock,
     ) -> None:
         """Forward slots of ``num_lanes`` lanes. The forwarder owns both streams and closes them."""
         self._upstream = upstream

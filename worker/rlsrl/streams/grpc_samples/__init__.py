@@ -1,11 +1,11 @@
-"""The sample stream between machines, over bidirectional gRPC streams: what is said and what was filled in one message.
+"""The sample stream between machines, over bidirectional gRPC streams. A post carries the slot's content.
 
-A slot is memory of its producer's own, copied once into the message that carries it; the consumer reads it where it
-arrived. Everything that the shared-memory stream promises holds here, with one difference: a slot that was posted right
-before its producer was killed may never have left it. It is then counted as lost with the producer.
+A producer fills its own memory, and ``post`` copies it once into a message. The consumer reads the slot inside that
+message. The promises are those of the shared-memory stream, with one difference: a slot that was posted right before
+its producer was killed may not have left the producer. It then counts as lost with the producer.
 
-Producer to consumer: hello, then POST, and ALIVE while it shows life. Consumer to producer: WELCOME or REFUSED, then
-CREDIT and ACK. The token is in the call's metadata and is checked before anything else.
+Producer to consumer: HELLO, then POST, and ALIVE while the producer shows life. Consumer to producer: WELCOME or
+REFUSED, then CREDIT and ACK. The token is in the call's metadata and is checked first.
 """
 
 from rlsrl.streams.grpc_samples.consumer import GrpcSampleConsumer

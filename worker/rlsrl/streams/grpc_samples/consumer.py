@@ -1,82 +1,73 @@
-"""The end that grants: an event loop's thread carries messages, the owner's thread decides in ``receive``."""
+"""The consumer: the event loop's thread moves messages, and the thread that calls ``receive`` decides."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import Any
+
+from numpy.typing import NDArray
+from typing_extensions import override
 
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import ConversationServer, ServerStream
 from rlsrl.rpc.tls import Tls
-from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.streams.consumer_core import LOOKS_PER_TIMEOUT
+from rlsrl.streams.consumer_core import (
+    CHECKS_PER_TIMEOUT,
+    ConsumerMessage,
+    ConsumerOptions,
+    InvalidMessage,
+    Post,
+    ProducerConnection,
+)
 from rlsrl.streams.credits import Credit
 from rlsrl.streams.grpc_samples import wire
 from rlsrl.streams.grpc_samples.wire import SampleMessageKind
 from rlsrl.streams.handshake import PeerRefused, Welcome, refusal_to_json
-from rlsrl.streams.inbox import ConsumerMessage, InboxConsumer, InvalidMessage, Post, ProducerConnection
-from rlsrl.streams.protocols import ConsumerLedger
+from rlsrl.streams.inbox import InboxConsumer
 
 MAX_CONNECTIONS = 320
-"""Connections at once, of whatever state; more are turned away."""
+"""Open connections, admitted or not. Further calls are refused."""
 
 HANDSHAKE_TIMEOUT_SECONDS = 5.0
-"""How long a connection may take to introduce itself."""
+"""How long a connection may take to send its hello."""
 
 
 class GrpcSampleConsumer(InboxConsumer):
-    """Serves producers over gRPC; implements ``SampleConsumer``. Slots' arrays are read-only.
+    """Serves producers over gRPC. The arrays of its slots are read-only.
 
-    Nothing is decided by itself: connections, deaths and time-outs are dealt with in the thread that calls ``receive``,
-    so call it again and again. Messages of producers that nobody receives wait, a few of each.
+    Connections, dead producers and time-outs are handled only inside ``receive``: call it in a loop. Between calls only
+    a few messages of each producer are held.
     """
 
     def __init__(
         self,
         address: str,
+        options: ConsumerOptions,
         *,
-        token: str,
-        layout_digest: str,
-        ledger: ConsumerLedger,
-        slots_per_producer: int = 2,
-        peer_timeout: float = 10.0,
-        expected_producers: int = 0,
-        startup_timeout: float = 30.0,
         tls: Tls | None = None,
         on_unauthenticated: Callable[[], None] = lambda: None,
-        clock: Clock | None = None,
     ) -> None:
-        """Serve ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one.
+        """Serve ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free port.
 
-        With ``tls`` producers have to have certificates too. The other arguments are those of ``SharedMemoryConsumer``.
-        ``counters`` has ``refused_token`` for calls without the token, of which ``on_unauthenticated`` hears; messages
-        over 64 MiB gRPC itself refuses, and ends the connection: ``dismissed`` or ``gone``.
+        With ``tls``, producers must have certificates, too. ``on_unauthenticated`` is called on the event loop for each
+        call without the token, which ``counters`` has as ``refused_token``. gRPC itself refuses messages over 64 MiB
+        and ends the connection, which ``counters`` has as ``dismissed`` or ``gone``.
 
         Raises:
-            AddressTaken: somebody else listens there.
-            ValueError: an argument is out of range.
+            AddressTaken: another process listens there.
+            ValueError: the address has neither form.
         """
-        super().__init__(
-            token=token,
-            layout_digest=layout_digest,
-            ledger=ledger,
-            slots_per_producer=slots_per_producer,
-            peer_timeout=peer_timeout,
-            expected_producers=expected_producers,
-            startup_timeout=startup_timeout,
-            clock=clock,
-            changed=threading.Condition(),
-        )
-        # Twice between two looks, so that one which is late is not taken for silence.
-        self._show_life_within = peer_timeout / LOOKS_PER_TIMEOUT / 2
+        super().__init__(options, changed=threading.Condition())
+        # Twice between two checks, so that one late message does not count as silence.
+        self._show_life_within = options.peer_timeout / CHECKS_PER_TIMEOUT / 2
         self._on_unauthenticated = on_unauthenticated
         self._server = ConversationServer(
             address,
-            token=token,
+            token=options.token,
             tls=tls,
             method=wire.METHOD,
             converse=self._converse,
@@ -86,19 +77,20 @@ class GrpcSampleConsumer(InboxConsumer):
 
     @property
     def address(self) -> str:
-        """Where producers find it; with the port that was taken."""
+        """Where producers connect, with the port that was taken."""
         return self._server.address
 
     @property
     def touches(self) -> Mapping[ProducerId, int]:
-        """The last sign of life that came of each connected producer, as ``GrpcSampleProducer.touches`` counts."""
-        with self._changed:
-            return {self._core.producer_of(number): each.progress for number, each in self._connections.items()}
+        """The last ``GrpcSampleProducer.touches`` that arrived from each connected producer."""
+        with self._lock:
+            return self._core.progress
 
+    @override
     def close(self) -> None:
-        """See ``SampleConsumer.close``. Producers see the end of their connection and look for the next consumer.
+        """Stop serving. Producers see the end of their connection and look for the next consumer.
 
-        Takes up to a second where a producer does not leave. Not from a signal handler.
+        Takes up to a second if a producer does not end its call. Idempotent. Not for use in a signal handler.
         """
         super().close()
         self._server.close()
@@ -107,25 +99,25 @@ class GrpcSampleConsumer(InboxConsumer):
 
     def _count_unauthenticated(self) -> None:
         self._on_unauthenticated()
-        with self._changed:
-            self._core.refused(PeerRefused("token", "a call showed no token, or not this experiment's"))
+        with self._lock:
+            self._core.count_refusal(PeerRefused("token", "a call without this experiment's token"))
 
     async def _converse(self, stream: ServerStream) -> None:
-        """Bring a producer's messages in, from its hello to the end of its stream."""
+        """Deliver a producer's messages, from its hello to the end of its stream."""
         connection = _GrpcConnection(self._server, stream, self._show_life_within)
         loop = asyncio.get_running_loop()
-        patience = loop.call_later(HANDSHAKE_TIMEOUT_SECONDS, stream.end, "no introduction came in time")
+        timeout = loop.call_later(HANDSHAKE_TIMEOUT_SECONDS, stream.end, "no hello came in time")
         try:
             while (raw := await stream.read()) is not None:
-                patience.cancel()
-                if self._bring(connection, raw):
+                timeout.cancel()
+                if self._deliver_raw(connection, raw):
                     await stream.wait_for_window()
         finally:
-            patience.cancel()
+            timeout.cancel()
             self.deliver(connection, None)
 
-    def _bring(self, connection: _GrpcConnection, raw: bytes) -> bool:
-        """Take a message in; whether it is to be answered."""
+    def _deliver_raw(self, connection: _GrpcConnection, raw: bytes) -> bool:
+        """Deliver one message; return whether the core will answer it."""
         try:
             message = wire.read(raw)
             if message.kind is SampleMessageKind.ALIVE:
@@ -136,14 +128,14 @@ class GrpcSampleConsumer(InboxConsumer):
             elif message.kind is SampleMessageKind.HELLO:
                 self.deliver(connection, wire.read_handshake(message))
             else:
-                raise Malformed(f"a {message.kind.name} came from a producer")
+                raise Malformed(f"a {message.kind.name} from a producer; allowed are HELLO, POST and ALIVE")
         except Malformed as error:
             self.deliver(connection, InvalidMessage(str(error)))
         return True
 
 
 class _GrpcConnection(ProducerConnection):
-    """A connection. ``touches`` is the event loop's, what ``ProducerConnection`` has the owner's thread's."""
+    """A producer's call. The event loop sets ``touches``; everything else belongs to the thread of ``receive``."""
 
     def __init__(self, server: ConversationServer, stream: ServerStream, show_life_within: float) -> None:
         super().__init__()
@@ -153,45 +145,47 @@ class _GrpcConnection(ProducerConnection):
         self._show_life_within = show_life_within
         self._layout: SlotLayout | None = None
 
-    def allocate(self, layout: SlotLayout, num_slots: int) -> Self:
-        """Messages bring their own memory."""
+    @override
+    def allocate(self, layout: SlotLayout, num_slots: int) -> None:
+        # Nothing to allocate: each post brings its own memory.
         try:
             wire.check_fits(layout)
         except ConfigurationError as error:
             raise PeerRefused("capacity", str(error)) from error
         self._layout = layout
-        self.slots = [{} for _ in range(num_slots)]
-        return self
 
-    def fill(self, post: Post) -> None:
-        assert self._layout is not None, "admitted before it is posted over"
-        body = post.body
-        if body is None or body.nbytes != self._layout.nbytes:
-            raise ValueError(
-                f"a body of {0 if body is None else body.nbytes} bytes, where {self._layout.nbytes} are due"
-            )
-        if 0 <= post.place < len(self.slots):  # otherwise no credit is found for it
-            self.slots[post.place] = self._layout.view(body)
+    @override
+    def check_body(self, post: Post) -> None:
+        assert self._layout is not None, "admitted"
+        nbytes = 0 if post.body is None else post.body.nbytes
+        if nbytes != self._layout.nbytes:
+            raise ValueError(f"a body of {nbytes} bytes; a slot has {self._layout.nbytes}")
 
-    def emptied(self, place: int) -> None:
-        self.slots[place] = {}
+    @override
+    def arrays(self, post: Post) -> dict[str, NDArray[Any]]:
+        assert self._layout is not None, "admitted"
+        return self._layout.view(post.body)
 
     @property
+    @override
     def progress(self) -> int:
         return self.touches
 
-    def tell(self, answer: ConsumerMessage) -> None:
-        solicited = not isinstance(answer, Credit)
-        self._server.send([(self._stream, self._encoded(answer))], answers=int(solicited))
+    @override
+    def send(self, message: ConsumerMessage) -> None:
+        # A credit answers no message of the producer; everything else answers one.
+        self._server.send([(self._stream, self._encoded(message))], answers=int(not isinstance(message, Credit)))
 
+    def _encoded(self, message: ConsumerMessage) -> bytes:
+        if isinstance(message, Credit):
+            return wire.note(SampleMessageKind.CREDIT, message.slot, message.order, *message.min_version)
+        if isinstance(message, Welcome):
+            milliseconds = round(1000 * self._show_life_within)
+            return wire.handshake(SampleMessageKind.WELCOME, message.to_json(), milliseconds)
+        if isinstance(message, PeerRefused):
+            return wire.handshake(SampleMessageKind.REFUSED, refusal_to_json(message))
+        return wire.note(SampleMessageKind.ACK, message)
+
+    @override
     def hang_up(self, reason: str) -> None:
         self._server.end(self._stream, reason)
-
-    def _encoded(self, answer: ConsumerMessage) -> bytes:
-        if isinstance(answer, Credit):
-            return wire.note(SampleMessageKind.CREDIT, answer.slot, answer.order, *answer.min_version)
-        if isinstance(answer, Welcome):
-            return wire.handshake(SampleMessageKind.WELCOME, answer.to_json(), round(1000 * self._show_life_within))
-        if isinstance(answer, PeerRefused):
-            return wire.handshake(SampleMessageKind.REFUSED, refusal_to_json(answer))
-        return wire.note(SampleMessageKind.ACK, answer)

@@ -1,6 +1,6 @@
-"""What travels over a gRPC sample stream: ``rlsrl.rpc.codec`` messages with one fixed header.
+"""The messages of a gRPC sample stream: ``rlsrl.rpc.codec`` messages with one fixed header.
 
-A post's body is the slot's memory as it is, padding included: its layout was agreed on in the handshake.
+The body of a post is the slot's memory with its padding. The handshake has agreed on its layout.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 from rlsrl.runtime.errors import ConfigurationError
 
 METHOD = "/rlsrl.samples/Deliver"
-"""The one call, a stream both ways."""
+"""The only call: a stream in both directions."""
 
 _HEADER = struct.Struct("<B7x5q")
 _NUM_WORDS = 5
-"""Kind and five integers; JSON follows in a handshake."""
+"""Integers after the kind. In a handshake JSON text follows."""
 _HEADROOM = 16 + _HEADER.size + ALIGNMENT
-"""Bytes of a post beside its body, at most."""
+"""Most bytes of a post without its body."""
 MAX_SLOT_BYTES = MAX_MESSAGE_BYTES - _HEADROOM
-"""Larger slots do not fit into a message."""
+"""Bytes of the largest slot that fits into a message."""
 
 
 class SampleMessageKind(IntEnum):
-    """What a message is, and what its integers say."""
+    """The kind of a message, and the meaning of its integers."""
 
     HELLO = 1
-    """JSON follows."""
+    """no integers; JSON text follows"""
     WELCOME = 2
-    """milliseconds within which the producer is to show life; JSON follows"""
+    """milliseconds within which the producer must show life; JSON text follows"""
     REFUSED = 3
-    """JSON follows; it is the last message."""
+    """no integers; JSON text follows. It is the last message."""
     CREDIT = 4
     """slot, order, attempt and step of min_version"""
     ACK = 5
-    """sequence: everything up to it is held"""
+    """sequence: the consumer has every slot up to it"""
     POST = 6
-    """slot, order of its credit, sequence, num_transitions, the producer's count; the slot's memory is the body"""
+    """slot, order of its credit, sequence, num_transitions, the producer's total; the slot's memory is the body"""
     ALIVE = 7
-    """how often the producer has shown life"""
+    """the producer's number of touches"""
 
 
 class SampleMessage(NamedTuple):
-    """A message whose header was read."""
+    """A message with its decoded header."""
 
     kind: SampleMessageKind
     words: tuple[int, int, int, int, int]
@@ -59,42 +59,42 @@ class SampleMessage(NamedTuple):
 
 
 def read(message: bytes) -> SampleMessage:
-    """Read a message's header.
+    """Decode a message's header.
 
     Raises:
-        Malformed: it is none of ours.
+        Malformed: the header is not of this stream.
     """
     header, body = split(message)
     if len(header) < _HEADER.size:
-        raise Malformed(f"a header of {len(header)} bytes is shorter than {_HEADER.size}")
+        raise Malformed(f"a header of {len(header)} bytes; it has at least {_HEADER.size}")
     kind, *words = _HEADER.unpack_from(header)
     try:
         known = SampleMessageKind(kind)
     except ValueError as error:
-        raise Malformed(f"no message is of kind {kind}") from error
+        raise Malformed(f"message kind {kind} is unknown") from error
     first, second, third, fourth, fifth = words
     return SampleMessage(known, (first, second, third, fourth, fifth), header[_HEADER.size :], body)
 
 
 def note(kind: SampleMessageKind, *words: int) -> bytes:
-    """A message of at most five integers."""
+    """Return a message of at most five integers."""
     return encode(_header(kind, *words))
 
 
 def handshake(kind: SampleMessageKind, value: Mapping[str, Any], *words: int) -> bytes:
-    """A message of a JSON object.
+    """Return a message with a JSON object.
 
     Raises:
-        MessageTooLong: of an introduction or answer that nobody would take.
+        MessageTooLong: the object is too large for a message.
     """
     return encode(_header(kind, *words) + json.dumps(value, separators=(",", ":")).encode())
 
 
 def read_handshake(message: SampleMessage) -> dict[str, Any]:
-    """The JSON object of a message.
+    """Return the JSON object of a message.
 
     Raises:
-        Malformed: there is none.
+        Malformed: the message holds no JSON object.
     """
     try:
         value = json.loads(message.text)
@@ -106,16 +106,16 @@ def read_handshake(message: SampleMessage) -> dict[str, Any]:
 
 
 def post(memory: bytearray, place: int, order: int, sequence: int, num_transitions: int, total: int) -> bytes:
-    """A slot's message; its memory is copied."""
+    """Return a slot's message, with a copy of its memory."""
     header = _header(SampleMessageKind.POST, place, order, sequence, num_transitions, total)
     return encode(header, [np.frombuffer(memory, dtype=np.uint8)])
 
 
 def check_fits(layout: SlotLayout) -> None:
-    """See to it that slots of this layout can be sent.
+    """Check that a slot of this layout fits into a message.
 
     Raises:
-        ConfigurationError: they are too large; the text says by how much and what to change.
+        ConfigurationError: the slot is too large; the text says which field to change.
     """
     if layout.nbytes > MAX_SLOT_BYTES:
         mib = 1 << 20

@@ -1,13 +1,13 @@
-"""The sample stream between processes of one machine: slots in shared memory, words about them over a socket.
+"""The sample stream between processes of one machine: slots in shared memory, messages about them over a socket.
 
-A slot's arrays never move: the producer fills them in the memory that the consumer reads. What is said about a slot
-(credit, sequence, number of transitions) travels in one socket message of fixed size, so it arrives whole or not at
-all, in order, also from a producer that was killed right after sending it; and it is private to the consumer once
-received, so a producer cannot change it after it was checked. Only the word of progress is in shared memory: it is
-written once a step and says nothing but "alive". A dead peer is the end of the socket.
+The producer fills a slot in the memory that the consumer reads, so arrays are never copied. Each message is one socket
+message of fixed size: it arrives whole or not at all, in order, even if the producer is killed right after sending it.
+A received message is private to the consumer, so a producer cannot change it after the check. Only the progress
+counter is in shared memory: the producer writes it once a step, and it means only "alive". A closed socket means that
+the peer is dead.
 
-Producer to consumer: hello, then POST. Consumer to producer: welcome (with the memory's descriptor) or a refusal, then
-CREDIT and ACK. See ``handshake`` for the first three.
+Producer to consumer: hello, then POST. Consumer to producer: welcome (with the memory's descriptor) or refusal, then
+CREDIT and ACK. ``handshake`` describes hello, welcome and refusal.
 """
 
 from rlsrl.streams.shared_memory.consumer import SharedMemoryConsumer

@@ -1,4 +1,4 @@
-"""The end that fills slots: one connection at a time, made and mended in the calls that wait."""
+"""The producer: one connection at a time, made and repaired inside ``acquire`` and ``flush``."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import math
 import os
 import select
 import socket
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.data.version import Version
 from rlsrl.rpc import local
-from rlsrl.runtime.clock import Clock
-from rlsrl.runtime.ledger import ProducerProgress
+from rlsrl.rpc.reconnect import BackOff
 from rlsrl.streams.connecting import ConnectingProducer
 from rlsrl.streams.handshake import Welcome
-from rlsrl.streams.protocols import ProducerLedger, StreamError
+from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.protocols import StreamError
 from rlsrl.streams.shared_memory.segment import Segment
 from rlsrl.streams.shared_memory.wire import ACK, CREDIT, MESSAGE, POST, PeerGone, receive, send
 
 FIRST_BACK_OFF_SECONDS = 0.01
-"""How long a consumer that accepts nobody is waited for, too."""
+"""Delay after the first failed attempt, and how long an attempt waits for a consumer with a full backlog."""
 
 
 class _SharedMemoryConnection:
-    """A producer's admitted connection."""
+    """A producer's admitted connection: a ``ConsumerConnection``."""
 
     def __init__(self, connection: socket.socket, segment: Segment) -> None:
         self._socket = connection
@@ -41,81 +40,62 @@ class _SharedMemoryConnection:
 
 
 class SharedMemoryProducer(ConnectingProducer):
-    """Fills slots for a consumer of this machine; implements ``SampleProducer``."""
+    """Fills slots for a consumer of this machine."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        token: str,
-        layout: SlotLayout,
-        producer_id: ProducerId,
-        ledger: ProducerLedger,
-        progress: ProducerProgress = ProducerProgress(),
-        on_settled: Callable[[], None] = lambda: None,
-        sequences: Iterator[int] | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        """Prepare to connect to the consumer that listens on the abstract socket ``name`` (see
-        ``SharedMemoryConsumer``); the other arguments are those of ``ConnectingProducer``.
-        """
-        super().__init__(
-            name,
-            token=token,
-            layout=layout,
-            producer_id=producer_id,
-            ledger=ledger,
-            progress=progress,
-            on_settled=on_settled,
-            sequences=sequences,
-            clock=clock,
-            back_off_seconds=(FIRST_BACK_OFF_SECONDS, local.LAST_BACK_OFF_SECONDS),
-        )
+    def __init__(self, name: str, options: ProducerOptions) -> None:
+        """Prepare to connect to the ``SharedMemoryConsumer`` that listens on the abstract socket ``name``."""
+        back_off = BackOff(first_seconds=FIRST_BACK_OFF_SECONDS, max_seconds=local.LAST_BACK_OFF_SECONDS)
+        super().__init__(name, options, back_off)
         self._socket: socket.socket | None = None
-        self._progress = _nowhere()
+        self._progress = _unread_progress()
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
 
+    @override
     def touch(self) -> None:
-        """See ``SampleProducer.touch``: one store into shared memory."""
+        """Show life: one store into shared memory."""
         self._touches += 1
         self._progress[0] = self._touches
 
+    @override
     def fileno(self) -> int:
-        """See ``ConnectingProducer.fileno``."""
         return self._poll.fileno()
 
     @property
+    @override
     def retries_at(self) -> float:
-        """See ``ConnectingProducer.retries_at``; infinite while connected."""
         return math.inf if self._is_connected else self._retries_at
 
     @property
+    @override
     def _is_connected(self) -> bool:
         return self._socket is not None
 
+    @override
     def _dispose(self) -> None:
         self._disconnect()
-        self._progress = _nowhere()
+        self._progress = _unread_progress()
         self._poll.close()
 
+    @override
     def _sleep(self, seconds: float) -> None:
         self._poll.poll(seconds)
 
+    @override
     def _advance(self) -> None:
         if self._socket is None and self._now() >= self._retries_at:
             self._connect()
         if self._socket is not None and not self._is_admitted:
-            self._be_admitted(self._socket)
+            self._read_welcome(self._socket)
         if self._socket is not None and self._is_admitted:
             self._read(self._socket)
 
     def _connect(self) -> None:
-        self._back_away()
+        self._begin_attempt()
         try:
             self._socket = local.connect(self._address, timeout=FIRST_BACK_OFF_SECONDS)
         except (ConnectionError, BlockingIOError, TimeoutError):
-            return  # nobody there, or nobody accepting: tried again after the back-off
+            return  # no consumer, or a full backlog: ``retries_at`` is the time of the next attempt
         self._socket.setblocking(False)
         self._poll.register(self._socket, select.EPOLLIN)
         try:
@@ -123,7 +103,7 @@ class SharedMemoryProducer(ConnectingProducer):
         except ConnectionError:
             self._disconnect()
 
-    def _be_admitted(self, connection: socket.socket) -> None:
+    def _read_welcome(self, connection: socket.socket) -> None:
         try:
             message, fds = local.recv_json(connection, max_fds=1)
         except BlockingIOError:
@@ -153,23 +133,23 @@ class SharedMemoryProducer(ConnectingProducer):
         self._state.connected(welcome, _SharedMemoryConnection(connection, segment))
 
     def _read(self, connection: socket.socket) -> None:
-        """Take everything that the consumer has sent."""
+        """Handle every message that the consumer has sent."""
         while True:
             try:
                 message = receive(connection)
+            except BlockingIOError:
+                return
             except PeerGone:
                 self._disconnect()
-                return
-            if message is None:
                 return
             if len(message) != MESSAGE.size:
                 self._disconnect()
                 raise StreamError(f"sample stream {self._address}: a message of {len(message)} bytes from the consumer")
-            self._come_back()
-            what, first, second, attempt, step, _ = MESSAGE.unpack(message)
-            if what == CREDIT:
+            self._back_off.reset()
+            kind, first, second, attempt, step, _ = MESSAGE.unpack(message)
+            if kind == CREDIT:
                 self._state.credited(first, second, Version(attempt, step))
-            elif what == ACK:
+            elif kind == ACK:
                 self._state.acknowledged(first)
 
     def _disconnect(self) -> None:
@@ -181,6 +161,6 @@ class SharedMemoryProducer(ConnectingProducer):
         self._state.disconnected()
 
 
-def _nowhere() -> memoryview:
-    """A word of progress that nobody reads."""
+def _unread_progress() -> memoryview:
+    """Return a progress counter for the time without a connection. No consumer reads it."""
     return memoryview(bytearray(8)).cast("q")

@@ -1,8 +1,8 @@
-"""The memory that a producer and a consumer of one machine share: a word of progress and the slots' arrays.
+"""The memory that a producer and a consumer on one machine share: a progress counter and the slots' arrays.
 
-One segment belongs to one connection and is never given to another, so a producer that was given up and wakes again
-writes only where nobody else does. It is anonymous and sealed against resizing, so that neither end can take it from
-under the other; the kernel frees it when the last array over it is gone, however the processes end.
+One segment belongs to one connection and is never reused: a revoked producer that continues writes only there. The
+memory is anonymous and its size is sealed, so neither end can remove it while the other reads. The kernel frees it
+after both processes have dropped their last array over it, however they end.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rlsrl.rpc.local import create_memory, seal_size
 
 
 class Segment:
-    """``num_slots`` slots in a mapped memory descriptor."""
+    """``num_slots`` slots in mapped memory."""
 
     def __init__(self, descriptor: int, layout: SlotLayout, num_slots: int) -> None:
-        """Map the descriptor, which is the segment's own from here on.
+        """Map the memory of ``descriptor`` and own the descriptor.
 
         Raises:
-            OSError, ValueError: it cannot be mapped, or is too short; it was closed.
+            OSError, ValueError: the memory cannot be mapped or is too short. The descriptor is closed.
         """
         self._descriptor = descriptor
         try:
@@ -33,7 +33,7 @@ class Segment:
             os.close(descriptor)
             raise
         self.progress: memoryview = self._view[:8].cast("q")
-        """One integer: the producer changes it to show that it is alive."""
+        """One integer. The producer changes it to show that it is alive."""
         self.slots: list[dict[str, NDArray[Any]]] = [
             layout.view(self._view[ALIGNMENT + place * layout.nbytes :]) for place in range(num_slots)
         ]
@@ -41,10 +41,10 @@ class Segment:
 
     @classmethod
     def create(cls, layout: SlotLayout, num_slots: int) -> Self:
-        """Fresh memory of zeros.
+        """Return a segment of new memory, filled with zeros.
 
         Raises:
-            OSError: there is none.
+            OSError: there is not enough memory.
         """
         descriptor = create_memory("rlsrl-slots", segment_nbytes(layout, num_slots))
         seal_size(descriptor)
@@ -52,16 +52,16 @@ class Segment:
 
     @property
     def descriptor(self) -> int:
-        """What to send to the other end; -1 after ``close_descriptor``."""
+        """The descriptor to send to the other end, or -1 after ``close_descriptor``."""
         return self._descriptor
 
     def close_descriptor(self) -> None:
-        """The memory has been sent, or was received: only the mapping is needed from now on. Idempotent."""
+        """Close the descriptor; the mapping stays. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def segment_nbytes(layout: SlotLayout, num_slots: int) -> int:
-    """Bytes of a segment: one cache line for the word of progress, then the slots."""
+    """Return the bytes of a segment: one cache line for the progress counter, then the slots."""
     return ALIGNMENT + num_slots * layout.nbytes

@@ -1,4 +1,4 @@
-"""Messages after the handshake: six integers each, whole or not at all."""
+"""Messages after the handshake: six integers each, sent and received whole."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import socket
 import struct
 
 MESSAGE = struct.Struct("<6q")
-"""(what, and five integers); what is not used is 0."""
+"""(kind, and five integers); unused integers are 0."""
 CREDIT = 1
 """slot, order, attempt and step of min_version"""
 ACK = 2
-"""sequence: everything up to it is held"""
+"""sequence: the consumer has every slot up to it"""
 POST = 3
-"""slot, order of its credit, sequence, num_transitions, the producer's count at it"""
+"""slot, order of its credit, sequence, num_transitions, the producer's total with this slot"""
 
 
 class PeerGone(Exception):
-    """The socket has ended and everything that was sent before has been read."""
+    """The peer has closed the socket, and every message sent before has been read."""
 
 
-def receive(connection: socket.socket) -> bytes | None:
-    """The next message, None if there is none yet. One byte too many is asked for: so a longer one shows.
+def receive(connection: socket.socket) -> bytes:
+    """Return the next message. A message that is too long is cut to one byte more than the right length.
 
     Raises:
-        PeerGone: see there.
+        BlockingIOError: no message has arrived yet.
+        PeerGone: the peer has closed the socket.
     """
     while True:
         try:
             message = connection.recv(MESSAGE.size + 1)
         except BlockingIOError:
-            return None
+            raise
         except ConnectionResetError:
-            # A peer that died without reading all of ours: reported once, and before what it had sent.
+            # The peer died with unread messages. The kernel reports this once, before the messages the peer had sent.
             continue
         except OSError as error:
             raise PeerGone from error
@@ -41,17 +42,17 @@ def receive(connection: socket.socket) -> bytes | None:
 
 
 def send(connection: socket.socket, *words: int) -> None:
-    """Send one message; a peer that cannot take it is shut off, so that reading from it ends."""
+    """Send one message. If the peer cannot take it, shut the socket, so that reading from it ends."""
     try:
         connection.send(MESSAGE.pack(*words))
     except OSError:
-        # Gone; or it left unread more than a well-behaved peer could ever be sent.
+        # The peer is gone, or has left more messages unread than a correct peer is ever sent.
         shut(connection)
 
 
 def shut(connection: socket.socket) -> None:
-    """End a connection: reading from it gives what had been sent, and then the end."""
+    """Shut the socket: a reader still gets the messages sent before, then the end."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # the peer was faster
+        return  # the peer has closed it already

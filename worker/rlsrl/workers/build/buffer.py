@@ -10,7 +10,8 @@ from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.envs.factory import environment_spec
 from rlsrl.runtime.addresses import own_address
 from rlsrl.runtime.ledger import BufferLedger
-from rlsrl.streams.connect import consumer_for
+from rlsrl.streams.connect import open_sample_consumer
+from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.workers.build.common import environment_source
 from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
@@ -55,14 +56,16 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
             directory=context.directory,
         )
         resources.callback(downstream.close)
-        upstream = consumer_for(endpoint, tls=context.tls, on_unauthenticated=context.count_unauthenticated)(
-            endpoint,
+        options = ConsumerOptions(
             token=context.token,
             layout_digest=layout.step_digest,
             ledger=ledger,
             slots_per_producer=config.slots_per_actor,
             peer_timeout=config.peer_timeout_seconds,
             expected_producers=config.num_actors,
+        )
+        upstream = open_sample_consumer(
+            endpoint, options, tls=context.tls, on_unauthenticated=context.count_unauthenticated
         )
         resources.callback(upstream.close)
         forwarder = Forwarder(

@@ -1,32 +1,36 @@
-"""Producers of samples: one for each consumer that takes a part of them, used as one."""
+"""Build the producer of an actor or buffer worker: one sample stream to each of its consumers, used as one producer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import count
 
+from typing_extensions import override
+
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.ledger import ProducerAccount
-from rlsrl.streams.connect import producer_for
-from rlsrl.streams.sharded import Shard, ShardedProducer
+from rlsrl.streams.connect import open_sample_producer
+from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.protocols import PollableProducer, ProducerLedger
+from rlsrl.streams.sharded import ShardedProducer
 
 
-class AddressedLedger:
-    """What a producer writes down of the slots it posts to one consumer."""
+class AddressedLedger(ProducerLedger):
+    """A producer's account with one of its consumers."""
 
-    def __init__(self, ledger: ProducerAccount, consumer: int) -> None:
-        self._ledger = ledger
+    def __init__(self, account: ProducerAccount, consumer: int) -> None:
+        self._account = account
         self._consumer = consumer
 
+    @override
     def produce(self, sequence: int, num_transitions: int) -> int:
-        """See ``streams.protocols.ProducerLedger``."""
-        return self._ledger.produce(sequence, num_transitions, consumer=self._consumer)
+        return self._account.produce(sequence, num_transitions, consumer=self._consumer)
 
+    @override
     def acknowledge(self, sequence: int) -> None:
-        """See ``streams.protocols.ProducerLedger``."""
-        self._ledger.acknowledge(sequence)
+        self._account.acknowledge(sequence)
 
 
 def open_producer(
@@ -38,40 +42,38 @@ def open_producer(
     producer_id: ProducerId,
     ledger: ProducerAccount,
     directory: Directory,
-) -> Shard:
-    """A producer to the consumers at ``endpoints``, by their index; begins the ledger's new life.
+) -> PollableProducer:
+    """Return a producer for the consumers at ``endpoints``, by consumer index, and begin the ledger's new life.
 
-    What former lives left unacknowledged is forgotten once every consumer that it was posted to has accounted for its
-    part.
+    The ledger forgets the unacknowledged slots of former lives after every consumer of such a slot has settled them.
 
     Raises:
-        ConfigurationError: slots are too large for the transport.
+        ConfigurationError: a slot is too large for the transport.
     """
     previous = ledger.begin(producer_id.incarnation)
-    asked = {entry.consumer for entry in previous}
-    settled = _all_of(len(asked), lambda: ledger.settle(producer_id.incarnation))
+    unsettled = {entry.consumer for entry in previous}
+    on_settled = _after_calls(len(unsettled), lambda: ledger.settle(producer_id.incarnation))
     sequences = count()
 
-    def shard(consumer: int, endpoint: str) -> Shard:
-        make = producer_for(endpoint, find=directory.find, tls=tls)
-        return make(
-            endpoint,
+    def shard(consumer: int, endpoint: str) -> PollableProducer:
+        options = ProducerOptions(
             token=token,
             layout=layout,
             producer_id=producer_id,
             ledger=AddressedLedger(ledger, consumer),
             progress=ledger.progress(consumer),
-            on_settled=settled,
+            on_settled=on_settled,
             sequences=sequences,
         )
+        return open_sample_producer(endpoint, options, find=directory.find, tls=tls)
 
     shards = [shard(consumer, endpoint) for consumer, endpoint in endpoints.items()]
     return shards[0] if len(shards) == 1 else ShardedProducer(shards)
 
 
-def _all_of(number: int, action: Callable[[], None]) -> Callable[[], None]:
-    """A call that acts when it is made for the last of so many times."""
-    remaining = count(number - 1, -1)
+def _after_calls(num_calls: int, action: Callable[[], None]) -> Callable[[], None]:
+    """Return a function whose call number ``num_calls`` runs the action."""
+    remaining = count(num_calls - 1, -1)
 
     def called() -> None:
         if next(remaining) == 0:

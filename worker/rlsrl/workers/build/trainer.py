@@ -25,7 +25,8 @@ from rlsrl.runtime.addresses import own_address
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import TrainerLedger
-from rlsrl.streams.connect import consumer_for
+from rlsrl.streams.connect import open_sample_consumer
+from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy
 from rlsrl.workers.build.learner import (
@@ -151,14 +152,16 @@ def _open_consumer(
     config: TrainerConfig, context: WorkerContext, layout: SlotLayout, ledger: TrainerLedger, resources: ExitStack
 ) -> SampleConsumer:
     endpoint = own_address(config.serving(config.samples_endpoints, context.index))
-    consumer = consumer_for(endpoint, tls=context.tls, on_unauthenticated=context.count_unauthenticated)(
-        endpoint,
+    options = ConsumerOptions(
         token=context.token,
         layout_digest=layout.step_digest,
         ledger=ledger,
         slots_per_producer=config.slots_per_producer,
         peer_timeout=config.peer_timeout_seconds,
         expected_producers=config.num_producers,
+    )
+    consumer = open_sample_consumer(
+        endpoint, options, tls=context.tls, on_unauthenticated=context.count_unauthenticated
     )
     resources.callback(consumer.close)
     return consumer
