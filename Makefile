@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := operator,rpc,env,mujoco,atari,wandb,torch,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-# Where somebody's environment sets it, each of the many short processes compiles all of our modules again.
+# If this is set, each of the many short processes compiles all our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run s3-server system-tools images test e2e e2e-full test-slow bench bench-report paired lint format protos crd dashboards docs clean
@@ -24,12 +24,12 @@ $(STAMP):
 	rm -f $(VENV)/.setup-*
 	touch $@
 
-setup: $(STAMP)  ## Make .venv with the pinned dependencies
+setup: $(STAMP)  ## Create .venv with the pinned dependencies
 
-run: setup  ## Train CartPole to 475 with the real system on this machine
+run: setup  ## Train CartPole to 475 on this machine
 	$(BIN)/rlsrl run examples/cartpole.yaml
 
-s3-server:  ## Build the real S3 server of the tests, once (needs Go)
+s3-server:  ## Build the S3 server of the tests once (needs Go)
 	@hack/s3-server >/dev/null
 
 system-tools:
@@ -38,24 +38,24 @@ system-tools:
 images:  ## Build the images of workers and operator; print their archives
 	@hack/images
 
-# Three on two cores: they wait for processes a quarter of the time. Without the reorder the long files come first. One
-# that dies ends the run: pytest-xdist's replacement of it would wait for work for ever (pytest-dev/pytest-xdist#1378).
+# Three workers on two cores: they wait for processes a quarter of the time. Without the reorder the long files come first.
+# A dead worker ends the run: its replacement would wait for work for ever (pytest-dev/pytest-xdist#1378).
 test: setup s3-server system-tools  ## All tests that need no cluster
 	$(BIN)/python -m pytest -m 'not slow and not e2e' -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-e2e: setup system-tools  ## The tests on a real cluster of two nodes, which it brings up and takes down (root)
+e2e: setup system-tools  ## Start a real cluster of two nodes, run the tests on it, remove it (root)
 	@hack/e2e tests/e2e -m 'not full'
 
-e2e-full: setup system-tools  ## All that is tried on a cluster, in shards (SHARD=name for one), and the report
+e2e-full: setup system-tools  ## All tests on clusters, in shards (SHARD=name for one), and the report
 	@hack/e2e-full $(SHARD)
 
-test-slow: setup s3-server system-tools  ## The fault tests and training runs that `make test` has no time for
+test-slow: setup s3-server system-tools  ## Fault tests and training runs that are too long for `make test`
 	$(BIN)/python -m pytest -m slow -n 2
 
-bench: setup  ## Measure a workload against peers (W=W1; the first time their environments are made, 5 GB each)
+bench: setup  ## Measure a workload against peers (W=W1; the first run creates their environments, 5 GB each)
 	$(BIN)/python benchmarks/bench.py $(W)
 
-bench-report: setup  ## Remake table and picture of what was measured, in docs/benchmarks and README
+bench-report: setup  ## Update the table and plot of the benchmarks in docs/benchmarks and README
 	$(BIN)/python benchmarks/report.py
 
 paired: setup  ## Compare the speed of HEAD with an older commit on a workload (BASE=REV W=W1; 40 minutes)
@@ -81,24 +81,24 @@ lint: setup  ## ruff, mypy, layers, drift of generated files
 	  || { echo "lint: a page is not what it is made from: run \`make docs\` and commit"; exit 1; }
 	@hack/actionlint
 
-format: setup  ## Format the code and mend what ruff can
+format: setup  ## Format the code and apply ruff's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-protos: setup  ## Remake the gRPC stubs from protos/
+protos: setup  ## Generate the gRPC stubs from protos/
 	hack/protos
 
-crd: setup  ## Remake the chart's CustomResourceDefinition from the models
+crd: setup  ## Generate the chart's CustomResourceDefinition from the models
 	hack/crd
 
-dashboards: setup  ## Remake Grafana's dashboards from the metric declarations
+dashboards: setup  ## Generate Grafana's dashboards from the metric declarations
 	hack/dashboards
 
-docs: setup  ## Remake the reference of RLExperiment, the pages about monitoring and operations, the chart's README
+docs: setup  ## Generate the reference of RLExperiment, the pages monitoring and operations, the chart's README
 	hack/crd-reference
 	hack/chart-readme
 	hack/monitoring-page
 	hack/operations-page
 
-clean:  ## Remove what make made, runs/ excepted
+clean:  ## Remove files that make created, except runs/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -21,7 +21,7 @@ REFERENCE = "org.opencontainers.image.ref.name"
 
 
 def full_name(name: str) -> str:
-    """`worker` is docker.io/library/worker:latest, `rlsrl/worker:dev` is docker.io/rlsrl/worker:dev."""
+    """Return the full name: `worker` is docker.io/library/worker:latest, `a/b:dev` is docker.io/a/b:dev."""
     first, slash, _ = name.partition("/")
     if not slash:
         name = f"docker.io/library/{name}"
@@ -31,13 +31,13 @@ def full_name(name: str) -> str:
 
 
 def described(kind: str, content: bytes) -> tuple[str, dict[str, Any]]:
-    """Digest and descriptor."""
+    """Return digest and descriptor of a blob."""
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     return digest, {"mediaType": f"{OCI}.{kind}", "digest": digest, "size": len(content)}
 
 
 class Archive:
-    """Its `images`, as descriptors with their full names, and all that they are made of: `blobs`, by digest."""
+    """An archive's `images`, as descriptors with full names, and their `blobs` by digest."""
 
     def __init__(self, archive: tarfile.TarFile) -> None:
         self.archive = archive
@@ -66,7 +66,7 @@ class Archive:
                 self.images.append({**image, "annotations": {NAME: full_name(name)}})
 
     def _read_docker(self) -> None:
-        """Its layers are not compressed: their digests are those that the configuration has of their content."""
+        """Read a docker-archive. Its layers are not compressed, so their digests are those in the configuration."""
         for image in json.loads(self._content("manifest.json")):
             content = self._content(image["Config"])
             digest, config = described("config.v1+json", content)
@@ -82,13 +82,13 @@ class Archive:
             self.images += ({**manifest, "annotations": {NAME: full_name(name)}} for name in image["RepoTags"] or ())
 
     def _followed(self, name: str) -> tarfile.TarInfo:
-        """A file of the archive, by way of links: a layer of several images is there once."""
+        """Return a file of the archive, through links: a layer of several images is stored once."""
         while (file := self.files[name]).issym():
             name = os.path.normpath(os.path.join(os.path.dirname(name), file.linkname))
         return file
 
     def stream(self, present: set[str]) -> None:
-        """Writes the oci-archive."""
+        """Write the oci-archive."""
         index = {"schemaVersion": 2, "manifests": self.images}
         head: Mapping[str, bytes] = {
             "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
@@ -108,14 +108,14 @@ class Archive:
 
 
 def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    """Adds a file."""
+    """Add a file."""
     entry = tarfile.TarInfo(name)
     entry.size = len(content)
     archive.addfile(entry, io.BytesIO(content))
 
 
 def main(command: str, path: str) -> None:
-    """Does it, or ends with what is wrong with the archive."""
+    """Convert the archive, or exit with its fault."""
     try:
         with tarfile.open(path) as file:
             archive = Archive(file)

@@ -4,13 +4,13 @@
 start() { # start COMPONENT FLAGS...: in the background, with its log
   local component=$1
   shift
-  # Here a processor is scarcer than memory: collecting garbage a quarter as often spares a tenth of it.
+  # Processor time is scarcer than memory here: fewer garbage collections (a quarter) save a tenth of it.
   GOGC=400 "$TOOLS/$component" "$@" >>"$STATE/log/$component.log" 2>&1 &
   echo $! >"$STATE/$component.pid" # as node 1 numbers its processes
 }
 
 start_etcd() {
-  # No fsync: the data of a test's cluster need not survive the machine's power loss.
+  # No fsync: a test cluster's data need not survive a power loss of the machine.
   start etcd --data-dir "$STATE/etcd" --unsafe-no-fsync --listen-client-urls http://127.0.0.1:2379 --log-level warn \
     --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:2380
 }
@@ -33,7 +33,7 @@ start_apiserver() {
 
 start_controllers() {
   local c config
-  # Only now, as they exit when the roles are not there yet.
+  # Started last, because they exit if the roles do not exist yet.
   until_true 120 'the API server is ready' kubectl get --raw /readyz
   for c in kube-controller-manager kube-scheduler; do
     config=$PKI/$c.kubeconfig

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # The backend `kind` (https://kind.sigs.k8s.io): the nodes are containers of a docker engine, for a workstation or a CI
-# service. Sourced by hack/cluster, which calls the functions by the names of its commands. It differs from `local`: a
+# service. Sourced by hack/cluster, which calls the functions by the names of its commands. Differences from `local`: a
 # claim's volume stays on its node, and NetworkPolicies are enforced.
 
 CLUSTER=rlsrl
@@ -19,7 +19,7 @@ require_node() { # require_node WORD: prints its container
   local known
   known=$(kind get nodes --name "$CLUSTER" 2>/dev/null)
   [[ -n $known ]] || fail 'no cluster is up: hack/cluster up N'
-  grep -x "$(container "$1")" <<<"$known" || fail "node: $1 is none of this cluster's nodes; allowed: 1 to $(wc -l <<<"$known")"
+  grep -x "$(container "$1")" <<<"$known" || fail "node: $1 is not a node of this cluster; allowed: 1 to $(wc -l <<<"$known")"
 }
 
 configuration() { # configuration N
@@ -88,7 +88,7 @@ tools() { # of the machine's own
   echo "$STATE/tools"
 }
 
-# Killed, not paused: what is paused goes on later, as if there had been no power loss.
+# Killed, not paused: a paused node would continue later, unlike after a power loss.
 node-kill() { docker kill "$(require_node "$1")" >/dev/null; }
 node-up() { docker start "$(require_node "$1")" >/dev/null; }
 
@@ -105,7 +105,7 @@ node-heal() {
   docker network connect --ip "$(cat "$STATE/$node.ip")" kind "$node"
 }
 
-# The kubelet would start a killed API server again, if its manifest were there.
+# The kubelet restarts a killed API server as long as its manifest exists.
 api-stop() {
   docker exec "$(require_node 1)" sh -c "mv $MANIFESTS/kube-apiserver.yaml /etc/kubernetes && pkill -9 kube-apiserver"
 }

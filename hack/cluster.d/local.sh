@@ -1,16 +1,16 @@
 # shellcheck shell=bash
 # The backend `local`: a cluster of real nodes on this machine, without an engine and without a registry. Sourced by
-# hack/cluster, which calls the functions by the names of its commands. A node is a process tree in namespaces of its own
-# (node-init.sh); node 1 also runs the control plane. The host gets one bridge, its links and routes, all taken by `down`.
+# hack/cluster, which calls the functions by the names of its commands. A node is a process tree in its own namespaces
+# (node-init.sh); node 1 also runs the control plane. The host gets one bridge, its links and routes; `down` removes them.
 
 # shellcheck source-path=SCRIPTDIR source=store.sh
 . "$PARTS/store.sh"
 PACKAGES=(containerd runc containernetworking-plugins iptables iproute2 openssl procps python3 gcc libc6-dev)
 
 prepare() { # root, Debian's packages, the build
-  [[ $(id -u) == 0 ]] || fail 'the backend local makes namespaces and a bridge: run it as root'
+  [[ $(id -u) == 0 ]] || fail 'the backend local creates network namespaces and a bridge: run it as root'
   if ! type containerd runc iptables ip openssl pgrep python3 gcc >/dev/null 2>&1 || [[ ! -x /usr/lib/cni/bridge ]]; then
-    command -v apt-get >/dev/null || fail "no apt-get here: install these yourself: ${PACKAGES[*]}"
+    command -v apt-get >/dev/null || fail "apt-get is missing: install these packages: ${PACKAGES[*]}"
     echo "cluster: installing ${PACKAGES[*]}" >&2
     apt-get update --quiet --quiet
     DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --quiet --no-install-recommends --no-upgrade \
@@ -29,7 +29,7 @@ require_node() { # require_node WORD: it is one of the cluster's nodes
   local known
   known=$(nodes | paste -sd ' ')
   [[ -n $known ]] || fail 'no cluster is up: hack/cluster up N'
-  [[ " $known " == *" $1 "* ]] || fail "node: $1 is none of this cluster's nodes; allowed: $known"
+  [[ " $known " == *" $1 "* ]] || fail "node: $1 is not a node of this cluster; allowed: $known"
 }
 
 inside() { # inside I COMMAND...: runs it in node I
@@ -134,7 +134,7 @@ up() {
 
 down() {
   local i
-  [[ $(id -u) == 0 ]] || fail 'the backend local is taken down by root'
+  [[ $(id -u) == 0 ]] || fail 'the backend local needs root: run hack/cluster down as root'
   for i in $(nodes); do
     kill_node "$i"
     ip link del "rlsrl-v$i" 2>/dev/null || true # its end in a killed node takes it too
@@ -154,7 +154,7 @@ load() { # to the store, and to the nodes that are up; those that are down are m
     [[ ! -e $image && $image != *.tar ]] || continue
     archives[-1]=$WORK/${#archives[@]}.tar
     docker save --output "${archives[-1]}" "$image" >/dev/null ||
-      fail "image: $image is neither an archive (NAME.tar) nor an image of docker's"
+      fail "image: $image is neither an archive (NAME.tar) nor an image in docker's store"
   done
   for image in "${archives[@]}"; do "$PARTS/archive.py" names "$image" >/dev/null; done
   with_store import "${archives[@]}" &
@@ -202,7 +202,7 @@ apiserver_lives() { # in node 1, whose numbers of processes those are
   inside 1 bash -c 'tr "\0" " " <"/proc/$(cat "$1")/cmdline" | grep -q kube-apiserver' - "$STATE/kube-apiserver.pid" 2>/dev/null
 }
 
-# The API server is stopped as by a crash of its process; etcd and the rest of node 1 go on.
+# Kill the API server, as in a crash; etcd and the rest of node 1 continue.
 api-stop() {
   require_node 1
   apiserver_lives || fail 'the API server is down already'

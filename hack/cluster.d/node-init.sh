@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# node-init.sh I: PID 1 of node I, in mount, network, PID, UTS and IPC namespaces of its own. Killing this one process
-# takes the node with its kubelet and every container, as a power loss does.
+# node-init.sh I: PID 1 of node I, in its own mount, network, PID, UTS and IPC namespaces. Killing this process kills the
+# node with its kubelet and every container, like a power loss.
 # Waits for its link, then for the API server; runs until it is killed.
 set -uo pipefail
 # shellcheck source-path=SCRIPTDIR source=settings.sh
@@ -51,7 +51,7 @@ containers() {
 JSON
   copy_store "$own/containerd"
   containerd_config "$own/containerd" /run/containerd >/run/containerd.toml
-  # restrict_oom_score_adj: root of a container or a sandbox may lack CAP_SYS_RESOURCE.
+  # restrict_oom_score_adj: root in a container or sandbox may lack CAP_SYS_RESOURCE.
   cat >>/run/containerd.toml <<TOML
 [plugins."io.containerd.grpc.v1.cri"]
   restrict_oom_score_adj = true

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# pki.sh 'I...': makes one authority, every client's and server's certificate, and the kubeconfigs.
+# pki.sh 'I...': create one authority, the certificates of all clients and servers, and the kubeconfigs.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=settings.sh
 . "$(dirname "$0")/settings.sh"

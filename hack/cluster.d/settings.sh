@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What every part of hack/cluster agrees on: folders, names and addresses. Sourced.
+# Folders, names and addresses for all parts of hack/cluster. Sourced.
 # shellcheck disable=SC2034  # used by those that source it
 PARTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/rlsrl/cluster
@@ -23,18 +23,18 @@ node_ip() { echo "$NET.$((10 + $1))"; }
 kubectl() { "$TOOLS/kubectl" --kubeconfig "$ADMIN" --cache-dir "$STATE/kubectl-cache" "$@"; }
 fail() { echo "cluster: $*" >&2; exit 1; }
 
-# until_true SECONDS WHAT COMMAND...: waits for the command to succeed; fails by name when it does not in time.
+# until_true SECONDS WHAT COMMAND...: wait until the command succeeds; after SECONDS fail with WHAT.
 until_true() {
   local deadline=$((SECONDS + $1)) what=$2
   shift 2
   until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || fail "$what: not so in time; the logs are below $STATE"
+    ((SECONDS < deadline)) || fail "$what: time-out; the logs are in $STATE"
     sleep 0.1
   done
 }
 
 NODE_GRACE=${RLSRL_CLUSTER_NODE_GRACE:-50s} # without news of a node until it is NotReady; 50s is Kubernetes' own
-[[ $NODE_GRACE =~ ^[1-9][0-9]*s$ ]] || fail "RLSRL_CLUSTER_NODE_GRACE: $NODE_GRACE; allowed: seconds, as 10s"
-# What a cluster was brought up with: NUM_NODES and NODE_GRACE.
+[[ $NODE_GRACE =~ ^[1-9][0-9]*s$ ]] || fail "RLSRL_CLUSTER_NODE_GRACE: $NODE_GRACE; allowed: seconds, for example 10s"
+# The settings of the running cluster: NUM_NODES and NODE_GRACE.
 # shellcheck source=/dev/null
 [[ ! -e $STATE/settings.sh ]] || . "$STATE/settings.sh"

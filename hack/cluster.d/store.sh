@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Images of the local cluster. The store is a containerd root with every image that was loaded; a node begins with a copy
-# of it by hard links, so that however many nodes and clusters there are, an image is imported and lies on the disk once.
-# Only nodes that are up when an image is loaded import it too. Sourced.
+# Images of the local cluster. The store is a containerd root with every loaded image. A node starts with a copy made of hard
+# links, so an image is imported and stored once for all nodes and clusters. Running nodes import a loaded image as well.
+# Sourced.
 
 STORE=$CACHE/store
 export CONTAINERD_NAMESPACE=k8s.io    # where a kubelet looks
@@ -23,7 +23,7 @@ with_store() ( # with_store COMMAND ARGUMENT...: runs it while the store is serv
   flock 8
   run=$(mktemp -d)
   { echo 'disabled_plugins = ["io.containerd.grpc.v1.cri"]'; containerd_config "$STORE" "$run"; } >"$run/config.toml"
-  # Mounts of its own: those that unpacking makes are gone with it, however it ends.
+  # Its own mount namespace: the mounts of unpacking disappear with the process.
   unshare --mount containerd --config "$run/config.toml" >"$CACHE/store.log" 2>&1 8>&- &
   pid=$!
   trap 'kill "$pid" || true; wait "$pid" || true; rm -rf "$run"' EXIT
@@ -46,10 +46,10 @@ copy_store() ( # copy_store ROOT: to a node's root, unless it has one; only the 
 
 collect_garbage() { ctr leases delete --sync "$(ctr leases create)" >/dev/null; } # any removal does, if it is told to wait
 
-# import ARCHIVE...: what is new of them, to the containerd at CONTAINERD_ADDRESS; what no image needs any more goes. While
-# ctr unpacks an image it holds what is new of it, but not what was unpacked before, which is nobody's at that moment if
-# the image replaces one: garbage is collected at any time. So an image that is replaced keeps a name until the new one
-# is there, and half of what an import has left that was cut off is not built upon, but goes first.
+# import ARCHIVE...: import new images into the containerd at CONTAINERD_ADDRESS, and remove unused data. While ctr unpacks an
+# image, containerd protects its new layers from garbage collection, but not layers that were unpacked before for the replaced
+# image. So a replaced image keeps a name until the new one is complete, and remains of an interrupted import are removed
+# first.
 import() {
   local archive images name old digest
   collect_garbage

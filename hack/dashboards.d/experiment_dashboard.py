@@ -1,4 +1,4 @@
-"""The dashboard of experiments: how training goes, what it waits for, what became of the samples, what it costs."""
+"""The dashboard of experiments: progress, waits, ledger and resources."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rlsrl.runtime.metrics import LEDGER_TRANSITIONS, Metrics
 ROLE = (*EXPERIMENT, "role")
 ASKING = Asking('namespace=~"$namespace", experiment=~"$experiment"')
 CHOSEN = ASKING.where('role=~"$role"')
-"""Of the chosen roles only."""
+"""The selected roles only."""
 PROCESS = operator_metrics()
-"""Every process shows the same of itself."""
+"""Metrics that every process serves."""
 PRESENT = ASKING.level("max", Metrics.workers_wanted, *EXPERIMENT)
-"""A series for each experiment that there is."""
+"""A series for each experiment."""
 
 
 def experiment_dashboard() -> Json:
-    """The whole."""
+    """Return the dashboard."""
     variables = [
         Variable("namespace", f"label_values({Metrics.workers_wanted.name}, namespace)"),
         Variable("experiment", f'label_values({Metrics.workers_wanted.name}{{namespace=~"$namespace"}}, experiment)'),
@@ -30,7 +30,7 @@ def experiment_dashboard() -> Json:
 
 
 def progress() -> Row:
-    """What a user wants to know first."""
+    """Return the row about progress."""
     trained = ASKING.rate(Metrics.transitions_trained, *EXPERIMENT)
     steps = ASKING.rate(Metrics.train_steps, *EXPERIMENT, aggregate="avg")
     return Row(
@@ -58,7 +58,7 @@ def progress() -> Row:
 
 
 def versions() -> Row:
-    """How old the weights are that act, and how new those that survive."""
+    """Return the row about policy lag and durable versions."""
     trainers = ASKING.where('role="trainer"')
     newest = trainers.level("max", Metrics.version_step, *EXPERIMENT)
     behind = ASKING.where('role!="trainer"').level("min", Metrics.version_step, *ROLE)
@@ -102,7 +102,7 @@ def versions() -> Row:
 
 
 def time() -> Row:
-    """Who works and who waits, and for what."""
+    """Return the row about work and waits."""
     trainers = ASKING.where('role="trainer"')
     waiting = f"sum without (reason) (rate({CHOSEN.series(Metrics.waiting_seconds)}[$__rate_interval]))"
     busy = Expression(f"avg by ({', '.join(ROLE)}) (1 - {waiting})", (Metrics.waiting_seconds,))
@@ -163,7 +163,7 @@ def time() -> Row:
 
 
 def samples() -> Row:
-    """The ledger: where every transition is."""
+    """Return the row about the ledger."""
     terms = (*EXPERIMENT, "term")
     gone = ASKING.where('term=~"(dropped|lost)[.].+"').level("sum", LEDGER_TRANSITIONS, *terms)
     settled = ASKING.where('term=~"trained|in_buffer|(dropped|lost)[.].+"').level(
@@ -188,7 +188,7 @@ def samples() -> Row:
 
 
 def inference() -> Row:
-    """Policy workers and evaluators; empty where an experiment has none."""
+    """Return the row about policy workers and evaluators; empty without any."""
     stage = (*EXPERIMENT, "stage")
     queueing = ASKING.where('stage="queueing"')
     return Row(
@@ -223,7 +223,7 @@ def inference() -> Row:
 
 
 def workers() -> Row:
-    """Who is there, and who was refused."""
+    """Return the row about workers and refused clients."""
     role = (*EXPERIMENT, "worker_role")
     return Row(
         "Workers",
@@ -263,7 +263,7 @@ def workers() -> Row:
 
 
 def resources() -> Row:
-    """What the chosen roles use."""
+    """Return the row about the resources of the selected roles."""
     cores = CHOSEN.rate(PROCESS["process_cpu_seconds_total"], *ROLE)
     memory = CHOSEN.level("sum", PROCESS["process_resident_memory_bytes"], *ROLE)
     largest = CHOSEN.level("max", PROCESS["process_resident_memory_bytes"], *ROLE)
@@ -282,15 +282,15 @@ def resources() -> Row:
 
 
 def ledger(term: str) -> Expression:
-    """One term of the ledger, or some with ``|`` between, all pages together."""
+    """Return one term of the ledger, or several joined by ``|``, summed over all pages."""
     return ASKING.where(f'term=~"{term}"').level("sum", LEDGER_TRANSITIONS, *EXPERIMENT)
 
 
 def one(title: str, unit: str, expression: Expression, note: str = "") -> Panel:
-    """A panel with one line an experiment."""
+    """Return a panel with one line for each experiment."""
     return Panel(title, unit, (Line(expression, "{{experiment}}"),), note)
 
 
 def by(title: str, unit: str, expression: Expression, label: str, note: str = "") -> Panel:
-    """A panel with one line for each value of a label."""
+    """Return a panel with one line for each value of a label."""
     return Panel(title, unit, (Line(expression, f"{{{{experiment}}}} {{{{{label}}}}}"),), note)

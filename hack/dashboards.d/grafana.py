@@ -16,7 +16,7 @@ _SCHEMA = 39
 
 @dataclass(frozen=True)
 class Line:
-    """What one query draws."""
+    """The line of one query."""
 
     expression: Expression
     legend: str
@@ -31,11 +31,11 @@ class Panel:
     """One of Grafana's units: ``short``, ``s``, ``percentunit``, ``bytes`` and so on."""
     lines: tuple[Line, ...]
     note: str = ""
-    """What is to be known beside what the metrics say of themselves."""
+    """A description beyond the metrics' own."""
 
     @property
     def description(self) -> str:
-        """What the metrics mean."""
+        """Return the descriptions of the metrics."""
         helps = dict.fromkeys(metric.help for line in self.lines for metric in line.expression.metrics)
         return " ".join(filter(None, (self.note, *helps)))
 
@@ -50,14 +50,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Variable:
-    """What the reader chooses: values of a label."""
+    """A selection of the reader: values of a label."""
 
     name: str
     query: str
 
 
 def dashboard(uid: str, title: str, description: str, variables: Sequence[Variable], rows: Sequence[Row]) -> Json:
-    """A dashboard, ready to import."""
+    """Return a dashboard for import."""
     return {
         "uid": uid,
         "title": title,

@@ -1,4 +1,4 @@
-"""Writes the dashboards to the folder named by the first argument."""
+"""Write the dashboards to the folder in the first argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard of the operator: how the experiments stand, and whether it keeps up with them."""
+"""The dashboard of the operator: the experiments' states and the operator's own load."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ OF_EXPERIMENTS = OPERATOR.where('namespace=~"$namespace"')
 
 
 def operator_dashboard() -> Json:
-    """The whole."""
+    """Return the dashboard."""
     variables = [Variable("namespace", "label_values(rlsrl_experiment_phase, namespace)")]
     about = "The operator of rlsrl: experiments by phase, its queue, its writes, what it uses."
     return dashboard("rlsrl-operator", "rlsrl / Operator", about, variables, [experiments(), work(), resources()])
 
 
 def experiments() -> Row:
-    """How the experiments of the chosen namespaces stand."""
+    """Return the row about the experiments of the selected namespaces."""
     phase = OF_EXPERIMENTS.level("sum", METRICS["rlsrl_experiment_phase"], "phase")
     restarts = OF_EXPERIMENTS.growth(METRICS["rlsrl_experiment_gang_restarts_total"], "1h", *EXPERIMENT)
     failing = OPERATOR.level("sum", METRICS["rlsrl_operator_failing_experiments"], "role")
@@ -33,7 +33,7 @@ def experiments() -> Row:
 
 
 def work() -> Row:
-    """Whether the operator keeps up."""
+    """Return the row about the operator's work and its queue."""
     looks = OPERATOR.rate(METRICS["rlsrl_operator_reconciles_total"], "outcome")
     seconds = METRICS["rlsrl_operator_reconcile_seconds"]
     success = age(OPERATOR.level("max", METRICS["rlsrl_operator_last_success_timestamp_seconds"], "role"))
@@ -59,7 +59,7 @@ def work() -> Row:
 
 
 def resources() -> Row:
-    """What the operator uses."""
+    """Return the row about the operator's resources."""
     cores = OPERATOR.rate(METRICS["process_cpu_seconds_total"], "pod")
     return Row(
         "Resources",
@@ -72,5 +72,5 @@ def resources() -> Row:
 
 
 def level(title: str, unit: str, name: str) -> Panel:
-    """A panel of one gauge."""
+    """Return a panel of one gauge."""
     return Panel(title, unit, (Line(OPERATOR.level("max", METRICS[name], "pod"), "{{pod}}"),))

@@ -1,4 +1,4 @@
-"""PromQL made from metric declarations: what a metric is called and how it may be asked stands in its declaration."""
+"""PromQL from metric declarations, which contain a metric's name, type and labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsrl.runtime.metrics import Declaration
 from rlsrl_operator.metrics import OperatorMetrics
 
 INTERVAL = "$__rate_interval"
-"""What Grafana takes rates over: some scrapes, however often they are."""
+"""Grafana's window for rates: a few scrapes, at any interval."""
 EXPERIMENT = ("namespace", "experiment")
 _UNITS = ("seconds", "bytes")
 _KINDS: dict[str, Literal["counter", "gauge", "histogram"]] = {
@@ -24,7 +24,7 @@ _KINDS: dict[str, Literal["counter", "gauge", "histogram"]] = {
 
 @dataclass(frozen=True)
 class Expression:
-    """A query, and the metrics that it asks."""
+    """A query and the metrics that it uses."""
 
     text: str
     metrics: tuple[Declaration, ...]
@@ -36,7 +36,7 @@ class Expression:
         return self._with("-", other)
 
     def or_else(self, other: Expression) -> Expression:
-        """This, and where it has no series the other's."""
+        """Return this query, with the other's series where this one has none."""
         return Expression(f"{self.text} or on ({', '.join(EXPERIMENT)}) {other.text}", (*self.metrics, *other.metrics))
 
     def _with(self, operator: str, other: Expression) -> Expression:
@@ -45,49 +45,49 @@ class Expression:
 
 @dataclass(frozen=True)
 class Asking:
-    """Asks metrics of the targets that some label matchers choose."""
+    """Builds queries for the targets that label matchers select."""
 
     matchers: str
 
     def where(self, matchers: str) -> Asking:
-        """Of fewer targets or series."""
+        """Return a narrower selection."""
         return Asking(f"{self.matchers}, {matchers}")
 
     def series(self, metric: Declaration, suffix: str = "") -> str:
-        """The selector of the metric's series."""
+        """Return the selector of the metric's series."""
         return f"{metric.name}{suffix}{{{self.matchers}}}"
 
     def level(self, aggregate: str, metric: Declaration, *by: str) -> Expression:
-        """A gauge, taken together by those labels."""
+        """Return a gauge, aggregated by these labels."""
         _expect(metric, "gauge")
         return Expression(f"{aggregate} by ({', '.join(by)}) ({self.series(metric)})", (metric,))
 
     def rate(self, metric: Declaration, *by: str, aggregate: str = "sum") -> Expression:
-        """A counter's growth a second."""
+        """Return a counter's increase a second."""
         _expect(metric, "counter")
         return Expression(f"{aggregate} by ({', '.join(by)}) (rate({self.series(metric)}[{INTERVAL}]))", (metric,))
 
     def growth(self, metric: Declaration, window: str, *by: str) -> Expression:
-        """A counter's growth in a window."""
+        """Return a counter's increase in a window."""
         _expect(metric, "counter")
         return Expression(f"sum by ({', '.join(by)}) (increase({self.series(metric)}[{window}]))", (metric,))
 
     def quantile(self, share: float, metric: Declaration, *by: str) -> Expression:
-        """The value of a histogram that so large a share of observations is not above."""
+        """Return a quantile of a histogram."""
         _expect(metric, "histogram")
         buckets = f"sum by ({', '.join(('le', *by))}) (rate({self.series(metric, '_bucket')}[{INTERVAL}]))"
         return Expression(f"histogram_quantile({share}, {buckets})", (metric,))
 
     def mean(self, metric: Declaration, *by: str) -> Expression:
-        """The mean observation of a histogram."""
+        """Return the mean observation of a histogram."""
         return self._histogram(metric, "_sum", "sum", by) / self._histogram(metric, "_count", "sum", by)
 
     def share_of_time(self, metric: Declaration, *by: str) -> Expression:
-        """What share of the time of a process a histogram of durations adds up to, on average over the processes."""
+        """Return the share of time in a histogram of durations, averaged over the processes."""
         return self._histogram(metric, "_sum", "avg", by)
 
     def open_files(self, *by: str) -> Expression:
-        """What share of the files that a process may open it has open: the largest."""
+        """Return the largest share of open files in a process's limit."""
         used, allowed = (operator_metrics()[f"process_{name}_fds"] for name in ("open", "max"))
         share = f"max by ({', '.join(by)}) ({self.series(used)} / {self.series(allowed)})"
         return Expression(share, (used, allowed))
@@ -99,23 +99,23 @@ class Asking:
 
 
 def age(moment: Expression) -> Expression:
-    """Seconds since a moment."""
+    """Return the seconds since a time."""
     return Expression(f"time() - {moment.text}", moment.metrics)
 
 
 def rest_of_one(*shares: Expression) -> Expression:
-    """What some shares leave of one."""
+    """Return one minus the sum of some shares."""
     text = " - ".join(f"({share.text})" for share in shares)
     return Expression(f"1 - {text}", tuple(metric for share in shares for metric in share.metrics))
 
 
 def zero(expression: Expression) -> Expression:
-    """Zero wherever the expression has a series."""
+    """Return zero for each series of the expression."""
     return Expression(f"0 * {expression.text}", expression.metrics)
 
 
 def operator_metrics() -> dict[str, Declaration]:
-    """The operator's declarations, and those of every process, by name."""
+    """Return the metric declarations of the operator and of every process, by name."""
     registry = CollectorRegistry()
     OperatorMetrics(registry)
     return {each.name: each for each in map(_declaration, registry.collect())}

@@ -1,4 +1,4 @@
-"""Prints what an image installs below the project's own code: ``requirements.py EXTRA[,EXTRA...]``, one a line.
+"""Print the dependencies of an image, one a line: ``requirements.py EXTRA[,EXTRA...]``.
 
 The Dockerfiles install these in a layer of their own, which a change of code or of a tool's settings in pyproject.toml
 leaves as it is. ``build`` stands for what the project itself is built with.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Read ``pyproject.toml`` here; print the dependencies of the project with the extras."""
+    """Print the dependencies of the project in ``pyproject.toml`` with the extras."""
     document = tomllib.loads(Path("pyproject.toml").read_text())
     project = document["project"]
     allowed = {**project["optional-dependencies"], "build": document["build-system"]["requires"]}
