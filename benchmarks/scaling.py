@@ -1,14 +1,15 @@
-"""Does the model of ``rlsrl size`` say what is measured? Fits it on half of a grid of real runs, predicts the rest.
+"""Compare the model of ``rlsrl size`` with real runs: fit it to half of them, and predict the others.
 
-    python benchmarks/scaling.py                  # measure (half an hour), fit, predict, say what saturates
+    python benchmarks/scaling.py                  # measure (40 minutes), fit, predict, say what saturates
     python benchmarks/scaling.py --keep           # and keep the points, and the costs that `rlsrl size` uses
-    python benchmarks/scaling.py --points FILE    # with the points of FILE, which is written if it is not there
+    python benchmarks/scaling.py --points FILE    # with the points of FILE; measures and writes FILE if it is missing
 
-The grid is 1, 2 and 4 actors x 0, 1 and 2 policy workers x 1 and 2 trainer ranks x a fast and a slow environment.
+The grid is 1, 2 and 4 actors x 0, 1 and 2 policy workers x 1 and 2 trainer ranks x a fast and a slow environment. A few
+more settings each have one feature: compiled training steps, environment threads, an evaluator, a lent core.
 Every setting is run once before any is run again. The model is fitted by least squares to the logarithm of transitions
-a second of every other point; it is told how much of the machine other programs used. Ends with 1 if a prediction of
-one of the others is off by more than 15 %, or if other programs used more than 3 % of the machine beside runs: such
-points are no result, and are not kept.
+a second of every other point, with the cores that other programs left to it. The exit status is 1 if the prediction of
+another point is off by more than 15 %, or if other programs used more than 3 % of the machine beside a run. Such
+points are not kept.
 """
 
 from __future__ import annotations
@@ -25,7 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from results import write
-from scaling_points import GRID, LANES, NUM_STEPS, QUIET_CORES, STEP_SECONDS, Point, Setting, environment_of, measure
+from scaling_points import (
+    FEATURES,
+    GRID,
+    IMAGES,
+    LANES,
+    NUM_STEPS,
+    QUIET_CORES,
+    STEP_SECONDS,
+    Point,
+    Setting,
+    measure,
+)
 
 from rlsrl.api.load import load_text
 from rlsrl.cli.text import columns
@@ -33,14 +45,15 @@ from rlsrl.envs.factory import EnvironmentSource, environment_spec
 from rlsrl.policies.effort import NetworkEffort, network_effort
 from rlsrl.sizing.costs import MEASURED, Costs, MeasuredCosts, measured_costs
 from rlsrl.sizing.environment import measure_environment
-from rlsrl.sizing.fit import Measured, fit
+from rlsrl.sizing.estimate import estimate
+from rlsrl.sizing.fit import MeasuredRate, fit
 from rlsrl.sizing.forecast import forecast
 from rlsrl.sizing.report import limit_lines, role_rows
-from rlsrl.sizing.simulation import simulate
-from rlsrl.sizing.workload import EnvironmentSpeed, Place, Workload, workload_of
+from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, Workload, workload_of
+from rlsrl.workers.build.common import environment_source, torch_policy
 
 ALLOWED = 0.15
-"""How far off a prediction may be."""
+"""Largest error of a prediction."""
 FREE = (
     "lane_seconds",
     "program_call_seconds",
@@ -54,70 +67,66 @@ FREE = (
     "reduce_seconds",
     "full_load_speed",
 )
-"""Costs that the grid says something of; the others keep what they were measured to be otherwise."""
+"""Costs that the grid depends on. The others keep their values, which were measured in other ways."""
+FREE_WITH_FEATURES = (*FREE, "compiled_minibatch_seconds", "acting_mac_seconds", "training_mac_seconds")
 SCALES = (100, 1_000, 10_000)
 ROOT = Path(__file__).parents[1]
 POINTS = ROOT / "docs" / "benchmarks" / "scaling.json"
 COSTS = ROOT / "worker" / "rlsrl" / "sizing" / MEASURED
-POD = Place(bandwidth=10e9 / 8, hop_seconds=50e-6)
-"""Of a fleet, each worker a pod: 10 Gbit/s, 50 us each way."""
+POD = Hardware(bandwidth=10e9 / 8, hop_seconds=50e-6)
+"""A pod of a fleet: one core, 10 Gbit/s, 50 us one way."""
 FLEET_STEP_SECONDS = 0.002
 FLEET_MINIBATCHES = 4
-"""In a batch, however large the fleet."""
+"""Minibatches of a batch, for every size of the fleet."""
 NATURE_CNN = NetworkEffort(num_weights=1_688_000, forward_macs=9.4e6, acting_macs=9.4e6, exported=False)
 FRAME_BYTES = 4 * 84 * 84
 GPU_ROW_SECONDS = 5e-6
-"""Of a GPU that trains that network, a transition: an assumption, as is the next."""
+"""Time of a transition on a GPU that trains the network above. This and the next figure are assumptions."""
 GPU_ACTING_MAC_SECONDS = 5e-13
 MAX_ACTORS = 4096
-"""What a spec takes."""
+"""The most actors that a spec allows."""
 ACTORS_A_HELPER = 20
-"""Of a policy worker or a buffer worker, where they are the remedy."""
+"""Actors of each policy worker or buffer worker, where they are the remedy."""
 ACTORS_A_RANK = 50
 
 
 def workloads(
     settings: Sequence[Setting], cores: Sequence[float], speeds: Mapping[str, EnvironmentSpeed]
 ) -> list[Workload]:
-    """What the model takes each setting for, with so many cores left to it."""
-    env_spec = environment_spec(_source("fast"))
-    network = _network()
+    """Return each setting as the model sees it, with the cores that are available to it."""
     return [
-        workload_of(
-            load_text(json.dumps(setting.document(wall_seconds=1.0))).spec,
-            env_spec,
-            environment=speeds[setting.environment],
-            network=network,
-            place=Place(cores=each),
-        )
-        for setting, each in zip(settings, cores, strict=True)
+        _workload(setting, speeds[setting.environment], Hardware(cores=available))
+        for setting, available in zip(settings, cores, strict=True)
     ]
+
+
+def _workload(setting: Setting, speed: EnvironmentSpeed, hardware: Hardware) -> Workload:
+    spec = load_text(json.dumps(setting.document(wall_seconds=1.0))).spec
+    env_spec = environment_spec(_source(setting.environment))
+    network = network_effort(torch_policy(spec.policy.network, env_spec, seed=1))
+    return workload_of(spec, env_spec, environment=speed, network=network, hardware=hardware)
 
 
 def _source(environment: str) -> EnvironmentSource:
-    return EnvironmentSource(**environment_of(environment))
-
-
-def _network() -> NetworkEffort:
-    from rlsrl.api.spec import PolicySpec
-    from rlsrl.workers.build.common import torch_policy
-
-    return network_effort(torch_policy(PolicySpec().network, environment_spec(_source("fast")), seed=1))
+    spec = load_text(json.dumps(Setting(environment=environment, actors=1).document(wall_seconds=1.0))).spec
+    return environment_source(spec.environment)
 
 
 def compare(points: Sequence[Point], speeds: Mapping[str, EnvironmentSpeed]) -> tuple[Costs, float]:
-    """Fit to every other point, print all; the costs, and the largest error of a point that was not fitted to."""
+    """Fit to every other point and print all; return the costs and the largest error of the other points."""
     machine_cores = float(os.cpu_count() or 1)
     cores = [max(0.5, machine_cores - point.others) for point in points]
-    seen = workloads([point.setting for point in points], cores, speeds)
+    modelled = workloads([point.setting for point in points], cores, speeds)
     measured = [
-        Measured(workload=workload, env_steps_a_second=point.fps) for workload, point in zip(seen, points, strict=True)
+        MeasuredRate(workload=workload, env_steps_a_second=point.fps)
+        for workload, point in zip(modelled, points, strict=True)
     ]
-    costs = fit(measured[::2], measured_costs().costs, FREE)
+    free = FREE_WITH_FEATURES if any(point.setting.feature for point in points) else FREE
+    costs = fit(measured[::2], measured_costs().costs, free)
     rows = [("setting", "measured", "spread", "others", "model", "error", "")]
     worst = 0.0
-    for number, (point, workload) in enumerate(zip(points, seen, strict=True)):
-        predicted = simulate(workload, costs).env_steps_a_second
+    for number, (point, workload) in enumerate(zip(points, modelled, strict=True)):
+        predicted = estimate(workload, costs).env_steps_a_second
         error = predicted / point.fps - 1
         if number % 2:
             worst = max(worst, abs(error))
@@ -140,12 +149,13 @@ def compare(points: Sequence[Point], speeds: Mapping[str, EnvironmentSpeed]) -> 
 def show_costs(costs: Costs) -> None:
     before = asdict(measured_costs().costs)
     rows = [("cost", "before", "fitted")]
-    rows += [(name, f"{before[name]:.3g}", f"{value:.3g}") for name, value in asdict(costs).items() if name in FREE]
+    fitted = {name: value for name, value in asdict(costs).items() if name in FREE_WITH_FEATURES}
+    rows += [(name, f"{before[name]:.3g}", f"{value:.3g}") for name, value in fitted.items()]
     print(columns(rows))
 
 
 def show_scales(costs: Costs) -> None:
-    """What saturates in a fleet, and what it comes to with the remedies."""
+    """Print what saturates in fleets of pods, and their speed with the remedies."""
     with_gpus = replace(
         costs, training_mac_seconds=0.0, row_seconds=GPU_ROW_SECONDS, acting_mac_seconds=GPU_ACTING_MAC_SECONDS
     )
@@ -159,14 +169,9 @@ def show_scales(costs: Costs) -> None:
 
 
 def _small(num_actors: int) -> Workload:
-    """Pods whose environments compute for 2 ms a step, and a small network that actors evaluate themselves."""
-    document = Setting(environment="fast", ranks=1, policy_workers=0, actors=1).document(wall_seconds=1.0)
-    one = workload_of(
-        load_text(json.dumps(document)).spec,
-        environment_spec(_source("fast")),
-        environment=EnvironmentSpeed(step_seconds=FLEET_STEP_SECONDS),
-        network=_network(),
-        place=POD,
+    """Return a fleet whose environments compute for 2 ms a step; its actors evaluate a small network themselves."""
+    one = _workload(
+        Setting(environment="fast", actors=1), EnvironmentSpeed(step_seconds=FLEET_STEP_SECONDS), hardware=POD
     )
     return replace(
         one,
@@ -177,9 +182,8 @@ def _small(num_actors: int) -> Workload:
 
 
 def _images(num_actors: int) -> Workload:
-    """The same with stacks of four frames of 84 x 84 and the network of Mnih et al. (2015), on GPUs: one policy worker
-    for a hundred actors.
-    """
+    """Return a fleet that plays Atari games with the network of Mnih et al. (2015) on GPUs, a policy worker for each
+    100 actors."""
     return replace(
         _small(num_actors),
         network=NATURE_CNN,
@@ -192,9 +196,8 @@ def _images(num_actors: int) -> Workload:
 
 
 def _remedied(fleet: Workload) -> Workload:
-    """Buffer workers between actors and trainers; where links are short, more policy workers and ranks; in a large
-    fleet policy workers, which alone need weights then.
-    """
+    """Return the fleet with buffer workers; with more policy workers and ranks where links are the limit; and with
+    policy workers in a large fleet, so that only they need weights."""
     helpers = fleet.num_actors // ACTORS_A_HELPER
     if fleet.num_policy_workers:
         return replace(
@@ -221,18 +224,18 @@ def _shape(workload: Workload) -> str:
 
 
 def keep(document: Mapping[str, Any], costs: Costs) -> None:
-    """Write the points, and the costs that the package comes with."""
+    """Write the points and the package's costs."""
     write(POINTS, document)
     print(f"written: {POINTS}, {COSTS}")
-    source = "fitted by benchmarks/scaling.py; what its grid says nothing of was timed by itself"
+    source = "fitted by benchmarks/scaling.py; costs that its grid does not depend on were timed one by one"
     fitted = MeasuredCosts(machine=document["machine"], date=document["date"], source=source, costs=costs)
     write(COSTS, fitted.to_json())
 
 
 def measured_document(repeats: int, window_seconds: float) -> dict[str, Any]:
-    """The whole grid, and the environments by themselves."""
-    speeds = {name: measure_environment(_source(name)) for name in STEP_SECONDS}
-    points = measure(GRID, repeats=repeats, window_seconds=window_seconds)
+    """Measure all settings, and each environment alone."""
+    speeds = {name: measure_environment(_source(name)) for name in (*STEP_SECONDS, IMAGES)}
+    points = measure((*GRID, *FEATURES), repeats=repeats, window_seconds=window_seconds)
     return {
         "machine": _machine(),
         "date": datetime.now(UTC).date().isoformat(),
@@ -250,8 +253,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--window-seconds", type=float, default=6.0)
-    parser.add_argument("--points", type=Path, help="the points of this file, which is written if it is not there")
-    parser.add_argument("--keep", action="store_true", help="keep points and costs, if they are a result")
+    parser.add_argument("--points", type=Path, help="use this file's points; written if missing")
+    parser.add_argument("--keep", action="store_true", help="keep points and costs if all predictions are good")
     arguments = parser.parse_args()
     if arguments.points is not None and arguments.points.exists():
         document = json.loads(arguments.points.read_text())

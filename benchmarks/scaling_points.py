@@ -1,4 +1,4 @@
-"""What is measured for the model of ``scaling.py``: real runs of ``rlsrl run`` on a grid, and how quiet it was."""
+"""The points that ``scaling.py`` compares the model with: real runs of ``rlsrl run``, and how quiet the machine was."""
 
 from __future__ import annotations
 
@@ -11,60 +11,82 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
+from environments import ATARI_ARGUMENTS
 from figures import QUIET_SHARE
 from machine import Usage, shares
 
 from rlsrl.local.metrics_log import read_rows, training_rows
 
 STEP_SECONDS = {"fast": 0.0, "slow": 0.0005}
-"""How much longer than its computation a step of the environment takes, by its name."""
+"""Seconds that a step of CartPole sleeps, by the environment's name."""
+IMAGES = "images"
+"""The environment whose observations are stacks of four frames of Pong."""
 LANES, NUM_STEPS, MINIBATCH_SIZE = 16, 64, 256
 WARM_SECONDS = 2.0
-"""Of training, before a window begins."""
+"""Seconds of training before a window begins."""
 FAILED_SECONDS = 120.0
-"""A run that takes so much longer than it should has failed."""
+"""A run that takes so much longer than its wall time has failed."""
 CORES = os.cpu_count() or 1
 QUIET_CORES = QUIET_SHARE * CORES
-"""What other programs may use beside a run that is to count."""
+"""Cores that other programs may use beside a run that counts."""
 FOLDER = Path(__file__).parent
 RUN = (sys.executable, "-c", "from rlsrl.cli import main; main()", "run")
 
 
 def environment_of(name: str) -> dict[str, Any]:
-    """CartPole as it is, or as one whose step sleeps: as an experiment says it."""
+    """Return the environment's section of the spec."""
+    if name == IMAGES:
+        return {"id": "ALE/Pong-v5", "kwargs": dict(ATARI_ARGUMENTS), "atari": {}, "frameStack": 4}
     return {"factory": "environments:make", "kwargs": {"env_id": "CartPole-v1", "step_seconds": STEP_SECONDS[name]}}
+
+
+Feature = Literal["", "compiled", "threads", "evaluator", "lent core"]
+"""What a setting has beside the grid: compiled training steps, environment threads, an evaluator that plays all the
+time, or images whose compiled training uses an idle core."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One place of the grid."""
+    """One setting of the grid, or one that tries a feature."""
 
     environment: str
-    ranks: int
-    policy_workers: int
+    ranks: int = 1
+    policy_workers: int = 0
     actors: int
+    feature: Feature = ""
 
     def __str__(self) -> str:
         acting = f"{self.policy_workers} policy" if self.policy_workers else "inline"
-        return f"{self.environment}, {self.actors} actors, {acting}, {self.ranks} ranks"
+        feature = f", {self.feature}" if self.feature else ""
+        return f"{self.environment}, {self.actors} actors, {acting}, {self.ranks} ranks{feature}"
 
     def document(self, *, wall_seconds: float) -> dict[str, Any]:
-        """The experiment. It hardly learns: a policy that stays random ends as many episodes at the end as before."""
+        """Return the experiment.
+
+        It hardly learns, so that the policy stays random and episodes end as often at the end as at the beginning.
+        """
+        compiled = self.feature in ("compiled", "lent core")
         spec: dict[str, Any] = {
             "seed": 1,
             "environment": environment_of(self.environment),
             "algorithm": {"ppo": {"learningRate": 1e-9, "epochs": 1, "minibatchSize": MINIBATCH_SIZE}},
             "actors": {"replicas": self.actors, "environmentsPerActor": LANES, "rolloutLength": NUM_STEPS},
-            "trainers": {"replicas": self.ranks},
+            "trainers": {"replicas": self.ranks, "compile": "upfront" if compiled else "off"},
             "parameters": {"everySeconds": 3600},
             "stop": {"wallSeconds": wall_seconds},
         }
         if self.policy_workers:
             spec["actors"]["ringSize"] = 2
             spec["policyWorkers"] = {"replicas": self.policy_workers}
+        if self.feature == "threads":
+            spec["actors"]["vectorization"] = "threads"
+        if self.feature == "evaluator":
+            spec["evaluators"] = {"replicas": 1}
+        if self.environment == IMAGES:
+            spec["policy"] = {"network": {"cnn": {"precision": "bfloat16"}}}
         return {
             "apiVersion": "rlsrl.dev/v1alpha1",
             "kind": "RLExperiment",
@@ -77,6 +99,13 @@ GRID = tuple(
     Setting(environment=environment, ranks=ranks, policy_workers=policy_workers, actors=actors)
     for environment, ranks, policy_workers, actors in itertools.product(STEP_SECONDS, (1, 2), (0, 1, 2), (1, 2, 4))
 )
+FEATURES = (
+    *(Setting(environment="fast", actors=actors, feature="compiled") for actors in (1, 2, 4)),
+    *(Setting(environment="slow", actors=actors, feature="threads") for actors in (1, 2)),
+    *(Setting(environment="fast", actors=actors, feature="evaluator") for actors in (1, 2)),
+    *(Setting(environment=IMAGES, actors=actors, feature="lent core") for actors in (1, 2)),
+)
+"""Settings that no cost is fitted to, except that compiled steps have costs of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +115,7 @@ class Sample:
     fps: float
     """Transitions trained a second."""
     others: float
-    """Cores that other programs used meanwhile, the mean."""
+    """Cores that other programs used during the run, the mean."""
 
     @property
     def is_quiet(self) -> bool:
@@ -96,35 +125,35 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A setting, and what was measured of it."""
+    """A setting and its runs."""
 
     setting: Setting
     samples: tuple[Sample, ...]
 
     @property
     def counted(self) -> tuple[Sample, ...]:
-        """The quiet runs; all of them if none was quiet."""
+        """The quiet runs, or all of them if none was quiet."""
         return tuple(sample for sample in self.samples if sample.is_quiet) or self.samples
 
     @property
     def fps(self) -> float:
-        """The median."""
+        """The median rate of the counted runs."""
         return statistics.median(sample.fps for sample in self.counted)
 
     @property
     def spread(self) -> float:
-        """From the least to the most, as a share of the median."""
+        """The range of the counted rates, as a share of the median."""
         rates = [sample.fps for sample in self.counted]
         return (max(rates) - min(rates)) / self.fps
 
     @property
     def others(self) -> float:
-        """Cores that other programs used beside the run that is counted, the median."""
+        """Cores that other programs used during the counted runs, the median."""
         return statistics.median(sample.others for sample in self.counted)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the runs that are counted were quiet."""
+        """Whether the counted runs were quiet."""
         return all(sample.is_quiet for sample in self.counted)
 
     def to_json(self) -> dict[str, Any]:
@@ -139,9 +168,9 @@ class Point:
 
 
 def measure(settings: Sequence[Setting], *, repeats: int, window_seconds: float) -> list[Point]:
-    """Run every setting once, then every one again: a busy moment of the machine hits all alike.
+    """Run each setting once before any is run again, so that a busy moment of the machine affects all alike.
 
-    Those with fewer quiet runs than ``repeats`` are run up to twice as often.
+    Settings with fewer quiet runs than ``repeats`` are run up to twice as often.
     """
     samples: dict[Setting, list[Sample]] = {setting: [] for setting in settings}
     for turn in range(2 * repeats):
@@ -157,10 +186,10 @@ def measure(settings: Sequence[Setting], *, repeats: int, window_seconds: float)
 
 
 def run(setting: Setting, *, window_seconds: float) -> Sample:
-    """One run.
+    """Run a setting once.
 
     Raises:
-        RuntimeError: it failed; the text has its last words.
+        RuntimeError: the run failed; the text has the end of its output.
     """
     wall_seconds = WARM_SECONDS + window_seconds
     with tempfile.TemporaryDirectory() as folder:
@@ -180,7 +209,7 @@ def run(setting: Setting, *, window_seconds: float) -> Sample:
 
 
 def _rate(metrics: Path) -> float:
-    """Transitions trained a second, from the run's own rows: whole training steps, after the warm-up."""
+    """Return transitions trained a second, over whole training steps after the warm-up."""
     rows = [row.scalars for row in training_rows(read_rows(metrics))]
     settled = [row for row in rows if row["train_seconds"] >= WARM_SECONDS]
     first, last = settled[0], settled[-1]

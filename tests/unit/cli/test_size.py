@@ -14,7 +14,7 @@ CARTPOLE = EXAMPLES / "cartpole.yaml"
 
 @pytest.fixture(autouse=True)
 def typical_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is estimated does not depend on which machine was measured last."""
+    """Estimates that do not depend on the machine that was measured last."""
     measured = MeasuredCosts(machine="a machine", date="2026-11-22", source="made up", costs=TYPICAL)
     monkeypatch.setattr("rlsrl.sizing.costs.measured_costs", lambda: measured)
 
@@ -24,7 +24,7 @@ def size(*arguments: str | Path) -> Result:
 
 
 def env_steps(result: Result) -> float:
-    """What is expected, in env steps a second."""
+    """Return the estimate in env steps a second."""
     found = re.search(r"about ([\d,]+) env steps/s", result.output)
     assert found, result.output
     return float(found[1].replace(",", ""))
@@ -36,23 +36,23 @@ def test_it_says_how_fast_what_limits_and_what_would_change_it() -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert re.fullmatch(r"cartpole: about [\d,]+ env steps/s, [\d.]+ training steps/s", lines[0])
-    assert lines[1] == "place: each worker a pod with a core of its own and a link of 10 Gbit/s"
-    assert lines[2] == "environment: 10 us a step (as given)"
-    assert lines[3] == "costs: of a machine, 2026-11-22"
+    assert lines[1] == "hardware: each worker is a pod with one core and a link of 10 Gbit/s"
+    assert lines[2] == "environment: 10 us a step (--env-step-seconds)"
+    assert lines[3] == "costs: measured on a machine, 2026-11-22"
     assert lines[4].startswith("limited by: trainers, at ")
     assert lines[5].startswith("what helps: ")
     assert lines[6].split()[:3] == ["role", "workers", "busy"]
     assert [line.split()[0] for line in lines[7:10]] == ["actor", "trainer", "coordinator"]
-    assert any(line.startswith("pays: --set algorithm.ppo.minibatchSize=512 ") for line in lines[10:])
-    assert any(line.startswith("does not pay: ") and "trainers.replicas=2" in line for line in lines[10:])
+    assert any(line.startswith("helps: --set algorithm.ppo.minibatchSize=512 ") for line in lines[10:])
+    assert any(line.startswith("does not help: ") and "trainers.replicas=2" in line for line in lines[10:])
 
 
 def test_an_environment_of_unknown_speed_is_stepped() -> None:
     result = size(CARTPOLE, "--cores", "2")
 
     assert result.exit_code == 0, result.output
-    assert "place: on one machine, 2 cores that all workers share" in result.stdout
-    assert re.search(r"environment: .* us a step.* \(measured here, one environment for 1 s\)", result.stdout)
+    assert "hardware: one machine, 2 cores that all workers share" in result.stdout
+    assert re.search(r"environment: .* us a step.* \(one environment measured here for 1 s\)", result.stdout)
 
 
 def test_slow_environments_are_what_limits_and_more_actors_pay() -> None:
@@ -60,7 +60,7 @@ def test_slow_environments_are_what_limits_and_more_actors_pay() -> None:
 
     assert env_steps(result) == pytest.approx(200, rel=0.05)
     assert "limited by: actors, at 100%" in result.stdout
-    assert re.search(r"pays: --set actors.replicas=4  \+(9|10)\d%", result.stdout)
+    assert re.search(r"helps: --set actors.replicas=4  \+(9|10)\d%", result.stdout)
 
 
 def test_fields_can_be_set_and_a_trainer_s_speed_given() -> None:
@@ -76,7 +76,7 @@ def test_policy_and_buffer_workers_have_their_rows() -> None:
 
     assert re.search(r"^policy +1 ", policy.stdout, re.MULTILINE)
     assert re.search(
-        r"pays: --set policyWorkers=null --set actors.ringSize=1 .*actors act by themselves", policy.stdout
+        r"helps: --set policyWorkers=null --set actors.ringSize=1 .*actors evaluate the network", policy.stdout
     )
     assert re.search(r"^buffer +\d+ ", buffer.stdout, re.MULTILINE)
 

@@ -4,12 +4,13 @@ import pytest
 
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.api.spec import ExperimentSpec
-from rlsrl.sizing.advice import REMEDIES, Change, Tried, changes, is_advised, limiting
-from rlsrl.sizing.ceilings import ROLES, Ceiling
+from rlsrl.sizing.advice import REMEDIES, SpecChange, Tried, changes, is_advised, limiting
+from rlsrl.sizing.ceilings import Ceiling
+from rlsrl.sizing.demands import ROLES
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FILES = sorted(EXAMPLES.glob("*.yaml"))
-SPARE, FASTER = Change(overrides=("actors.replicas=1",), spares=True), Change(overrides=("actors.replicas=4",))
+FEWER, FASTER = SpecChange(overrides=("actors.replicas=1",), saves=True), SpecChange(overrides=("actors.replicas=4",))
 
 
 def spec(name: str, *overrides: str) -> ExperimentSpec:
@@ -20,7 +21,7 @@ def changed_fields(of: ExperimentSpec) -> set[str]:
     return {override.partition("=")[0] for change in changes(of) for override in change.overrides}
 
 
-def with_change(file: Path, change: Change) -> ExperimentSpec | str:
+def with_change(file: Path, change: SpecChange) -> ExperimentSpec | str:
     """The changed experiment, or what is wrong with it."""
     try:
         return load_file(file, change.overrides).spec
@@ -59,16 +60,16 @@ def test_environments_are_changed_where_they_are_said() -> None:
 
 
 def test_a_change_is_shown_as_options() -> None:
-    change = Change(overrides=("policyWorkers=null", "actors.ringSize=1"))
+    change = SpecChange(overrides=("policyWorkers=null", "actors.ringSize=1"))
 
     assert change.options == "--set policyWorkers=null --set actors.ringSize=1"
 
 
 @pytest.mark.parametrize(
     ("change", "rate", "advised"),
-    [(FASTER, 106.0, True), (FASTER, 104.0, False), (SPARE, 99.0, True), (SPARE, 97.0, False)],
+    [(FASTER, 106.0, True), (FASTER, 104.0, False), (FEWER, 99.0, True), (FEWER, 97.0, False)],
 )
-def test_changes_are_advised_that_are_faster_or_spare_something(change: Change, rate: float, advised: bool) -> None:
+def test_changes_are_advised_that_are_faster_or_save_workers(change: SpecChange, rate: float, advised: bool) -> None:
     assert is_advised(Tried(change=change, env_steps_a_second=rate), 100.0) is advised
 
 

@@ -6,8 +6,8 @@ import pytest
 from numpy.typing import NDArray
 
 from rlsrl.sizing.costs import Costs
-from rlsrl.sizing.fit import Measured, fit, least_squares
-from rlsrl.sizing.simulation import simulate
+from rlsrl.sizing.estimate import estimate
+from rlsrl.sizing.fit import MeasuredRate, fit, least_squares
 from rlsrl.sizing.workload import Workload
 from rlsrl.testing.workloads import TYPICAL, workload
 
@@ -22,11 +22,10 @@ POINTS = (
 FREE = ("minibatch_seconds", "ask_seconds", "answer_seconds")
 
 
-def measured(points: tuple[Workload, ...], truth: Costs) -> list[Measured]:
-    """What a machine with these costs would have shown."""
+def measured(points: tuple[Workload, ...], truth: Costs) -> list[MeasuredRate]:
+    """Return the rates of a machine with these costs."""
     return [
-        Measured(workload=point, env_steps_a_second=simulate(point, truth, num_batches=24).env_steps_a_second)
-        for point in points
+        MeasuredRate(workload=point, env_steps_a_second=estimate(point, truth).env_steps_a_second) for point in points
     ]
 
 
@@ -56,7 +55,7 @@ def test_points_that_were_not_fitted_to_are_predicted() -> None:
     found = fit(points[::2], start, (*FREE, "full_load_speed"))
 
     for point in points[1::2]:
-        predicted = simulate(point.workload, found).env_steps_a_second
+        predicted = estimate(point.workload, found).env_steps_a_second
         assert abs(math.log(predicted / point.env_steps_a_second)) < 0.15
 
 

@@ -14,6 +14,8 @@ from rlsrl.testing.workloads import costs, pods, workload
         (pods(642, num_buffer_workers=2), "a buffer worker takes 320 connections, and 321 actors would connect"),
         (workload(actor_lanes=(1,) * 257, batch_lanes=257), "a trainer takes 256 connections"),
         (pods(8200, num_buffer_workers=100), "the coordinator takes 16384 connections, and workers would make 16501"),
+        (workload(num_trainers=2, max_policy_lag=0), "a rollout has 8 environments, and a trainer's part of a batch 4"),
+        (workload(actor_lanes=(16,), batch_lanes=24, max_policy_lag=0), "a rollout has 16 environments"),
         (pods(1, lane_bytes=1e7), "a rollout has 80 MB, and a message takes 67 MB: a smaller actors.rolloutLength"),
     ],
 )  # fmt: skip
@@ -30,6 +32,15 @@ def test_heartbeats_that_take_most_of_the_coordinator_cannot_work() -> None:
     assert line.startswith("heartbeats of 100 workers take 60% of the coordinator's core: fewer actors")
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_policy_workers": 2, "ring_size": 2}, {"num_buffer_workers": 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"max_policy_lag": 0},
+        {"batch_lanes": 768, "max_policy_lag": 1},
+        {"num_policy_workers": 2, "ring_size": 2},
+        {"num_buffer_workers": 2},
+    ],
+)
 def test_a_few_actors_are_within_every_limit(changes: dict[str, Any]) -> None:
     assert broken_limits(pods(64, **changes), costs(heartbeat_seconds=2e-4)) == []

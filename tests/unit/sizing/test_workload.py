@@ -2,26 +2,29 @@ from pathlib import Path
 
 import pytest
 
+from rlsrl.algorithms.gradients import MICROBATCH_ELEMENTS
 from rlsrl.api.load import load_file
 from rlsrl.data.slots import rollout_layout
+from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.effort import NetworkEffort
 from rlsrl.sizing.traffic import Rates, traffic
-from rlsrl.sizing.workload import EnvironmentSpeed, Place, Workload, workload_of
+from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, Workload, workload_of
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.workloads import pods
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)
+POD = Hardware(bandwidth=1e9)
 NETWORK = NetworkEffort(num_weights=1000, forward_macs=900.0, acting_macs=450.0, exported=True)
 
 
-def of(name: str, *overrides: str, place: Place | None = None) -> Workload:
+def of(name: str, *overrides: str, hardware: Hardware | None = None, env_spec: EnvSpec = ENV_SPEC) -> Workload:
     return workload_of(
         load_file(EXAMPLES / f"{name}.yaml", overrides).spec,
-        ENV_SPEC,
+        env_spec,
         environment=EnvironmentSpeed(step_seconds=1e-6),
         network=NETWORK,
-        place=place or Place(cores=2.0),
+        hardware=hardware or Hardware(cores=2.0),
     )
 
 
@@ -40,7 +43,35 @@ def test_an_experiment_in_numbers() -> None:
 def test_memory_is_shared_on_one_machine_unless_grpc_is_asked_for() -> None:
     assert of("cartpole").shared_memory
     assert not of("cartpole", "transport=grpc").shared_memory
-    assert not of("cartpole", place=Place(bandwidth=1e9)).shared_memory
+    assert not of("cartpole", hardware=POD).shared_memory
+
+
+@pytest.mark.parametrize(
+    ("mode", "lag", "hardware", "compiled"),
+    [
+        ("background", 1, None, True),
+        ("background", 0, None, False),
+        ("background", 1, POD, False),
+        ("upfront", 0, None, True),
+        ("upfront", 1, POD, True),
+        ("off", 1, None, False),
+    ],
+)
+def test_steps_are_compiled_as_the_spec_and_the_hardware_allow(
+    mode: str, lag: int, hardware: Hardware | None, compiled: bool
+) -> None:
+    overrides = (f"trainers.compile='{mode}'", f"pacing.maxPolicyLag={lag}")
+
+    assert of("cartpole", *overrides, hardware=hardware).compiled is compiled
+
+
+def test_a_rank_lends_microbatches_of_large_observations_on_one_machine() -> None:
+    large = discrete_env_spec(num_features=MICROBATCH_ELEMENTS // 256 + 1, num_actions=2)
+
+    assert of("cartpole", env_spec=large).lends_microbatches
+    assert not of("cartpole").lends_microbatches
+    assert not of("cartpole", "trainers.compile='off'", env_spec=large).lends_microbatches
+    assert not of("cartpole", "trainers.compile=upfront", env_spec=large, hardware=POD).lends_microbatches
 
 
 def test_what_actors_send_is_what_trainers_receive() -> None:
@@ -82,5 +113,5 @@ def test_policy_workers_get_a_request_a_step() -> None:
     ],
 )
 def test_speeds_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="negative time, or a share"):
+    with pytest.raises(ValueError, match="times must be 0 or above"):
         EnvironmentSpeed(**wrong)

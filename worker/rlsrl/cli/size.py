@@ -16,9 +16,9 @@ from rlsrl.cli.text import columns
 
 if TYPE_CHECKING:
     from rlsrl.api.spec import ExperimentSpec, RLExperiment
-    from rlsrl.sizing.advice import Change
+    from rlsrl.sizing.advice import SpecChange
     from rlsrl.sizing.costs import Costs
-    from rlsrl.sizing.workload import Place, Workload
+    from rlsrl.sizing.workload import Hardware, Workload
 
 DEFAULT_GIGABITS = 10.0
 """Gbit/s of a pod's link."""
@@ -61,21 +61,20 @@ def size(
     """
     from rlsrl.envs.vector import EnvironmentFailed
     from rlsrl.runtime.errors import ConfigurationError
-    from rlsrl.sizing.simulation import Stuck
 
     try:
         experiment = load_file(file, overrides)
-        place = _place(cores, bandwidth)
+        hardware = _hardware(cores, bandwidth)
         _find_modules(file)
         for line in _lines(
             experiment,
-            place,
+            hardware,
             env_step_seconds,
             minibatch_seconds,
             again=lambda change: load_file(file, (*overrides, *change.overrides)),
         ):
             click.echo(line)
-    except (SpecError, ConfigurationError, Stuck) as error:
+    except (SpecError, ConfigurationError) as error:
         raise UserError(str(error)) from error
     except EnvironmentFailed as error:
         raise click.ClickException(str(error)) from error
@@ -83,13 +82,13 @@ def size(
 
 def _lines(
     experiment: RLExperiment,
-    place: Place,
+    hardware: Hardware,
     env_step_seconds: float | None,
     minibatch_seconds: float | None,
     *,
-    again: Callable[[Change], RLExperiment],
+    again: Callable[[SpecChange], RLExperiment],
 ) -> Iterator[str]:
-    """What is printed, as it becomes known; ``again`` is the experiment with a change."""
+    """Yield the lines to print; ``again`` loads the experiment with a change."""
     from rlsrl.envs.factory import environment_spec
     from rlsrl.policies.effort import network_effort
     from rlsrl.sizing.costs import measured_costs
@@ -98,8 +97,8 @@ def _lines(
     from rlsrl.sizing.report import (
         advice_lines,
         environment_line,
+        hardware_line,
         limit_lines,
-        place_line,
         role_rows,
         speed_line,
     )
@@ -111,15 +110,15 @@ def _lines(
     env_spec = environment_spec(source)
     network = network_effort(torch_policy(spec.policy.network, env_spec, seed=spec.seed))
     if env_step_seconds is None:
-        environment, said_by = measure_environment(source), f"measured here, one environment for {SECONDS:g} s"
+        environment, source_of_speed = measure_environment(source), f"one environment measured here for {SECONDS:g} s"
     else:
-        environment, said_by = EnvironmentSpeed(step_seconds=env_step_seconds), "as given"
+        environment, source_of_speed = EnvironmentSpeed(step_seconds=env_step_seconds), "--env-step-seconds"
     measured = measured_costs()
 
     def workload(of: ExperimentSpec) -> Workload:
-        return workload_of(of, env_spec, environment=environment, network=network, place=place)
+        return workload_of(of, env_spec, environment=environment, network=network, hardware=hardware)
 
-    def changed(change: Change) -> Workload | None:
+    def changed(change: SpecChange) -> Workload | None:
         try:
             return workload(again(change).spec)
         except SpecError:
@@ -128,36 +127,46 @@ def _lines(
     costs = _costs(measured.costs, spec, minibatch_seconds)
     found = forecast(workload(spec), costs)
     yield speed_line(experiment.metadata.name, found)
-    yield f"place: {place_line(place)}"
-    yield environment_line(environment, said_by)
-    yield f"costs: of {measured.machine}, {measured.date}"
+    yield f"hardware: {hardware_line(hardware)}"
+    yield environment_line(environment, source_of_speed)
+    yield f"costs: measured on {measured.machine}, {measured.date}"
     yield from limit_lines(found)
     yield columns(role_rows(found))
     yield from advice_lines(try_out(spec, costs, changed=changed), found.env_steps_a_second)
 
 
-def _place(cores: int | None, gigabits: float | None) -> Place:
-    """Where the workers run.
+def _hardware(cores: int | None, gigabits: float | None) -> Hardware:
+    """Return the hardware that the options describe.
 
     Raises:
-        UserError: both forms are asked for.
+        UserError: the options contradict each other.
     """
     from rlsrl.sizing.report import BITS_A_GIGABIT
-    from rlsrl.sizing.workload import Place
+    from rlsrl.sizing.workload import Hardware
 
     if cores is not None and gigabits is not None:
         raise UserError("--cores is for one machine, where nothing goes through a network: leave --bandwidth out")
     if cores is not None:
-        return Place(cores=cores)
-    return Place(bandwidth=(gigabits or DEFAULT_GIGABITS) * BITS_A_GIGABIT / 8, hop_seconds=NETWORK_HOP_SECONDS)
+        return Hardware(cores=cores)
+    return Hardware(bandwidth=(gigabits or DEFAULT_GIGABITS) * BITS_A_GIGABIT / 8, hop_seconds=NETWORK_HOP_SECONDS)
 
 
 def _costs(measured: Costs, spec: ExperimentSpec, minibatch_seconds: float | None) -> Costs:
-    """With a trainer's own speed if it is given: a share of a minibatch takes that share of the time."""
+    """Return the measured costs, with the trainer's own speed if it is given.
+
+    Part of a minibatch takes that part of the time.
+    """
     if minibatch_seconds is None:
         return measured
     row_seconds = minibatch_seconds / spec.algorithm.chosen.minibatch_size
-    return replace(measured, minibatch_seconds=0.0, training_mac_seconds=0.0, row_seconds=row_seconds)
+    return replace(
+        measured,
+        minibatch_seconds=0.0,
+        compiled_minibatch_seconds=0.0,
+        training_mac_seconds=0.0,
+        row_seconds=row_seconds,
+        compiled_row_seconds=row_seconds,
+    )
 
 
 def _find_modules(file: Path) -> None:

@@ -1,1 +1,1 @@
-"""How fast an experiment will train, what limits it and what to change, by a model instead of a run: ``rlsrl size``."""
+"""The model behind ``rlsrl size``: how fast an experiment will train, what limits it, and what to change."""

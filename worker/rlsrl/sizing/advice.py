@@ -1,4 +1,4 @@
-"""What could be changed of an experiment to make it faster, or cheaper. Pure: whoever asks tries each change out."""
+"""Changes that may make an experiment faster or cheaper. Pure: ``rlsrl.sizing.forecast`` tries each change out."""
 
 from __future__ import annotations
 
@@ -6,81 +6,81 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlsrl.api.spec import Actors, ExperimentSpec
-from rlsrl.sizing.ceilings import Ceiling, Part
+from rlsrl.sizing.ceilings import Ceiling
+from rlsrl.sizing.demands import Part
 
-WORTH = 0.05
-"""A change that brings less is not worth a line."""
-SPARED = 0.02
-"""What fewer workers may cost and still be advised."""
+LEAST_GAIN = 0.05
+"""Smallest gain of speed for which a change is advised."""
+MOST_LOSS = 0.02
+"""Largest loss of speed with which fewer workers are advised."""
 NEAR = 0.75
-"""Of its ceiling: a part that is nearer is what limits."""
+"""A part limits the experiment if the experiment reaches this share of the part's ceiling."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """A change of the spec, as ``--set`` takes it."""
+class SpecChange:
+    """A change of the spec, as options of ``--set``."""
 
     overrides: tuple[str, ...]
     note: str = ""
-    """What else it means."""
-    spares: bool = False
-    """Whether it takes less of something: it is advised if it costs no speed."""
+    """Another effect of the change."""
+    saves: bool = False
+    """Whether the change needs fewer workers. It is then advised if it costs no speed."""
 
     @property
     def options(self) -> str:
-        """As on the command line."""
+        """Return the options of the command line."""
         return " ".join(f"--set {override}" for override in self.overrides)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A change, and what the model says of it."""
+    """A change and its estimated speed."""
 
-    change: Change
+    change: SpecChange
     env_steps_a_second: float
 
 
-def changes(spec: ExperimentSpec) -> list[Change]:
-    """What is worth trying of this experiment. Some may not be allowed: the spec's own rules say so."""
+def changes(spec: ExperimentSpec) -> list[SpecChange]:
+    """Return the changes to try on this experiment. The spec's own rules may refuse some of them."""
     return [*_actors(spec), *_messages(spec), *_policy_workers(spec), *_samples(spec), *_trainers(spec), *_lag(spec)]
 
 
 def is_advised(tried: Tried, env_steps_a_second: float) -> bool:
-    """Whether a change pays, against the experiment as it is."""
-    if tried.change.spares:
-        return tried.env_steps_a_second >= (1 - SPARED) * env_steps_a_second
-    return tried.env_steps_a_second >= (1 + WORTH) * env_steps_a_second
+    """Return whether a change is advised, compared with the experiment's own speed."""
+    if tried.change.saves:
+        return tried.env_steps_a_second >= (1 - MOST_LOSS) * env_steps_a_second
+    return tried.env_steps_a_second >= (1 + LEAST_GAIN) * env_steps_a_second
 
 
 def limiting(env_steps_a_second: float, lowest: Ceiling) -> Part | None:
-    """What keeps the experiment from being faster; None if nothing is used up."""
+    """Return the part that limits the experiment, or None if no part is near its ceiling."""
     return lowest.part if env_steps_a_second >= NEAR * lowest.env_steps_a_second else None
 
 
 REMEDIES: dict[Part | None, str] = {
-    None: "more on its way at a time: a pacing.maxPolicyLag of 1, more environments, a ringSize of 2 with policy "
-    "workers",
+    None: "more work in flight: a pacing.maxPolicyLag of 1, more environments, a ringSize of 2 with policy workers",
     "actors": "more actors; more environments for each, where their steps are short; faster environments",
     "policy workers": "larger messages (more environments for each actor, a ringSize of 2 and not 4), then another "
-    "policy worker; without policy workers where the network is small",
+    "policy worker; no policy workers where the network is small",
     "buffer workers": "larger rollouts, then another buffer worker",
     "trainers": "fewer epochs or larger minibatches where learning allows it; more ranks where a minibatch takes far "
-    "longer than a millisecond; larger rollouts and buffer workers where slots are what takes the time",
-    "coordinator": "policy workers, so that they alone need weights; larger batches, so that there are fewer versions; "
+    "longer than a millisecond; larger rollouts and buffer workers where receiving slots takes most of the time",
+    "coordinator": "policy workers, so that only they need weights; larger batches, so that there are fewer versions; "
     "fewer actors with more environments each",
-    "machine": "more cores, or a cluster; without policy workers where the network is small; fewer actors where the "
-    "trainer is what is short of time",
+    "machine": "more cores, or a cluster; no policy workers where the network is small; fewer actors where the trainer "
+    "needs more processor time",
     "network": "more bandwidth; larger batches, so that weights travel less often; observations of fewer bytes",
 }
-"""What helps where a part saturates, in the order in which to try it. None: nothing does, workers wait for each other,
-for credits or for weights."""
+"""Remedies for the part that saturates, in the order in which to try them. None: no part saturates, and workers wait
+for each other, for credits or for weights."""
 
 
-def _actors(spec: ExperimentSpec) -> Iterator[Change]:
+def _actors(spec: ExperimentSpec) -> Iterator[SpecChange]:
     replicas = spec.actors.replicas
-    yield Change(overrides=(f"actors.replicas={2 * replicas}",), note=_batch_note(spec))
+    yield SpecChange(overrides=(f"actors.replicas={2 * replicas}",), note=_batch_note(spec))
     if replicas > 1 and spec.actors.environments is not None:
-        yield Change(overrides=(f"actors.replicas={replicas // 2}",), spares=True)
+        yield SpecChange(overrides=(f"actors.replicas={replicas // 2}",), saves=True)
 
 
 def _batch_note(spec: ExperimentSpec) -> str:
@@ -88,58 +88,59 @@ def _batch_note(spec: ExperimentSpec) -> str:
     return "makes batches larger, too" if grows else ""
 
 
-def _messages(spec: ExperimentSpec) -> Iterator[Change]:
+def _messages(spec: ExperimentSpec) -> Iterator[SpecChange]:
     actors = spec.actors
     field, count = _environments(actors)
     note = "" if spec.trainers.batch_environments is not None else "makes batches larger, too"
-    yield Change(overrides=(f"actors.{field}={2 * count}",), note=note)
-    yield Change(overrides=(f"actors.rolloutLength={2 * actors.rollout_length}",), note="makes batches larger, too")
+    yield SpecChange(overrides=(f"actors.{field}={2 * count}",), note=note)
+    yield SpecChange(overrides=(f"actors.rolloutLength={2 * actors.rollout_length}",), note="makes batches larger, too")
     if spec.policy_workers is not None and actors.ring_size == 1:
-        yield Change(overrides=("actors.ringSize=2",))
+        yield SpecChange(overrides=("actors.ringSize=2",))
     if actors.ring_size > 2:
-        yield Change(overrides=("actors.ringSize=2",), spares=True)
+        yield SpecChange(overrides=("actors.ringSize=2",), saves=True)
 
 
 def _environments(actors: Actors) -> tuple[str, int]:
-    """The field that says how many environments there are."""
+    """Return the field that sets the number of environments, and its value."""
     if actors.environments is not None:
         return "environments", actors.environments
     assert actors.environments_per_actor is not None, "validation leaves exactly one"
     return "environmentsPerActor", actors.environments_per_actor
 
 
-def _policy_workers(spec: ExperimentSpec) -> Iterator[Change]:
+def _policy_workers(spec: ExperimentSpec) -> Iterator[SpecChange]:
     if spec.policy_workers is None:
-        yield Change(
-            overrides=("policyWorkers.replicas=1", "actors.ringSize=2"), note="evaluates many actors at a time"
+        yield SpecChange(
+            overrides=("policyWorkers.replicas=1", "actors.ringSize=2"),
+            note="evaluates many requests at a time",
         )
         return
     replicas = spec.policy_workers.replicas
-    yield Change(overrides=(f"policyWorkers.replicas={replicas + 1}",))
+    yield SpecChange(overrides=(f"policyWorkers.replicas={replicas + 1}",))
     if replicas > 1:
-        yield Change(overrides=(f"policyWorkers.replicas={replicas - 1}",), spares=True)
-    yield Change(overrides=("policyWorkers=null", "actors.ringSize=1"), note="actors act by themselves")
+        yield SpecChange(overrides=(f"policyWorkers.replicas={replicas - 1}",), saves=True)
+    yield SpecChange(overrides=("policyWorkers=null", "actors.ringSize=1"), note="actors evaluate the network")
 
 
-def _samples(spec: ExperimentSpec) -> Iterator[Change]:
+def _samples(spec: ExperimentSpec) -> Iterator[SpecChange]:
     replicas = 0 if spec.buffer_workers is None else spec.buffer_workers.replicas
     num_actors = spec.actors.spread.num_workers
-    more = next((each for each in range(max(2 * replicas, 1), num_actors) if num_actors % each == 0), None)
+    more = next((count for count in range(max(2 * replicas, 1), num_actors) if num_actors % count == 0), None)
     if more is not None:
-        yield Change(overrides=(f"bufferWorkers.replicas={more}",))
+        yield SpecChange(overrides=(f"bufferWorkers.replicas={more}",))
     if replicas:
-        yield Change(overrides=("bufferWorkers=null",), spares=True)
+        yield SpecChange(overrides=("bufferWorkers=null",), saves=True)
 
 
-def _trainers(spec: ExperimentSpec) -> Iterator[Change]:
+def _trainers(spec: ExperimentSpec) -> Iterator[SpecChange]:
     replicas = spec.trainers.replicas
-    yield Change(overrides=(f"trainers.replicas={2 * replicas}",))
+    yield SpecChange(overrides=(f"trainers.replicas={2 * replicas}",))
     if replicas % 2 == 0:
-        yield Change(overrides=(f"trainers.replicas={replicas // 2}",), spares=True)
+        yield SpecChange(overrides=(f"trainers.replicas={replicas // 2}",), saves=True)
     minibatch = 2 * spec.algorithm.chosen.minibatch_size
-    yield Change(overrides=(f"algorithm.ppo.minibatchSize={minibatch}",), note="changes how it learns")
+    yield SpecChange(overrides=(f"algorithm.ppo.minibatchSize={minibatch}",), note="changes learning")
 
 
-def _lag(spec: ExperimentSpec) -> Iterator[Change]:
+def _lag(spec: ExperimentSpec) -> Iterator[SpecChange]:
     if spec.pacing.max_policy_lag == 0:
-        yield Change(overrides=("pacing.maxPolicyLag=1",), note="gathers while it trains, with weights one step old")
+        yield SpecChange(overrides=("pacing.maxPolicyLag=1",), note="gathers while training, with weights one step old")

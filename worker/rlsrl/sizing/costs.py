@@ -1,4 +1,4 @@
-"""What the model takes each act of the system to cost: one record of numbers, measured on a named machine."""
+"""The cost of each act of the system: one record of numbers, measured on a named machine."""
 
 from __future__ import annotations
 
@@ -10,97 +10,101 @@ from importlib import resources
 from typing import Any, Self
 
 MEASURED = "measured.json"
-"""The data file of this package with the costs that were measured, the machine and the date."""
+"""This package's data file with the measured costs, the machine and the date."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds are those of one core that does nothing else, unless it says otherwise."""
+    """Seconds of one core that does nothing else, unless the field says otherwise."""
 
     lane_seconds: float
-    """Of an actor, a step of one environment: what is written into the slot, beside the environment's own step."""
+    """An actor writes one step of one environment into the slot. The environment's own step is not part of it."""
     program_call_seconds: float
-    """An evaluation of an exported network, whatever its size and the number of rows; also what an actor does once a
-    step for all its environments."""
+    """One evaluation of an exported network, independent of its size and of the number of rows. An actor that asks a
+    policy worker pays the same once a step for its bookkeeping."""
     torch_call_seconds: float
-    """The same by torch, for a network that is not exported."""
+    """One evaluation by torch, for a network that is not exported."""
     acting_mac_seconds: float
-    """A multiplication with addition of a forward pass."""
+    """One multiply-add of a forward pass."""
     ask_seconds: float
-    """Of an actor, a request to a policy worker and its answer, over gRPC."""
+    """An actor sends a request to a policy worker and reads the answer, over gRPC."""
     answer_seconds: float
-    """Of a policy worker, the same."""
+    """A policy worker reads a request and sends the answer."""
     evaluation_seconds: float
-    """Of a policy worker, a batch of requests: what its threads hand to each other, beside the evaluation itself."""
+    """A policy worker forms a batch of requests and hands out the results. The evaluation itself is not part of it."""
     hop_seconds: float
-    """One way of a message between two processes while both do nothing: wall time, no processor."""
+    """One-way wall time of a message between two idle processes; no processor time."""
     shared_slot_seconds: float
-    """At each end, a slot, its acknowledgement and its credit through shared memory."""
+    """At each end: a slot, its acknowledgement and its credit through shared memory."""
     grpc_slot_seconds: float
-    """At each end, the same over gRPC."""
+    """At each end: the same over gRPC."""
     copied_byte_seconds: float
-    """A byte that a trainer or a buffer worker copies out of a slot and into a batch."""
+    """A trainer or a buffer worker copies one byte out of a slot and into a batch."""
     grpc_byte_seconds: float
-    """At each end, a byte over gRPC, copies between user and kernel included."""
+    """At each end: one byte over gRPC, including the copies between user space and kernel."""
     credit_scan_seconds: float
-    """Of who grants credits, for each credit: a look at one connected producer (``CreditBook.issue``)."""
+    """``CreditBook.issue`` looks at one connected producer, for each credit."""
     step_seconds: float
-    """A trainer's step beside its minibatches: returns and advantages, statistics, the new version, credits."""
+    """A training step beside its minibatches: returns and advantages, statistics, the new version, credits."""
     minibatch_seconds: float
-    """A minibatch, whatever its size: calls of torch."""
-    training_mac_seconds: float
-    """A multiplication with addition of a forward pass, with the backward pass that belongs to it."""
+    """One eager minibatch, independent of its size: calls of torch."""
     row_seconds: float
-    """A transition of a minibatch beside the network: losses, gathering."""
+    """One transition of an eager minibatch, beside the network: losses, gathering."""
+    compiled_minibatch_seconds: float
+    """One compiled minibatch, independent of its size."""
+    compiled_row_seconds: float
+    """One transition of a compiled minibatch, beside the network."""
+    training_mac_seconds: float
+    """One multiply-add of a forward pass, with the backward pass that belongs to it."""
     reduce_seconds: float
-    """Each rank, one collective call of several ranks."""
+    """One collective call of several ranks, at each rank."""
     reduced_byte_seconds: float
-    """Each rank, a byte of the gradient that is averaged."""
+    """One byte of the gradient that is averaged, at each rank."""
     load_seconds: float
-    """Of who acts, taking new weights from shared memory."""
+    """An actor or a policy worker takes new weights from shared memory."""
     transfer_seconds: float
-    """At each end, a gRPC message of 1 MiB or less that carries weights, checksums apart."""
+    """At each end: one gRPC message of at most 1 MiB of weights, without the cost of its bytes."""
     heartbeat_seconds: float
-    """Of the coordinator, a heartbeat."""
+    """The coordinator answers one heartbeat."""
     lease_scan_seconds: float
-    """Of the coordinator, for each heartbeat: a look at one lease (``Roster.holder``)."""
+    """The coordinator looks at one lease, for each heartbeat."""
     full_load_speed: float
-    """How fast a core is while all others of its machine are busy, too, as a share of its speed alone."""
+    """A core's speed while all other cores of its machine are busy, as a share of its speed alone."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not 0 <= value < math.inf:
-                raise ValueError(f"{name} {value} must be a time, 0 or above")
+                raise ValueError(f"{name} {value} must be finite and 0 or above")
         if not 0 < self.full_load_speed <= 1:
             raise ValueError(f"full_load_speed {self.full_load_speed} must be above 0 and at most 1")
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read a JSON object with a number for each field.
+        """Return the costs of a JSON object that has a number for each field.
 
         Raises:
-            KeyError, TypeError, ValueError: a field is missing, or is no such number.
+            KeyError, TypeError, ValueError: a field is missing, or its value is not a valid number.
         """
         return cls(**{field.name: float(value[field.name]) for field in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredCosts:
-    """Costs, and where they come from."""
+    """Costs and their origin."""
 
     machine: str
     date: str
     source: str
-    """How they were measured."""
+    """How the costs were measured."""
     costs: Costs
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON value that the data file holds."""
+        """Return the JSON value of the data file."""
         return {**asdict(self), "costs": {name: float(f"{value:.3g}") for name, value in asdict(self.costs).items()}}
 
 
 def measured_costs() -> MeasuredCosts:
-    """What the package comes with."""
+    """Return the costs that the package comes with."""
     value = json.loads(resources.files(__package__).joinpath(MEASURED).read_bytes())
     return MeasuredCosts(
         machine=value["machine"],

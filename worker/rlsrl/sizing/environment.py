@@ -1,4 +1,4 @@
-"""How fast an environment is, found by stepping it for a moment in this process."""
+"""Measure the speed of an environment by stepping it for a moment in this process."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     import gymnasium
 
 SECONDS = 1.0
-"""For how long it is stepped."""
+"""Length of the measurement."""
 WARM_STEPS = 10
-"""Before that: the first steps of many environments load what they need."""
+"""Steps before the measurement: the first steps of many environments load libraries and data."""
 LEAST_STEPS = 3
 NOISE = 0.02
-"""Share of the time that is not taken for waiting: calls of the clocks do not meet."""
+"""Smaller shares of the time do not count as waiting, because the clocks are not read at the same moment."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 def measure_environment(source: EnvironmentSource, *, seconds: float = SECONDS) -> EnvironmentSpeed:
-    """Step one environment with random actions for so many seconds, resets included.
+    """Return the time of one step of one environment, measured with random actions, resets included.
 
-    What it takes splits into what it computes, in this thread, and what it waits; for a processor that others use it
-    does neither. Threads of its own count as waiting.
+    The time is split into computing, in this thread, and waiting. Time in the queue for a processor is neither. Work in
+    the environment's own threads counts as waiting.
 
     Raises:
         ConfigurationError: the environment cannot be made, or a space is not supported.
-        EnvironmentFailed: its own code raised something else.
+        EnvironmentFailed: the environment's own code raised another error.
     """
     try:
         with closing(make_environment(source)) as env:
@@ -68,16 +68,18 @@ def _measure(
     waited = elapsed - computed - queued
     if waited < NOISE * elapsed:
         waited = 0.0
-    # All waiting is the environment's; of the time in the queue it has the share that it has of what was computed.
+    # All waiting is the environment's. Its share of the time in the queue is its share of the computing.
     stepping = max(0.0, spent - waited) / (1.0 + queued / computed)
-    places = steps + resets  # where actors step environments, a reset is a step of its own
+    all_steps = steps + resets  # in an actor, a reset is a step of its own
     return EnvironmentSpeed(
-        step_seconds=min(stepping, computed) / places, wait_seconds=waited / places, transition_share=steps / places
+        step_seconds=min(stepping, computed) / all_steps,
+        wait_seconds=waited / all_steps,
+        transition_share=steps / all_steps,
     )
 
 
 def _step(env: gymnasium.Env[Any, Any], action: Any) -> tuple[Any, bool]:
-    """One step, and the reset after an episode's end; the observation to go on from, and whether there was one."""
+    """Step once, and reset after an episode's end; return the next observation, and whether there was a reset."""
     observation, _, terminated, truncated, _ = env.step(action)
     if terminated or truncated:
         return env.reset()[0], True
@@ -85,7 +87,7 @@ def _step(env: gymnasium.Env[Any, Any], action: Any) -> tuple[Any, bool]:
 
 
 def _actions(env: gymnasium.Env[Any, Any]) -> Callable[[Any], Any]:
-    """Random legal actions, by the observation."""
+    """Return a function from an observation to a random legal action."""
     spec = spec_of(env)
     env.action_space.seed(0)
     if (path := spec.action.mask) is None:
@@ -101,7 +103,7 @@ def _actions(env: gymnasium.Env[Any, Any]) -> Callable[[Any], Any]:
 
 
 def _queued_seconds() -> float:
-    """For how long this thread was ready and others had its processor; 0 where the kernel does not say."""
+    """Return how long this thread was ready while others had its processor; 0 if the kernel does not count it."""
     try:
         return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

@@ -1,6 +1,8 @@
-"""What the system does not take, however fast its workers are: numbers of connections, sizes of messages."""
+"""The limits of the system, however fast its workers are: connections, message sizes, credits."""
 
 from __future__ import annotations
+
+import math
 
 from rlsrl.rpc.servers import MAX_CONNECTIONS as SERVER_CONNECTIONS
 from rlsrl.sizing.costs import Costs
@@ -10,14 +12,20 @@ from rlsrl.streams.grpc_samples.consumer import MAX_CONNECTIONS as GRPC_PRODUCER
 from rlsrl.streams.grpc_samples.wire import MAX_SLOT_BYTES
 from rlsrl.streams.shared_memory.consumer import MAX_PRODUCERS as SHARED_PRODUCERS
 
-CALM_HEARTBEATS = 0.5
-"""Share of the coordinator's time that heartbeats may take: beyond it weights and leases are late."""
+MAX_HEARTBEAT_SHARE = 0.5
+"""Largest share of the coordinator's time for heartbeats. Above it, weights and leases are late."""
 FEWER_ACTORS = "fewer actors with more environments each"
 
 
 def broken_limits(workload: Workload, costs: Costs) -> list[str]:
-    """What of this workload cannot work, and the cure; one line each."""
-    found = (_sample_connections(workload), _connections(workload), _slot_size(workload), _heartbeats(workload, costs))
+    """Return what cannot work in this workload, with the cure; one line each."""
+    found = (
+        _sample_connections(workload),
+        _connections(workload),
+        _slot_size(workload),
+        _credits(workload),
+        _heartbeats(workload, costs),
+    )
     return [line for line in found if line is not None]
 
 
@@ -26,9 +34,9 @@ def _sample_connections(workload: Workload) -> str | None:
     producers = -(-workload.num_actors // (workload.num_buffer_workers or 1))
     if producers <= allowed:
         return None
-    who = "a buffer worker" if workload.num_buffer_workers else "a trainer"
+    consumer = "a buffer worker" if workload.num_buffer_workers else "a trainer"
     cure = f"bufferWorkers.replicas of at least {-(-workload.num_actors // allowed)}"
-    return f"{who} takes {allowed} connections, and {producers} actors would connect: {cure}"
+    return f"{consumer} takes {allowed} connections, and {producers} actors would connect: {cure}"
 
 
 def _connections(workload: Workload) -> str | None:
@@ -46,8 +54,20 @@ def _slot_size(workload: Workload) -> str | None:
     return f"a rollout has {nbytes / 1e6:.0f} MB, and a message takes {MAX_SLOT_BYTES / 1e6:.0f} MB: {cure}"
 
 
+def _credits(workload: Workload) -> str | None:
+    """A rank grants whole slots, within 1 + ``max_policy_lag`` of its batches; the slots it gets must fill a batch."""
+    slot_lanes = max(workload.actor_lanes) // workload.ring_size
+    most_left_over = slot_lanes - math.gcd(workload.rank_lanes, slot_lanes)
+    if workload.max_policy_lag * workload.rank_lanes >= most_left_over:
+        return None
+    return (
+        f"a rollout has {slot_lanes} environments, and a trainer's part of a batch {workload.rank_lanes}: its "
+        "credits never cover a batch: a larger pacing.maxPolicyLag or trainers.batchEnvironments"
+    )
+
+
 def _heartbeats(workload: Workload, costs: Costs) -> str | None:
     share = Work(workload=workload, costs=costs).heartbeats()
-    if share <= CALM_HEARTBEATS:
+    if share <= MAX_HEARTBEAT_SHARE:
         return None
     return f"heartbeats of {workload.num_workers} workers take {share:.0%} of the coordinator's core: {FEWER_ACTORS}"

@@ -1,4 +1,4 @@
-"""A forecast in words: what ``rlsrl size`` prints. Pure."""
+"""The lines that ``rlsrl size`` prints for a forecast. Pure."""
 
 from __future__ import annotations
 
@@ -6,53 +6,52 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rlsrl.sizing.advice import REMEDIES, Tried, is_advised, limiting
-from rlsrl.sizing.ceilings import ROLES
+from rlsrl.sizing.demands import ROLES
 from rlsrl.sizing.forecast import Forecast
-from rlsrl.sizing.workload import EnvironmentSpeed, Place
+from rlsrl.sizing.workload import EnvironmentSpeed, Hardware
 
 UNLIMITED = "-"
 BITS_A_GIGABIT = 1e9
 
 
 def speed_line(name: str, forecast: Forecast) -> str:
-    """How fast the experiment trains."""
-    outcome = forecast.outcome
-    return (
-        f"{name}: about {outcome.env_steps_a_second:,.0f} env steps/s, {_rate(outcome.train_steps_a_second)} training "
-        "steps/s"
-    )
+    """Return the speed of the experiment."""
+    steps = _rate(forecast.estimate.train_steps_a_second)
+    return f"{name}: about {forecast.env_steps_a_second:,.0f} env steps/s, {steps} training steps/s"
 
 
-def place_line(place: Place) -> str:
-    """What the workers run on."""
-    if place.cores is not None:
-        return f"on one machine, {place.cores:g} cores that all workers share"
-    gigabits = place.bandwidth * 8 / BITS_A_GIGABIT
-    return f"each worker a pod with a core of its own and a link of {gigabits:g} Gbit/s"
+def hardware_line(hardware: Hardware) -> str:
+    """Return the processors and links that the workers run on."""
+    if hardware.cores is not None:
+        return f"one machine, {hardware.cores:g} cores that all workers share"
+    gigabits = hardware.bandwidth * 8 / BITS_A_GIGABIT
+    return f"each worker is a pod with one core and a link of {gigabits:g} Gbit/s"
 
 
 def environment_line(environment: EnvironmentSpeed, source: str) -> str:
-    """How fast the environment is, and who says so."""
-    waits = f", and {_micro(environment.wait_seconds)} that it waits" if environment.wait_seconds else ""
-    return f"environment: {_micro(environment.step_seconds)} a step{waits} ({source})"
+    """Return the time of one environment step, and where it comes from."""
+    waits = f" and {_micro(environment.wait_seconds)} of waiting" if environment.wait_seconds else ""
+    return f"environment: {_micro(environment.step_seconds)}{waits} a step ({source})"
 
 
 def limit_lines(forecast: Forecast) -> Iterator[str]:
-    """What limits, what helps, and what cannot work at all."""
+    """Yield what cannot work, what limits the speed, and what helps."""
     for broken in forecast.broken_limits:
         yield f"cannot work: {broken}"
     lowest = forecast.ceilings[0]
     limit = limiting(forecast.env_steps_a_second, lowest)
-    what = f"network link of each {lowest.role}" if lowest.part == "network" else lowest.part
+    part = f"network link of each {lowest.role}" if lowest.part == "network" else lowest.part
     share = forecast.env_steps_a_second / lowest.env_steps_a_second
-    nothing = "" if limit else "waiting for each other; nothing is used up, the nearest is "
-    yield f"limited by: {nothing}{what}, at {share:.0%} of what is possible there"
+    if limit:
+        yield f"limited by: {part}, at {share:.0%} of the ceiling"
+    else:
+        yield f"limited by: workers wait for each other; nearest to its ceiling is {part}, at {share:.0%}"
     yield f"what helps: {REMEDIES[limit]}"
 
 
 def role_rows(forecast: Forecast) -> list[tuple[str, ...]]:
-    """A table: a header, then a row a role."""
-    could_carry = {ceiling.role: ceiling for ceiling in reversed(forecast.ceilings) if ceiling.part in ROLES.values()}
+    """Return a table: a header, then one row per role."""
+    by_role = {ceiling.role: ceiling for ceiling in reversed(forecast.ceilings) if ceiling.part in ROLES.values()}
     workload = forecast.workload
     counts = {
         "actor": workload.num_actors,
@@ -61,10 +60,10 @@ def role_rows(forecast: Forecast) -> list[tuple[str, ...]]:
         "trainer": workload.num_trainers,
         "coordinator": 1,
     }
-    rows: list[tuple[str, ...]] = [("role", "workers", "busy", "could carry", "messages/s", "MB/s in", "MB/s out")]
-    for role, busy in forecast.outcome.busy.items():
+    rows: list[tuple[str, ...]] = [("role", "workers", "busy", "ceiling", "messages/s", "MB/s in", "MB/s out")]
+    for role, busy in forecast.estimate.busy.items():
         traffic = forecast.traffic[role]
-        ceiling = could_carry[role].env_steps_a_second
+        ceiling = by_role[role].env_steps_a_second
         rows.append(
             (
                 role,
@@ -80,17 +79,17 @@ def role_rows(forecast: Forecast) -> list[tuple[str, ...]]:
 
 
 def advice_lines(tried: Sequence[Tried], env_steps_a_second: float) -> Iterator[str]:
-    """What changes would bring: those that pay, then the others."""
-    pays = [each for each in tried if is_advised(each, env_steps_a_second)]
-    if not pays:
-        yield "no change that was tried pays"
-    for each in pays:
-        note = f" ({each.change.note})" if each.change.note else ""
-        what = "spares" if each.change.spares else "pays"
-        yield f"{what}: {each.change.options}  {_gain(each, env_steps_a_second)}{note}"
-    if others := [each for each in tried if each not in pays]:
-        listed = ", ".join(f"{' '.join(each.change.overrides)} {_gain(each, env_steps_a_second)}" for each in others)
-        yield f"does not pay: {listed}"
+    """Yield the effect of each change: first the changes that are advised, then the others."""
+    advised = [result for result in tried if is_advised(result, env_steps_a_second)]
+    if not advised:
+        yield "no change that was tried helps"
+    for result in advised:
+        note = f" ({result.change.note})" if result.change.note else ""
+        effect = "saves workers" if result.change.saves else "helps"
+        yield f"{effect}: {result.change.options}  {_gain(result, env_steps_a_second)}{note}"
+    if others := [result for result in tried if result not in advised]:
+        listed = ", ".join(f"{' '.join(other.change.overrides)} {_gain(other, env_steps_a_second)}" for other in others)
+        yield f"does not help: {listed}"
 
 
 def _gain(tried: Tried, env_steps_a_second: float) -> str:

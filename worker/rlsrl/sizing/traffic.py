@@ -1,4 +1,4 @@
-"""Messages and bytes of each role at given rates: what the network and whoever serves many have to carry."""
+"""Messages and bytes of each role at given rates: the load of the network and of those that serve many workers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from rlsrl.sizing.workload import Workload
 
 SLOT_MESSAGES = 3
-"""A slot, its acknowledgement, the credit for the next."""
+"""A slot, its acknowledgement, the credit for the next slot."""
 REQUEST_MESSAGES = 2
 """A request and its answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What happens in a second, over all workers."""
+    """Events of all workers together, in a second or for a batch."""
 
     slots: float
-    """Filled and posted."""
+    """Slots posted."""
     versions: float
-    """Handed out to all who act; 0 where they go through shared memory."""
+    """Versions handed out to all workers that act; 0 where weights go through shared memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Of one worker of a role, the mean, in a second. Shared memory counts as messages and bytes, too."""
+    """The mean traffic of one worker of a role. Shared memory counts as messages and bytes, too."""
 
     messages: float
     """In and out."""
@@ -40,7 +40,7 @@ class Traffic:
 
 
 def traffic(workload: Workload, rates: Rates) -> dict[str, Traffic]:
-    """By role, for those that there are."""
+    """Return the traffic by role, of the roles that the workload has."""
     counts = {
         "actor": workload.num_actors,
         "policy": workload.num_policy_workers,
@@ -48,24 +48,24 @@ def traffic(workload: Workload, rates: Rates) -> dict[str, Traffic]:
         "trainer": workload.num_trainers,
         "coordinator": 1,
     }
-    return {role: _of(role, workload, rates, count) for role, count in counts.items() if count}
+    return {role: _of_role(role, workload, rates, count) for role, count in counts.items() if count}
 
 
-def _of(role: str, workload: Workload, rates: Rates, count: int) -> Traffic:
-    each = Rates(slots=rates.slots / count, versions=rates.versions)
+def _of_role(role: str, workload: Workload, rates: Rates, count: int) -> Traffic:
+    one = Rates(slots=rates.slots / count, versions=rates.versions)
     beats = 1.0 if role != "coordinator" else float(workload.num_workers)
     found = Traffic(messages=beats * workload.heartbeats_a_second, bytes_in=0.0, bytes_out=0.0)
     slot_bytes = workload.group_lanes * workload.lane_bytes
     if role in ("actor", "buffer"):
-        found += _slots(each, bytes_in=0.0, bytes_out=slot_bytes)
+        found += _slots(one, bytes_in=0.0, bytes_out=slot_bytes)
     if role in ("buffer", "trainer"):
-        found += _slots(each, bytes_in=slot_bytes, bytes_out=0.0)
+        found += _slots(one, bytes_in=slot_bytes, bytes_out=0.0)
     if workload.num_policy_workers and role in ("actor", "policy"):
-        found += _requests(workload, each, serves=role == "policy")
+        found += _requests(workload, one, serves=role == "policy")
     if role == ("policy" if workload.num_policy_workers else "actor"):
-        found += _versions(workload, each, num_in=1, num_out=0)
+        found += _versions(workload, one, num_in=1, num_out=0)
     if role == "coordinator":
-        found += _versions(workload, each, num_in=1, num_out=workload.num_watchers)
+        found += _versions(workload, one, num_in=1, num_out=workload.num_watchers)
     return found
 
 

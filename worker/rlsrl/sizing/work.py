@@ -1,8 +1,4 @@
-"""What each act of an experiment takes of a processor and of a network: workload times costs, in one place.
-
-Both the simulation and the ceilings are made of these, so that they cannot differ in what they count. Everything is in
-seconds of one core, or bytes.
-"""
+"""The seconds of a core and the bytes that each act of an experiment takes: workload times costs."""
 
 from __future__ import annotations
 
@@ -12,14 +8,14 @@ from rlsrl.sizing.costs import Costs
 from rlsrl.sizing.workload import Workload
 
 AGREEMENTS = 4
-"""Collective calls of a training step beside one a minibatch: two agreements, sums of statistics."""
+"""Collective calls of a training step beside one per minibatch: two agreements and the sums of statistics."""
 LEAST_ATTENTION = 0.01
-"""Share of its time that a coordinator has for weights, however many heartbeats come."""
+"""Share of its time that a coordinator has for weights, however many heartbeats arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The acts of one experiment."""
+    """The acts of one experiment, by the worker that performs them."""
 
     workload: Workload
     costs: Costs
@@ -27,25 +23,25 @@ class Work:
     # Actors.
 
     def acting_step(self, lanes: float) -> float:
-        """An actor that acts by itself: a step of so many environments."""
+        """Return an actor's seconds for a step of ``lanes`` environments when it evaluates the network itself."""
         rows = lanes * self.workload.network.acting_macs * self.costs.acting_mac_seconds
         return self._environments(lanes) + self._call_seconds + rows
 
     def asking_step(self, lanes: float) -> float:
-        """An actor that asks: the answer read, a step of so many environments, the next question."""
+        """Return an actor's seconds to read an answer, step ``lanes`` environments and send the next request."""
         message = self.costs.ask_seconds + lanes * self._exchanged_bytes * self.costs.grpc_byte_seconds
         return self._environments(lanes) + self.costs.program_call_seconds + message
 
     def waiting_step(self, lanes: float) -> float:
-        """How long a step of so many environments, one after the other, waits without a processor."""
+        """Return how long ``lanes`` environments, one after the other, wait in a step without a processor."""
         return lanes * self.workload.environment.wait_seconds
 
     def posting(self, lanes: float) -> float:
-        """Whoever fills slots: one of so many lanes, posted, acknowledged and granted anew."""
+        """Return a producer's seconds to post a slot of ``lanes``, its acknowledgement and next credit included."""
         return self._slot_seconds + self._slot_transport(lanes)
 
     def loading(self) -> float:
-        """Whoever acts: new weights, from shared memory or by way of the coordinator."""
+        """Return the seconds to load new weights, from shared memory or from the coordinator."""
         if self.workload.shared_memory:
             return self.costs.load_seconds + self.workload.network.weight_bytes * self.costs.copied_byte_seconds
         return self.costs.load_seconds + self._transfer()
@@ -53,7 +49,7 @@ class Work:
     # Policy workers.
 
     def evaluating(self, num_requests: float, lanes: float) -> float:
-        """A policy worker: a batch of so many requests for so many environments in all."""
+        """Return a policy worker's seconds for a batch of ``num_requests`` with ``lanes`` environments in all."""
         rows = lanes * self.workload.network.acting_macs * self.costs.acting_mac_seconds
         messages = num_requests * self.costs.answer_seconds
         return (
@@ -67,25 +63,29 @@ class Work:
     # Buffer workers and trainers.
 
     def relaying(self, lanes: float, num_producers: float) -> float:
-        """A buffer worker: a slot taken from one of so many actors, copied and posted again."""
+        """Return a buffer worker's seconds to receive a slot from one of ``num_producers`` actors and to post it."""
         return self.receiving(lanes, num_producers) + self.posting(lanes)
 
     def receiving(self, lanes: float, num_producers: float) -> float:
-        """A trainer rank: a slot taken from one of so many producers, copied, released and granted anew."""
+        """Return a rank's seconds to receive a slot from one of ``num_producers``, copy it and grant the next."""
         copied = lanes * self.workload.lane_bytes * self.costs.copied_byte_seconds
         scanned = num_producers * self.costs.credit_scan_seconds
         return self._slot_seconds + self._slot_transport(lanes) + copied + scanned
 
     def training(self) -> float:
-        """Each trainer rank: its part of a batch, made, gone through and accounted for."""
+        """Return each rank's seconds for one training step on its part of the batch."""
         workload, costs = self.workload, self.costs
         copied = workload.rank_lanes * workload.lane_bytes * costs.copied_byte_seconds
         rows = workload.epochs * workload.rank_transitions
-        row = workload.network.forward_macs * costs.training_mac_seconds + costs.row_seconds
-        return costs.step_seconds + copied + workload.num_minibatches * costs.minibatch_seconds + rows * row
+        if workload.compiled:
+            minibatch_seconds, row_seconds = costs.compiled_minibatch_seconds, costs.compiled_row_seconds
+        else:
+            minibatch_seconds, row_seconds = costs.minibatch_seconds, costs.row_seconds
+        row = workload.network.forward_macs * costs.training_mac_seconds + row_seconds
+        return costs.step_seconds + copied + workload.num_minibatches * minibatch_seconds + rows * row
 
     def reducing(self) -> float:
-        """Each of several ranks: the collective calls of one training step."""
+        """Return each rank's seconds for the collective calls of one training step; 0 with one rank."""
         workload, costs = self.workload, self.costs
         if workload.num_trainers == 1:
             return 0.0
@@ -93,7 +93,7 @@ class Work:
         return calls + workload.num_minibatches * workload.network.weight_bytes * costs.reduced_byte_seconds
 
     def publishing(self) -> float:
-        """The first rank: a version, written to shared memory or sent to the coordinator."""
+        """Return the first rank's seconds to publish a version, to shared memory or to the coordinator."""
         if self.workload.shared_memory:
             return self.workload.network.weight_bytes * self.costs.copied_byte_seconds
         return self._transfer()
@@ -101,32 +101,23 @@ class Work:
     # The coordinator.
 
     def distributing(self, num_watchers: int) -> float:
-        """The coordinator: a version taken, and handed to so many."""
+        """Return the coordinator's seconds to receive a version and to send it to ``num_watchers``."""
         return 0.0 if self.workload.shared_memory else (1 + num_watchers) * self._transfer()
 
     def attention(self) -> float:
-        """The coordinator: the share of its time that heartbeats leave to weights."""
+        """Return the share of the coordinator's time that heartbeats leave to weights."""
         return max(LEAST_ATTENTION, 1.0 - self.heartbeats())
 
     def heartbeats(self) -> float:
-        """The coordinator: all heartbeats of a second."""
+        """Return the share of the coordinator's time that all heartbeats take."""
         workload = self.workload
-        each = self.costs.heartbeat_seconds + workload.num_workers / 2 * self.costs.lease_scan_seconds
-        return workload.num_workers * workload.heartbeats_a_second * each
+        one = self.costs.heartbeat_seconds + workload.num_workers / 2 * self.costs.lease_scan_seconds
+        return workload.num_workers * workload.heartbeats_a_second * one
 
-    # Bytes.
-
-    def slot_bytes(self, lanes: float) -> float:
-        """A slot of so many lanes on the network."""
-        return lanes * self.workload.lane_bytes
-
-    def request_bytes(self, lanes: float) -> float:
-        """A request for so many environments."""
-        return lanes * self.workload.request_bytes
-
-    def answer_bytes(self, lanes: float) -> float:
-        """An answer for so many."""
-        return lanes * self.workload.answer_bytes
+    @property
+    def hop_seconds(self) -> float:
+        """One-way time of a message between two idle processes."""
+        return self.costs.hop_seconds + self.workload.hardware.hop_seconds
 
     @property
     def _exchanged_bytes(self) -> float:
@@ -145,9 +136,11 @@ class Work:
         return lanes * (self.workload.environment.step_seconds + self.costs.lane_seconds)
 
     def _slot_transport(self, lanes: float) -> float:
-        return 0.0 if self.workload.shared_memory else self.slot_bytes(lanes) * self.costs.grpc_byte_seconds
+        if self.workload.shared_memory:
+            return 0.0
+        return lanes * self.workload.lane_bytes * self.costs.grpc_byte_seconds
 
     def _transfer(self) -> float:
-        """One version at one end."""
+        """Return the seconds that one version takes at one end of a gRPC stream."""
         messages = self.workload.transfer_messages * self.costs.transfer_seconds
         return messages + self.workload.network.weight_bytes * self.costs.grpc_byte_seconds

@@ -1,10 +1,12 @@
-"""What an experiment asks of its workers, in numbers: counts, sizes in bytes, seconds of its environment."""
+"""An experiment in numbers: counts of workers and environments, sizes in bytes, seconds of its environment."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlsrl.algorithms.gradients import MICROBATCH_ELEMENTS
 from rlsrl.api.resolve import HEARTBEAT_SECONDS, SLOTS_PER_GROUP
 from rlsrl.api.spec import ExperimentSpec
 from rlsrl.data.inference import InferenceLayout
@@ -17,30 +19,30 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpeed:
-    """How long one step of one environment takes, a share of the resets included."""
+    """The time of one step of one environment, its share of the resets included."""
 
     step_seconds: float
-    """On a processor."""
+    """Seconds on a processor."""
     wait_seconds: float = 0.0
-    """Without one: a simulator elsewhere, a sleep."""
+    """Seconds without a processor, for example in a sleep or while a remote simulator computes."""
     transition_share: float = 1.0
-    """Steps that are transitions; the others only reset."""
+    """Share of the steps that are transitions. The other steps only reset."""
 
     def __post_init__(self) -> None:
         if self.step_seconds < 0 or self.wait_seconds < 0 or not 0 < self.transition_share <= 1:
-            raise ValueError(f"{self} has a negative time, or a share that is not above 0 and at most 1")
+            raise ValueError(f"{self}: times must be 0 or above, and transition_share must be above 0 and at most 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """What the workers run on."""
+class Hardware:
+    """The processors and links that the workers run on."""
 
     cores: float | None = None
-    """Cores of the one machine that all workers share; None: each worker has a core of its own, as pods have."""
+    """Cores of the one machine that all workers share. None: each worker is a pod with a core of its own."""
     bandwidth: float = float("inf")
-    """Bytes a second of a worker's network link, each way."""
+    """Bytes a second of a worker's network link, in each direction."""
     hop_seconds: float = 0.0
-    """One way of a message through the network, beside what the processes at its ends take."""
+    """One-way latency of the network."""
 
     @property
     def shares_memory(self) -> bool:
@@ -54,46 +56,55 @@ class Workload:
 
     environment: EnvironmentSpeed
     network: NetworkEffort
-    place: Place
+    hardware: Hardware
     shared_memory: bool
-    """Whether samples and weights do go through shared memory."""
+    """Whether samples and weights go through shared memory."""
     actor_lanes: Sequence[int]
     """Environments of each actor."""
     ring_size: int = 1
-    """Groups that each actor's environments are divided into; each fills slots of its own."""
+    """Groups of each actor's environments. Each group fills its own slots."""
+    environment_threads: bool = False
+    """Whether an actor steps each environment in its own thread, so that their waits overlap."""
     rollout_length: int
-    """T: steps of a slot."""
+    """T, the steps of a slot."""
     batch_lanes: int
     """Environments of one batch, over all ranks."""
     minibatch_size: int
-    """Over all ranks."""
+    """Transitions of one minibatch, over all ranks."""
     epochs: int
     max_policy_lag: int
     num_trainers: int = 1
+    compiled: bool = False
+    """Whether training steps are compiled."""
+    lends_microbatches: bool = False
+    """Whether the trainer gives microbatches to a second thread while another core is idle."""
     num_policy_workers: int = 0
-    """0: actors act by themselves."""
+    """0: actors evaluate the network themselves."""
     max_batch_size: int = 1024
-    """Environments that a policy worker evaluates together at most."""
+    """Most environments that a policy worker evaluates together."""
     num_buffer_workers: int = 0
     """0: actors post to the trainers."""
+    num_evaluators: int = 0
+    """Each plays all the time."""
     slots_per_group: int = SLOTS_PER_GROUP
-    """Of each rank's, for each group of an actor's ring."""
+    """Slots of each rank for each group of an actor's ring."""
     lane_bytes: float
-    """A slot's, a lane."""
+    """Bytes of one lane of a slot."""
     request_bytes: float
-    """Of a request to a policy worker, an environment."""
+    """Bytes of one environment in a request to a policy worker."""
     answer_bytes: float
+    """Bytes of one environment in an answer."""
     heartbeats_a_second: float = 1.0 / HEARTBEAT_SECONDS
     """Of each worker."""
 
     @property
     def num_actors(self) -> int:
-        """Actors that have environments."""
+        """Number of actors that have environments."""
         return len(self.actor_lanes)
 
     @property
     def num_lanes(self) -> int:
-        """Environments of all actors."""
+        """Number of environments of all actors."""
         return sum(self.actor_lanes)
 
     @property
@@ -103,7 +114,7 @@ class Workload:
 
     @property
     def rank_transitions(self) -> int:
-        """Steps in one rank's part of a batch, those that only reset included."""
+        """Steps in one rank's part of a batch, including those that only reset."""
         return self.rank_lanes * self.rollout_length
 
     @property
@@ -122,14 +133,43 @@ class Workload:
         return self.num_lanes / (self.num_actors * self.ring_size)
 
     @property
+    def batch_slots(self) -> float:
+        """Slots of one batch."""
+        return self.batch_lanes / self.group_lanes
+
+    @property
+    def granted_share(self) -> float:
+        """Share of the environments that the outstanding credits cover.
+
+        Each rank grants credits for 1 + ``max_policy_lag`` of its batches. All ranks grant in the same order, so that
+        without buffer workers they grant to the same actors.
+        """
+        batch = self.batch_lanes if self.num_buffer_workers else self.rank_lanes
+        return min(1.0, (1 + self.max_policy_lag) * batch / self.num_lanes)
+
+    @property
     def num_workers(self) -> int:
-        """Workers that send heartbeats."""
-        return self.num_actors + self.num_policy_workers + self.num_buffer_workers + self.num_trainers
+        """Number of workers that send heartbeats."""
+        return (
+            self.num_actors
+            + self.num_policy_workers
+            + self.num_buffer_workers
+            + self.num_trainers
+            + self.num_evaluators
+        )
 
     @property
     def num_watchers(self) -> int:
-        """Workers that act, and so need every version."""
+        """Number of workers that act in training and so need every version."""
         return self.num_policy_workers or self.num_actors
+
+    @property
+    def versions_a_batch(self) -> float:
+        """Versions handed out for each batch.
+
+        While one version is handed out another waits, so that of 1 + lag versions two are handed out.
+        """
+        return min(1.0, 2.0 / (1 + self.max_policy_lag))
 
     @property
     def transfer_messages(self) -> int:
@@ -138,9 +178,14 @@ class Workload:
 
 
 def workload_of(
-    spec: ExperimentSpec, env_spec: EnvSpec, *, environment: EnvironmentSpeed, network: NetworkEffort, place: Place
+    spec: ExperimentSpec,
+    env_spec: EnvSpec,
+    *,
+    environment: EnvironmentSpeed,
+    network: NetworkEffort,
+    hardware: Hardware,
 ) -> Workload:
-    """The experiment in numbers."""
+    """Return the experiment in numbers."""
     ring_size, num_steps = spec.actors.ring_size, spec.actors.rollout_length
     lanes = max(spec.actors.rollout_environments)
     layout = rollout_layout(
@@ -151,24 +196,45 @@ def workload_of(
     )
     inference = InferenceLayout.of(env_spec)
     answer = ArraySpec(shape=(inference.distribution_size,), dtype="float32")
-    policy_workers, buffer_workers = spec.policy_workers, spec.buffer_workers
+    policy_workers, buffer_workers, evaluators = spec.policy_workers, spec.buffer_workers, spec.evaluators
+    compiled = _is_compiled(spec, hardware)
     return Workload(
         environment=environment,
         network=network,
-        place=place,
-        shared_memory=place.shares_memory and spec.transport == "auto",
+        hardware=hardware,
+        shared_memory=hardware.shares_memory and spec.transport == "auto",
         actor_lanes=spec.actors.spread.counts,
         ring_size=ring_size,
+        environment_threads=spec.actors.vectorization == "threads",
         rollout_length=num_steps,
         batch_lanes=spec.batch_environments,
         minibatch_size=spec.algorithm.chosen.minibatch_size,
         epochs=spec.algorithm.chosen.epochs,
         max_policy_lag=spec.pacing.max_policy_lag,
         num_trainers=spec.trainers.replicas,
+        compiled=compiled,
+        lends_microbatches=compiled and hardware.shares_memory and _lends_microbatches(spec, env_spec),
         num_policy_workers=0 if policy_workers is None else policy_workers.replicas,
         max_batch_size=1 if policy_workers is None else policy_workers.max_batch_size,
         num_buffer_workers=0 if buffer_workers is None else buffer_workers.replicas,
+        num_evaluators=0 if evaluators is None else evaluators.replicas,
         lane_bytes=layout.nbytes / lanes,
         request_bytes=float(sum(array.nbytes for array in inference.observation.values())),
         answer_bytes=float(answer.nbytes),
     )
+
+
+def _is_compiled(spec: ExperimentSpec, hardware: Hardware) -> bool:
+    """Return whether training steps are compiled once the run is under way.
+
+    Images have no C++ compiler, so that ``background`` compiles nothing in a pod.
+    """
+    if spec.trainers.compile == "background":
+        return hardware.shares_memory and spec.pacing.max_policy_lag > 0
+    return spec.trainers.compile == "upfront"
+
+
+def _lends_microbatches(spec: ExperimentSpec, env_spec: EnvSpec) -> bool:
+    """Return whether the one rank splits its minibatches, as ``rlsrl.algorithms.gradients.microbatches`` does."""
+    elements = sum(math.prod(array.shape) for array in env_spec.observation.values())
+    return spec.trainers.replicas == 1 and spec.algorithm.chosen.minibatch_size * elements > MICROBATCH_ELEMENTS

@@ -7,12 +7,12 @@ from typing import Any
 
 from rlsrl.policies.effort import NetworkEffort
 from rlsrl.sizing.costs import Costs
-from rlsrl.sizing.workload import EnvironmentSpeed, Place, Workload
+from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, Workload
 
 SMALL = Workload(
     environment=EnvironmentSpeed(step_seconds=1e-4),
     network=NetworkEffort(num_weights=9_000, forward_macs=9_000.0, acting_macs=4_500.0, exported=True),
-    place=Place(cores=2.0),
+    hardware=Hardware(cores=2.0),
     shared_memory=True,
     actor_lanes=(8,),
     rollout_length=32,
@@ -45,6 +45,8 @@ TYPICAL = Costs(
     minibatch_seconds=1.4e-3,
     training_mac_seconds=4e-11,
     row_seconds=8e-7,
+    compiled_minibatch_seconds=3e-4,
+    compiled_row_seconds=4e-7,
     reduce_seconds=4e-4,
     reduced_byte_seconds=1e-9,
     load_seconds=4e-5,
@@ -66,7 +68,7 @@ def pods(num_actors: int, **changes: Any) -> Workload:
     lanes = 8 * num_actors
     fleet = replace(
         SMALL,
-        place=Place(bandwidth=1e9, hop_seconds=5e-5),
+        hardware=Hardware(bandwidth=1e9, hop_seconds=5e-5),
         shared_memory=False,
         actor_lanes=(8,) * num_actors,
         batch_lanes=lanes,

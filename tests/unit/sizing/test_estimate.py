@@ -1,0 +1,223 @@
+"""The estimate of an experiment's speed."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from rlsrl.policies.effort import NetworkEffort
+from rlsrl.sizing.ceilings import ceilings
+from rlsrl.sizing.demands import Demand
+from rlsrl.sizing.estimate import estimate, shared_seconds
+from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, Workload
+from rlsrl.testing.workloads import TYPICAL, costs, pods, workload
+
+WORKLOADS = {
+    "inline": workload(),
+    "inline, lag 0": workload(max_policy_lag=0),
+    "two ranks": workload(num_trainers=2),
+    "uneven actors": workload(actor_lanes=(3, 2, 2, 2), batch_lanes=9, minibatch_size=288),
+    "batches of half the fleet": workload(actor_lanes=(8,) * 4, batch_lanes=16, minibatch_size=512),
+    "policy workers": workload(actor_lanes=(8, 8), batch_lanes=16, ring_size=2, num_policy_workers=2),
+    "policy worker with small batches": workload(num_policy_workers=1, ring_size=2, max_batch_size=5),
+    "waiting environments": workload(environment=EnvironmentSpeed(step_seconds=1e-5, wait_seconds=1e-3)),
+    "pods": pods(12),
+    "pods with buffer workers": pods(12, num_buffer_workers=3, num_trainers=2),
+    "pods with everything": pods(12, num_buffer_workers=2, num_policy_workers=2, ring_size=2, max_policy_lag=3),
+    "ten thousand pods": pods(10_000),
+}
+SIMULATED = {
+    "inline": 9431,
+    "inline, lag 0": 8572,
+    "two ranks": 7953,
+    "uneven actors": 14763,
+    "batches of half the fleet": 16170,
+    "policy workers": 8995,
+    "policy worker with small batches": 6700,
+    "waiting environments": 985,
+    "pods": 112617,
+    "pods with buffer workers": 112617,
+    "pods with everything": 54170,
+}
+"""Env steps a second by the discrete-event simulation that the closed form replaced (decision 0043), with ``TYPICAL``
+costs. The simulation followed each slot, credit and version."""
+
+
+def rate_of(given: Workload, **cost: float) -> float:
+    return estimate(given, costs(**cost)).env_steps_a_second
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_nothing_is_faster_than_its_ceilings(name: str) -> None:
+    rate = estimate(WORKLOADS[name], TYPICAL).env_steps_a_second
+
+    assert 0 < rate <= 1.0001 * ceilings(WORKLOADS[name], TYPICAL)[0].env_steps_a_second
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+def test_the_closed_form_agrees_with_a_simulation_of_every_slot(name: str) -> None:
+    assert estimate(WORKLOADS[name], TYPICAL).env_steps_a_second == pytest.approx(SIMULATED[name], rel=0.08)
+
+
+def test_one_bottleneck_gives_its_own_rate() -> None:
+    """Steps for which only the environment takes time: 8 environments one after the other, 1 ms each."""
+    slow = workload(environment=EnvironmentSpeed(step_seconds=1e-3))
+
+    assert rate_of(slow) == pytest.approx(1000.0)
+
+
+def test_a_trainer_that_is_the_bottleneck_gives_its_own_rate() -> None:
+    """8 x 32 transitions in a step of 0.1 s."""
+    assert rate_of(workload(environment=EnvironmentSpeed(step_seconds=1e-6)), step_seconds=0.1) == pytest.approx(2560.0)
+
+
+def test_a_policy_worker_that_is_the_bottleneck_gives_its_own_rate() -> None:
+    """One request at a time for 4 environments, 2 ms each."""
+    asking = workload(
+        environment=EnvironmentSpeed(step_seconds=1e-6), num_policy_workers=1, ring_size=2, max_batch_size=4
+    )
+
+    assert rate_of(asking, evaluation_seconds=2e-3) == pytest.approx(2000.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("num_actors", [1, 4, 16])
+def test_environments_that_wait_give_the_latency_limit(num_actors: int) -> None:
+    """No core is short: each actor steps 8 environments one after the other, 5 ms each."""
+    sleeping = workload(
+        environment=EnvironmentSpeed(step_seconds=0.0, wait_seconds=5e-3),
+        actor_lanes=(8,) * num_actors,
+        batch_lanes=8 * num_actors,
+    )
+
+    assert rate_of(sleeping) == pytest.approx(200.0 * num_actors)
+
+
+def test_environment_threads_wait_together_and_compute_one_after_the_other() -> None:
+    """8 environments: each computes for 0.1 ms and waits for 5 ms, or for no time."""
+    waits, computes = (
+        workload(environment=EnvironmentSpeed(step_seconds=1e-4, wait_seconds=seconds), environment_threads=True)
+        for seconds in (5e-3, 0.0)
+    )
+
+    assert rate_of(waits) == pytest.approx(8 / 5.1e-3)
+    assert rate_of(computes) == pytest.approx(1 / 1e-4)
+
+
+def test_compiled_steps_have_costs_of_their_own() -> None:
+    fast = {"environment": EnvironmentSpeed(step_seconds=1e-6)}
+
+    assert rate_of(workload(**fast), minibatch_seconds=0.1) == pytest.approx(2560.0)
+    assert rate_of(workload(**fast, compiled=True), compiled_minibatch_seconds=0.01) == pytest.approx(25600.0)
+
+
+def test_an_idle_core_shares_the_training_and_a_busy_one_does_not() -> None:
+    """Training takes 100 ms of a core, filling next to nothing or as long."""
+    idle = workload(environment=EnvironmentSpeed(step_seconds=1e-9), lends_microbatches=True)
+    busy = workload(environment=EnvironmentSpeed(step_seconds=0.1 / 256), lends_microbatches=True)
+
+    assert rate_of(idle, step_seconds=0.1) == pytest.approx(5120.0, rel=1e-3)
+    assert rate_of(busy, step_seconds=0.1) == pytest.approx(2560.0, rel=1e-3)
+
+
+def test_an_evaluator_takes_its_share_of_a_machine_and_none_of_a_pod() -> None:
+    """An actor and an evaluator share one core; the trainer takes no time."""
+    alone, beside = (workload(hardware=Hardware(cores=1.0), num_evaluators=number) for number in (0, 1))
+
+    assert rate_of(beside) == pytest.approx(rate_of(alone) / 2)
+    assert rate_of(pods(2, num_evaluators=1)) == pytest.approx(rate_of(pods(2)))
+
+
+def test_a_ring_hides_the_wait_for_answers() -> None:
+    """A step computes 0.4 ms and an answer takes 0.4 ms: with two groups the actor computes while it waits."""
+    steps = {"environment": EnvironmentSpeed(step_seconds=1e-4), "num_policy_workers": 1}
+    alone = workload(actor_lanes=(4,), batch_lanes=4, minibatch_size=128, **steps)
+    ring = workload(actor_lanes=(8,), ring_size=2, **steps)
+
+    assert rate_of(alone, hop_seconds=2e-4) == pytest.approx(4 / 8e-4, rel=0.02)
+    assert rate_of(ring, hop_seconds=2e-4) == pytest.approx(4 / 4e-4, rel=0.02)
+
+
+def test_without_lag_gathering_and_training_take_turns() -> None:
+    """Filling 8 x 32 steps takes 25.6 ms, and training as long."""
+    assert rate_of(workload(max_policy_lag=0), step_seconds=0.0256) == pytest.approx(256 / 0.0512, rel=1e-3)
+    assert rate_of(workload(max_policy_lag=1), step_seconds=0.0256) == pytest.approx(256 / 0.0256, rel=1e-3)
+
+
+def test_more_actors_are_never_slower_until_something_saturates_and_then_stay() -> None:
+    """Pods: each new actor has a core of its own. The trainer takes 2 ms a batch of 16 x 32 transitions."""
+    rates = [
+        rate_of(pods(number, batch_lanes=16, minibatch_size=512, max_policy_lag=16), step_seconds=2e-3)
+        for number in (1, 2, 4, 8, 16, 32, 64)
+    ]
+
+    assert all(after >= 0.999 * before for before, after in pairwise(rates))
+    assert rates[1] == pytest.approx(2 * rates[0], rel=0.05)
+    assert rates[-1] == pytest.approx(16 * 32 / 2e-3, rel=0.01)
+
+
+def test_a_slower_core_is_slower_by_as_much_where_it_is_the_bottleneck() -> None:
+    steady = replace(TYPICAL, full_load_speed=1.0)
+    fast, slow = (estimate(workload(hardware=Hardware(cores=cores)), steady) for cores in (1.0, 0.5))
+
+    assert slow.env_steps_a_second == pytest.approx(fast.env_steps_a_second / 2, rel=0.02)
+
+
+def test_the_coordinator_saturates_where_weights_go_to_very_many() -> None:
+    heavy: dict[str, Any] = {"transfer_seconds": 1e-3}
+    few, many = (estimate(pods(number), costs(step_seconds=1e-4, **heavy)) for number in (4, 400))
+
+    assert few.busy["coordinator"] < 0.5
+    assert many.busy["coordinator"] == pytest.approx(1.0, abs=0.05)
+    assert many.train_steps_a_second == pytest.approx(1 / 0.401, rel=0.05)
+
+
+def test_buffer_workers_spread_every_rank_over_all_actors() -> None:
+    """Without them all ranks grant to the same actors first, and a quarter of the 32 actors works at a time: a rank's
+    credits are for 2 of its batches, an eighth of the fleet each."""
+    slow = EnvironmentSpeed(step_seconds=1e-3)
+    direct = estimate(pods(32, num_trainers=8, environment=slow), costs())
+    buffered = estimate(pods(32, num_trainers=8, num_buffer_workers=2, environment=slow), costs())
+
+    assert direct.env_steps_a_second == pytest.approx(32_000 / 4, rel=0.02)
+    assert buffered.env_steps_a_second == pytest.approx(32_000, rel=0.01)
+
+
+def test_a_network_link_bounds_what_it_carries() -> None:
+    """32 slots of 8 x 2000 bytes over 1 MB/s."""
+    light = NetworkEffort(num_weights=1, forward_macs=1.0, acting_macs=1.0, exported=True)
+    slow = pods(32, hardware=Hardware(bandwidth=1e6), network=light)
+
+    assert rate_of(slow) == pytest.approx(1e6 / 2000 * 32, rel=0.05)
+    assert math.isclose(ceilings(slow, costs())[0].env_steps_a_second, 1e6 / 2000 * 32)
+
+
+def demand(computing: float, *, workers: int = 1, waiting: float = 0.0) -> Demand:
+    return Demand(part="actors", role="actor", workers=workers, computing=computing, waiting=waiting)
+
+
+@pytest.mark.parametrize(
+    ("cores", "found", "seconds"),
+    [
+        (2.0, [], 0.0),
+        (2.0, [demand(1.0)], 1.0),
+        (2.0, [demand(1.0), demand(3.0)], 3.0),
+        # Three share two cores for 1.5 s; then the long one has a core for itself.
+        (2.0, [demand(1.0, workers=2), demand(3.0)], 3.5),
+        (1.0, [demand(1.0), demand(1.0)], 2.0),
+        (float("inf"), [demand(1.0, workers=100), demand(2.0)], 2.0),
+        # Each computes for half of its time, so that two fit on one core.
+        (1.0, [demand(1.0, workers=2, waiting=1.0)], 2.0),
+        (0.5, [demand(1.0)], 2.0),
+    ],
+)
+def test_cores_are_shared_equally_until_the_last_is_done(cores: float, found: list[Demand], seconds: float) -> None:
+    assert shared_seconds(found, cores=cores) == pytest.approx(seconds)
+
+
+def test_full_cores_are_slower_and_one_that_is_alone_is_not() -> None:
+    alone, both = [demand(1.0)], [demand(1.0, workers=2)]
+
+    assert shared_seconds(alone, cores=2.0, full_load_speed=0.8) == pytest.approx(1.0)
+    assert shared_seconds(both, cores=2.0, full_load_speed=0.8) == pytest.approx(1.25)

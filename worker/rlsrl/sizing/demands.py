@@ -1,0 +1,125 @@
+"""What one batch demands of each worker and each link. Ceilings and the estimate are both made of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlsrl.sizing.traffic import Rates, traffic
+from rlsrl.sizing.work import Work
+
+Part = Literal["actors", "policy workers", "buffer workers", "trainers", "coordinator", "machine", "network"]
+ROLES: dict[str, Part] = {
+    "actor": "actors",
+    "policy": "policy workers",
+    "buffer": "buffer workers",
+    "trainer": "trainers",
+    "coordinator": "coordinator",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """The time that one batch takes of each worker of a role, or of each of its links."""
+
+    part: Part
+    role: str
+    workers: int
+    computing: float
+    """Seconds of a core."""
+    waiting: float = 0.0
+    """Seconds that the worker waits for something else than a core."""
+    lends: bool = False
+    """Whether a second thread shares the computing while another core is idle."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a worker that has a core of its own."""
+        return self.computing + self.waiting
+
+
+def demands(work: Work) -> list[Demand]:
+    """Return the demands of all workers, and of the network's links where each worker is a pod."""
+    workload, lanes = work.workload, work.workload.group_lanes
+    found = [_actor(work)]
+    if policy_workers := workload.num_policy_workers:
+        seconds = workload.batch_slots / policy_workers * workload.rollout_length * _answering(work)
+        found.append(_demand("policy", policy_workers, seconds))
+    if buffers := workload.num_buffer_workers:
+        seconds = workload.batch_slots / buffers * work.relaying(lanes, workload.num_actors / buffers)
+        found.append(_demand("buffer", buffers, seconds))
+    found.append(_demand("trainer", workload.num_trainers, _training(work), lends=workload.lends_microbatches))
+    distributing = work.distributing(workload.num_watchers) / work.attention() * workload.versions_a_batch
+    found.append(_demand("coordinator", 1, distributing))
+    return found + ([] if workload.hardware.shares_memory else _links(work))
+
+
+def slot_seconds(work: Work) -> tuple[float, float]:
+    """Return the seconds that an actor computes and waits for one slot."""
+    computing, waiting = _step(work)
+    steps = work.workload.rollout_length
+    return steps * computing + work.posting(work.workload.group_lanes) + _loading(work), steps * waiting
+
+
+def _demand(role: str, workers: int, computing: float, *, waiting: float = 0.0, lends: bool = False) -> Demand:
+    return Demand(part=ROLES[role], role=role, workers=workers, computing=computing, waiting=waiting, lends=lends)
+
+
+def _actor(work: Work) -> Demand:
+    workload = work.workload
+    slots = workload.batch_slots / workload.num_actors
+    computing, waiting = slot_seconds(work)
+    idle = (1 / workload.granted_share - 1) * (computing + waiting)
+    return _demand("actor", workload.num_actors, slots * computing, waiting=slots * (waiting + idle))
+
+
+def _step(work: Work) -> tuple[float, float]:
+    """Return the seconds that an actor computes and waits for one step of one slot."""
+    workload, lanes = work.workload, work.workload.group_lanes
+    if workload.num_policy_workers:
+        # An actor steps one group after the other; a group's next step also needs the answer to its request.
+        computing, waiting = work.asking_step(lanes), work.waiting_step(lanes)
+        answer = work.evaluating(1, lanes) + 2 * work.hop_seconds
+        return computing, max(waiting, (computing + waiting + answer) / workload.ring_size - computing)
+    if workload.environment_threads:
+        # The threads compute one after the other and wait together.
+        one = work.acting_step(1)
+        return lanes * one, max(0.0, one + work.waiting_step(1) - lanes * one)
+    return work.acting_step(lanes), work.waiting_step(lanes)
+
+
+def _loading(work: Work) -> float:
+    """Return an actor's seconds for the weights of one slot."""
+    return 0.0 if work.workload.num_policy_workers else work.loading() / work.workload.ring_size
+
+
+def _answering(work: Work) -> float:
+    """Return a policy worker's seconds for a step of one slot, when all requests of its actors wait at once."""
+    workload, lanes = work.workload, work.workload.group_lanes
+    asking = workload.num_actors * workload.ring_size / workload.num_policy_workers
+    together = max(1.0, min(asking, workload.max_batch_size / lanes))
+    return work.evaluating(together, together * lanes) / together
+
+
+def _training(work: Work) -> float:
+    workload = work.workload
+    producers = workload.num_buffer_workers or workload.num_actors
+    received = workload.batch_slots / workload.num_trainers * work.receiving(workload.group_lanes, producers)
+    return received + work.training() + work.reducing() + work.publishing()
+
+
+def _links(work: Work) -> list[Demand]:
+    """Return the fuller direction of each role's links. An actor's own link is never the first to be full."""
+    workload = work.workload
+    found = traffic(workload, Rates(slots=workload.batch_slots, versions=workload.versions_a_batch))
+    return [
+        Demand(
+            part="network",
+            role=role,
+            workers=1,
+            computing=0.0,
+            waiting=max(one.bytes_in, one.bytes_out) / workload.hardware.bandwidth,
+        )
+        for role, one in found.items()
+        if role != "actor"
+    ]
