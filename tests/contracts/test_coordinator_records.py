@@ -14,7 +14,7 @@ from rlsrl.api.placement import ClusterPlacement, LocalPlacement, Placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.runtime.ledger import Account, Mark, PageRecord, Posted
+from rlsrl.runtime.ledger import Mark, PageRecord, Posted, PostedCount
 from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
 from rlsrl.workers.coordinator import read_ledger_copies, read_roster
 from rlsrl.workers.documents import COORDINATORS, LEDGER_COPIES, ROSTER, open_document
@@ -77,7 +77,7 @@ PAGE = PageRecord(
     lives=2,
     incarnation=1,
     marks={7: Mark(1, 2, 3)},
-    accounts={0: Account(4, 5)},
+    posted_counts={0: PostedCount(4, 5)},
     unacknowledged=(Posted(1, 2, 3, 0),),
 ).count(trained=2**40)
 

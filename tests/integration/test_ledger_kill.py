@@ -28,7 +28,7 @@ def life(path):
     trainer.resume(None, incarnation=page.record.incarnation)
     me = ProducerId(0, page.record.incarnation + 1)
     actor.begin(me.incarnation)
-    trainer.meet(me, actor.told())
+    trainer.meet(me, actor.progress())
     actor.settle(me.incarnation)
     sequence = 0
     while True:

@@ -16,9 +16,9 @@ from rlsrl.runtime.ledger import (
     Posted,
     ProducerProgress,
     TrainerLedger,
-    inherited,
+    starting_record,
 )
-from rlsrl.runtime.ledger.accounts import resumed
+from rlsrl.runtime.ledger.accounts import resumed_record
 from rlsrl.runtime.ledger.records import Mark, PageRecord
 from rlsrl.streams.protocols import ConsumerLedger, ProducerLedger
 
@@ -196,11 +196,11 @@ def saved_at(trained: int, in_buffer: int = 0, incarnation: int = 0) -> dict[str
     ],
 )
 def test_resume(record: PageRecord, saved: dict[str, Any] | None, expected: dict[str, int]) -> None:
-    after = resumed(record, saved, incarnation=3)
+    after = resumed_record(record, saved, incarnation=3)
     assert {term: count for term, count in after.counters.items() if count} == expected
     assert (after.lives, after.incarnation, after.restored) == (record.lives + 1, 3, False)
     assert after.marks[0] == PAGE, "what any life took stays known"
-    again = resumed(after, saved, incarnation=4)
+    again = resumed_record(after, saved, incarnation=4)
     assert again.counters == after.counters, "a life that did nothing changes nothing"
 
 
@@ -213,7 +213,7 @@ def test_resume(record: PageRecord, saved: dict[str, Any] | None, expected: dict
     ],
 )
 def test_a_page_that_is_older_than_the_checkpoint_gives_way_to_it(record: PageRecord) -> None:
-    after = resumed(record, saved_at(60, 45), incarnation=3)
+    after = resumed_record(record, saved_at(60, 45), incarnation=3)
     assert {term: count for term, count in after.counters.items() if count} == {"trained": 60, "lost.receiver_died": 45}
     assert after.marks == {0: CHECKPOINT}, "marks and counters are of one moment"
     assert after.restored
@@ -378,4 +378,4 @@ def life(incarnation: int, lives: int = 1, produced: int = 0) -> PageRecord:
 def test_what_a_life_begins_on(
     own: PageRecord, kept: PageRecord | None, incarnation: int, expected: PageRecord
 ) -> None:
-    assert inherited(own, kept, incarnation=incarnation) == expected
+    assert starting_record(own, kept, incarnation=incarnation) == expected

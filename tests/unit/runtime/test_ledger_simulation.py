@@ -28,9 +28,9 @@ from rlsrl.runtime.ledger import (
     ProducerProgress,
     TrainerLedger,
     balance,
-    inherited,
     read_pages,
     settle_ledger,
+    starting_record,
 )
 
 balance_module = sys.modules["rlsrl.runtime.ledger.balance"]  # the package has a function of that name
@@ -236,7 +236,7 @@ class Run:
         self.incarnations[place] += 1
         page = self.pages.enter_context(LedgerPage.open(self.path(role, index), role, index))
         incarnation = self.incarnations[place]
-        page.apply(lambda record: inherited(record, self.kept.get(place), incarnation=incarnation))
+        page.apply(lambda record: starting_record(record, self.kept.get(place), incarnation=incarnation))
         saved = self.saved[index] if role == "trainer" else None
         consumers: list[int] = []
         if role != "trainer":
@@ -336,11 +336,9 @@ def test_a_term_that_is_not_counted_is_noticed(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("part", ["not_taken", "forgotten", "outlived"])
 def test_what_two_ends_tell_each_other_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    compared = balance_module._compared
+    compared = balance_module._compare
     nothing = () if part == "not_taken" else 0
-    monkeypatch.setattr(
-        balance_module, "_compared", lambda *arguments: replace(compared(*arguments), **{part: nothing})
-    )
+    monkeypatch.setattr(balance_module, "_compare", lambda *arguments: replace(compared(*arguments), **{part: nothing}))
     with pytest.raises(LedgerError):  # noqa: PT012 - whichever run shows it
         for seed in range(20):
             (folder := tmp_path / str(seed)).mkdir()

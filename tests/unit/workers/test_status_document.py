@@ -6,7 +6,7 @@ import pytest
 
 from rlsrl.data.version import Version
 from rlsrl.runtime.coordination import WorkerState
-from rlsrl.runtime.ledger import Account, Mark, PageRecord, Posted
+from rlsrl.runtime.ledger import Mark, PageRecord, Posted, PostedCount
 from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.status import ExperimentInfo, Member, MemberReport, RunPhase, build_status, derive_phase
 
@@ -86,8 +86,8 @@ def test_totals_stand_while_the_trainer_is_away_and_are_null_before_it_came() ->
 
 
 def page(role: str, index: int = 0, *left: Posted, **counters: int) -> PageRecord:
-    accounts = {0: Account(0, counters["produced"])} if "produced" in counters else {}
-    record = PageRecord(role=role, index=index, lives=1, incarnation=0, accounts=accounts, unacknowledged=left)
+    accounts = {0: PostedCount(0, counters["produced"])} if "produced" in counters else {}
+    record = PageRecord(role=role, index=index, lives=1, incarnation=0, posted_counts=accounts, unacknowledged=left)
     return record.count(**counters)
 
 

@@ -160,7 +160,7 @@ def read_ledger(pages: Path) -> dict[str, Any]:
     Raises:
         LedgerError: a page does not hold what was written.
     """
-    return balance(read_pages(pages), ended=True).judge()
+    return balance(read_pages(pages), ended=True).to_checked_json()
 
 
 def child_environment(base: Mapping[str, str], *, token: str, modules: Path) -> dict[str, str]:

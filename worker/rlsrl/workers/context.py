@@ -16,7 +16,7 @@ from rlsrl.runtime.activity import WORKING, Stage
 from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.join_session import JoinSession
-from rlsrl.runtime.ledger import LedgerPage, PageRecord, inherited
+from rlsrl.runtime.ledger import LedgerPage, PageRecord, starting_record
 from rlsrl.runtime.metrics import LedgerCollector, Metrics
 
 
@@ -59,7 +59,7 @@ class WorkerContext:
         page = LedgerPage.open(self.ledger_folder / f"{self.role}-{self.index}.page", self.role, self.index)
         payload = self.join_session.ledger_copy
         kept = PageRecord.decode(payload, role=self.role, index=self.index) if payload else None
-        page.apply(lambda record: inherited(record, kept, incarnation=self.incarnation))
+        page.apply(lambda record: starting_record(record, kept, incarnation=self.incarnation))
         self.join_session.show_page(page)
         LedgerCollector(lambda: page.record, self.metrics.registry)
         return page

@@ -37,7 +37,7 @@ class LedgerCopies:
 
     def books(self, present: Iterable[str]) -> dict[str, Any]:
         """The run's ledger, ``present`` being the roles of workers that are there. See ``Balance.judge``."""
-        return balance(self._pages.values(), ended=not {*CHAIN}.intersection(present), copies=True).judge()
+        return balance(self._pages.values(), ended=not {*CHAIN}.intersection(present), copies=True).to_checked_json()
 
     def to_json(self) -> dict[str, Any]:
         """What must outlive the coordinator, as a JSON value that ``restore`` reads."""

@@ -1,8 +1,9 @@
-"""The ledger: where every transition that was ever produced went, each term counted by its own witness.
+"""The ledger: what happened to every transition that was ever produced.
 
     produced = trained + in_buffer + dropped{reason} + lost{receiver_died | producer_died | rolled_back}
 
-Each process writes its own page, a small file that survives its SIGKILL; ``balance`` adds the pages of a run up.
+Each term is counted where it happens; no term is the difference of others. Each process writes its own page, a small
+file that survives a SIGKILL. ``balance`` adds up the pages of a run and checks the equation.
 """
 
 from rlsrl.runtime.ledger.accounts import (
@@ -11,18 +12,18 @@ from rlsrl.runtime.ledger.accounts import (
     BufferLedger,
     ProducerAccount,
     TrainerLedger,
-    inherited,
+    starting_record,
 )
 from rlsrl.runtime.ledger.balance import CHAIN, Balance, balance, settle_ledger
 from rlsrl.runtime.ledger.page import MAX_RECORD_BYTES, LedgerPage, read_page, read_pages
 from rlsrl.runtime.ledger.records import (
     DROP_REASONS,
     LOSS_CAUSES,
-    Account,
     LedgerError,
     Mark,
     PageRecord,
     Posted,
+    PostedCount,
     ProducerProgress,
 )
 
@@ -32,7 +33,6 @@ __all__ = [
     "DROP_REASONS",
     "LOSS_CAUSES",
     "MAX_RECORD_BYTES",
-    "Account",
     "ActorLedger",
     "Balance",
     "BufferLedger",
@@ -41,12 +41,13 @@ __all__ = [
     "Mark",
     "PageRecord",
     "Posted",
+    "PostedCount",
     "ProducerAccount",
     "ProducerProgress",
     "TrainerLedger",
     "balance",
-    "inherited",
     "read_page",
     "read_pages",
     "settle_ledger",
+    "starting_record",
 ]

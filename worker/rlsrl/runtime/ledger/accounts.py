@@ -1,7 +1,7 @@
-"""Who writes what on a page: the trainer that takes and trains, the actor that produces, the buffer worker between.
+"""The updates that each role makes on its page: the trainer consumes, the actor produces, the buffer worker does both.
 
-Each method is one update of the page, so a SIGKILL at any point leaves it before or behind, never between. They
-satisfy ``ConsumerLedger`` and ``ProducerLedger`` of the sample streams.
+Each method is one update of the page. A SIGKILL at any point leaves the page either before or after an update. The
+classes implement ``ConsumerLedger`` and ``ProducerLedger`` of the sample streams.
 """
 
 from __future__ import annotations
@@ -15,93 +15,95 @@ from typing import Any
 from rlsrl.data.slots import ProducerId
 from rlsrl.runtime.ledger.page import LedgerPage
 from rlsrl.runtime.ledger.records import (
-    NOTHING,
-    Account,
+    NO_MARK,
     LedgerError,
     Mark,
     PageRecord,
     Posted,
+    PostedCount,
     ProducerProgress,
-    fate_of_untaken,
+    term_of_untaken,
 )
 
 ACCOUNT_CLOSED = 2**63 - 1
-"""The mark of an incarnation that was succeeded: nothing is left to account for, no sequence is above it."""
+"""The mark of an incarnation that a newer one has replaced: no sequence number is above it, so no slot can be taken."""
 
 
 class ConsumerAccount:
-    """A consumer's side: what it took, dropped and lost. Any thread may call any method."""
+    """A consumer's updates: what it took, dropped and lost. Any thread may call any method."""
 
     def __init__(self, page: LedgerPage) -> None:
         self._page = page
 
     def mark(self, producer: ProducerId) -> int:
-        """The highest sequence accounted for of that incarnation; -1 for none, ``ACCOUNT_CLOSED`` for all of it.
+        """Return the highest sequence number of that incarnation that is accounted for; -1 for none.
 
-        An incarnation older than one already heard of is closed: what it had left was settled in the handshake of its
-        successor.
+        ``ACCOUNT_CLOSED`` if a newer incarnation has connected: its handshake has settled the older ones.
         """
         return _sequence(self._page.record, producer)
 
     def meet(self, producer: ProducerId, progress: ProducerProgress) -> Mark:
-        """A producer has come: settle what its former lives left; returns the mark to go on from. Idempotent.
+        """Settle what a connecting producer's former lives left; return the mark to continue from. Idempotent.
 
-        What they posted here and nobody took is lost with them, or was dropped if they ended cleanly. Where the page of
-        either was lost, the producer's count says what is missing on the other: what was acknowledged here and is
-        forgotten is lost with the receiver; what came from beyond the producer's own page has outlived it.
+        Slots that former lives posted and this consumer did not take are lost with the producer, or dropped if that
+        life ended cleanly.
+
+        If the page of one side was lost and restored, the producer's count shows what is missing. Transitions that this
+        consumer acknowledged but its restored page does not contain are lost with the receiver. Transitions that this
+        consumer took but the producer's restored page does not contain count as ``outlived``.
 
         Raises:
-            LedgerError: the producer was succeeded.
+            LedgerError: a newer incarnation of the producer has connected.
         """
 
-        def met(record: PageRecord) -> PageRecord:
-            mark = record.marks.get(producer.index, NOTHING)
+        def reconcile(record: PageRecord) -> PageRecord:
+            mark = record.marks.get(producer.index, NO_MARK)
             if mark.incarnation > producer.incarnation:
                 raise LedgerError(f"{producer} was succeeded by incarnation {mark.incarnation}")
             if mark.incarnation == producer.incarnation:
-                return _met_again(record, producer, mark, progress)
-            return _met_first(record, producer, mark, progress)
+                return _reconcile_same_life(record, producer, mark, progress)
+            return _reconcile_new_life(record, producer, mark, progress)
 
-        return self._page.apply(met).marks[producer.index]
+        return self._page.apply(reconcile).marks[producer.index]
 
     def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
-        """Record a slot as held in memory, before it is acknowledged: raises the mark and counts ``in_buffer``.
+        """Record a slot as held in memory: raise the mark and ``in_buffer``. Call it before the acknowledgement.
 
         ``total`` is the producer's own count (see ``Mark``).
 
         Raises:
-            LedgerError: it is not above the mark: it was taken before.
+            LedgerError: the slot was taken before: its sequence number is not above the mark.
         """
 
         def taken(record: PageRecord) -> PageRecord:
             if sequence <= (mark := _sequence(record, producer)):
                 raise LedgerError(f"slot {sequence} of {producer} was taken before: the mark is {mark}")
-            return _marked(record.count(in_buffer=num_transitions), producer, sequence, total)
+            return _with_mark(record.count(in_buffer=num_transitions), producer, sequence, total)
 
         self._page.apply(taken)
 
     def dropped(self, reason: str, num_transitions: int) -> None:
-        """Transitions left the buffer untrained, for one of ``DROP_REASONS``.
+        """Record that transitions left the buffer untrained, for one of ``DROP_REASONS``.
 
         Raises:
-            KeyError: no such reason.
+            KeyError: the reason is not one of ``DROP_REASONS``.
         """
         self._page.update(**{f"dropped.{reason}": num_transitions, "in_buffer": -num_transitions})
 
     def end(self) -> None:
-        """Say that this life ends cleanly: all that was in the buffer has been counted as dropped."""
+        """Record that this life ends cleanly. Count the buffer's content as dropped first."""
         self._page.apply(_ended)
 
 
 class TrainerLedger(ConsumerAccount):
-    """The trainer's page: also what it trained, and what its checkpoints know of it."""
+    """The trainer's page: a consumer that trains and resumes from checkpoints."""
 
     def trained(self, num_transitions: int) -> None:
-        """Transitions left the buffer and were trained."""
+        """Record that transitions left the buffer and were trained."""
         self._page.update(trained=num_transitions, in_buffer=-num_transitions)
 
     def snapshot(self) -> dict[str, Any]:
-        """JSON values for a checkpoint; ``resume`` reads them."""
+        """Return JSON values for a checkpoint; ``resume`` reads them."""
         record = self._page.record
         return {
             "incarnation": record.incarnation,
@@ -110,30 +112,32 @@ class TrainerLedger(ConsumerAccount):
         }
 
     def resume(self, saved: Mapping[str, Any] | None, *, incarnation: int = 0) -> None:
-        """Begin a new life of the trainer, from that checkpoint (None: from none). Once, before anything is taken.
+        """Begin a new life of the trainer from a checkpoint; ``saved`` is None without one. Call once, before ``take``.
 
-        What the page trained beyond the checkpoint is rolled back; what was in the dead life's memory is lost. Marks
-        are kept, so that a resent slot that an earlier life took is recognised.
+        Transitions that were trained after the checkpoint become ``lost.rolled_back``; those in the former life's
+        memory become ``lost.receiver_died``. Marks stay, so that resent slots of a former life are recognised.
         """
-        self._page.apply(lambda record: resumed(record, saved, incarnation=incarnation))
+        self._page.apply(lambda record: resumed_record(record, saved, incarnation=incarnation))
 
 
 class ProducerAccount(ABC):
-    """A producer's side: what it posted and what it cannot know to have arrived. Any thread may call any method."""
+    """A producer's updates: what it posted, and what is not acknowledged yet. Any thread may call any method."""
 
     def __init__(self, page: LedgerPage) -> None:
         self._page = page
 
     @abstractmethod
-    def _posting(self, record: PageRecord, num_transitions: int) -> PageRecord:
-        """The record, changed by where what is posted came from."""
+    def _count_posted(self, record: PageRecord, num_transitions: int) -> PageRecord:
+        """Return the record after the terms that posting changes: the posted transitions' origin."""
 
-    def _succeeding(self, record: PageRecord) -> PageRecord:
-        """The record, without what died with the life before."""
+    def _close_former_life(self, record: PageRecord) -> PageRecord:
+        """Return the record after the losses of the former life's death. An actor loses nothing at this point."""
         return record
 
     def begin(self, incarnation: int) -> tuple[Posted, ...]:
-        """Begin a new life; what earlier ones left unacknowledged is for the handshakes, and then for ``settle``.
+        """Begin a new life; return the slots that former lives left unacknowledged.
+
+        The handshakes with the consumers account for those slots; ``settle`` removes them afterwards.
 
         Raises:
             LedgerError: the incarnation is not newer than the page's.
@@ -145,8 +149,10 @@ class ProducerAccount(ABC):
                     f"incarnation {incarnation} of {record.role} {record.index} is not newer than {record.incarnation}"
                 )
             return replace(
-                self._succeeding(record),
-                accounts={consumer: Account(each.total, each.total) for consumer, each in record.accounts.items()},
+                self._close_former_life(record),
+                posted_counts={
+                    consumer: PostedCount(count.total, count.total) for consumer, count in record.posted_counts.items()
+                },
                 incarnation=incarnation,
                 sequence=-1,
                 lives=record.lives + 1,
@@ -156,14 +162,14 @@ class ProducerAccount(ABC):
         return self._page.apply(begun).unacknowledged
 
     def progress(self, consumer: int = 0) -> ProducerProgress:
-        """What to say to that consumer at first; after ``begin``, before anything is posted to it."""
+        """Return the statement for the handshake with a consumer. Call it between ``begin`` and the first post."""
         record = self._page.record
-        inherited = record.accounts.get(consumer, Account()).inherited
+        inherited = record.posted_counts.get(consumer, PostedCount()).inherited
         left = tuple((*each[:3], each.withdrawn) for each in sorted(record.unacknowledged) if each.consumer == consumer)
         return ProducerProgress(inherited=inherited, acknowledged=inherited, left=left, restored=record.restored)
 
     def settle(self, incarnation: int) -> None:
-        """Every consumer has accounted for what incarnations before this one left: forget it. Idempotent."""
+        """Forget the unacknowledged slots of older incarnations: every consumer has accounted for them. Idempotent."""
         self._page.apply(
             lambda record: replace(
                 record, unacknowledged=tuple(each for each in record.unacknowledged if each.incarnation >= incarnation)
@@ -171,31 +177,31 @@ class ProducerAccount(ABC):
         )
 
     def produce(self, sequence: int, num_transitions: int, consumer: int = 0) -> int:
-        """Count a slot as posted and not yet acknowledged, before it is posted to the consumer of that index.
+        """Record a slot as posted and unacknowledged. Call it before the slot is posted to that consumer.
 
         Returns:
-            What was ever posted to that consumer, this slot included.
+            All transitions ever posted to that consumer, including this slot.
 
         Raises:
-            LedgerError: ``begin`` was not called, or the sequence does not rise.
+            LedgerError: ``begin`` was not called, or the sequence number does not rise.
         """
 
         def produced(record: PageRecord) -> PageRecord:
             if record.incarnation < 0 or sequence <= record.sequence:
                 raise LedgerError(f"slot {sequence} does not follow {record.sequence} of life {record.incarnation}")
             posted = Posted(record.incarnation, sequence, num_transitions, consumer)
-            account = record.accounts.get(consumer, Account())
+            count = record.posted_counts.get(consumer, PostedCount())
             return replace(
-                self._posting(record, num_transitions),
+                self._count_posted(record, num_transitions),
                 sequence=sequence,
-                accounts={**record.accounts, consumer: account._replace(total=account.total + num_transitions)},
+                posted_counts={**record.posted_counts, consumer: count._replace(total=count.total + num_transitions)},
                 unacknowledged=(*record.unacknowledged, posted),
             )
 
-        return self._page.apply(produced).accounts[consumer].total
+        return self._page.apply(produced).posted_counts[consumer].total
 
     def acknowledge(self, sequence: int) -> None:
-        """The consumer has the slot. Repeating it is fine: a resend is acknowledged again."""
+        """Record that the consumer has the slot. Idempotent: a resent slot is acknowledged again."""
         self._page.apply(
             lambda record: replace(
                 record,
@@ -206,33 +212,35 @@ class ProducerAccount(ABC):
         )
 
     def end(self) -> None:
-        """Say that this life ends cleanly. What is unacknowledged stays: only the consumers' marks tell its fate."""
+        """Record that this life ends cleanly. Unacknowledged slots stay: only the consumers' marks show their fate."""
         self._page.apply(_ended)
 
 
 class ActorLedger(ProducerAccount):
-    """The actor's page: it posts what it made."""
+    """The actor's page: a producer of new transitions."""
 
-    def _posting(self, record: PageRecord, num_transitions: int) -> PageRecord:
+    def _count_posted(self, record: PageRecord, num_transitions: int) -> PageRecord:
         return record.count(produced=num_transitions)
 
 
 class BufferLedger(ConsumerAccount, ProducerAccount):
-    """The buffer worker's page: it posts what it took. A transition goes from held to posted in one update."""
+    """The buffer worker's page: it posts the transitions that it took. One update moves them from held to posted."""
 
-    def _posting(self, record: PageRecord, num_transitions: int) -> PageRecord:
+    def _count_posted(self, record: PageRecord, num_transitions: int) -> PageRecord:
         return record.count(in_buffer=-num_transitions, passed_on=num_transitions)
 
-    def _succeeding(self, record: PageRecord) -> PageRecord:
+    def _close_former_life(self, record: PageRecord) -> PageRecord:
         held = record.counters["in_buffer"]
         return record.count(**{"in_buffer": -held, "lost.receiver_died": held})
 
 
-def inherited(record: PageRecord, kept: PageRecord | None, *, incarnation: int) -> PageRecord:
-    """What a life begins on that found ``record`` on its page, and the coordinator has ``kept`` a copy of another.
+def starting_record(record: PageRecord, kept: PageRecord | None, *, incarnation: int) -> PageRecord:
+    """Return the record on which a new life begins.
 
-    Its own, if a former life wrote it and nobody had the index since; else the copy, else nothing. The latter two may
-    be older than the life they are of.
+    ``record`` is the page that the process has found. ``kept`` is the coordinator's copy of the page of the index's
+    last holder. The life begins on ``record`` if a former life wrote it and no other process has held the index since;
+    else on ``kept``; else on an empty record. The latter two are marked ``restored``, except for the index's first
+    incarnation: the former life may have done more than they contain.
     """
     known = kept if kept is not None and kept.lives else None
     if record.lives and (known is None or known.incarnation <= record.incarnation):
@@ -240,11 +248,11 @@ def inherited(record: PageRecord, kept: PageRecord | None, *, incarnation: int) 
     return replace(known or record, restored=incarnation > 0)
 
 
-def resumed(record: PageRecord, saved: Mapping[str, Any] | None, *, incarnation: int = 0) -> PageRecord:
-    """The page of a trainer's new life, from the page of the dead one and the checkpoint it resumes from.
+def resumed_record(record: PageRecord, saved: Mapping[str, Any] | None, *, incarnation: int = 0) -> PageRecord:
+    """Return the record of a trainer's new life, from the former life's record and the checkpoint.
 
-    A page that is new or older than the checkpoint (another pod, a loss of power) gives way to the checkpoint; what the
-    dead life took after it the producers' counts will say.
+    A record that is empty or older than the checkpoint (another pod, a loss of power) is replaced by the checkpoint's.
+    The producers' counts will show what the former life took after the checkpoint.
     """
     trained = saved["counters"]["trained"] if saved else 0
     base = record
@@ -273,12 +281,12 @@ def _age(saved: Mapping[str, Any]) -> tuple[int, int]:
     return saved["incarnation"], saved["counters"]["trained"]
 
 
-def _met_first(record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress) -> PageRecord:
-    """This life of the producer is new here."""
+def _reconcile_new_life(record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress) -> PageRecord:
+    """Settle a life of the producer that connects for the first time."""
     not_taken = Counter[str]()
     for incarnation, sequence, num_transitions, withdrawn in progress.left:
         if not mark.covers(incarnation, sequence):
-            not_taken[fate_of_untaken(withdrawn=withdrawn)] += num_transitions
+            not_taken[term_of_untaken(withdrawn=withdrawn)] += num_transitions
     gap = progress.inherited - not_taken.total() - mark.total
     forgotten = max(gap, 0) + progress.acknowledged - progress.inherited
     counted = record.count(
@@ -288,15 +296,17 @@ def _met_first(record: PageRecord, producer: ProducerId, mark: Mark, progress: P
             "outlived": max(-gap, 0) if progress.restored else 0,
         },
     )
-    return _marked(counted, producer, progress.sequence, progress.acknowledged)
+    return _with_mark(counted, producer, progress.sequence, progress.acknowledged)
 
 
-def _met_again(record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress) -> PageRecord:
-    """This life of the producer was here before."""
+def _reconcile_same_life(
+    record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress
+) -> PageRecord:
+    """Settle a life of the producer that has connected before."""
     forgotten = progress.acknowledged - mark.total
     if forgotten <= 0 or not record.restored:
         return record
-    return _marked(
+    return _with_mark(
         record.count(**{"lost.receiver_died": forgotten}), producer, progress.sequence, progress.acknowledged
     )
 
@@ -308,12 +318,12 @@ def _sequence(record: PageRecord, producer: ProducerId) -> int:
     return mark.sequence if mark.incarnation == producer.incarnation else ACCOUNT_CLOSED
 
 
-def _marked(record: PageRecord, producer: ProducerId, sequence: int, total: int) -> PageRecord:
+def _with_mark(record: PageRecord, producer: ProducerId, sequence: int, total: int) -> PageRecord:
     return replace(record, marks={**record.marks, producer.index: Mark(producer.incarnation, sequence, total)})
 
 
 def _ended(record: PageRecord) -> PageRecord:
-    """What this life posted and nobody took is dropped with its end; of its forerunners' nothing changes."""
+    """Return the record as ended, with this life's unacknowledged slots as withdrawn. Other slots do not change."""
     unacknowledged = (
         each._replace(withdrawn=each.withdrawn or each.incarnation == record.incarnation)
         for each in record.unacknowledged

@@ -1,4 +1,4 @@
-"""Adds the pages of a run up and says whether they agree."""
+"""Add up the pages of a run and check the ledger's equation."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from rlsrl.runtime.ledger.page import SUFFIX, LedgerPage, read_page
 from rlsrl.runtime.ledger.records import (
     DROP_REASONS,
     LOSS_CAUSES,
-    NOTHING,
-    Account,
+    NO_MARK,
     LedgerError,
     PageRecord,
     Posted,
-    fate_of_untaken,
+    PostedCount,
+    term_of_untaken,
 )
 
 CHAIN = ("actor", "buffer", "trainer")
-"""The roles that samples pass through, in order; without a page of a buffer worker a run has none between."""
+"""The roles that samples pass, in order. A run without a buffer worker's page has only the other two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """Where all produced transitions of a run are. All figures in transitions."""
+    """Where all produced transitions of a run are. All numbers are transitions."""
 
     produced: int
     trained: int
     in_buffer: int
-    """Held by consumers; of an ended run 0, unless a consumer that ended cleanly cannot say what became of them."""
+    """Held by consumers; 0 in an ended run, unless a consumer ended cleanly without counting its buffer's content."""
     dropped: Mapping[str, int]
     """By reason."""
     lost: Mapping[str, int]
     """By cause."""
     unsettled: int
-    """Posted, not taken, and the producer may still be asked; 0 of an ended run."""
+    """Posted and not taken, while a handshake may still settle them; 0 in an ended run."""
     ended: bool
-    """Whether it was drawn up after the end of all processes."""
+    """True if all processes of the run had ended."""
 
     @property
     def accounted(self) -> int:
-        """The sum that must equal ``produced``."""
+        """The sum of the terms, which must equal ``produced``."""
         return self.trained + self.in_buffer + sum(self.dropped.values()) + sum(self.lost.values()) + self.unsettled
 
     def check(self) -> None:
-        """Return if the books are right. Of a live run they are exact only while nothing moves.
+        """Check the equation. In a live run it holds exactly only while no sample is in transit.
 
         Raises:
-            LedgerError: they are not; the text names both sides.
+            LedgerError: the equation does not hold; the text gives both sides.
         """
         if self.produced != self.accounted:
             raise LedgerError(
@@ -63,7 +63,7 @@ class Balance:
             raise LedgerError(f"consumers were left holding {self.in_buffer} transitions: {self._terms()}")
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values for a summary."""
+        """Return the terms as JSON values."""
         return {
             "produced": self.produced,
             "trained": self.trained,
@@ -73,8 +73,8 @@ class Balance:
             "unsettled": self.unsettled,
         }
 
-    def judge(self) -> dict[str, Any]:
-        """``to_json`` with ``balanced`` and, if it is not, the ``problem``."""
+    def to_checked_json(self) -> dict[str, Any]:
+        """Return ``to_json`` with the result of ``check``: ``balanced``, and ``problem`` if it is false."""
         try:
             self.check()
         except LedgerError as error:
@@ -89,29 +89,32 @@ class Balance:
 
 
 def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False) -> Balance:
-    """Add pages up; ``ended`` says that all processes of the run have ended.
+    """Add up the pages of a run.
 
-    A producer cannot know whether a slot without acknowledgement was taken, but the consumers' marks say. Taken ones
-    are on the consumer's page already. Of the others, in an ended run, those of a life that ended cleanly were dropped
-    by its end, and those of a life that did not were lost with it; likewise what a dead consumer held.
+    A producer does not know whether an unacknowledged slot was taken; the consumer's mark shows it. Taken slots are on
+    the consumer's page. In an ended run, the other slots were dropped if their producer's life ended cleanly, and lost
+    with the producer if not. What a dead consumer held was lost with it.
 
-    ``copies`` says that pages of lives that did not end cleanly may be older than their end. Then, and of pages that
-    were restored, the two ends of a stream correct each other: both have the producer's count of what it posted.
+    Args:
+        records: the pages.
+        ended: all processes of the run have ended.
+        copies: the pages of lives that did not end cleanly may be older than the end of the life. Then, and for
+            restored pages, the two ends of a stream correct each other: both have the producer's count.
     """
     records = tuple(records)
-    chain = _chain(records)
+    chain = _roles_present(records)
     total: Counter[str] = Counter()
     for record in records:
         total.update(record.counters)
-        total.update(_outlived(_before(record.role, chain), record.counters["outlived"], "lost.receiver_died"))
+        total.update(_outlived(_upstream_role(record.role, chain), record.counters["outlived"], "lost.receiver_died"))
         if ended:
-            total.update(_left_by_consumer(record))
+            total.update(_held_by_dead(record))
     gone = "lost.receiver_died" if ended else "unsettled"
     pairs = [*_pairs(records, chain, copies=copies)]
     for pair in pairs:
-        total.update(_fates(pair.not_taken) if ended else {"unsettled": _sum(pair.not_taken)})
+        total.update(_untaken_terms(pair.not_taken) if ended else {"unsettled": _num_transitions(pair.not_taken)})
         total[gone] += pair.forgotten
-        total.update(_outlived(pair.giver, pair.outlived, gone))
+        total.update(_outlived(pair.producer_role, pair.outlived, gone))
     if ended:
         overdrawn = max(-_lost_at_buffers(total, records, pairs), 0)
         total.update({"produced": overdrawn, gone: overdrawn})
@@ -127,10 +130,10 @@ def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False)
 
 
 def settle_ledger(folder: Path) -> None:
-    """Settle on the pages of an ended run what its producers left, so that a later life has nothing to ask about.
+    """Settle the unacknowledged slots of an ended run on its producers' pages, so that later lives start without any.
 
-    For the controller, when no process of the run is alive: after the end and, in case it did not get that far, before
-    a resume. Repeating it is fine. The balance of the ended run is the same before and after.
+    The controller calls this when no process of the run is alive: after the end, and again before a resume in case the
+    controller died before. Idempotent. The run's balance is the same before and after.
 
     Raises:
         LedgerError: a process of the run is still alive.
@@ -138,7 +141,7 @@ def settle_ledger(folder: Path) -> None:
     with ExitStack() as pages:
         opened = {(page.record.role, page.record.index): page for page in map(pages.enter_context, _open_all(folder))}
         records = tuple(page.record for page in opened.values())
-        for pair in _pairs(records, _chain(records), copies=False):
+        for pair in _pairs(records, _roles_present(records), copies=False):
             if pair.producer is not None and pair.not_taken:
                 page = opened[pair.producer.role, pair.producer.index]
                 page.apply(partial(_settled, not_taken=pair.not_taken))
@@ -146,18 +149,18 @@ def settle_ledger(folder: Path) -> None:
             page.apply(lambda record: replace(record, unacknowledged=()))
 
 
-def _chain(records: Sequence[PageRecord]) -> list[str]:
+def _roles_present(records: Sequence[PageRecord]) -> list[str]:
     return [role for role in CHAIN if role != "buffer" or any(record.role == role for record in records)]
 
 
 def _settled(record: PageRecord, *, not_taken: Sequence[Posted]) -> PageRecord:
-    """The producer's page when what nobody took is written down on it: as if it had never been posted."""
-    accounts = dict(record.accounts)
+    """Return a producer's record after its untaken slots are settled: they are counted as if never posted."""
+    posted_counts = dict(record.posted_counts)
     for posted in not_taken:
-        inherited, total = accounts.get(posted.consumer, Account())
+        inherited, total = posted_counts.get(posted.consumer, PostedCount())
         former = posted.num_transitions if posted.incarnation < record.incarnation else 0
-        accounts[posted.consumer] = Account(inherited - former, total - posted.num_transitions)
-    return replace(record.count(**_fates(not_taken)), accounts=accounts)
+        posted_counts[posted.consumer] = PostedCount(inherited - former, total - posted.num_transitions)
+    return replace(record.count(**_untaken_terms(not_taken)), posted_counts=posted_counts)
 
 
 def _open_all(folder: Path) -> Iterable[LedgerPage]:
@@ -168,32 +171,31 @@ def _open_all(folder: Path) -> Iterable[LedgerPage]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """A producer index and a consumer, and where what they say of each other differs. All but slots in transitions."""
+    """A producer index and a consumer, and the differences between their pages, in transitions."""
 
-    giver: str
-    """The producer's role."""
+    producer_role: str
     producer: PageRecord | None
     not_taken: tuple[Posted, ...]
     """The producer's unacknowledged slots that the consumer has not accounted for."""
     forgotten: int
-    """Acknowledged, as the producer says, and not on the consumer's page, which may be older."""
+    """Acknowledged according to the producer, but not on the consumer's page, which may be older."""
     outlived: int
-    """Accounted for by the consumer and not on the producer's page, which may be older."""
+    """Accounted for by the consumer, but not on the producer's page, which may be older."""
 
 
 def _pairs(records: Sequence[PageRecord], chain: Sequence[str], *, copies: bool) -> Iterator[_Pair]:
-    """All pairs that have anything to do with each other."""
+    """Yield all pairs of a producer index and a consumer that have a connection on record."""
 
     def may_be_older(record: PageRecord | None) -> bool:
         return copies if record is None else record.restored or (copies and not record.ended)
 
     pages = {(record.role, record.index): record for record in records}
-    for position, giver in enumerate(chain):
-        taker = chain[position + 1] if position + 1 < len(chain) else None
-        for index, consumer_index in _acquainted(records, giver, taker):
-            producer = pages.get((giver, index))
-            consumer = pages.get((taker, consumer_index)) if taker is not None else None
-            pair = _compared(giver, producer, index, consumer, consumer_index)
+    for position, producer_role in enumerate(chain):
+        consumer_role = chain[position + 1] if position + 1 < len(chain) else None
+        for index, consumer_index in _connected(records, producer_role, consumer_role):
+            producer = pages.get((producer_role, index))
+            consumer = pages.get((consumer_role, consumer_index)) if consumer_role is not None else None
+            pair = _compare(producer_role, producer, index, consumer, consumer_index)
             yield replace(
                 pair,
                 forgotten=pair.forgotten if may_be_older(consumer) else 0,
@@ -201,36 +203,36 @@ def _pairs(records: Sequence[PageRecord], chain: Sequence[str], *, copies: bool)
             )
 
 
-def _acquainted(records: Sequence[PageRecord], giver: str, taker: str | None) -> list[tuple[int, int]]:
-    """(producer's index, consumer's index) of all who heard of each other."""
-    givers = [each for each in records if each.role == giver]
-    pairs = {(each.index, consumer) for each in givers for consumer in each.accounts}
-    pairs |= {(each.index, posted.consumer) for each in givers for posted in each.unacknowledged}
-    pairs |= {(producer, each.index) for each in records if each.role == taker for producer in each.marks}
+def _connected(records: Sequence[PageRecord], producer_role: str, consumer_role: str | None) -> list[tuple[int, int]]:
+    """Return (producer's index, consumer's index) of all pairs that either page mentions."""
+    producers = [each for each in records if each.role == producer_role]
+    pairs = {(each.index, consumer) for each in producers for consumer in each.posted_counts}
+    pairs |= {(each.index, posted.consumer) for each in producers for posted in each.unacknowledged}
+    pairs |= {(producer, each.index) for each in records if each.role == consumer_role for producer in each.marks}
     return sorted(pairs)
 
 
-def _compared(
-    giver: str, producer: PageRecord | None, index: int, consumer: PageRecord | None, consumer_index: int
+def _compare(
+    producer_role: str, producer: PageRecord | None, index: int, consumer: PageRecord | None, consumer_index: int
 ) -> _Pair:
-    """Both have the producer's count of what it posted, each as far as its own memory reaches."""
-    mark = consumer.marks.get(index, NOTHING) if consumer is not None else NOTHING
-    producer_page = producer if producer is not None else PageRecord(role=giver, index=index)
-    account = producer_page.accounts.get(consumer_index, Account())
+    """Compare the two pages of a pair. Both have the producer's count, each as far as its page goes."""
+    mark = consumer.marks.get(index, NO_MARK) if consumer is not None else NO_MARK
+    producer_page = producer if producer is not None else PageRecord(role=producer_role, index=index)
+    count = producer_page.posted_counts.get(consumer_index, PostedCount())
     not_taken = tuple(
         each
         for each in producer_page.unacknowledged
         if each.consumer == consumer_index and not mark.covers(each.incarnation, each.sequence)
     )
-    known_life = mark.incarnation >= producer_page.incarnation
-    if known_life:
-        gap, since = account.total - _sum(not_taken) - mark.total, 0
+    knows_this_life = mark.incarnation >= producer_page.incarnation
+    if knows_this_life:
+        gap, since = count.total - _num_transitions(not_taken) - mark.total, 0
     else:
         former = [each for each in not_taken if each.incarnation < producer_page.incarnation]
-        gap = account.inherited - _sum(former) - mark.total
-        since = account.total - account.inherited - _sum(not_taken) + _sum(former)
+        gap = count.inherited - _num_transitions(former) - mark.total
+        since = count.total - count.inherited - _num_transitions(not_taken) + _num_transitions(former)
     return _Pair(
-        giver=giver,
+        producer_role=producer_role,
         producer=producer,
         not_taken=not_taken,
         forgotten=max(gap, 0) + since,
@@ -239,8 +241,10 @@ def _compared(
 
 
 def _lost_at_buffers(total: Mapping[str, int], records: Sequence[PageRecord], pairs: Sequence[_Pair]) -> int:
-    """What was lost with buffer workers. Less than nothing is what came through them, and of actors, unknown to both:
-    their copies are older than that of the trainer who took it.
+    """Return the transitions that were lost with buffer workers.
+
+    The result is negative if the trainer took more than the pages of actors and buffer workers contain, because their
+    copies are older than the trainer's.
     """
     if not any(record.role == "buffer" for record in records):
         return 0
@@ -249,34 +253,37 @@ def _lost_at_buffers(total: Mapping[str, int], records: Sequence[PageRecord], pa
         for record in records
         if record.role == "buffer"
     )
-    forgotten = sum(pair.forgotten for pair in pairs if pair.giver == CHAIN[0])
-    outlived = total["outlived"] + sum(pair.outlived for pair in pairs if pair.giver == "buffer")
+    forgotten = sum(pair.forgotten for pair in pairs if pair.producer_role == CHAIN[0])
+    outlived = total["outlived"] + sum(pair.outlived for pair in pairs if pair.producer_role == "buffer")
     return lost + forgotten - outlived
 
 
-def _outlived(giver: str, num_transitions: int, gone: str) -> dict[str, int]:
-    """What came from beyond the producer's own page: an actor had produced it, a buffer worker had not lost it."""
-    return {"produced": num_transitions} if giver == CHAIN[0] else {gone: -num_transitions}
+def _outlived(producer_role: str, num_transitions: int, gone: str) -> dict[str, int]:
+    """Return the terms of transitions that the producer's page lacks.
+
+    If the producer was an actor, it had produced them; if it was a buffer worker, it had not lost them.
+    """
+    return {"produced": num_transitions} if producer_role == CHAIN[0] else {gone: -num_transitions}
 
 
-def _before(role: str, chain: Sequence[str]) -> str:
-    """The role whose slots that role takes, if it takes any."""
+def _upstream_role(role: str, chain: Sequence[str]) -> str:
+    """Return the role whose slots this role takes. The first role is its own upstream: it takes none."""
     return chain[max(chain.index(role) - 1, 0)]
 
 
-def _fates(not_taken: Iterable[Posted]) -> dict[str, int]:
-    """What became of slots that ended producers posted and nobody took."""
+def _untaken_terms(not_taken: Iterable[Posted]) -> dict[str, int]:
+    """Return the terms that count slots which ended producers posted and no consumer took."""
     terms: Counter[str] = Counter()
     for each in not_taken:
-        terms[fate_of_untaken(withdrawn=each.withdrawn)] += each.num_transitions
+        terms[term_of_untaken(withdrawn=each.withdrawn)] += each.num_transitions
     return dict(terms)
 
 
-def _left_by_consumer(record: PageRecord) -> dict[str, int]:
-    """What became of the slots that a dead consumer held; one that ended cleanly has emptied its buffer."""
+def _held_by_dead(record: PageRecord) -> dict[str, int]:
+    """Return the terms of the slots that a dead consumer held. A consumer that ended cleanly has emptied its buffer."""
     held = record.counters["in_buffer"]
     return {"in_buffer": -held, "lost.receiver_died": held} if held > 0 and not record.ended else {}
 
 
-def _sum(slots: Iterable[Posted]) -> int:
+def _num_transitions(slots: Iterable[Posted]) -> int:
     return sum(each.num_transitions for each in slots)

@@ -1,9 +1,9 @@
-"""A ledger page's file: updates are all or nothing, for readers and for whoever comes after a SIGKILL.
+"""A ledger page's file. Each update happens completely or not at all, for readers and after a SIGKILL.
 
-The file is mapped into its writer's memory, so what was stored is in the kernel's hands and outlives the process. It
-holds two banks. An update is written into the idle bank, with a checksum, and then one byte says that this bank counts.
-A writer killed before that byte leaves the record before the update, killed after it the record behind; there is no
-between. The checksum is for readers that are overtaken by two updates, and for machines that lose power.
+The file is mapped into its writer's memory, so the kernel has every stored byte and the content outlives the process.
+The file holds two banks. An update writes the new record and its checksum into the idle bank, then sets one byte that
+makes this bank active. A writer that is killed before that byte leaves the old record; after it, the new one. The
+checksum protects readers that two updates overtake, and machines that lose power.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from rlsrl.runtime.ledger.records import LedgerError, PageRecord
 
 _MAGIC = b"rlsrlpg3"
 _ANY_MAGIC = b"rlsrlpg"
-"""What pages of all versions begin with."""
+"""The first bytes of pages of all versions."""
 _HEADER = struct.Struct("<8sq48s")
 _ACTIVE = 2048
-"""Offset of the byte that says which bank counts."""
+"""Offset of the byte that selects the active bank."""
 _BANKS = 4096
-"""Offset of the first bank: banks share no memory page with the byte that chooses between them."""
+"""Offset of the first bank. Banks share no memory page with the byte that selects one."""
 _BANK_BYTES = 64 * 1024
 _BANK_HEAD = struct.Struct("<II")
-"""Checksum and length of the record behind it."""
+"""Checksum and length of the record after it."""
 _FILE_BYTES = _BANKS + 2 * _BANK_BYTES
 _MAX_READS = 1000
-"""How often a reader that was overtaken tries again."""
+"""How often a reader repeats a read that updates have overtaken."""
 
 SUFFIX = ".page"
 MAX_RECORD_BYTES = _BANK_BYTES - _BANK_HEAD.size
-"""Of an encoded record."""
+"""Largest encoded record that fits."""
 
 
 class LedgerPage:
-    """One process's page, open for writing. Any thread may update it; only one process at a time may have it open."""
+    """One process's page, open for writing. Any thread may update it; only one process may have it open."""
 
     def __init__(self, path: Path, descriptor: int, memory: mmap.mmap, record: PageRecord, active: int) -> None:
         self._path = path
@@ -54,18 +54,18 @@ class LedgerPage:
 
     @classmethod
     def open(cls, path: Path, role: str, index: int) -> Self:
-        """Open the page, or begin it if there is none. Its folder must exist.
+        """Open the page, or create it. Its folder must exist.
 
         Raises:
-            LedgerError: another process writes it, it belongs to another worker, or it is damaged.
-            OSError: the file cannot be made.
+            LedgerError: another process has the page open, or it belongs to another worker, or it is damaged.
+            OSError: the file cannot be created.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(descriptor, path)
-            # A page without its magic was being begun when its writer died: nothing was ever counted on it.
-            if not _is_begun(descriptor, path):
-                _begin(descriptor, PageRecord(role=role, index=index))
+            # A page without the magic was being created when its writer died: nothing was counted on it.
+            if not _is_page(descriptor, path):
+                _create(descriptor, PageRecord(role=role, index=index))
             record, active = _recover(descriptor, path)
             if (record.role, record.index) != (role, index):
                 raise LedgerError(f"{path} is the page of {record.role} {record.index}, not of {role} {index}")
@@ -77,18 +77,20 @@ class LedgerPage:
 
     @property
     def record(self) -> PageRecord:
-        """The page as it stands."""
+        """The current record."""
         return self._record
 
     def encode(self) -> bytes:
-        """The record as it stands, for ``PageRecord.decode``."""
+        """Return the current record, encoded for ``PageRecord.decode``."""
         return self._record.encode()
 
     def apply(self, change: Callable[[PageRecord], PageRecord]) -> PageRecord:
-        """Replace the record by ``change(record)``, at once; returns the new one. If ``change`` raises nothing changes.
+        """Replace the record by ``change(record)`` in one update; return the new record.
+
+        If ``change`` raises, the page does not change.
 
         Raises:
-            LedgerError: the new record does not fit.
+            LedgerError: the new record is larger than ``MAX_RECORD_BYTES``.
             ValueError: the page is closed.
         """
         with self._lock:
@@ -103,11 +105,11 @@ class LedgerPage:
             return record
 
     def update(self, **deltas: int) -> PageRecord:
-        """Raise the named terms by so many transitions, all at once; returns the new record."""
+        """Raise each named term by its number of transitions, in one update; return the new record."""
         return self.apply(lambda record: record.count(**deltas))
 
     def close(self) -> None:
-        """Let another process write the page. Idempotent."""
+        """Close the page, so that another process may open it. Idempotent."""
         with self._lock:
             if not self._memory.closed:
                 self._memory.close()
@@ -123,40 +125,41 @@ class LedgerPage:
 
 
 def read_page(path: Path) -> PageRecord | None:
-    """The page as it stands, also while its process writes it; None if it is not there or not begun yet.
+    """Return the page's current record, also while its process writes it; None if the page is missing or not complete.
 
     Raises:
-        LedgerError: it is damaged.
+        LedgerError: the page is damaged.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        if not _is_begun(descriptor, path):
+        if not _is_page(descriptor, path):
             return None
         for _ in range(_MAX_READS):
             if (record := _read_bank(descriptor, _active_bank(descriptor))) is not None:
                 return record
-        raise LedgerError(f"{path} is damaged: the record that counts fails its checksum")
+        raise LedgerError(f"{path} is damaged: the active record fails its checksum")
     finally:
         os.close(descriptor)
 
 
 def read_pages(folder: Path) -> tuple[PageRecord, ...]:
-    """All begun pages of a run's ledger folder, by role and index.
+    """Return all pages of a run's ledger folder, sorted by role and index.
 
-    Pages of live processes are each whole but not of one moment: their sum is off by what happened between the reads.
+    In a live run each record is complete, but the records are of different moments. Their sum is wrong by what happened
+    between the reads.
     """
     records = [record for path in folder.glob(f"*{SUFFIX}") if (record := read_page(path)) is not None]
     return tuple(sorted(records, key=lambda record: (record.role, record.index)))
 
 
-def _is_begun(descriptor: int, path: Path) -> bool:
-    """Whether there is a page.
+def _is_page(descriptor: int, path: Path) -> bool:
+    """Return whether the file is a page.
 
     Raises:
-        LedgerError: another version of rlsrl wrote it.
+        LedgerError: another version of rlsrl wrote the page.
     """
     magic = os.pread(descriptor, len(_MAGIC), 0)
     if magic != _MAGIC and magic.startswith(_ANY_MAGIC):
@@ -165,17 +168,17 @@ def _is_begun(descriptor: int, path: Path) -> bool:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Hold the page for this process; the kernel lets go when it dies."""
+    """Lock the page for this process. The kernel releases the lock when the process dies."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise LedgerError(f"another process writes {path}") from error
 
 
-def _begin(descriptor: int, record: PageRecord) -> None:
-    """Write an empty page; the magic, which makes it one, comes last.
+def _create(descriptor: int, record: PageRecord) -> None:
+    """Write an empty page. The magic comes last: it makes the file a page.
 
-    Every byte is written, so that a full disk is an error here and not a SIGBUS in the middle of an update.
+    Every byte of the file is written. So a full disk is an error here, and not a SIGBUS during an update.
     """
     role = record.role.encode()
     header = _HEADER.pack(_MAGIC, record.index, role)
@@ -198,12 +201,12 @@ def _write_all(descriptor: int, data: bytes | bytearray, offset: int) -> None:
 
 
 def _recover(descriptor: int, path: Path) -> tuple[PageRecord, int]:
-    """The record that counts and its bank; the one before it where a loss of power damaged that."""
+    """Return the active record and its bank; the previous record if a loss of power has damaged the active one."""
     active = _active_bank(descriptor)
     for bank in (active, 1 - active):
         if (record := _read_bank(descriptor, bank)) is not None:
             return record, bank
-    raise LedgerError(f"{path} is damaged: remove it, and the ledger goes on from the last checkpoint")
+    raise LedgerError(f"{path} is damaged: remove it, and the ledger continues from the last checkpoint")
 
 
 def _active_bank(descriptor: int) -> int:
@@ -224,7 +227,7 @@ def _image(record: PageRecord, path: Path) -> bytes:
 
 
 def _read_bank(descriptor: int, bank: int) -> PageRecord | None:
-    """The bank's record, None if its checksum fails."""
+    """Return the bank's record; None if its checksum fails."""
     offset = _bank_offset(bank)
     checksum, length = _BANK_HEAD.unpack(os.pread(descriptor, _BANK_HEAD.size, offset))
     payload = os.pread(descriptor, min(length, _BANK_BYTES), offset + _BANK_HEAD.size)

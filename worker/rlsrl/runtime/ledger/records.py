@@ -1,4 +1,4 @@
-"""What stands on a ledger page, and its form as bytes. No files here."""
+"""The record on a ledger page, and its encoding. ``page`` handles the file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 DROP_REASONS = ("stale", "old_attempt", "end_of_run", "non_finite")
-"""Why a transition was not trained that reached a consumer, or was on its way when its producer ended cleanly."""
+"""Why a transition was not trained that reached a consumer, or was in transit when its producer ended cleanly."""
 LOSS_CAUSES = ("receiver_died", "producer_died", "rolled_back")
-"""What took a transition: the death of who held it, the death of who made it before anybody held it, or a resume from
-a checkpoint older than the step that trained it."""
+"""Causes of a loss. The consumer that held the transition died; or its producer died before a consumer held it; or
+training resumed from a checkpoint that is older than the step that trained it."""
 
 TERMS = (
     "produced",
@@ -22,105 +22,110 @@ TERMS = (
     "passed_on",
     "outlived",
 )
-"""The counters, in transitions. Two are beside the sum, not in it: ``passed_on`` (what a buffer worker took and posted
-again) and ``outlived`` (what came of producers beyond what is left of their own pages)."""
+"""The counters, in transitions. Two of them are not part of the equation: ``passed_on`` (transitions that a buffer
+worker took and posted again) and ``outlived`` (transitions that a consumer took and that the producer's restored page
+does not contain)."""
 
 
-def fate_of_untaken(*, withdrawn: bool) -> str:
-    """The term of a slot that its producer posted and no consumer took."""
+def term_of_untaken(*, withdrawn: bool) -> str:
+    """Return the term that counts a slot which its producer posted and no consumer took."""
     return "dropped.end_of_run" if withdrawn else "lost.producer_died"
 
 
 class LedgerError(Exception):
-    """The ledger cannot be written or read, or does not add up."""
+    """The ledger cannot be written or read, or its equation does not hold."""
 
 
 class Mark(NamedTuple):
-    """What a consumer has accounted for of one producer index. Ordered: a newer incarnation closes the older ones."""
+    """The newest slot of one producer index that a consumer has accounted for.
+
+    All earlier slots are accounted for, too. Marks are ordered; a newer incarnation closes the older ones.
+    """
 
     incarnation: int
     sequence: int
-    """The highest sequence accounted for of that incarnation."""
+    """Highest sequence number of that incarnation that is accounted for."""
     total: int = 0
-    """The producer's own count at that slot: transitions that its index ever posted to this consumer."""
+    """The producer's own count at that slot: all transitions that its index has posted to this consumer."""
 
     def covers(self, incarnation: int, sequence: int) -> bool:
-        """Whether that slot is accounted for."""
+        """Return whether that slot is accounted for."""
         return (incarnation, sequence) <= (self.incarnation, self.sequence)
 
 
-NOTHING = Mark(-1, -1)
-"""The mark of a producer that was never heard of."""
+NO_MARK = Mark(-1, -1)
+"""The mark of a producer that has never connected."""
 
 
 class Posted(NamedTuple):
-    """A slot that its producer counted and whose acknowledgement it has not seen."""
+    """A slot that its producer has posted and whose acknowledgement it has not received."""
 
     incarnation: int
     sequence: int
     num_transitions: int
     consumer: int
-    """Index of the consumer it is for."""
+    """Index of the consumer that the slot was posted to."""
     withdrawn: bool = False
-    """Whether its life ended cleanly since: unless it was taken, it was dropped then, and nobody died with it."""
+    """True if the producer's life has ended cleanly since. An untaken slot then counts as dropped, not as lost."""
 
 
-class Account(NamedTuple):
-    """A producer index's count of what it ever posted to one consumer."""
+class PostedCount(NamedTuple):
+    """How many transitions a producer index has posted to one consumer, in all its lives."""
 
     inherited: int = 0
-    """When its newest life began."""
+    """The count when the producer's newest life began."""
     total: int = 0
-    """Now."""
+    """The count now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerProgress:
-    """What a producer says of its account when it meets a consumer."""
+    """A producer's statement about what it has posted, sent when it connects to a consumer."""
 
     inherited: int = 0
-    """See ``Account``."""
+    """See ``PostedCount``."""
     sequence: int = -1
-    """The newest slot of this life that the consumer, or a life of it before, acknowledged; -1 for none."""
+    """The newest slot of this life that the consumer or a former life of it acknowledged; -1 for none."""
     acknowledged: int = 0
-    """The count at that slot; ``inherited`` for none."""
+    """``PostedCount.total`` at that slot; ``inherited`` if there is none."""
     left: tuple[tuple[int, int, int, bool], ...] = ()
-    """(incarnation, sequence, num_transitions, withdrawn) of what former lives posted and saw no acknowledgement of."""
+    """(incarnation, sequence, num_transitions, withdrawn) of former lives' slots that were not acknowledged."""
     restored: bool = False
-    """Whether the producer's page was restored: former lives may have posted more."""
+    """True if the producer's page was restored: its former lives may have posted more than it contains."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageRecord:
-    """One page as it stood at one moment. Changes make a new record, so a page goes from whole to whole."""
+    """The content of one page at one moment. A change creates a new record, so a page is always complete."""
 
     role: str
     index: int
     counters: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(TERMS, 0))
-    """Transitions by term; every term is there."""
+    """Transitions by term. Every term of ``TERMS`` is present."""
     lives: int = 0
-    """How many processes have begun on this page; 0 on a new one."""
+    """How many lives (processes) have used this page; 0 for a new page."""
     ended: bool = False
-    """Whether the newest life said that it ended cleanly."""
+    """True if the newest life has ended cleanly."""
     restored: bool = False
-    """Whether a life began without the page of the one before, on an older copy or on nothing: what this record says
-    of former lives may be less than they did. Of all others a difference is a fault."""
+    """True if a life began on an older copy of the page, or on a new page, because the former life's page was lost.
+
+    Then the record may contain less than former lives did. On any other page, such a difference is an error."""
     incarnation: int = -1
-    """Of the newest life; -1 for none."""
+    """Incarnation of the newest life; -1 for none."""
     sequence: int = -1
-    """The highest sequence the newest life produced; -1 for none."""
+    """Highest sequence number that the newest life produced; -1 for none."""
     marks: Mapping[int, Mark] = field(default_factory=dict)
-    """What this consumer accounted for, by producer index."""
-    accounts: Mapping[int, Account] = field(default_factory=dict)
-    """What this producer posted, by consumer index."""
+    """What this consumer has accounted for, by producer index."""
+    posted_counts: Mapping[int, PostedCount] = field(default_factory=dict)
+    """What this producer has posted, by consumer index."""
     unacknowledged: tuple[Posted, ...] = ()
-    """What this producer posted and cannot know to have arrived, in order."""
+    """Slots that this producer has posted and that are not acknowledged, in order."""
 
     def count(self, **deltas: int) -> Self:
-        """The record with each named term raised by so many transitions.
+        """Return the record with each named term raised by its number of transitions.
 
         Raises:
-            KeyError: no such term.
+            KeyError: the term is not one of ``TERMS``.
         """
         counters = dict(self.counters)
         for term, delta in deltas.items():
@@ -128,10 +133,10 @@ class PageRecord:
         return replace(self, counters=counters)
 
     def encode(self) -> bytes:
-        """The record but for role and index, as little-endian int64 words."""
+        """Return the record as little-endian int64 words. Role and index are not included."""
         words = [len(TERMS), *(self.counters[term] for term in TERMS)]
         words += [self.lives, int(self.ended), int(self.restored), self.incarnation, self.sequence]
-        for table in (self.marks, self.accounts):
+        for table in (self.marks, self.posted_counts):
             words.append(len(table))
             for index, entry in table.items():
                 words += (index, *entry)
@@ -142,22 +147,22 @@ class PageRecord:
 
     @classmethod
     def decode(cls, payload: bytes, *, role: str, index: int) -> Self:
-        """Read what ``encode`` wrote.
+        """Return the record that ``encode`` wrote.
 
         Raises:
-            LedgerError: it did not write that.
+            LedgerError: the bytes are not an encoded record.
         """
         try:
             return cls._decode(payload, role=role, index=index)
         except (struct.error, StopIteration, RuntimeError, TypeError, ValueError) as error:
-            raise LedgerError(f"{len(payload)} bytes are no ledger page of {role} {index}: {error!r}") from error
+            raise LedgerError(f"{len(payload)} bytes are not a ledger page of {role} {index}: {error!r}") from error
 
     @classmethod
     def _decode(cls, payload: bytes, *, role: str, index: int) -> Self:
         words = iter(struct.unpack(f"<{len(payload) // 8}q", payload))
-        # Terms are only ever appended to the table, so an older page lacks the last ones.
-        counted = dict(zip(TERMS, _take(words, next(words)), strict=False))
-        lives, ended, restored, incarnation, sequence = _take(words, 5)
+        # New terms are appended to the table, so an older page lacks the last ones.
+        counted = dict(zip(TERMS, _next_words(words, next(words)), strict=False))
+        lives, ended, restored, incarnation, sequence = _next_words(words, 5)
         return cls(
             role=role,
             index=index,
@@ -167,13 +172,13 @@ class PageRecord:
             restored=bool(restored),
             incarnation=incarnation,
             sequence=sequence,
-            marks={producer: Mark(*_take(words, 3)) for producer in _each(words)},
-            accounts={consumer: Account(*_take(words, 2)) for consumer in _each(words)},
-            unacknowledged=tuple(_posted(first, *_take(words, 4)) for first in _each(words)),
+            marks={producer: Mark(*_next_words(words, 3)) for producer in _entries(words)},
+            posted_counts={consumer: PostedCount(*_next_words(words, 2)) for consumer in _entries(words)},
+            unacknowledged=tuple(_posted(first, *_next_words(words, 4)) for first in _entries(words)),
         )
 
 
-def _take(words: Iterator[int], count: int) -> list[int]:
+def _next_words(words: Iterator[int], count: int) -> list[int]:
     return [next(words) for _ in range(count)]
 
 
@@ -181,7 +186,7 @@ def _posted(incarnation: int, sequence: int, num_transitions: int, consumer: int
     return Posted(incarnation, sequence, num_transitions, consumer, bool(withdrawn))
 
 
-def _each(words: Iterator[int]) -> Iterator[int]:
-    """The first word of each entry of a counted list; the caller takes the others."""
+def _entries(words: Iterator[int]) -> Iterator[int]:
+    """Yield the first word of each entry of a list that starts with its length. The caller takes the other words."""
     for _ in range(next(words)):
         yield next(words)
