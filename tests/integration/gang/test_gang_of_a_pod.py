@@ -39,7 +39,7 @@ def test_a_gang_is_started_once_and_then_waits_to_be_ended(tmp_path: Path) -> No
         subprocess.Popen(again, stderr=output, env={**os.environ, HOST_VARIABLE: host}) as second,
     ):
         try:
-            until(lambda: "its next attempt begins in a new pod" in log.read_text(), "the launcher waits")
+            until(lambda: "its next attempt starts in a new pod" in log.read_text(), "the launcher waits")
             assert not psutil.Process(second.pid).children(), "no rank was started"
             assert fetch(f"http://{host}:{HEALTH_PORT}/healthz") == "ok\n", "it is not to be restarted"
             second.terminate()

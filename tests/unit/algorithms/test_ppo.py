@@ -365,7 +365,7 @@ def test_scheduled_coefficients_are_those_of_the_moment() -> None:
 
 def test_a_batch_that_cannot_be_cut_evenly_is_refused() -> None:
     policy = make_policy()
-    with pytest.raises(ValueError, match="16 steps x 3 lanes = 48 rows cannot be cut into minibatches of 20"):
+    with pytest.raises(ValueError, match="16 steps x 3 lanes has 48 rows, no multiple of the minibatch size 20"):
         prepared(Ppo(policy, **SETTINGS | {"minibatch_size": 20}), make_params(policy), make_slots(num_lanes=3))
 
 

@@ -183,11 +183,11 @@ class ParallelGradients(Gradients):
 
 
 def _parallel(module: nn.Module) -> DistributedDataParallel:
-    """The module in DDP, without importing torch's compiler.
+    """Wrap the module in DDP without importing torch's compiler (docs/decisions/0044).
 
-    DDP imports it to ask how it splits graphs, when it is made, and to tell it to leave a function of DDP's alone, when
-    it is called first: a second and a half of a gang's start in each rank, for nothing where nothing is compiled. The
-    module within is compiled by itself, so that DDP is never traced.
+    DDP imports it twice: its constructor queries how graphs are split, and its first call excludes a function of DDP
+    from tracing. The import takes 1.4 seconds and 145 MB in each rank, for nothing: the module inside DDP is compiled
+    by itself, and DDP is never traced.
     """
     if "torch._dynamo" not in sys.modules:
         marked = inspect.unwrap(DistributedDataParallel._inside_ddp_forward)  # noqa: SLF001 - see above
@@ -198,7 +198,7 @@ def _parallel(module: nn.Module) -> DistributedDataParallel:
         try:
             return DistributedDataParallel(module, gradient_as_bucket_view=True)
         except AttributeError:
-            pass  # another torch, which asks for more
+            pass  # another version of torch, which queries more
         finally:
             del torch._dynamo  # noqa: SLF001 - so that an import finds the real one
     return DistributedDataParallel(module, gradient_as_bucket_view=True)

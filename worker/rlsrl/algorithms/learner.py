@@ -1,4 +1,4 @@
-"""The one loop all algorithms share: prepare a batch, go through its minibatches, step the flat parameters."""
+"""The loop that all algorithms share: prepare a batch, step the flat parameters on each of its minibatches."""
 
 from __future__ import annotations
 
@@ -25,31 +25,30 @@ from rlsrl.policies.device import CPU, all_to_device, to_device, to_host
 from rlsrl.policies.exported import LayoutMismatch
 
 LEARNING_RATE = "learning_rate"
-"""What the learning rate is called among a step's metrics."""
+"""The learning rate's name among a step's metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one call of ``Learner.step`` did."""
+    """The result of one call of ``Learner.step``."""
 
     step: int
-    """Calls of ``step`` so far, this one included."""
+    """Calls of ``step`` so far, including this one."""
     optimizer_steps: int
-    """Optimizer steps so far; one a minibatch, those skipped not counted."""
+    """Optimizer steps so far: one for each minibatch that was not skipped."""
     skipped: int
-    """Minibatches of this call whose loss or gradient was not finite: nothing changed for them."""
+    """Minibatches of this call whose loss or gradient was not finite: they changed nothing."""
     num_transitions: int
     """Transitions trained on this rank."""
     metrics: Mapping[str, float]
-    """Means over the minibatches that were not skipped; loss terms are missing if all were."""
+    """Means over the minibatches that were not skipped. Loss terms are missing if all were skipped."""
 
 
 class Learner:
-    """Owns the parameters (one flat vector) and all that training them needs.
+    """Owns the parameters (one flat vector) and the state that training them needs. One thread uses it.
 
     Deterministic: equal parameters, seed and batches give bit-identical results on one machine, also across
-    ``state_dict`` and ``load_state_dict`` into a new process; compiled ones differ in their last bits from others. One
-    thread uses it.
+    ``state_dict`` and ``load_state_dict`` into a new process. Compiled and eager results differ in their last bits.
     """
 
     def __init__(
@@ -66,17 +65,17 @@ class Learner:
         parallel: bool = False,
         device: torch.device = CPU,
     ) -> None:
-        """Begin with ``initial``; ``seed`` is that of the minibatches' order.
+        """Start from ``initial``; ``seed`` decides the minibatches' order.
 
-        ``normalizer``, made for this Learner, stands between the slots and the algorithm; None: nothing does.
+        ``normalizer`` normalises the slots before the algorithm sees them. It belongs to this Learner alone.
 
-        ``reduce`` sums over the ranks of a gang; ``parallel``: they are those of torch's default process group.
-        Without either there is one rank.
+        ``reduce`` sums over the ranks of a gang. ``parallel`` says that these are torch's default process group. The
+        defaults are for one rank.
 
-        ``device`` is where it trains; the algorithm's network is there.
+        ``device`` is the device to train on, and that of the algorithm's network.
 
-        Sets torch's intra-op threads to one, for the process: a second one beside anything else costs more than it
-        brings at these sizes.
+        Sets torch's intra-op threads of the process to one: at these sizes a second thread costs other threads more
+        than it gains.
         """
         torch.set_num_threads(1)
         self._algorithm = algorithm
@@ -89,7 +88,7 @@ class Learner:
         self._steps = ParallelSteps(algorithm, self._params, **bounds) if parallel else LocalSteps(algorithm, **bounds)
         self._evaluate = evaluated_in_parts(algorithm.evaluate)
         self._minibatch_step: Step | None = None
-        """None until it is needed: on several ranks, they make it together."""
+        """None until the first step: all ranks of a gang make theirs together."""
         self._compiled: tuple[Evaluate, Callable[[], Step]] | None = None
         self._rng = np.random.default_rng(seed)
         self._adam = AdamState.zeros(self._params)
@@ -108,9 +107,9 @@ class Learner:
         Raises:
             ValueError: the batch does not fit the algorithm.
         """
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is seen and counted below
-            seen, counts = self._normalizer.step(slots, self._reduce)
-            batch = self._algorithm.prepare(self._params, seen, self._reduce, self._evaluate)
+        with np.errstate(invalid="ignore", over="ignore"):  # optimizer steps skip and count what is not finite
+            normalized, counts = self._normalizer.step(slots, self._reduce)
+            batch = self._algorithm.prepare(self._params, normalized, self._reduce, self._evaluate)
             schedule = self._algorithm.schedule(batch, self._rng, self._reduce)
         settings = self._settings()
         if self._minibatch_step is None:
@@ -132,36 +131,36 @@ class Learner:
         )
 
     def compile(self, slots: Arrays) -> None:
-        """Compile the step for batches of the form of ``slots``, for ``use_compiled``; for this rank alone.
+        """Compile this rank's step for batches of the form of ``slots``; ``use_compiled`` then switches to it.
 
-        Nothing else changes. It takes seconds with a warm cache, and up to a minute without.
+        Nothing else changes. Compiling takes seconds with a warm cache, and up to a minute without.
 
         Raises:
             Exception: see ``Steps.compile``.
         """
-        seen, _ = copy.deepcopy(self._normalizer).step(slots, one_rank)
+        normalized, _ = copy.deepcopy(self._normalizer).step(slots, one_rank)
         evaluate = evaluated_in_parts(compiled_evaluation(self._algorithm.evaluate, self._params.device))
-        batch = self._algorithm.prepare(self._params, seen, one_rank, evaluate)
+        batch = self._algorithm.prepare(self._params, normalized, one_rank, evaluate)
         schedule = self._algorithm.schedule(batch, np.random.default_rng(0), one_rank)
         example = next(self._inputs(batch, schedule, self._settings()))
         adam = AdamState.of(**{name: tensor.clone() for name, tensor in self._adam.stored().items()})
         self._compiled = evaluate, self._steps.compile(example._replace(params=self._params.clone(), adam=adam))
 
     def use_compiled(self) -> None:
-        """From the next step on train by what ``compile`` has made; on all ranks together."""
+        """Use the compiled step from the next step on. All ranks call this together, after ``compile``."""
         assert self._compiled is not None, "compiled before"
         (self._evaluate, minibatch_step), self._compiled = self._compiled, None
         self._minibatch_step = minibatch_step()
 
     def _settings(self) -> dict[str, float]:
-        """The learning rate and the coefficients of the moment, by name."""
+        """Return the current learning rate and coefficients, by name."""
         return {
             LEARNING_RATE: value_at(self._learning_rate, self._env_steps),
             **self._algorithm.coefficients(self._env_steps),
         }
 
     def _inputs(self, batch: Batch, schedule: Tensors, settings: Mapping[str, float]) -> Iterator[Inputs]:
-        """Those of each minibatch, in order; each is of the state that the step before left."""
+        """Yield each minibatch's inputs, in order. The state in them is that after the step before."""
         device = self._params.device
         tensors = {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in settings.items()}
         learning_rate = tensors.pop(LEARNING_RATE)
@@ -177,28 +176,28 @@ class Learner:
             )
 
     def _means(self, metrics: Sequence[Tensors], norms: Sequence[Tensor], taken: NDArray[np.bool_]) -> dict[str, float]:
-        """Each metric's mean over the minibatches taken, ranks' shares added up; empty if there were none."""
+        """Return each metric's mean over the minibatches taken, summed over ranks; nothing if none was taken."""
         if not taken.any():
             return {}
         names = list(metrics[0])
-        shares = np.array([to_host(torch.stack([each[name] for each in metrics]))[taken].mean() for name in names])
+        shares = np.array([to_host(torch.stack([part[name] for part in metrics]))[taken].mean() for name in names])
         whole = dict(zip(names, self._reduce(shares.astype(np.float64)).tolist(), strict=True))
         return {**whole, "gradient_norm": float(to_host(torch.stack(list(norms)))[taken].mean())}
 
     def adopt(self, learning_rate: Scheduled, coefficients: Mapping[str, Scheduled]) -> None:
-        """Go on with another learning rate and other coefficients of the loss from the next step on."""
+        """Use another learning rate and other coefficients of the loss from the next step on."""
         self._learning_rate = learning_rate
         self._algorithm.adopt(coefficients)
 
     def parameters(self, version: Version) -> Parameters:
-        """A copy of the parameters as they are, under that name, with the statistics to act with them by."""
+        """Return a copy of the current parameters as ``version``, with the statistics that actors need."""
         vector = to_host(self._params).copy()
         vector.flags.writeable = False
         statistics = self._normalizer.statistics
         return Parameters(version=version, vector=vector, layout=self._layout, statistics=statistics)
 
     def state_dict(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """What resuming needs beside the parameters: (arrays by path, JSON values); copies."""
+        """Return copies of what resuming needs beside the parameters: (arrays by path, JSON values)."""
         tensors = {f"optimizer/{name}": tensor for name, tensor in self._adam.stored().items()}
         tensors |= {f"state/{name}": tensor for name, tensor in self._state.items()}
         arrays = {path: to_host(tensor).copy() for path, tensor in tensors.items()}
@@ -207,17 +206,17 @@ class Learner:
         return arrays, counts | {"layout": self._layout, "schedule_rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, arrays: Arrays, values: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken; the Learner was made with the parameters of that moment.
+        """Continue from a saved state. The Learner must have been made with the parameters of the same version.
 
         Raises:
             LayoutMismatch: the state is of another network.
-            KeyError, ValueError: it is not a state of this algorithm; nothing has changed.
+            KeyError, ValueError: the state is of another algorithm; nothing has changed.
         """
         if values["layout"] != self._layout:
-            raise LayoutMismatch(f"the state of layout {values['layout']} does not fit the network's {self._layout}")
+            raise LayoutMismatch(f"the saved state has layout {values['layout']}, but the network has {self._layout}")
         own, _ = self.state_dict()
         if (found := _shapes(arrays)) != (expected := _shapes(own)):
-            raise ValueError(f"the state has arrays {found}; this algorithm's has {expected}")
+            raise ValueError(f"the saved state has arrays {found}; this algorithm needs {expected}")
         step, env_steps, generator = int(values["step"]), int(values["env_steps"]), np.random.PCG64()
         generator.state = values["schedule_rng"]
         copies = {path: array.astype(own[path].dtype) for path, array in arrays.items()}

@@ -1,13 +1,13 @@
-"""The running statistics by which observations are standardised and rewards scaled. They belong to the trainer.
+"""Running statistics that standardise observations and scale rewards. The trainer owns them.
 
-The statistics of the observations are part of each version: a batch is evaluated with those it was acted with (but for
-the policy lag, as with the weights), and only then moves them on, to be published with the next version.
+The observations' statistics are part of each version. A batch is evaluated with the statistics it was acted with (apart
+from the policy lag, as with the weights). Only then does the batch update them, for the next version.
 
 Rewards are divided by the standard deviation of the discounted return, as OpenAI Baselines' VecNormalize and
-Gymnasium's NormalizeReward do, so that values and advantages have a scale the optimizer can work with. Nobody acts on
-them, so their statistics stay here, and a batch moves them before it is scaled by them. The return so far of each lane
-goes on over rollouts, which may reach different trainers, late or never: so the actors keep it (``envs.returns``) and
-slots carry it.
+Gymnasium's NormalizeReward do, so that values and advantages have a scale the optimizer can work with. Actors do not
+need the rewards' statistics: these stay here, and a batch updates them before it is scaled. Each lane's return so far
+continues over rollouts, which may reach different trainers, late or never. So the actors keep it (``envs.returns``),
+and slots carry it.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
 from rlsrl.policies.normalization import CLIP_RANGE, EPSILON, mean_of, standardizations, standardized, variance_of
 
 _RETURN = "return"
-"""The name of the returns' statistics in the state; those of observations begin with ``observation``."""
+"""The name of the returns' statistics in the state. The observations' names start with ``observation``."""
 _GREATEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moments:
-    """Count, mean and spread of arrays of one shape, entry by entry, in float64."""
+    """Count, mean and squared deviations of arrays of one shape, element by element, in float64."""
 
     count: NDArray[np.float64]
-    """Samples so far, []."""
+    """Number of samples, []."""
     mean: NDArray[np.float64]
-    """[*shape]; 0 without samples."""
+    """Mean of the samples, [*shape]; 0 without samples."""
     squares: NDArray[np.float64]
     """Sum of the squared deviations from the mean, [*shape]."""
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...]) -> Self:
-        """Those of no samples."""
+        """Return the moments of no samples."""
         return cls(count=np.zeros(()), mean=np.zeros(shape), squares=np.zeros(shape))
 
     @property
     def variance(self) -> NDArray[np.float64]:
-        """[*shape]; 1 without samples."""
+        """The variance of the samples, [*shape]; 1 without samples."""
         return self.squares / self.count if self.count else np.ones_like(self.squares)
 
     def sums(self, samples: NDArray[Any]) -> NDArray[np.float64]:
-        """What ``with_sums`` needs of samples [n, *shape]: sums of several parts add up. [1 + 2 * size]."""
+        """Return the sums for ``with_sums``, [1 + 2 * size], of samples [n, *shape]. Sums of several parts add up."""
         deviations = samples.astype(np.float64) - self.mean
         parts = (float(len(samples)), deviations.sum(axis=0).ravel(), np.square(deviations).sum(axis=0).ravel())
         return np.concatenate([np.atleast_1d(part) for part in parts])
 
     def with_sums(self, sums: NDArray[np.float64]) -> Self:
-        """Those of the samples so far and of those whose sums are given, by the pairwise update of Chan et al. 1983."""
+        """Return the moments with more samples, given by their sums: the pairwise update of Chan et al. (1983)."""
         added = sums[0]
         if added == 0.0:
             return self
@@ -72,14 +72,14 @@ class Moments:
 
 
 class Normalizer:
-    """Standardises the observations named to it and scales rewards if asked to. One thread uses it.
+    """Standardises chosen observations and, if asked to, scales rewards. One thread uses it.
 
-    Deterministic, also across ``state_dict`` and ``load_state_dict``; equal on all ranks, over whose samples together
-    the statistics are.
+    Deterministic, also across ``state_dict`` and ``load_state_dict``. The statistics cover all ranks' samples, and are
+    equal on all ranks.
     """
 
     def __init__(self, observation: Mapping[str, ArraySpec] | None = None, *, rewards: bool = False) -> None:
-        """Begin without samples: nothing is shifted or scaled. ``observation``: what to standardise, by path."""
+        """Start without samples: values stay as they are. ``observation`` names what to standardise, by path."""
         self._moments = {path: Moments.zeros(spec.shape) for path, spec in (observation or {}).items()}
         self._paths = tuple(self._moments)
         self._scales_rewards = rewards
@@ -89,28 +89,28 @@ class Normalizer:
 
     @property
     def statistics(self) -> Arrays:
-        """What ``Parameters.statistics`` of the version to be published next holds; read-only."""
+        """The statistics for the next version's ``Parameters.statistics``; read-only."""
         return self._statistics
 
     def step(self, slots: Arrays, reduce: Reduce) -> tuple[Arrays, Mapping[str, float]]:
-        """(slots as the algorithm sees them, metrics); moves the statistics on.
+        """Return (slots for the algorithm, metrics); update the statistics.
 
-        Every transition counts once, with the observation it was acted on. One whose observation or return is not
-        finite is left out of the statistics and counted.
+        Every transition counts once, with the observation it was acted on. A transition whose observation or return is
+        not finite is left out of the statistics, and counted in ``non_finite_transitions``.
         """
         if not self._moments:
             return slots, {}
         observation = standardized(
             {path: slots[path] for path in self._paths}, standardizations(self._statistics, self._paths)
         )
-        num_left_out = self._learn(slots, reduce)
+        num_left_out = self._update(slots, reduce)
         seen = {**slots, **observation}
         if self._scales_rewards:
             seen["reward"] = self._scaled(slots["reward"])
         return seen, {"non_finite_transitions": num_left_out}
 
-    def _learn(self, slots: Arrays, reduce: Reduce) -> float:
-        """Take in all ranks' transitions; returns how many were left out."""
+    def _update(self, slots: Arrays, reduce: Reduce) -> float:
+        """Add all ranks' transitions to the statistics; return how many were left out."""
         mask = slots["mask"]
         samples = {path: slots[path][:-1][mask] for path in self._paths}
         if self._scales_rewards:
@@ -122,7 +122,7 @@ class Normalizer:
         parts += [moments.sums(samples[name][finite]) for name, moments in self._moments.items()]
         num_left_out, *sums = np.split(reduce(np.concatenate(parts)), np.cumsum([len(part) for part in parts])[:-1])
         self._moments = {
-            name: moments.with_sums(each) for (name, moments), each in zip(self._moments.items(), sums, strict=True)
+            name: moments.with_sums(part) for (name, moments), part in zip(self._moments.items(), sums, strict=True)
         }
         self._statistics = self._published()
         return float(num_left_out[0])
@@ -136,13 +136,13 @@ class Normalizer:
         for path in self._paths:
             moments = self._moments[path]
             for name, values in ((mean_of(path), moments.mean), (variance_of(path), moments.variance)):
-                # A variance beyond what float32 holds would be infinite, and no version may be.
+                # Beyond the largest float32 a variance would be infinite, and a version must be finite.
                 statistics[name] = np.minimum(values, _GREATEST).astype(np.float32)
                 statistics[name].flags.writeable = False
         return statistics
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Arrays by path, to resume from; copies."""
+        """Return copies of the state's arrays, by path."""
         return {
             f"{name}/{part}": array.copy()
             for name, moments in self._moments.items()
@@ -150,10 +150,10 @@ class Normalizer:
         }
 
     def load_state_dict(self, arrays: Arrays) -> None:
-        """Go on where ``state_dict`` was taken.
+        """Continue from a saved state.
 
         Raises:
-            KeyError: it is not a state of the same observations and rewards; nothing has changed.
+            KeyError: the state is of other observations or rewards; nothing has changed.
         """
         self._moments = {
             name: Moments(**{part: arrays[f"{name}/{part}"].astype(np.float64) for part in vars(moments)})
@@ -163,9 +163,8 @@ class Normalizer:
 
 
 def normalizable(env_spec: EnvSpec) -> dict[str, ArraySpec]:
-    """The observations that are standardised where that is asked for: floats.
+    """Return the observations that can be standardised: floats.
 
-    Integers and booleans stay as they are: images have a scale of their own, and flags and codes no mean that says
-    anything.
+    Integers and booleans stay as they are: images have a known scale, and the mean of a flag or code has no meaning.
     """
     return {path: spec for path, spec in env_spec.unmasked.observation.items() if np.dtype(spec.dtype).kind == "f"}

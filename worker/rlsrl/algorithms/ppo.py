@@ -1,7 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017), as in CleanRL's ``ppo.py``, as pure functions.
 
-With the decoupled objective of Hilton et al. (2022), "Batch size-invariance for policy optimization": how far a step
-may move is about the policy that it began with, not about the older one that acted.
+It uses the decoupled objective of Hilton et al. (2022), "Batch size-invariance for policy optimization": the clip range
+limits a step's distance from the policy that the step starts with, not from the older policy that acted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from rlsrl.algorithms.base import INDEX, Algorithm, Aux, Batch, Evaluate, Reduce, Tensors
 from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
@@ -27,14 +28,16 @@ from rlsrl.policies.torch_policy import TorchPolicy
 class Ppo(Algorithm):
     """Several epochs of minibatches over each batch, with the probability ratio clipped around 1.
 
-    Three policies are in it: that which acted (behaviour), that which the step begins with (proximal, up to
-    ``pacing.maxPolicyLag`` versions later) and that which is trained. The ratio is the last one's probability to the
-    proximal one's, and each advantage is weighted by the proximal one's to the behaviour's (Hilton et al. 2022, eq. 3).
-    Clipped around the behaviour policy instead, what the steps between have moved would be taken off what this one may.
-    Without lag both are the same policy, the weights are 1, and it is the usual objective.
+    The objective has three policies. The behaviour policy acted. The proximal policy, up to ``pacing.maxPolicyLag``
+    versions newer, is the one that the step starts with. The third is the policy in training.
 
-    Rows that are no transitions (``mask``) stay in the batch so that shapes are static; they weigh nothing, and their
-    contents are never read: where the schedule meets one, it names a row that is a transition, with weight 0.
+    The ratio is the trained policy's probability over the proximal policy's. Each advantage is weighted by the proximal
+    policy's probability over the behaviour policy's (Hilton et al. 2022, eq. 3). If the ratio were clipped around the
+    behaviour policy, earlier steps would use up a part of this step's range. Without lag the two are the same policy,
+    all weights are 1, and this is the usual objective.
+
+    Rows that are no transitions (``mask``) stay in the batch so that shapes are static. They weigh nothing, and their
+    contents are never read: the schedule replaces their index by that of a transition, with weight 0.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Ppo(Algorithm):
         normalize_advantages: bool,
         reward_clip: float | None = None,
     ) -> None:
-        """``policy`` gives the network and what it acts on; its own weights are not used. The rest: see ``api``."""
+        """Train the network of ``policy``, whose own weights are not used. ``api`` describes the hyperparameters."""
         self._network = policy.pure
         self._observation = tuple(policy.env_spec.observation)
         self._log_prob = log_prob_for(policy.env_spec.action)
@@ -68,10 +71,9 @@ class Ppo(Algorithm):
         self._normalize_advantages = normalize_advantages
         self._reward_clip = math.inf if reward_clip is None else reward_clip
 
+    @override
     def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
-        """Values of all T+1 frames and log-probabilities of the T actions in one pass, advantages, returns.
-
-        Rows are the T * B steps, time first.
+        """Evaluate all T+1 frames in one pass and compute advantages and returns. Rows are the T * B steps, time first.
 
         Raises:
             ValueError: the number of rows is no multiple of the minibatch size.
@@ -79,8 +81,8 @@ class Ppo(Algorithm):
         mask = slots["mask"]
         if mask.size % self._minibatch_size:
             raise ValueError(
-                f"a batch of {mask.shape[0]} steps x {mask.shape[1]} lanes = {mask.size} rows cannot be cut into "
-                f"minibatches of {self._minibatch_size}"
+                f"a batch of {mask.shape[0]} steps x {mask.shape[1]} lanes has {mask.size} rows, no multiple of the "
+                f"minibatch size {self._minibatch_size}"
             )
         frames = self._network.to_preferred_layout(
             {path: to_device(_rows(slots[path]), params.device) for path in self._observation}
@@ -112,17 +114,19 @@ class Ppo(Algorithm):
             },
         )
 
+    @override
     def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
-        """``value`` [N] and the action's ``proximal_log_prob`` [N] of observations and actions."""
+        """Return ``value`` [N] and the action's ``proximal_log_prob`` [N] for each observation and action."""
         parameters, value = self._network(params, rows)
         return {"value": value, "proximal_log_prob": self._log_prob(parameters, rows["action"])}
 
+    @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
-        """Each epoch a new permutation of all rows, cut into minibatches.
+        """Cut a new permutation of all rows into minibatches, each epoch.
 
-        ``weight`` [K, M] is 1 / (transitions of the whole minibatch, all ranks) for a transition and else 0, so a
-        weighted sum is this rank's share of the mean. ``advantage`` [K, M] is normalised if asked for, then weighted by
-        importance: min(r A, clip(r) A) w is min(r A w, clip(r) A w) for every w > 0.
+        ``weight`` [K, M] is 1 / (transitions of the whole minibatch, all ranks) for a transition and 0 otherwise, so a
+        weighted sum is this rank's share of the mean. ``advantage`` [K, M] is normalised if the user asks for it, then
+        weighted by importance: min(r A, clip(r) A) w equals min(r A w, clip(r) A w) for every w > 0.
         """
         mask, advantage = batch.schedule_inputs["mask"], batch.schedule_inputs["advantage"]
         order = np.tile(np.arange(mask.size), (self._epochs, 1))
@@ -136,25 +140,26 @@ class Ppo(Algorithm):
         if self._normalize_advantages:
             chosen = _normalized(chosen, count, total, squares)
         chosen *= np.where(valid, batch.schedule_inputs["importance"][index], 0.0)
-        entries = {"weight": valid / np.maximum(count, 1.0), "advantage": chosen}
+        arrays = {"weight": valid / np.maximum(count, 1.0), "advantage": chosen}
         return {INDEX: torch.from_numpy(index)} | {
-            name: torch.from_numpy(array.astype(np.float32)) for name, array in entries.items()
+            name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()
         }
 
+    @override
     def coefficients(self, env_steps: int) -> Mapping[str, float]:
-        """``clip_range`` and ``entropy_coefficient``."""
         return {
             "clip_range": value_at(self._clip_range, env_steps),
             "entropy_coefficient": value_at(self._entropy_coefficient, env_steps),
         }
 
+    @override
     def adopt(self, coefficients: Mapping[str, Scheduled]) -> None:
-        """See ``Algorithm``."""
         self._clip_range = coefficients["clip_range"]
         self._entropy_coefficient = coefficients["entropy_coefficient"]
 
+    @override
     def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
-        """policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
+        """Return policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state
         weight, clip_range = minibatch["weight"], minibatch["clip_range"]
         parameters, value = self._network(params, minibatch)
@@ -164,7 +169,7 @@ class Ppo(Algorithm):
         policy_loss = -torch.dot(clipped_surrogate(ratio, minibatch["advantage"], clip_range), weight)
         value_loss = 0.5 * torch.dot(self._value_errors(value, minibatch), weight)
         entropy = torch.dot(entropies, weight)
-        # With a coefficient of 0 too: it may change while a compiled step goes on.
+        # Also with a coefficient of 0: it may change while a compiled step is in use.
         loss = policy_loss + self._value_coefficient * value_loss - minibatch["entropy_coefficient"] * entropy
         with torch.no_grad():
             outside = (ratio - 1.0).abs() > clip_range
@@ -179,7 +184,7 @@ class Ppo(Algorithm):
         return loss, Aux(metrics=metrics)
 
     def _value_errors(self, value: Tensor, minibatch: Tensors) -> Tensor:
-        """Squared errors of the value, [M]."""
+        """Return the squared errors of the value, [M]."""
         target = minibatch["return"]
         if not self._clip_value_loss:
             return (value - target).square()
@@ -187,9 +192,9 @@ class Ppo(Algorithm):
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_range: Tensor) -> Tensor:
-    """min(r A, clip(r, 1 - c, 1 + c) A), [M]: no gain from moving the ratio further than the clip range.
+    """Return min(r A, clip(r, 1 - c, 1 + c) A), [M]: a ratio beyond the clip range gains nothing.
 
-    The smaller one is r A with r bounded only where moving on would gain: above if A > 0, else below.
+    The minimum is r A with r bounded only on the side where the objective would gain: above if A > 0, else below.
     """
     rising = advantage > 0.0
     lower = torch.where(rising, -math.inf, 1.0 - clip_range)
@@ -198,7 +203,7 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_range: Tensor) -> T
 
 
 def clipped_square_error(value: Tensor, old_value: Tensor, target: Tensor, clip_range: Tensor) -> Tensor:
-    """The larger of the squared errors of the value and of the value kept within the clip range of the old one, [M]."""
+    """Return the larger squared error, [M]: of the value, or of the value clipped to the old value's clip range."""
     error = value - target
     with torch.no_grad():
         kept_error = value.clamp(old_value - clip_range, old_value + clip_range) - target
@@ -209,21 +214,21 @@ def clipped_square_error(value: Tensor, old_value: Tensor, target: Tensor, clip_
 def _normalized(
     advantage: NDArray[np.float64], count: NDArray[np.float64], total: NDArray[np.float64], squares: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Advantages with mean 0 and (unbiased) deviation 1 in each minibatch, whose sums are given, [K, 1]."""
+    """Return advantages with mean 0 and (unbiased) deviation 1 in each minibatch. The sums are [K, 1]."""
     mean = total / np.maximum(count, 1.0)
     variance = np.maximum(squares - count * mean**2, 0.0) / np.maximum(count - 1.0, 1.0)
     return (advantage - mean) / (np.sqrt(variance) + 1e-8)
 
 
 def _divergence_sums(log_importance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[count, sum] of w - 1 - log w of what is finite, whose mean estimates KL(behaviour || proximal): [N] -> [2]."""
+    """Return [count, sum] of the finite w - 1 - log w, whose mean estimates KL(behaviour || proximal): [N] -> [2]."""
     divergence = np.expm1(log_importance) - log_importance
     finite = np.isfinite(divergence)
     return np.array([np.count_nonzero(finite), np.sum(divergence, where=finite)])
 
 
 def _actions(slots: Arrays) -> NDArray[Any]:
-    """One of each frame, [T+1, B, ...]; zeros where none was taken, since what stands there may be none."""
+    """Return an action for each frame, [T+1, B, ...]; zeros where none was taken: the slot's value may be invalid."""
     action, mask = slots["action"], slots["mask"]
     of_frames = np.zeros((len(action) + 1, *action.shape[1:]), action.dtype)
     np.copyto(of_frames[:-1], action, where=mask.reshape(mask.shape + (1,) * (action.ndim - mask.ndim)))
@@ -231,5 +236,5 @@ def _actions(slots: Arrays) -> NDArray[Any]:
 
 
 def _rows(array: NDArray[Any]) -> NDArray[Any]:
-    """[T, B, ...] as rows [T * B, ...]; a view where the memory allows."""
+    """Reshape [T, B, ...] to rows [T * B, ...]: a view if the memory order allows."""
     return array.reshape(-1, *array.shape[2:])

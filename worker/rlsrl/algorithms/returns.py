@@ -1,4 +1,4 @@
-"""Returns and advantages, in numpy, with a loop over neither lanes nor time."""
+"""Returns and advantages in numpy, without a loop over lanes or time."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ def generalized_advantages(
     discount: float,
     gae_lambda: float,
 ) -> tuple[Floats, Floats]:
-    """Generalised advantage estimation (Schulman et al. 2016) over T steps of B lanes: (advantage, return), [T, B].
+    """Return (advantage, return), [T, B], by generalised advantage estimation (Schulman et al. 2016).
 
     ``delta_t = r_t + discount * V(s_{t+1}) - V(s_t)`` and ``A_t = delta_t + discount * gae_lambda * A_{t+1}``;
-    ``return = A + V(s_t)``. ``value`` is [T+1, B], all else [T, B]. With NEXT_STEP autoreset the frame after a step is
-    always the one that step led to, so:
+    ``return = A + V(s_t)``. ``value`` is [T+1, B], the other arrays are [T, B]. With NEXT_STEP autoreset a step always
+    leads to the next frame, so:
 
-    - a step that terminated is worth its reward alone, and nothing flows back into it;
-    - a step that was truncated bootstraps from its episode's final frame, ``value[t + 1]``; nothing else flows back;
-    - where ``mask`` is False there is no transition: advantage and return are 0, nothing flows through, and what
-      stands in the other arrays is not used.
+    - a step that terminated is worth its reward alone; no later value flows back into it;
+    - a step that was truncated bootstraps from its episode's final frame, ``value[t + 1]``; no later advantage flows
+      back into it;
+    - where ``mask`` is False there is no transition: advantage and return are 0, nothing flows through, and the other
+      arrays are not used.
     """
     nothing = np.float32(0.0)
     following = np.where(terminated, nothing, value[1:])
@@ -41,14 +42,14 @@ def generalized_advantages(
 
 
 def _accumulate_backwards(value: Floats, decay: Floats) -> None:
-    """``value_t += decay_t * value_{t+1}`` for t = T-2 to 0, in place; spoils ``decay``. Both [T, B].
+    """Compute ``value_t += decay_t * value_{t+1}`` for t = T-2 to 0, in place; overwrite ``decay``. Both [T, B].
 
-    By doubling (Hillis and Steele 1986): after a pass each entry has in it what the next ``span`` steps give it, and
-    ``decay`` is the product over them. log2(T) passes over all at once take a tenth of the time of T over a row.
+    By doubling (Hillis and Steele 1986): after a pass each entry includes the contributions of the next ``span`` steps,
+    and ``decay`` is the product over them. log2(T) passes over the array take a tenth of the time of T row operations.
     """
     span = 1
     while span < len(value):
-        # Where nothing flows, what is not finite does not either: 0 times infinity would be no number.
+        # A decay of 0 must block values that are not finite, too: 0 times infinity would be NaN.
         flows = decay[:-span] > 0.0
         value[:-span] += np.multiply(decay[:-span], value[span:], where=flows, out=np.zeros_like(value[span:]))
         decay[:-span] *= decay[span:]
@@ -56,7 +57,7 @@ def _accumulate_backwards(value: Floats, decay: Floats) -> None:
 
 
 def explained_variance_sums(prediction: Floats, target: Floats) -> NDArray[np.float64]:
-    """What ``explained_variance`` needs of one rank's entries; sums of several ranks add up. [5]."""
+    """Return the sums for ``explained_variance``, [5], of one rank's entries. The sums of several ranks add up."""
     target64 = target.astype(np.float64)
     error = target64 - prediction
     sums = [target64.size, target64.sum(), np.square(target64).sum(), error.sum(), np.square(error).sum()]
@@ -64,7 +65,7 @@ def explained_variance_sums(prediction: Floats, target: Floats) -> NDArray[np.fl
 
 
 def explained_variance(sums: NDArray[Any]) -> float:
-    """1 - Var(target - prediction) / Var(target): 1 is perfect, 0 as good as a constant; 0 where nothing varies."""
+    """Return 1 - Var(target - prediction) / Var(target): 1 is perfect, 0 equals a constant; 0 if Var(target) is 0."""
     count, total, squares, error_total, error_squares = sums.tolist()
     variance = squares / max(count, 1.0) - (total / max(count, 1.0)) ** 2
     error_variance = error_squares / max(count, 1.0) - (error_total / max(count, 1.0)) ** 2

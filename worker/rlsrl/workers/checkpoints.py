@@ -1,4 +1,4 @@
-"""Storing versions off the training thread: a durable write waits for the disk, and training does not."""
+"""Stores versions in a thread of its own: a durable write waits for the disk, and training does not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlsrl.runtime.pipe import Pipe
 from rlsrl.workers.training import Checkpoint
 
 QUEUED = 1
-"""Checkpoints that may wait while one is written; with more due, training waits for the disk."""
+"""Checkpoints that may wait while one is written. If more are due, training waits for the disk."""
 
 
 class CheckpointWriter:
-    """Stores checkpoints in the order given, in a thread of its own.
+    """Stores checkpoints in order, in a thread of its own.
 
-    A full or failing disk costs durability, not the run: the failure is logged and counted, training goes on, and the
-    next checkpoint due tries again. Only ``store_now``, the last one, raises it.
+    A full or failing disk does not end the run. The failure is logged and counted, training goes on, and the next
+    checkpoint tries again. Only ``store_now``, which stores the last checkpoint, raises the failure.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class CheckpointWriter:
         self._on_failed = on_failed
         self._number = next_number(db.versions(policy_name))
         self.num_unstored = 0
-        """How many of the last checkpoints, in a row, the disk did not take."""
+        """How many of the newest checkpoints could not be stored, without a success among them."""
         self._pipe: Pipe[Checkpoint] = Pipe(QUEUED)
         self._stage: MappingThread[Checkpoint, None] = MappingThread(
             "checkpoints", self._try_to_store, upstream_queue=self._pipe
         )
 
     def adopt(self, *, keep_last: int) -> None:
-        """Keep so many untagged versions from the next one on."""
+        """Keep ``keep_last`` untagged versions from the next checkpoint on."""
         self._keep_last = keep_last
 
     def start(self) -> None:
@@ -57,19 +57,19 @@ class CheckpointWriter:
         self._stage.start()
 
     def store(self, checkpoint: Checkpoint) -> None:
-        """Queue a checkpoint; waits while the disk is behind, woken by the writer getting on or ``close``.
+        """Queue a checkpoint. Waits while the queue is full, until the writer takes one or ``close`` is called.
 
         Raises:
-            PipeClosed: ``close`` was called, or the writer failed: see ``check``.
+            PipeClosed: ``close`` was called, or the writer failed (``check`` raises why).
         """
         self._pipe.put(checkpoint)
 
     def store_now(self, checkpoint: Checkpoint) -> None:
-        """Store one in the calling thread; after ``close``.
+        """Store a checkpoint in the calling thread. Call it after ``close`` or before ``start``.
 
         Raises:
             OSError: the disk failed.
-            ParameterError: the version may not be stored: this attempt was succeeded, for example.
+            ParameterError: the version may not be stored, for example because a later attempt has started.
         """
         metadata = {**checkpoint.metadata, NUMBER_KEY: self._number}
         self._db.push(
@@ -85,14 +85,14 @@ class CheckpointWriter:
         self._db.prune(self._policy_name, keep_last=self._keep_last)
 
     def check(self) -> None:
-        """Raise what the writer died of: a version that may not be stored ends the trainer."""
+        """Raise the writer's failure. A version that may not be stored ends the trainer."""
         self._stage.check()
 
     def close(self, timeout: float) -> None:
-        """Write what is queued, then end the thread.
+        """Store the queued checkpoints, then end the thread.
 
         Raises:
-            TimeoutError: the disk did not take it in time.
+            TimeoutError: the disk took longer than ``timeout`` seconds.
         """
         self._pipe.close()
         self._stage.join(timeout)

@@ -1,9 +1,9 @@
-"""The trainer ranks as one: what they tell each other at step boundaries, so that they act alike.
+"""Collective calls of the trainer ranks: they exchange values at step boundaries, so that all act alike.
 
-Ranks of a gang run the same code on different lanes. Whatever could make one of them act otherwise (a wish to stop, a
-batch that has not come, a checkpoint that is due) is put before all of them and decided by the same rule from the same
-values. A rank that dies breaks the connection, so every collective call of the others fails: the gang falls as one.
-On GPUs the sum of gradients is NCCL's, which notices nothing: there the launcher ends the others, or the time-out.
+Ranks of a gang run the same code on different lanes. Anything that could make one rank act differently (a request to
+stop, a missing batch, a due checkpoint) is sent to all ranks. All decide by the same rule from the same values. A rank
+that dies breaks the connection, every collective call of the others fails, and the whole gang ends. On GPUs NCCL sums
+the gradients and does not notice a dead rank: there the launcher ends the others, or the timeout does.
 """
 
 from __future__ import annotations
@@ -18,65 +18,63 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from typing_extensions import override
 
 STORE_VARIABLE = "RLSRL_GANG_STORE"
-"""Environment variable with the path of the file by which the ranks of one machine meet."""
+"""Environment variable with the path of the file at which the ranks of one machine meet."""
 CAPACITY = 4096
-"""Bytes of an agreement that fit into one collective call; a longer one takes a second."""
+"""Bytes of a message that fit into the first collective call; a longer message needs a second call."""
 _LENGTH_BYTES = 8
 
 
 class Gang(Protocol):
-    """Collective calls: every rank makes the same ones in the same order, and each waits for all ranks."""
+    """Collective calls: every rank makes the same calls in the same order, and each call waits for all ranks."""
 
-    @property
-    def rank(self) -> int:
-        """This rank, from 0."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
+    rank: int
+    """This rank's number, from 0."""
+    size: int
+    """Number of ranks."""
 
     def agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What every rank says, by rank; JSON values.
+        """Return the values of every rank, by rank: JSON values.
 
         Raises:
-            RuntimeError: a rank is gone, or did not call within the gang's time-out.
+            RuntimeError: a rank is gone, or did not call within the gang's timeout.
         """
 
     def reduce(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The sum over all ranks; satisfies ``algorithms.base.Reduce``. Raises as ``agree``."""
+        """Return the sum over all ranks. Implements ``algorithms.base.Reduce``; raises as ``agree`` does."""
 
     def close(self) -> None:
-        """Leave; the others must be leaving too."""
+        """Leave the gang. All ranks leave together."""
 
 
-class SoloGang:
-    """A gang of one: nothing to agree with anybody."""
+class SoloGang(Gang):
+    """A gang of one rank."""
 
-    rank = 0
-    size = 1
+    rank, size = 0, 1
 
+    @override
     def agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """See ``Gang``."""
         return [dict(mine)]
 
+    @override
     def reduce(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """See ``Gang``."""
         return values
 
+    @override
     def close(self) -> None:
-        """See ``Gang``."""
+        pass
 
 
-class ProcessGroupGang:
-    """The ranks of torch's default process group: met by a file of their launcher's, or as torchrun's variables say."""
+class ProcessGroupGang(Gang):
+    """The ranks of torch's default process group, which meet at the launcher's file or as torchrun's variables say."""
 
     def __init__(self, *, timeout_seconds: float, on_gpus: bool = False) -> None:
-        """Meet the others; waits for all of them. ``on_gpus``: gradients are summed there.
+        """Join the process group; wait for all ranks. With ``on_gpus`` GPUs sum the gradients.
 
         Raises:
-            RuntimeError: some did not come within ``timeout_seconds``.
+            RuntimeError: a rank did not join within ``timeout_seconds``.
         """
         timeout = timedelta(seconds=timeout_seconds)
         backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
@@ -89,8 +87,8 @@ class ProcessGroupGang:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
+    @override
     def agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """See ``Gang``."""
         payload = json.dumps(mine, separators=(",", ":")).encode()
         messages = self._gather(_framed(payload, CAPACITY))
         longest = max(int(message[:_LENGTH_BYTES].view(np.int64)[0]) for message in messages)
@@ -103,19 +101,19 @@ class ProcessGroupGang:
         dist.all_gather(gathered, torch.from_numpy(message))
         return [tensor.numpy() for tensor in gathered]
 
+    @override
     def reduce(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """See ``Gang``."""
         total = torch.from_numpy(np.array(values, dtype=np.float64))
         dist.all_reduce(total)
         return total.numpy()
 
+    @override
     def close(self) -> None:
-        """See ``Gang``."""
         dist.destroy_process_group()
 
 
 def _framed(payload: bytes, capacity: int) -> NDArray[np.uint8]:
-    """The payload's length and as much of it as fits, in an array of fixed size."""
+    """Return the payload's length and as many of its bytes as fit, in an array of fixed size."""
     message = np.zeros(_LENGTH_BYTES + capacity, dtype=np.uint8)
     message[:_LENGTH_BYTES].view(np.int64)[0] = len(payload)
     part = np.frombuffer(payload[:capacity], dtype=np.uint8)

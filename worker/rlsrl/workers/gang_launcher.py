@@ -1,46 +1,51 @@
-"""Starts the ranks of a trainer gang on this machine by torchrun: ``python -m rlsrl.workers.gang_launcher --ranks K``.
+"""Starts the ranks of a trainer gang on this machine: ``python -m rlsrl.workers.gang_launcher --ranks K``.
 
-What follows that goes to each rank's ``rlsrl.workers``. The ranks are one process to whoever started them: it ends when
-they have ended, dies when one dies, and takes all of them along. Exit codes are those of ``rlsrl.workers``.
+Further arguments go to each rank's ``rlsrl.workers``. To its parent the launcher is one process: it ends when all ranks
+have ended, dies when one dies, and takes all of them along. Exit codes are those of ``rlsrl.workers``.
 
-Ranks are forks of the launcher, so that torch is imported once: it is most of what a gang's restart takes. Nothing that
-a fork would break is alive by then: no device was asked for, no channel opened, no thread pool begun.
+Torch's elastic agent, the core of torchrun, starts and watches the ranks. Ranks are forks of the launcher, which saves
+the import of torch in each: that import is most of a gang's restart. Before the forks the launcher asks for no device,
+opens no channel and starts no thread pool, since forks cannot use them.
 
-A gang on one machine meets by files that have no name and go with the launcher. torchrun's own way is a server that
-listens beyond loopback and whose clients unpickle what it holds. A gang on several machines meets there, at the first
-one's address: among pods, whom a NetworkPolicy keeps strangers from.
+A gang on one machine meets by files that have no name and vanish with the launcher. The agent's default is a server
+that listens beyond loopback and whose clients unpickle its values. A gang on several machines meets at such a server,
+at the first machine's address: between pods, where a NetworkPolicy admits no strangers.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import logging
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlsrl.runtime.errors import CONFIGURATION_ERROR
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave
 from rlsrl.workers.gang_health import serve_health
 
-SHUTDOWN_SECONDS = 50
-"""How long ranks may take for their last checkpoint after SIGTERM; shorter than who started the gang waits for it."""
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-_ENDS = "torch.distributed.elastic.multiprocessing.api"
-"""Who logs how ranks end."""
+SHUTDOWN_SECONDS = 50
+"""How long ranks may take for their last checkpoint after SIGTERM. The launcher's parent waits longer."""
+RENDEZVOUS_SECONDS = 900
+"""How long this machine's launcher waits for those of the other machines before the ranks start."""
 BARRIER_SECONDS = 5
-"""How long this machine's launcher waits, once its ranks have ended, for those of the other machines. torchrun's own
-300 s cannot be cut short by SIGTERM, and a launcher that was ended meanwhile never comes."""
+"""How long this machine's launcher waits for those of the other machines after its ranks have ended. The agent's
+default is 300 s, which SIGTERM does not cut short, and a launcher that was killed never arrives."""
+
+_AGENT_LOG = "torch.distributed.elastic.multiprocessing.api"
+"""The logger that reports how ranks end."""
 
 
 def main() -> int:
-    """Run the gang to its end; returns the exit code."""
+    """Run the gang to its end; return the exit code."""
     parser = argparse.ArgumentParser(prog="rlsrl.workers.gang_launcher", description="Run the ranks of a trainer gang.")
     parser.add_argument("--ranks", type=int, required=True, help="number of ranks on this machine")
     parser.add_argument("--machines", type=int, default=1, help="number of machines with so many ranks each")
@@ -48,22 +53,23 @@ def main() -> int:
     parser.add_argument("--meet-at", default="", metavar="HOST:PORT", help="port of machine 0; for several machines")
     parser.add_argument("--health-at", type=int, metavar="PORT", help="answer /healthz for this machine's ranks there")
     parser.add_argument("--once", type=Path, metavar="FILE", help="start only if the file is not there, and make it")
-    arguments, rest = parser.parse_known_args()
+    arguments, rank_arguments = parser.parse_known_args()
     if arguments.health_at is not None:
         serve_health(arguments.health_at, ranks=arguments.ranks)
     if arguments.once is not None and not _is_first(arguments.once):
-        sys.stderr.write("rlsrl: this gang has ended; its next attempt begins in a new pod\n")
+        sys.stderr.write("rlsrl: this gang has ended; its next attempt starts in a new pod\n")
         threading.Event().wait()
     if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
         die_with_parent(int(parent))
     os.environ[PARENT_VARIABLE] = str(os.getpid())
-    meeting = _by_address(arguments) if arguments.machines > 1 else _by_files()
-    return _launch([f"--nproc-per-node={arguments.ranks}", *meeting], rest)
+    rendezvous = _by_address(arguments) if arguments.machines > 1 else _by_files()
+    return _launch(rendezvous, arguments.ranks, rank_arguments)
 
 
 def _is_first(path: Path) -> bool:
-    """Whether nobody made the file before. A container that is started again in its pod finds it: one rank cannot
-    rejoin the others, so it waits for whoever restarts all of them.
+    """Make the file; return False if it existed. A restarted container finds the file of the first start.
+
+    A single rank cannot rejoin the others, so the container then waits until the whole gang is restarted.
     """
     try:
         path.open("x").close()
@@ -72,96 +78,121 @@ def _is_first(path: Path) -> bool:
     return True
 
 
-def _by_files() -> list[str]:
-    """How a gang on one machine meets. The files are this process's open ones: whatever ends it leaves none behind."""
+def _by_files() -> RendezvousParameters:
+    """Meet by files on one machine. They are open files of this process: whatever ends it leaves none behind."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
     from rlsrl.workers.gang import STORE_VARIABLE
 
     agents, ranks = (f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}" for name in ("agents", "ranks"))
     os.environ[STORE_VARIABLE] = ranks
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    return ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={agents}", "--local-addr=127.0.0.1"]
+    return RendezvousParameters(
+        backend="c10d",
+        endpoint=agents,
+        run_id="gang",
+        min_nodes=1,
+        max_nodes=1,
+        local_addr="127.0.0.1",
+        store_type="file",
+        timeout=RENDEZVOUS_SECONDS,
+    )
 
 
-def _by_address(arguments: argparse.Namespace) -> list[str]:
-    host, _, port = arguments.meet_at.rpartition(":")
-    place = [f"--nnodes={arguments.machines}", f"--node-rank={arguments.machine}"]
-    return ["--rdzv-backend=static", *place, f"--master-addr={host}", f"--master-port={port}"]
+def _by_address(arguments: argparse.Namespace) -> RendezvousParameters:
+    """Meet at the address of machine 0."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+    return RendezvousParameters(
+        backend="static",
+        endpoint=arguments.meet_at,
+        run_id="gang",
+        min_nodes=arguments.machines,
+        max_nodes=arguments.machines,
+        rank=arguments.machine,
+        timeout=RENDEZVOUS_SECONDS,
+    )
 
 
-def _launch(options: list[str], rest: list[str]) -> int:
-    from torch.distributed import run as torchrun
+def _launch(rendezvous: RendezvousParameters, num_ranks: int, rank_arguments: list[str]) -> int:
+    """Run the ranks by the elastic agent itself.
+
+    torchrun's own launcher has no option for the barrier's timeout. It also asks CUDA for the number of GPUs, and no
+    fork of a process that did can use CUDA.
+    """
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher import api as launcher
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     import rlsrl.workers.__main__
     import rlsrl.workers.trainer  # noqa: F401 - for the ranks
 
-    # The ranks log for themselves, and torchrun's folder for it would stay behind after a SIGKILL.
-    options += ["--max-restarts=0", f"--log-dir={os.devnull}", "--start-method=fork"]
-    options += ["--signals-to-handle=SIGTERM", f"--shutdown-timeout={SHUTDOWN_SECONDS}"]
-    # torchrun has no option for it.
-    agent = functools.partial(LocalElasticAgent, exit_barrier_timeout=BARRIER_SECONDS)
-    launcher.LocalElasticAgent = agent  # type: ignore[attr-defined, assignment]
-    arguments = torchrun.parse_args([*options, "-m", "rlsrl.workers", *rest])  # type: ignore[no-untyped-call]
-    # torchrun's own ``run`` starts commands; its launcher takes functions, too.
-    with _asking_for_no_gpu():
-        config, _, _ = torchrun.config_from_args(arguments)
-    logging.getLogger(_ENDS).addFilter(_without_traceback)
+    host, _, port = rendezvous.endpoint.rpartition(":") if rendezvous.backend == "static" else ("", "", "")
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.getLogger(_AGENT_LOG).addFilter(_without_traceback)
+    handler = get_rendezvous_handler(rendezvous)
+    spec = WorkerSpec(
+        role="trainer",
+        local_world_size=num_ranks,
+        entrypoint=_rank,
+        args=tuple(rank_arguments),
+        rdzv_handler=handler,
+        max_restarts=0,
+        master_addr=host or None,
+        master_port=int(port) if port else None,
+        local_addr=rendezvous.local_addr,
+    )
+    agent = LocalElasticAgent(
+        spec,
+        # The ranks log for themselves, and a folder of the agent's would stay behind after a SIGKILL.
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        start_method="fork",
+        exit_barrier_timeout=BARRIER_SECONDS,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+    )
     try:
-        launcher.elastic_launch(config, _rank)(*rest)
+        result = agent.run()
     except SignalException:
         return 0
-    except ChildFailedError as error:
-        codes = {failure.exitcode for failure in error.failures.values()}
-        return CONFIGURATION_ERROR if CONFIGURATION_ERROR in codes else 1
-    return 0
-
-
-@contextlib.contextmanager
-def _asking_for_no_gpu() -> Iterator[None]:
-    """torchrun asks whether there are GPUs, so as to bind ranks to the processors beside theirs. Whoever has asked CUDA
-    has it in a state in which no fork can use it.
-    """
-    import torch
-
-    asked = torch.cuda.is_available
-    torch.cuda.is_available = lambda: False
-    try:
-        yield
-    finally:
-        torch.cuda.is_available = asked
+    handler.shutdown()
+    codes = {failure.exitcode for failure in result.failures.values()}
+    if CONFIGURATION_ERROR in codes:
+        return CONFIGURATION_ERROR
+    return 1 if result.is_failed() else 0
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """It says where the launcher waited, and torch formats it by its compiler, which it imports for that: two seconds
-    in which nobody learns that a rank has died.
+    """Drop the traceback of where the launcher waited.
+
+    torch would format it with its compiler's help, and import the compiler for that: two seconds before anybody learns
+    that a rank has died.
     """
     record.exc_info = None
     return True
 
 
 def _rank(*arguments: str) -> None:
-    """Be one rank. It returns when the work is done, which torchrun waits to be told; any other end is at once."""
+    """Run one rank. Return if its work is done, which the agent waits for; any other end is immediate."""
     from rlsrl.workers.__main__ import main
 
-    # The launcher's way to end is not a rank's. Whether it was asked to is told by the pipe: nobody waits for it then.
+    # A rank does not end as the launcher does. The pipe records a SIGTERM: then nobody waits for the rank to return.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    told, tell = os.pipe2(os.O_NONBLOCK)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    signals, wakeup = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     sys.argv = ["rlsrl.workers", *arguments]
     try:
         code = main()
-    except Exception:  # noqa: BLE001 - as an interpreter ends: torch would keep what is said for itself, in a file that stays
+    except Exception:  # noqa: BLE001 - the agent would write the traceback to a file that nobody removes
         traceback.print_exc()
         leave(1)
-    # In this order: a signal that comes meanwhile is in the pipe, or ends the process itself.
+    # In this order, a signal that arrives meanwhile is in the pipe or ends the process.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     with contextlib.suppress(BlockingIOError):
-        if signal.SIGTERM in os.read(told, 1024):
+        if signal.SIGTERM in os.read(signals, 1024):
             leave(code)
     if code:
         leave(code)

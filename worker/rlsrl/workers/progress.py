@@ -1,4 +1,4 @@
-"""How far training has come, and whether that is far enough. Pure, and durable with every checkpoint."""
+"""Counts training progress and evaluates the stop conditions. Pure; each checkpoint stores it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rlsrl.data.specs import Arrays
 
 @dataclass(frozen=True, kw_only=True)
 class StopConditions:
-    """Training ends at the first step boundary at which one holds; None never holds."""
+    """Training ends at the first step boundary at which a condition holds. None is no condition."""
 
     return_mean: float | None
-    """Mean undiscounted return of the last ``episodes`` episodes, once there were so many."""
+    """Mean undiscounted return of the last ``episodes`` episodes, once that many have ended."""
     episodes: int
     env_steps: int | None
-    """Transitions trained."""
+    """Trained transitions, over all ranks."""
     train_steps: int | None
     wall_seconds: float | None
-    """Seconds spent training, over all of the run's lives."""
+    """Seconds of training, over all lives of the run."""
 
 
 class Progress:
-    """Counters of the run so far and the returns of its last episodes."""
+    """The run's counters and the returns of its last episodes."""
 
     def __init__(self, *, episodes: int) -> None:
         self.env_steps = 0
@@ -35,7 +35,7 @@ class Progress:
         self._returns: deque[float] = deque(maxlen=episodes)
 
     def add(self, *, returns: Sequence[float], num_transitions: int, seconds: float) -> None:
-        """Count a trained batch: the returns of the episodes that ended in it, and the time since the one before."""
+        """Count a trained batch: the returns of the episodes that ended in it, and the seconds since the last batch."""
         self._returns.extend(returns)
         self.num_episodes += len(returns)
         self.env_steps += num_transitions
@@ -44,11 +44,11 @@ class Progress:
 
     @property
     def return_mean(self) -> float | None:
-        """Mean return of the last episodes, at most as many as the window holds; None before the first."""
+        """The mean return of the last episodes, at most ``episodes``; None before the first."""
         return sum(self._returns) / len(self._returns) if self._returns else None
 
     def stop_reason(self, stop: StopConditions) -> str | None:
-        """The condition that holds now, named as in the spec; None while training goes on."""
+        """Return the name, as in the spec, of a condition that holds, or None."""
         full = len(self._returns) == self._returns.maxlen
         mean = self.return_mean
         conditions = {
@@ -60,7 +60,7 @@ class Progress:
         return next((name for name, holds in conditions.items() if holds), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values that ``load_state_dict`` reads back."""
+        """Return JSON values for ``load_state_dict``."""
         return {
             "env_steps": self.env_steps,
             "train_steps": self.train_steps,
@@ -70,7 +70,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self.env_steps = int(state["env_steps"])
         self.train_steps = int(state["train_steps"])
         self.num_episodes = int(state["num_episodes"])
@@ -80,7 +80,7 @@ class Progress:
 
 
 def episode_returns(batch: Arrays) -> list[float]:
-    """Undiscounted returns of the episodes reported in a batch ([T, B] fields of a slot), in the order of steps."""
+    """Return the undiscounted returns of the episodes that ended in a batch ([T, B] fields of a slot), by step."""
     reported = (batch["episode_length"] > 0) & batch["mask"]
     returns: list[float] = batch["episode_return"][reported].tolist()
     return returns

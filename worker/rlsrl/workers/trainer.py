@@ -1,8 +1,8 @@
 """The trainer: one rank of the gang that learns.
 
-Two threads. The main thread receives slots into the buffer and watches the others; the training thread
-(``rlsrl.workers.training``) takes batches, trains, publishes and hands out credits. A third, the checkpoint writer,
-only waits for the disk. A fourth, where minibatches are large, computes while a core is idle
+The main thread receives slots into the buffer and checks the other threads. The training thread
+(``rlsrl.workers.training``) takes batches, trains, publishes and grants credits. The checkpoint writer's thread waits
+for the disk. If minibatches are large, a fourth thread computes while a core is idle
 (``rlsrl.algorithms.spare_core``).
 """
 
@@ -22,20 +22,20 @@ from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.training import Checkpoint, count_discards
 
 MAX_SLOTS_A_POLL = 1024
-"""So that the main thread never stays away long from what else it watches."""
+"""Limits a poll, so that the main thread checks the other threads often."""
 WAKE_SECONDS = 0.1
-"""How long the main thread waits for slots before it looks around."""
+"""How long the main thread waits for slots before it checks the other threads."""
 STEP_DEADLINE_SECONDS = 120.0
-"""How long the training step at hand may take when the worker is asked to exit."""
+"""How long the current training step may take after the worker was asked to exit."""
 DISK_DEADLINE_SECONDS = 120.0
-"""How long the checkpoints that are queued may take then."""
+"""How long the queued checkpoints may take after that step."""
 
 UNSTORED = "unstored_versions"
-"""The statistic that says how many of the last versions that were due could not be stored."""
+"""The statistic that counts the newest consecutive checkpoints that could not be stored."""
 
 
 class TrainerWorker(Worker[TrainerConfig]):
-    """Trains until a stop condition holds or it is told to exit; either way the last state is durable."""
+    """Trains until a stop condition holds or the worker is asked to exit; both make the last state durable."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
@@ -47,7 +47,7 @@ class TrainerWorker(Worker[TrainerConfig]):
 
     @property
     def result(self) -> Mapping[str, Any] | None:
-        """The run's terminal record."""
+        """The run's terminal record, or None while the run is unfinished."""
         return self._terminal
 
     def _configure(self, config: TrainerConfig) -> None:
@@ -82,14 +82,14 @@ class TrainerWorker(Worker[TrainerConfig]):
         return {} if self._parts is None else {UNSTORED: self._parts.checkpoints.num_unstored}
 
     def _shutdown(self) -> None:
-        """Stop at a step boundary, then make the last state durable; with the terminal record if training is over."""
+        """Stop at a step boundary, then store the last state, and the terminal record if a stop condition holds."""
         parts = self._parts
         if parts is None:
             return
         with parts.resources:
             parts.training.stop()
             parts.training.join(STEP_DEADLINE_SECONDS)
-            self._empty_the_buffer(parts)
+            self._count_untrained(parts)
             parts.checkpoints.close(DISK_DEADLINE_SECONDS)
             parts.training.check()
             parts.checkpoints.check()
@@ -101,8 +101,8 @@ class TrainerWorker(Worker[TrainerConfig]):
             parts.ledger.end()
             parts.gang.close()
 
-    def _empty_the_buffer(self, parts: TrainerParts) -> None:
-        """What was acknowledged and will not be trained is counted, before the checkpoint that says so."""
+    def _count_untrained(self, parts: TrainerParts) -> None:
+        """Count slots that were acknowledged but never trained, before the last checkpoint stores the ledger."""
         parts.consumer.close()
         parts.buffer.put(parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=0), oldest_outstanding=None)
         count_discards(parts.ledger, parts.buffer.close())
