@@ -25,7 +25,7 @@ import gymnasium
 import numpy as np
 from environments import SlowEnv
 
-from rlsrl.api.placement import PROCESS_ENVIRONMENT
+from rlsrl.api.process_environment import PROCESS_ENVIRONMENT
 from rlsrl.data.slots import Slot, rollout_layout
 from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version

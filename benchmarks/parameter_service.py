@@ -22,7 +22,7 @@ from functools import partial
 
 import numpy as np
 
-from rlsrl.api.placement import PROCESS_ENVIRONMENT
+from rlsrl.api.process_environment import PROCESS_ENVIRONMENT
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.parameters.service import LivePublisher, LiveReader, ServiceParameterDB

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlsrl.api.placement import PROCESS_ENVIRONMENT
+from rlsrl.api.process_environment import PROCESS_ENVIRONMENT
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.data.version import Version

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.api.placement import PROCESS_ENVIRONMENT
+from rlsrl.api.process_environment import PROCESS_ENVIRONMENT
 from rlsrl.rpc.channels import open_channel
 from rlsrl.testing.s3_server import S3Server
 

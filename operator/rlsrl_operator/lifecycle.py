@@ -9,13 +9,13 @@ from typing import Literal
 
 from rlsrl.api.pods import ROLE_LABEL, terminations
 from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason, GangReason
+from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
 from rlsrl_operator.gang import Attempt, AttemptEnd, attempt_of, configuration_error, judge, parse_time, template_of
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_held
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl_operator.status import TERMINAL
 
 Templates = Mapping[str, str]

@@ -15,6 +15,7 @@ from typing import Any
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY, is_ready
 from rlsrl.api.reasons import READY
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
@@ -35,7 +36,7 @@ from rlsrl_operator.manifests import (
 )
 from rlsrl_operator.manifests.kueue import queue_labels
 from rlsrl_operator.operator_key import token_of
-from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
+from rlsrl_operator.roles import roles_of
 from rlsrl_operator.settings import OperatorSettings
 from rlsrl_operator.status import TERMINAL
 

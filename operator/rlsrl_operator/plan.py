@@ -10,6 +10,7 @@ from typing import Any
 from rlsrl.api.edits import refused
 from rlsrl.api.pods import ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, AcceptedReason, is_trouble
+from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import API_VERSION, KIND
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
@@ -29,7 +30,6 @@ from rlsrl_operator.manifests.templates import disallowed
 from rlsrl_operator.observe import Observed, RevisionProblem
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.pod_deletions import PodDeletion, pod_deletions
-from rlsrl_operator.roles import COORDINATOR
 from rlsrl_operator.status import TERMINAL
 
 RETRY_SECONDS = 0.2

@@ -1,131 +1,97 @@
-"""The operator's facts of each role: its workload, image, pods and network connections. Pure.
+"""What the operator adds to the table of roles (``rlsrl.api.roles``), and which roles connect to which. Pure.
 
-Manifests, NetworkPolicies and status derive from this table. The connections derive from each role's config, which
-names the roles that its workers look up in the roster.
+Manifests, NetworkPolicies and status derive from it. The connections follow from the roles' configs, which hold the
+addresses that workers connect to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from rlsrl.api import roles
 from rlsrl.api.placement import COORDINATOR_PORT, STREAMS_PORT
-from rlsrl.api.resolved import ResolvedExperiment, RoleConfig
+from rlsrl.api.resolve import ResolvedExperiment
+from rlsrl.api.resolved import RoleConfig
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.spec import RLExperiment
 
-COORDINATOR = "coordinator"
-TRAINER = "trainer"
-ACTOR = "actor"
-EVALUATOR = "evaluator"
-
 MASTER_PORT = 29500
-"""The port in rank 0's pod where the ranks of a gang meet."""
-GRACE_SECONDS = {COORDINATOR: 30, TRAINER: 60}
-"""The grace period of a role's pods; the trainers store a last checkpoint in it."""
-DEFAULT_GRACE_SECONDS = 30
-
+"""The port of rank 0's pod at which torchrun's rendezvous listens."""
 
 Image = Literal["actor", "learner"]
-"""``learner`` includes torch."""
-
-
-def _acting_image(experiment: RLExperiment) -> Image:
-    """Return the image of a role that evaluates the policy. Only an exported policy needs no torch."""
-    return "actor" if experiment.spec.policy.network.mlp is not None else "learner"
+"""``learner`` has PyTorch."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
-    """What the operator needs to know of one role."""
+class PodRole:
+    """A role of the table, with the Kubernetes objects that run it."""
 
-    name: str
-    """The role's name, and the name of its config file."""
-    image: Callable[[RLExperiment], Image]
-    """The image of its pods."""
+    role: roles.Role
     workload: Literal["Deployment", "StatefulSet"]
-    """The kind of the object that creates its pods."""
-    config: Callable[[ResolvedExperiment], RoleConfig | None]
-    """The config of its workers; None if the experiment does not have the role."""
-    pods: Callable[[RLExperiment, ResolvedExperiment], int]
-    """The number of its pods while the experiment runs."""
-    queued: bool = False
-    """Whether its pods wait in the experiment's queue, if it has one. The other roles wait for these pods."""
+    """The kind of object that makes its pods."""
+    queued: bool
+    """Whether its pods wait in the experiment's queue, if it names one. The other roles wait for them."""
+
+    @property
+    def name(self) -> str:
+        """The role's name, also of its config's file."""
+        return self.role.name
 
     @property
     def grace_seconds(self) -> int:
-        """The grace period of its pods."""
-        return GRACE_SECONDS.get(self.name, DEFAULT_GRACE_SECONDS)
+        """Seconds between SIGTERM and SIGKILL of its pods."""
+        return self.role.grace_seconds
+
+    def image(self, experiment: RLExperiment) -> Image:
+        """Return the image that its pods run."""
+        return "learner" if self.role.needs_torch(experiment.spec) else "actor"
+
+    def pods(self, experiment: RLExperiment) -> int:
+        """Return the number of its pods while the experiment runs."""
+        return self.role.num_pods(experiment.spec)
+
+    def config(self, configs: ResolvedExperiment) -> RoleConfig | None:
+        """Return its config, or None if the experiment has no such role."""
+        return configs.configs.get(self.name)
 
 
-ROLES: tuple[Role, ...] = (
-    Role(
-        name=COORDINATOR,
-        image=lambda _: "actor",
-        workload="StatefulSet",
-        config=lambda configs: configs.coordinator,
-        pods=lambda _, __: 1,
-    ),
-    Role(
-        name=TRAINER,
-        image=lambda _: "learner",
-        workload="StatefulSet",
-        config=lambda configs: configs.trainer,
-        pods=lambda experiment, _: experiment.spec.trainers.num_pods,
-        queued=True,
-    ),
-    Role(
-        name="buffer",
-        image=lambda _: "actor",
-        workload="Deployment",
-        config=lambda configs: configs.buffer,
-        pods=lambda _, configs: configs.coordinator.num_buffer_workers,
-    ),
-    Role(
-        name="policy",
-        image=_acting_image,
-        workload="Deployment",
-        config=lambda configs: configs.policy,
-        pods=lambda _, configs: configs.coordinator.num_policy_workers,
-    ),
-    Role(
-        name=ACTOR,
-        image=lambda experiment: "actor" if experiment.spec.policy_workers is not None else _acting_image(experiment),
-        workload="Deployment",
-        config=lambda configs: configs.actor,
-        pods=lambda _, configs: configs.num_actors,
-    ),
-    Role(
-        name=EVALUATOR,
-        image=_acting_image,
-        workload="Deployment",
-        config=lambda configs: configs.evaluator,
-        pods=lambda _, configs: configs.coordinator.num_evaluators,
-    ),
+_STATEFUL_SETS = (COORDINATOR, TRAINER)
+"""Roles whose pods keep their names, by which others find them. Pods of other roles are made by Deployments."""
+ROLES: tuple[PodRole, ...] = tuple(
+    PodRole(
+        role=role,
+        workload="StatefulSet" if role.name in _STATEFUL_SETS else "Deployment",
+        queued=role.name == TRAINER,
+    )
+    for role in roles.ROLES
 )
-"""In the order in which they start."""
-BY_NAME: Mapping[str, Role] = {role.name: role for role in ROLES}
+"""In the order in which they are started."""
+BY_NAME: Mapping[str, PodRole] = {role.name: role for role in ROLES}
+OBJECT_STORE_ROLES = tuple(role.name for role in roles.ROLES if role.reaches_object_store)
+"""Roles whose pods read and write an object store."""
 
 
-def roles_of(configs: ResolvedExperiment) -> tuple[Role, ...]:
+def roles_of(configs: ResolvedExperiment) -> tuple[PodRole, ...]:
     """Return the roles that the experiment has."""
     return tuple(role for role in ROLES if role.config(configs) is not None)
 
 
 @dataclass(frozen=True, order=True)
 class RoleConnection:
-    """Pods of the role ``source`` connect to pods of the role ``target``."""
+    """Pods of one role connect to pods of another."""
 
     source: str
     target: str
     ports: tuple[int, ...]
-    """Empty: every port."""
+    """Empty: any port."""
 
 
 def connections(experiment: RLExperiment, configs: ResolvedExperiment) -> tuple[RoleConnection, ...]:
-    """Return the connections between the experiment's own pods.
+    """Return which roles of the experiment connect to which.
 
-    Ranks on several pods reduce gradients over ports that the kernel chooses, so trainers reach each other on any port.
+    Trainer ranks on several pods reduce gradients over ports that the kernel chooses: any port, among trainers alone.
     """
     stream_ports = {TRAINER: tuple(STREAMS_PORT + rank for rank in range(experiment.spec.trainers.ranks_per_pod))}
     found = []

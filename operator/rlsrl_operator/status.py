@@ -18,13 +18,14 @@ from rlsrl.api.reasons import (
     ReadyReason,
     Reason,
 )
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.kueue import is_held
 from rlsrl_operator.manifests.pods import TLS_KEYS
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
+from rlsrl_operator.roles import roles_of
 
 TERMINAL: tuple[Phase, ...] = ("Succeeded", "Failed")
 _PODLESS_PHASES: tuple[Phase, ...] = (*TERMINAL, "Suspended")
@@ -210,7 +211,7 @@ def _role_counts(
         )
         counts[role.name] = role_status(
             [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name],
-            replicas=0 if is_absent else role.pods(context.experiment, context.configs),
+            replicas=0 if is_absent else role.pods(context.experiment),
             selector=context.selector(role.name),
         )
     return counts

@@ -8,10 +8,10 @@ from typing import Any
 
 from rlsrl.api.load import load_text
 from rlsrl.api.pods import CONTAINER, ROLE_LABEL
+from rlsrl.api.role_names import TRAINER
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION, ExperimentContext
 from rlsrl_operator.manifests.kueue import GATE
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import TRAINER
 from rlsrl_operator.settings import Images, OperatorSettings
 
 UID = "0b1e5a7c-6d0f-4a53-9f41-8f1d3f0c2a10"

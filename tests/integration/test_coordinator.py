@@ -20,13 +20,14 @@ import grpc
 import pytest
 
 from rlsrl.api.resolved import CoordinatorConfig
+from rlsrl.api.roles import STREAMS
 from rlsrl.data.version import Version
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, CoordinatorUnavailable, WorkerState
 from rlsrl.runtime.identity import POD_VARIABLE
-from rlsrl.runtime.join_session import STREAMS, JoinError, JoinRefused, JoinSession, JoinTimeout
+from rlsrl.runtime.join_session import JoinError, JoinRefused, JoinSession, JoinTimeout
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, PageRecord
 from rlsrl.testing.waiting import until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import Parameters, TrainerState
 from rlsrl.testing.live_runs import Desk

@@ -14,8 +14,8 @@ import pytest
 
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import LocalPlacement
-from rlsrl.api.resolve import resolve
-from rlsrl.api.resolved import ActorConfig, ResolvedExperiment
+from rlsrl.api.resolve import ResolvedExperiment, resolve
+from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import environment_spec

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.testing.live_runs import Desk, LiveRun
 

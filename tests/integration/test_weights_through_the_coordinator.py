@@ -15,8 +15,9 @@ import pytest
 
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import LocalPlacement
-from rlsrl.api.resolve import POLICY_NAME, resolve
+from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import ParameterStoreConfig, RoleConfig
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.data.version import Version
 from rlsrl.local.session import read_ledger
 from rlsrl.parameters.filesystem import FilesystemParameterDB

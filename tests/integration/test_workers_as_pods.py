@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.placement import HTTP_PORT, STREAMS_PORT
-from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.testing.live_runs import fetch

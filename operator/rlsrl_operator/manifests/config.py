@@ -8,9 +8,10 @@ import json
 from rlsrl.api.live import settings_of
 from rlsrl.api.pods import TOKEN_KEY
 from rlsrl.api.resolved import RoleConfig
+from rlsrl.api.role_names import COORDINATOR
 from rlsrl_operator.manifests.context import SETTINGS_KEY, ExperimentContext
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import COORDINATOR, roles_of
+from rlsrl_operator.roles import roles_of
 
 
 def role_configs(context: ExperimentContext) -> list[Manifest]:

@@ -8,12 +8,12 @@ from functools import cached_property
 from rlsrl.api.live import name_of
 from rlsrl.api.placement import ClusterPlacement
 from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL
-from rlsrl.api.resolve import resolve
-from rlsrl.api.resolved import ResolvedExperiment, RoleConfig
+from rlsrl.api.resolve import ResolvedExperiment, resolve
+from rlsrl.api.resolved import RoleConfig
+from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl_operator.manifests.kueue import QUEUE_LABEL, queue_labels
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import COORDINATOR
 from rlsrl_operator.settings import OperatorSettings
 
 MANAGER = "rlsrl-operator"

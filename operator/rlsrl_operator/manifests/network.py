@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from rlsrl.api.placement import HTTP_PORT
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import COORDINATOR, EVALUATOR, TRAINER, connections, roles_of
+from rlsrl_operator.roles import OBJECT_STORE_ROLES, connections, roles_of
 
-STORE_ROLES = (COORDINATOR, TRAINER, EVALUATOR)
-"""Roles that read or write an object store."""
 _DNS_PORTS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 _HTTPS_PORT = 443
 
@@ -33,7 +32,7 @@ def _policy(context: ExperimentContext, role: str) -> Manifest:
     egress = [{"to": [_pods(context, each.target)], **_ports(each.ports)} for each in graph if each.source == role]
     egress.append({"to": [settings.dns], "ports": _DNS_PORTS})
     store = context.experiment.spec.parameters.store.object_store
-    if store is not None and role in STORE_ROLES:
+    if store is not None and role in OBJECT_STORE_ROLES:
         egress.append(_ports((_port_of(store.endpoint or ""),)))
     wandb = context.experiment.spec.tracking.wandb
     if wandb is not None and wandb.mode == "online" and role == COORDINATOR:

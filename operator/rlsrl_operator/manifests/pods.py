@@ -6,8 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from rlsrl.api.placement import COORDINATOR_PORT, HEALTH_PORT, HTTP_PORT, STREAMS_PORT, process_environment
+from rlsrl.api.placement import HEALTH_PORT, HTTP_PORT
 from rlsrl.api.pods import CONTAINER, TOKEN_KEY, certified_name
+from rlsrl.api.process_environment import process_environment
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl_operator.manifests.context import (
     ATTEMPT_ANNOTATION,
     DATA_FOLDER,
@@ -16,10 +18,9 @@ from rlsrl_operator.manifests.context import (
     TEMPLATE_ANNOTATION,
     ExperimentContext,
 )
-from rlsrl_operator.manifests.network import STORE_ROLES
 from rlsrl_operator.manifests.templates import merged_template, template_of_role
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import ACTOR, COORDINATOR, EVALUATOR, MASTER_PORT, TRAINER, Role
+from rlsrl_operator.roles import MASTER_PORT, OBJECT_STORE_ROLES, PodRole
 from rlsrl_operator.settings import Identity
 
 USER = 10001
@@ -40,7 +41,7 @@ _COORDINATOR_MOUNTS: tuple[Manifest, ...] = (
 )
 
 
-def pod_template(context: ExperimentContext, role: Role) -> Manifest:
+def pod_template(context: ExperimentContext, role: PodRole) -> Manifest:
     """Return metadata and spec of a role's pods."""
     rendered = {"metadata": {"labels": context.labels(role.name)}, "spec": _spec(context, role)}
     whole = merged_template(rendered, template_of_role(context.experiment, role.name))
@@ -51,7 +52,7 @@ def pod_template(context: ExperimentContext, role: Role) -> Manifest:
     return {"metadata": {**metadata, "annotations": annotations}, "spec": spec}
 
 
-def _spec(context: ExperimentContext, role: Role) -> Manifest:
+def _spec(context: ExperimentContext, role: PodRole) -> Manifest:
     defaults = context.settings.defaults_of(role.name)
     images = context.settings.images
     return {
@@ -81,7 +82,7 @@ def _identity(chosen: Mapping[Identity, int | None]) -> Manifest:
     return {name: number for name, number in ids.items() if number is not None}
 
 
-def _container(context: ExperimentContext, role: Role) -> Manifest:
+def _container(context: ExperimentContext, role: PodRole) -> Manifest:
     images = context.settings.images
     return {
         "name": CONTAINER,
@@ -111,7 +112,7 @@ def _container(context: ExperimentContext, role: Role) -> Manifest:
     }
 
 
-def _command(context: ExperimentContext, role: Role) -> list[str]:
+def _command(context: ExperimentContext, role: PodRole) -> list[str]:
     worker = ["--role", role.name, "--config", f"{CONFIG_FOLDER}/{role.name}.json"]
     if role.name != TRAINER:
         return ["python", "-m", "rlsrl.workers", *worker]
@@ -124,7 +125,7 @@ def _command(context: ExperimentContext, role: Role) -> list[str]:
     return [*launcher, *machines, *meeting, *health, *worker, "--attempt", "$(RLSRL_ATTEMPT)"]
 
 
-def _environment(context: ExperimentContext, role: Role) -> list[Manifest]:
+def _environment(context: ExperimentContext, role: PodRole) -> list[Manifest]:
     known: list[Manifest] = [
         *({"name": name, "value": value} for name, value in process_environment(role.name).items()),
         {"name": "RLSRL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -153,20 +154,18 @@ def _tls_secret(context: ExperimentContext) -> str | None:
     return context.experiment.spec.security.tls_secret
 
 
-def _credentials(context: ExperimentContext, role: Role) -> Manifest:
+def _credentials(context: ExperimentContext, role: PodRole) -> Manifest:
     store = context.experiment.spec.parameters.store.object_store
-    if store is None or store.credentials_secret is None or role.name not in STORE_ROLES:
+    if store is None or store.credentials_secret is None or role.name not in OBJECT_STORE_ROLES:
         return {}
     return {"envFrom": [{"secretRef": {"name": store.credentials_secret}}]}
 
 
-def _ports(context: ExperimentContext, role: Role) -> list[Manifest]:
+def _ports(context: ExperimentContext, role: PodRole) -> list[Manifest]:
     ranks = context.experiment.spec.trainers.ranks_per_pod if role.name == TRAINER else 1
     served = {"http": HTTP_PORT}
-    if role.name == COORDINATOR:
-        served["coordinator"] = COORDINATOR_PORT
-    elif role.name not in (ACTOR, EVALUATOR):
-        served["streams"] = STREAMS_PORT
+    if (port := role.role.port) is not None:
+        served[port.name] = port.number
     health = [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}] if role.name == TRAINER else []
     return health + [
         {"name": name if rank == 0 else f"{name}-{rank}", "containerPort": port + rank, "protocol": "TCP"}
@@ -175,7 +174,7 @@ def _ports(context: ExperimentContext, role: Role) -> list[Manifest]:
     ]
 
 
-def _resources(context: ExperimentContext, role: Role) -> Manifest:
+def _resources(context: ExperimentContext, role: PodRole) -> Manifest:
     """Return the administrator's resources, and the GPUs of the spec, which also sets the number of ranks in a pod."""
     resources = dict(context.settings.defaults_of(role.name).resources)
     trainers = context.experiment.spec.trainers
@@ -186,7 +185,7 @@ def _resources(context: ExperimentContext, role: Role) -> Manifest:
     return resources
 
 
-def _probes(role: Role) -> Manifest:
+def _probes(role: PodRole) -> Manifest:
     """Return the probes. A trainer's launcher answers the liveness probe for all its ranks; a launcher that waits for
     the next attempt is not ready, and must not be restarted.
 
@@ -205,7 +204,7 @@ def _probes(role: Role) -> Manifest:
     }
 
 
-def _volumes(context: ExperimentContext, role: Role) -> list[Manifest]:
+def _volumes(context: ExperimentContext, role: PodRole) -> list[Manifest]:
     config = role.config(context.configs)
     assert config is not None, "the experiment has the role"
     volumes: list[Manifest] = [

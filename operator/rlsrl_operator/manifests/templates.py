@@ -13,18 +13,13 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from rlsrl.api.pods import CONTAINER
+from rlsrl.api.role_names import TRAINER
+from rlsrl.api.roles import ROLES
 from rlsrl.api.spec import RLExperiment
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import ACTOR, EVALUATOR, TRAINER
 from rlsrl_operator.settings import OperatorSettings
 
-SECTIONS: Mapping[str, str] = {
-    ACTOR: "actors",
-    "policy": "policy_workers",
-    "buffer": "buffer_workers",
-    TRAINER: "trainers",
-    EVALUATOR: "evaluators",
-}
+SECTIONS: Mapping[str, str] = {role.name: role.section for role in ROLES if role.section is not None}
 """By role: the section of the spec that holds its ``pod_template``."""
 _TEMPLATE = ("metadata", "spec")
 _METADATA = ("labels", "annotations")

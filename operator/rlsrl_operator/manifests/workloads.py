@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.pods import pod_template
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import COORDINATOR, TRAINER, Role, roles_of
+from rlsrl_operator.roles import PodRole, roles_of
 
 
 def workloads(context: ExperimentContext) -> list[Manifest]:
@@ -57,13 +58,13 @@ def volume_claim(context: ExperimentContext) -> Manifest | None:
     }
 
 
-def _deployment(context: ExperimentContext, role: Role) -> Manifest:
+def _deployment(context: ExperimentContext, role: PodRole) -> Manifest:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": context.metadata(context.name_of(role.name), role.name),
         "spec": {
-            "replicas": role.pods(context.experiment, context.configs),
+            "replicas": role.pods(context.experiment),
             "selector": {"matchLabels": context.selector(role.name)},
             # A worker's index is free only after the pod that holds it is gone.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
@@ -73,7 +74,7 @@ def _deployment(context: ExperimentContext, role: Role) -> Manifest:
     }
 
 
-def _stateful_set(context: ExperimentContext, role: Role) -> Manifest:
+def _stateful_set(context: ExperimentContext, role: PodRole) -> Manifest:
     metadata = context.metadata(context.name_of(role.name), role.name)
     if role.queued:
         metadata["labels"] |= context.queue_labels
@@ -82,7 +83,7 @@ def _stateful_set(context: ExperimentContext, role: Role) -> Manifest:
         "kind": "StatefulSet",
         "metadata": metadata,
         "spec": {
-            "replicas": role.pods(context.experiment, context.configs),
+            "replicas": role.pods(context.experiment),
             "serviceName": context.name_of(role.name),
             "selector": {"matchLabels": context.selector(role.name)},
             # All pods of a gang start together: one that waited for its predecessor to be ready would wait for ever.

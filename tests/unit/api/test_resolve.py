@@ -7,12 +7,11 @@ from pydantic import ValidationError
 
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import ClusterPlacement, LocalPlacement, Placement
-from rlsrl.api.resolve import resolve
+from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.resolved import (
     ActorConfig,
     ObjectStoreConfig,
     ParameterStoreConfig,
-    ResolvedExperiment,
     TrainerConfig,
 )
 from rlsrl.api.spec import Environment, Mlp, Network, ParameterVersions, PpoSpec, Stop

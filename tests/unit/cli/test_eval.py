@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import LocalPlacement
-from rlsrl.api.resolve import POLICY_NAME, resolve
+from rlsrl.api.resolve import resolve
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli import main
 from rlsrl.cli.init import write_project
 from rlsrl.data.specs import ArraySpec

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY
+from rlsrl.api.role_names import TRAINER
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, is_settled, overlaid
 from rlsrl_operator.manifests import ExperimentContext, Manifest, render
-from rlsrl_operator.roles import BY_NAME, TRAINER
+from rlsrl_operator.roles import BY_NAME
 from rlsrl_operator.status import TERMINAL, condition, failures, stamp, with_condition
 from rlsrl_operator.testing import context_of, ended, pod, waiting
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from rlsrl.api.live import with_settings
 from rlsrl.api.load import SpecError, load_file
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.rpc.tls import FILES
 from rlsrl.testing.documents import JsonDocument, minimal, variation
 from rlsrl_operator.manifests import (
@@ -29,7 +30,7 @@ from rlsrl_operator.manifests import (
     token_secret,
     volume_claim,
 )
-from rlsrl_operator.roles import COORDINATOR, TRAINER, roles_of
+from rlsrl_operator.roles import roles_of
 from rlsrl_operator.settings import NetworkPolicies, OperatorSettings, PodDefaults, read_settings
 from rlsrl_operator.testing import SETTINGS, UID, context_of, faults_of_restricted
 

@@ -22,6 +22,7 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, FINISHED, READY
+from rlsrl.api.role_names import TRAINER
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.cluster import Cluster, ResourceConflict
 from rlsrl_operator.coordinator_status import CoordinatorStatus
@@ -29,7 +30,6 @@ from rlsrl_operator.informer_cache import REFUSED_SECONDS, RELIST_SECONDS
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION
 from rlsrl_operator.reconcile import STEADY_SECONDS, ExperimentKey, Reconciler
-from rlsrl_operator.roles import TRAINER
 from rlsrl_operator.settings import Images, SecretName
 from rlsrl_operator.status import condition, read, stamp
 from rlsrl_operator.testing import SETTINGS, ended

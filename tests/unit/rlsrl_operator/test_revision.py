@@ -11,6 +11,7 @@ import pytest
 
 from rlsrl.api.edits import edits
 from rlsrl.api.model import OnEdit
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import (
     ExperimentContext,
@@ -23,7 +24,6 @@ from rlsrl_operator.manifests import (
     revision_object,
 )
 from rlsrl_operator.manifests import revision as revisions
-from rlsrl_operator.roles import COORDINATOR, TRAINER
 from rlsrl_operator.settings import Images, OperatorSettings, SecretName
 from rlsrl_operator.testing import SETTINGS, context_of
 

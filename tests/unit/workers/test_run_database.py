@@ -6,7 +6,8 @@ import pytest
 
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import LocalPlacement
-from rlsrl.api.resolve import POLICY_NAME, resolve
+from rlsrl.api.resolve import resolve
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.object_store import ObjectStoreParameterDB
 from rlsrl.runtime.errors import ConfigurationError

@@ -5,35 +5,14 @@ Beside ``rlsrl.api.resolve``, which takes from the experiment what every placeme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Protocol
 
 from rlsrl.api.resolved import ObjectStoreConfig, ParameterStoreConfig
+from rlsrl.api.role_names import COORDINATOR, POLICY
 from rlsrl.api.spec import RLExperiment
 
-PROCESS_ENVIRONMENT: Mapping[str, str] = {
-    # One intra-op thread a process, because two collapse beside any other busy process: parallelism is of processes.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-    # Higher thresholds, because arrays that are mapped and returned for each use fault their pages in each time.
-    # 32 MiB is the most that glibc accepts; above it the setting is ignored. Other C libraries ignore both.
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 1024**2),
-    "MALLOC_TRIM_THRESHOLD_": str(512 * 1024**2),
-    # gRPC without its event engine, which wakes three more threads for each message (0032).
-    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
-    "PYTHONUNBUFFERED": "1",
-}
-"""What must be in the environment of every worker process before numpy is imported, or grpc used."""
-ROLE_ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
-    # Messages wake the thread that they are for. By default they wake any that waits for some, which hands them on
-    # (0035). Each message costs a look at all connections, of which an actor has few.
-    "actor": {"GRPC_POLL_STRATEGY": "poll"},
-}
-"""What those of one role have there besides."""
 ROSTER = "roster.json"
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
@@ -47,11 +26,6 @@ HTTP_PORT = 8080
 
 HEALTH_PORT = 8079
 """Where a trainer pod's launcher answers ``/healthz`` for all of the pod's ranks."""
-
-
-def process_environment(role: str | None = None) -> Mapping[str, str]:
-    """What must be in the environment of a process of that role; None: what all of them have."""
-    return {**PROCESS_ENVIRONMENT, **ROLE_ENVIRONMENT.get(role or "", {})}
 
 
 class Placement(Protocol):
@@ -133,7 +107,7 @@ class LocalPlacement:
     @property
     def coordinator_address(self) -> str:
         """See ``Placement``."""
-        return f"unix-abstract:{self._name}-coordinator"
+        return f"unix-abstract:{self._name}-{COORDINATOR}"
 
     @property
     def log_folder(self) -> str:
@@ -212,7 +186,7 @@ class ClusterPlacement:
 
     def inference_endpoint(self, index: int) -> str:
         """See ``Placement``."""
-        return f"roster:policy/{index}"
+        return f"roster:{POLICY}/{index}"
 
     def roster_path(self, experiment: RLExperiment) -> str | None:
         """See ``Placement``. Without a volume nothing of the pod stays."""

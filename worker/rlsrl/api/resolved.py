@@ -6,17 +6,15 @@ index, rank and attempt elsewhere (the roster, its command line). Secrets never 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from rlsrl.api.model import INTEGRAL, LIVE, Model
+from rlsrl.api.role_names import ACTOR, BUFFER, EVALUATOR, POLICY, TRAINER
 from rlsrl.api.spec import CompileMode, Device, Environment, Network, ParameterVersions, PpoSpec, Stop, Wandb
 from rlsrl.api.spread import spread_environments
-
-Role = Literal["coordinator", "trainer", "actor"]
-"""The parts a worker process can play."""
 
 PositiveInteger = Annotated[int, Field(ge=1), INTEGRAL]
 PositiveSeconds = Annotated[float, Field(gt=0)]
@@ -130,6 +128,28 @@ class CoordinatorConfig(RoleConfig):
     """Buffer workers that should be there."""
     num_evaluators: Annotated[int, Field(ge=0), LIVE, INTEGRAL] = 0
     """Evaluators that should be there."""
+    num_others: Annotated[Mapping[str, int], LIVE] = Field(default_factory=dict)
+    """Workers that should be there of each role without a field above, by role. JSON leaves an empty one out."""
+
+    count_fields: ClassVar[Mapping[str, str]] = {
+        ACTOR: "num_actors",
+        TRAINER: "num_trainers",
+        POLICY: "num_policy_workers",
+        BUFFER: "num_buffer_workers",
+        EVALUATOR: "num_evaluators",
+    }
+    """By role: the field with the number of its workers."""
+
+    @property
+    def num_workers(self) -> Mapping[str, int]:
+        """Workers that should be there, by role; without the coordinator and the roles that have none."""
+        counts = {role: getattr(self, name) for role, name in self.count_fields.items()} | dict(self.num_others)
+        return {role: count for role, count in counts.items() if count}
+
+    @model_serializer(mode="wrap")
+    def _without_empty_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        return fields if self.num_others else {name: value for name, value in fields.items() if name != "num_others"}
 
 
 class TrainerConfig(RoleConfig):
@@ -343,21 +363,3 @@ class EvaluatorConfig(RoleConfig):
     """The policy's name in the parameter DB."""
     parameter_store: ParameterStoreConfig
     """The parameter DB."""
-
-
-class ResolvedExperiment(Config):
-    """One experiment, told to each role."""
-
-    coordinator: CoordinatorConfig
-    trainer: TrainerConfig
-    actor: ActorConfig
-    policy: PolicyWorkerConfig | None = None
-    """None without policy workers: actors act by themselves then."""
-    buffer: BufferConfig | None = None
-    """None without buffer workers: actors post to the trainers then."""
-    evaluator: EvaluatorConfig | None = None
-    """None without evaluators."""
-    num_actors: PositiveInteger
-    """Actors to start; fewer than asked for when there are fewer environments."""
-    warnings: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """What the user should know."""

@@ -136,7 +136,7 @@ def load_version(run: Path, ref: Ref) -> EvaluatedVersion:
         ParameterError: the version is missing or damaged.
         OSError: the parameter store failed.
     """
-    from rlsrl.api.resolved import ResolvedExperiment
+    from rlsrl.api.resolve import ResolvedExperiment
     from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
     resolved = run / RESOLVED

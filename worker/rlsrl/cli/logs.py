@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import click
 
 from rlsrl.api.pods import CONTAINER, ROLE_LABEL, restarts
+from rlsrl.api.role_names import TRAINER
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Kubectl, Object, complaint, own_labels
 from rlsrl.cli.live import quiet_interrupt
 from rlsrl.runtime.errors import did_you_mean
 
 INDEX_LABEL = "apps.kubernetes.io/pod-index"
-TRAINER = "trainer"
 NAMED = 3
 """Pods named in a message."""
 

@@ -14,7 +14,7 @@ import click
 import structlog
 
 from rlsrl.api.placement import PARAMETERS
-from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli import is_kubectl
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.text import columns

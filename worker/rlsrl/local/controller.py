@@ -17,6 +17,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Literal, Protocol
 
+from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.local.processes import ChildProcess
 from rlsrl.local.signals import SignalInbox
 from rlsrl.local.supervisor import Exit, Fail, RestartLimits, Supervisor
@@ -26,10 +27,6 @@ from rlsrl.runtime.process import worker_environment
 WORKER_COMMAND = (sys.executable, "-m", "rlsrl.workers")
 GANG_COMMAND = (sys.executable, "-m", "rlsrl.workers.gang_launcher")
 """Starts several trainer ranks; the controller handles them as one process."""
-
-TRAINER = "trainer"
-COORDINATOR = "coordinator"
-EVALUATOR = "evaluator"
 
 TRAINER_GRACE_SECONDS = 60.0
 """Time for the trainer to finish its step and store a checkpoint; a large one takes seconds to write."""

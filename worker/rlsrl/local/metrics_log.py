@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TRAINER = "trainer"
-EVALUATOR = "evaluator"
+from rlsrl.api.role_names import EVALUATOR, TRAINER
 
 
 @dataclass(frozen=True, kw_only=True)

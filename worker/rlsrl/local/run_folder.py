@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.local.run_record import RunRecord
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import terminal_record

@@ -11,8 +11,9 @@ from typing import Any, TextIO
 
 from rlsrl.api.load import Difference, SpecError, differences, dump, load_text
 from rlsrl.api.placement import LocalPlacement
-from rlsrl.api.resolve import POLICY_NAME, resolve
-from rlsrl.api.resolved import ResolvedExperiment
+from rlsrl.api.resolve import ResolvedExperiment, resolve
+from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import (
     GANG_COMMAND,
@@ -172,33 +173,19 @@ def child_environment(base: Mapping[str, str], *, token: str, modules: Path) -> 
 
 
 def _plans(folder: RunFolder, resolved: ResolvedExperiment) -> list[RolePlan]:
-    replicas = {"coordinator": 1, "trainer": 1, "actor": resolved.num_actors}
-    if resolved.policy is not None:
-        replicas["policy"] = resolved.policy.num_policy_workers
-    if resolved.buffer is not None:
-        replicas["buffer"] = resolved.buffer.num_buffer_workers
-    if resolved.evaluator is not None:
-        replicas["evaluator"] = resolved.evaluator.num_evaluators
+    num_processes = {**resolved.coordinator.num_workers, COORDINATOR: 1, TRAINER: 1}
     ranks = resolved.trainer.num_trainers
-    launchers = {"trainer": (*GANG_COMMAND, "--ranks", str(ranks))} if ranks > 1 else {}
+    launchers = {TRAINER: (*GANG_COMMAND, "--ranks", str(ranks))} if ranks > 1 else {}
     return [
-        RolePlan(role=role, replicas=count, config=_config(folder, role), command=launchers.get(role))
-        for role, count in replicas.items()
+        RolePlan(role=role, replicas=num_processes[role], config=_config(folder, role), command=launchers.get(role))
+        for role in resolved.configs
     ]
 
 
 def _write_configs(folder: RunFolder, resolved: ResolvedExperiment) -> None:
     write_durably(folder.path / RESOLVED, resolved.to_json().encode())
-    for role, config in (
-        ("coordinator", resolved.coordinator),
-        ("trainer", resolved.trainer),
-        ("policy", resolved.policy),
-        ("buffer", resolved.buffer),
-        ("actor", resolved.actor),
-        ("evaluator", resolved.evaluator),
-    ):
-        if config is not None:
-            _config(folder, role).write_text(config.to_json())
+    for role, config in resolved.configs.items():
+        _config(folder, role).write_text(config.to_json())
 
 
 def _config(folder: RunFolder, role: str) -> Path:

@@ -14,8 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlsrl.api.role_names import COORDINATOR, EVALUATOR
 from rlsrl.api.spec import Stop
-from rlsrl.local.controller import COORDINATOR, EVALUATOR, ProcessState
+from rlsrl.local.controller import ProcessState
 from rlsrl.local.worker_report import (
     UNKNOWN,
     activity,

@@ -29,9 +29,6 @@ from rlsrl.runtime.heartbeat_queue import HeartbeatQueue, JoinMessages
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import LedgerPage
 
-STREAMS = "streams"
-"""The endpoint that other workers are told of: where a member serves samples or inference."""
-
 LEAVE_TIMEOUT_SECONDS = 5.0
 """Default patience of ``JoinSession.leave`` with a coordinator that is away."""
 

@@ -19,7 +19,6 @@ from rlsrl.runtime.ledger import PageRecord
 NAMESPACE = "rlsrl"
 
 Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
-Role = Literal["actor", "trainer", "evaluator", "coordinator", "policy", "buffer"]
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _DELAYS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -38,7 +37,7 @@ class Declaration:
     unit: str
     """Of one count or observation; empty for plain counts."""
     labels: tuple[str, ...]
-    roles: tuple[Role, ...]
+    roles: tuple[str, ...]
     """Whose processes set it."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets."""
@@ -56,7 +55,7 @@ class _Declared(Generic[Instrument]):
         name: str,
         text: str,
         *,
-        roles: tuple[Role, ...],
+        roles: tuple[str, ...],
         unit: str = "",
         labels: tuple[str, ...] = (),
         buckets: tuple[float, ...] = (),

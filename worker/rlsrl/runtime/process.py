@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from rlsrl.api.placement import process_environment
+from rlsrl.api.process_environment import process_environment
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlsrl.algorithms.gradients import MICROBATCH_ELEMENTS
-from rlsrl.api.resolve import HEARTBEAT_SECONDS, SLOTS_PER_GROUP
+from rlsrl.api.role_configs import HEARTBEAT_SECONDS, SLOTS_PER_GROUP
 from rlsrl.api.spec import ExperimentSpec
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import rollout_layout

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 import psutil
 
-from rlsrl.api.resolve import POLICY_NAME
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.parameters.protocols import VersionInfo
 from rlsrl.parameters.terminal import TERMINAL_KEY
 from rlsrl.rpc.auth import TOKEN_VARIABLE

@@ -12,28 +12,12 @@ from typing import Any
 
 from rlsrl.api.live import settings_of
 from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL, is_ready
-from rlsrl.api.resolved import (
-    ActorConfig,
-    BufferConfig,
-    CoordinatorConfig,
-    EvaluatorConfig,
-    PolicyWorkerConfig,
-    RoleConfig,
-    TrainerConfig,
-)
+from rlsrl.api.roles import role_named
 
 Object = dict[str, Any]
 Manifests = Mapping[str, Any]
 """Normalized objects by kind and name, or by kind, role and number."""
 _TEMPLATE_ANNOTATION = "rlsrl.dev/template"
-_CONFIGS: Mapping[str, type[RoleConfig]] = {
-    "coordinator": CoordinatorConfig,
-    "trainer": TrainerConfig,
-    "actor": ActorConfig,
-    "buffer": BufferConfig,
-    "policy": PolicyWorkerConfig,
-    "evaluator": EvaluatorConfig,
-}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _POD = re.compile(r"-[0-9a-f]{8,10}-[a-z0-9]{5}\b")
 """The random end of the name of a Deployment's pod."""
@@ -130,7 +114,7 @@ def _without_settings(found: Object) -> Object:
     """Return a role's config in its ConfigMap without its live settings."""
     role = found["metadata"]["labels"][ROLE_LABEL]
     text = found["data"][f"{role}.json"]
-    return _subtract(json.loads(text), settings_of(_CONFIGS[role].from_json(text)))
+    return _subtract(json.loads(text), settings_of(role_named(role).config.from_json(text)))
 
 
 def _plain(found: Object) -> Object:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlsrl.api.placement import HTTP_PORT
 from rlsrl.api.resolved import CoordinatorConfig, RoleConfig
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.testing.pods import Pods
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
@@ -35,19 +36,10 @@ class PodFleet:
         self.running: dict[Place, tuple[subprocess.Popen[bytes], str]] = {}
         self._launcher = launcher
         short_times = {"heartbeat_seconds": HEARTBEAT_SECONDS, "lease_seconds": LEASE_SECONDS}
-        self._coordinator = config = CoordinatorConfig.model_validate(
-            pods.resolved.coordinator.model_dump() | short_times
-        )
-        replicas = {
-            "coordinator": 1,
-            "policy": config.num_policy_workers,
-            "buffer": config.num_buffer_workers,
-            "trainer": 1,
-            "actor": config.num_actors,
-            "evaluator": config.num_evaluators,
-        }
-        for role, count in replicas.items():
-            for number in range(count):
+        self._coordinator = CoordinatorConfig.model_validate(pods.resolved.coordinator.model_dump() | short_times)
+        num_pods = {**self._coordinator.num_workers, COORDINATOR: 1, TRAINER: 1}
+        for role in pods.resolved.configs:
+            for number in range(num_pods[role]):
                 self._start((role, number))
 
     def delete(self, *place: Place) -> None:

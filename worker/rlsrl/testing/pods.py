@@ -15,8 +15,8 @@ from typing import Any
 
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import ClusterPlacement
-from rlsrl.api.resolve import resolve
-from rlsrl.api.resolved import ResolvedExperiment, RoleConfig
+from rlsrl.api.resolve import ResolvedExperiment, resolve
+from rlsrl.api.resolved import RoleConfig
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE, TLS_NAME_VARIABLE, Tls
 from rlsrl.runtime.coordination import CoordinatorClient
 from rlsrl.runtime.identity import POD_VARIABLE

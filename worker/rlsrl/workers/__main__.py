@@ -7,6 +7,7 @@ asked for, 2 the experiment cannot run as written (starting again would not help
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -21,15 +22,9 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from rlsrl.api.live import with_settings
-from rlsrl.api.resolved import (
-    ActorConfig,
-    BufferConfig,
-    CoordinatorConfig,
-    EvaluatorConfig,
-    PolicyWorkerConfig,
-    RoleConfig,
-    TrainerConfig,
-)
+from rlsrl.api.resolved import CoordinatorConfig, RoleConfig
+from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.roles import ROLES, STREAMS, role_named
 from rlsrl.rpc.auth import TokenMissing, token_from_environment
 from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.runtime.addresses import followed_roles, own_address
@@ -37,33 +32,21 @@ from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
 from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
-from rlsrl.runtime.join_session import STREAMS, JoinSession
+from rlsrl.runtime.join_session import JoinSession
 from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave, raise_open_files_limit
 from rlsrl.runtime.worker import Worker
 from rlsrl.workers.context import WorkerContext
 
-TRAINER = "trainer"
 JOIN_SECONDS = 120.0
 """How long a worker waits for a coordinator; then it exits and is started again."""
 
-EVALUATOR = "evaluator"
-POLICY = "policy"
-BUFFER = "buffer"
 RESULT_VARIABLE = "RLSRL_RESULT_FILE"
 """Environment variable with the path of the file that says that the run is done, and what it came to: a container's
 termination message."""
 DONE = "done"
 MakeWorker = Callable[[WorkerContext], Worker[Any]]
-CONFIGS: dict[str, type[RoleConfig]] = {
-    "coordinator": CoordinatorConfig,
-    TRAINER: TrainerConfig,
-    "actor": ActorConfig,
-    BUFFER: BufferConfig,
-    EVALUATOR: EvaluatorConfig,
-    POLICY: PolicyWorkerConfig,
-}
 
 
 def main() -> int:
@@ -88,7 +71,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rlsrl.workers", description="Run one worker process of an experiment.")
-    parser.add_argument("--role", required=True, choices=list(CONFIGS))
+    parser.add_argument("--role", required=True, choices=[role.name for role in ROLES])
     parser.add_argument("--config", required=True, type=Path, help="the role's resolved config, JSON")
     rank = int(os.environ.get("RANK", "0"))
     parser.add_argument("--rank", type=int, default=rank, help="a trainer's rank; by default the one torchrun gave")
@@ -103,7 +86,7 @@ def _read_config(role: str, path: Path) -> RoleConfig:
         ConfigurationError: the file cannot be read, or holds something else; every fault on one line.
     """
     try:
-        return CONFIGS[role].from_json(path.read_bytes())
+        return role_named(role).config.from_json(path.read_bytes())
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
@@ -114,12 +97,12 @@ def _read_config(role: str, path: Path) -> RoleConfig:
 def _coordinate(config: CoordinatorConfig) -> None:
     from rlsrl.workers.coordinator import CoordinatorWorker
 
-    _log(config, "coordinator", 0)
+    _log(config, COORDINATOR, 0)
     worker = CoordinatorWorker(
         token=token_from_environment(),
         tls=tls_from_environment(),
         metrics=Metrics(CollectorRegistry()),
-        log=structlog.stdlib.get_logger("coordinator"),
+        log=structlog.stdlib.get_logger(COORDINATOR),
     )
     signal.signal(signal.SIGTERM, lambda *_: worker.exit())
     worker.configure(config)
@@ -257,26 +240,10 @@ class _Process:
 
 
 def _import_worker(role: str) -> MakeWorker:
-    """The role's worker; what a role imports, only its own process imports."""
-    if role == TRAINER:
-        from rlsrl.workers.trainer import TrainerWorker
-
-        return TrainerWorker
-    if role == EVALUATOR:
-        from rlsrl.workers.evaluator import EvaluatorWorker
-
-        return EvaluatorWorker
-    if role == POLICY:
-        from rlsrl.workers.policy import PolicyWorker
-
-        return PolicyWorker
-    if role == BUFFER:
-        from rlsrl.workers.buffer import BufferWorker
-
-        return BufferWorker
-    from rlsrl.workers.actor import ActorWorker
-
-    return ActorWorker
+    """Return the class of the role's worker. Only the role's own processes import what it imports."""
+    module, _, name = role_named(role).worker.partition(":")
+    make_worker: MakeWorker = getattr(importlib.import_module(module), name)
+    return make_worker
 
 
 def _log(config: RoleConfig, role: str, index: int) -> None:

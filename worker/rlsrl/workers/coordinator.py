@@ -21,6 +21,7 @@ import structlog
 
 from rlsrl.api.live import with_settings
 from rlsrl.api.resolved import CoordinatorConfig
+from rlsrl.api.role_names import COORDINATOR
 from rlsrl.parameters.service import ParameterService
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import Tls
@@ -45,7 +46,6 @@ from rlsrl.workers.status import ExperimentInfo
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
 
-COORDINATOR = "coordinator"
 START_SECONDS = 30.0
 """How long the server may take to come up."""
 STOP_SECONDS = 1.0
@@ -273,7 +273,7 @@ class CoordinatorServer:
             TimeoutError: the event loop did not answer in time.
         """
         service, loop, _ = self._serving.result(timeout)
-        asyncio.run_coroutine_threadsafe(service.adopt(settings, capacity_of(config)), loop).result(timeout)
+        asyncio.run_coroutine_threadsafe(service.adopt(settings, config.num_workers), loop).result(timeout)
 
     def check(self) -> None:
         """Raise what the thread died of, with its cause."""
@@ -376,18 +376,6 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value
 
 
-def capacity_of(config: CoordinatorConfig) -> dict[str, int]:
-    """How many workers there should be, by the roles that the experiment has."""
-    wanted = {
-        "actor": config.num_actors,
-        "policy": config.num_policy_workers,
-        "buffer": config.num_buffer_workers,
-        "trainer": config.num_trainers,
-        "evaluator": config.num_evaluators,
-    }
-    return {role: count for role, count in wanted.items() if count}
-
-
 def read_roster(config: CoordinatorConfig, record: StoredDocument, *, now: float) -> Leases:
     """The roster that an earlier coordinator of this run left, or an empty one.
 
@@ -395,7 +383,7 @@ def read_roster(config: CoordinatorConfig, record: StoredDocument, *, now: float
         ConfigurationError: what is there is no roster.
         OSError: it cannot be read.
     """
-    capacity = capacity_of(config)
+    capacity = config.num_workers
     try:
         value = json.loads(record.read())
         return Leases.from_json(value, lease_seconds=config.lease_seconds, capacity=capacity, now=now)

@@ -20,13 +20,14 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from rlsrl.api.role_names import TRAINER
+from rlsrl.api.roles import STREAMS
 from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.coordination import Command, WorkerState
 from rlsrl.runtime.identity import is_dead
-from rlsrl.runtime.join_session import STREAMS
 from rlsrl.runtime.ledger import MAX_RECORD_BYTES, LedgerError, PageRecord
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.documents import StoredDocument
@@ -34,7 +35,7 @@ from rlsrl.workers.leadership import Superseded
 from rlsrl.workers.learning_curve import CurveRow, LearningCurve
 from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Leases, Wait
 from rlsrl.workers.ledger_copies import LedgerCopies
-from rlsrl.workers.status import TRAINER, ExperimentInfo, Member, MemberReport, build_status
+from rlsrl.workers.status import ExperimentInfo, Member, MemberReport, build_status
 
 HELLO_SECONDS = 10.0
 """How long a new stream may be silent."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlsrl.api.role_names import TRAINER
 from rlsrl.data.version import Version
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.workers.ledger_copies import LedgerCopies
@@ -15,7 +16,6 @@ RunPhase = Literal["starting", "training", "paused", "recovering", "finished"]
 """Where the experiment stands: before its first training step; training; told to pause; without a trainer that it had;
 at its end."""
 
-TRAINER = "trainer"
 STALE_HEARTBEATS = 3
 """A worker that is silent for longer than this many heartbeats is shown as stale; its lease runs out later."""
 TOTALS = ("env_steps", "train_steps", "env_steps_per_second", "return_mean", "policy_lag", "unstored_versions")
