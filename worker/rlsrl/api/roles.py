@@ -79,7 +79,7 @@ class Role:
     """Seconds between SIGTERM and SIGKILL of its pods."""
     reaches_object_store: bool = False
     """Whether its pods read and write the experiment's object store, and so get its credentials."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Environment variables of its processes, beside those of every worker (``rlsrl.api.process_environment``)."""
 
     def num_workers(self, spec: ExperimentSpec) -> int:
