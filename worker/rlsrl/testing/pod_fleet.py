@@ -109,7 +109,7 @@ class PodFleet:
 
     def _start(self, place: Place, *, host: str = "") -> None:
         role, _ = place
-        config: RoleConfig | None = self._coordinator if role == "coordinator" else getattr(self.pods.resolved, role)
+        config: RoleConfig | None = self._coordinator if role == "coordinator" else self.pods.resolved.configs.get(role)
         arguments: list[str] = []
         if role == "trainer":
             self.attempt += 1
