@@ -46,7 +46,7 @@ def test_a_small_network_is_on_a_gpu_only_if_that_is_asked_for(monkeypatch: pyte
 @pytest.mark.parametrize(("gpus", "places"), [(0, 1), (1, 2)])
 def test_too_few_gpus_are_told_with_the_field(gpus: int, places: int, monkeypatch: pytest.MonkeyPatch) -> None:
     see(gpus, monkeypatch)
-    told = rf"trainers\.device is cuda.* each of {places} .*sees {gpus}; allowed: auto"
+    told = rf"trainers\.device is cuda.* needs {places} GPUs .*sees {gpus}; use auto"
     with pytest.raises(ConfigurationError, match=told):
         device_for("cuda", field="trainers.device", places=places)
 

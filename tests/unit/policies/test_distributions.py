@@ -7,10 +7,8 @@ import torch
 from torch.distributions import Categorical, Independent, Normal
 
 from rlsrl.policies.distributions import (
-    categorical_entropy,
     categorical_log_prob,
     categorical_log_prob_and_entropy,
-    gaussian_entropy,
     gaussian_log_prob,
     gaussian_log_prob_and_entropy,
     log_prob_and_entropy_for,
@@ -23,7 +21,6 @@ def test_agrees_with_torch_distributions(shape: tuple[int, ...]) -> None:
     logits, action = torch.randn(*shape, 5) * 3, torch.randint(0, 5, shape)
     reference = Categorical(logits=logits)
     torch.testing.assert_close(categorical_log_prob(logits, action), reference.log_prob(action))
-    torch.testing.assert_close(categorical_entropy(logits), reference.entropy())
     log_prob, entropy = categorical_log_prob_and_entropy(logits, action)
     torch.testing.assert_close(log_prob, reference.log_prob(action))
     torch.testing.assert_close(entropy, reference.entropy())
@@ -44,7 +41,6 @@ def test_gaussians_agree_with_torch_distributions(shape: tuple[int, ...]) -> Non
     parameters = torch.cat([mean, log_std], -1)
     reference = Independent(Normal(mean, log_std.exp()), 1)
     torch.testing.assert_close(gaussian_log_prob(parameters, action), reference.log_prob(action))
-    torch.testing.assert_close(gaussian_entropy(parameters), reference.entropy())
     log_prob, entropy = gaussian_log_prob_and_entropy(parameters, action)
     torch.testing.assert_close(log_prob, reference.log_prob(action))
     torch.testing.assert_close(entropy, reference.entropy())

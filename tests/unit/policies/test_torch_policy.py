@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
-from rlsrl.policies.export import ExportMismatch, check_export, dense_program
+from rlsrl.policies.export import ExportMismatch, check_export, export_dense
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import MlpActorCritic
@@ -33,7 +33,7 @@ class Scaled(nn.Module):
         return logits, logits.sum(-1)
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor:
-        return dense_program(self.actor, "actor", layout, ENV_SPEC.observation)
+        return export_dense(self.actor, "actor", layout, ENV_SPEC.observation)
 
 
 class Opaque(nn.Module):
@@ -132,7 +132,7 @@ def test_an_export_that_computes_something_else_is_refused(scale: float) -> None
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        ([nn.Linear(4, 3), nn.Tanh()], "has to end with the nn.Linear"),
+        ([nn.Linear(4, 3), nn.Tanh()], "must end with the nn.Linear"),
         ([nn.Linear(4, 8), nn.Linear(8, 3)], r"actor.1 is Linear"),
         ([nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 3)], r"actor.1 is Dropout"),
         ([nn.Tanh(), nn.Linear(4, 3)], r"actor.0 is Tanh"),
@@ -143,7 +143,7 @@ def test_towers_that_are_no_program_are_refused(modules: list[nn.Module], messag
     tower = nn.Sequential(*modules)
     layout = FlatLayout.of(nn.ModuleDict({"actor": tower}))
     with pytest.raises(ValueError, match=message):
-        dense_program(tower, "actor", layout, ENV_SPEC.observation)
+        export_dense(tower, "actor", layout, ENV_SPEC.observation)
 
 
 def test_deviations_that_do_not_fit_the_means_are_refused() -> None:
@@ -151,4 +151,4 @@ def test_deviations_that_do_not_fit_the_means_are_refused() -> None:
     layout = FlatLayout.of(nn.ModuleDict({"actor": tower, "other": nn.LayerNorm(2)}))
     for name in ("other.weight", "log_std"):
         with pytest.raises(ValueError, match=rf"{name} is no parameter of shape \(3,\)"):
-            dense_program(tower, "actor", layout, ENV_SPEC.observation, log_std=name)
+            export_dense(tower, "actor", layout, ENV_SPEC.observation, log_std=name)

@@ -1,1 +1,1 @@
-"""Arrays in flight: versions, array specs, slots. numpy only."""
+"""Records of arrays that travel: specs, slots, inference messages, versions. numpy only."""

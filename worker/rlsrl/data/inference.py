@@ -1,12 +1,11 @@
-"""What is asked of whoever evaluates a policy, and what comes back. One form for inline and remote inference.
+"""Requests for an evaluation of the policy, and their results. Inline and remote inference use the same records.
 
-The answer is the parameters of the action distribution, not an action: the actor draws, from its own seeded noise. So
-an actor's actions do not depend on where its policy was evaluated or with whom it shared a batch.
+A result holds the parameters of the action distribution, not an action: the actor draws from its own seeded noise. So
+an actor's actions depend neither on where its policy is evaluated nor on the other requests of a batch.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -15,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec, EnvSpec, digest
+from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec, digest
 from rlsrl.data.version import INITIAL, Version
 
 
@@ -24,11 +23,11 @@ class RolloutRequest:
     """One frame of N lanes."""
 
     observation: Arrays
-    """By path, each [N, ...]."""
+    """Observation arrays by path, each [N, ...]."""
     state: Arrays = field(default_factory=dict)
     """Recurrent state by path, each [N, ...]; empty for a policy without memory."""
     min_version: Version = INITIAL
-    """The oldest weights that may answer: that of the slot's credit."""
+    """The oldest weights that may answer: the minimum version of the slot."""
 
     @property
     def num_lanes(self) -> int:
@@ -38,18 +37,21 @@ class RolloutRequest:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RolloutResult:
-    """The policy's answer for the N lanes of one request."""
+    """The result for the N lanes of one request."""
 
     distribution: NDArray[np.float32]
     """Parameters of the action distribution, [N, A]: see ``ActionSpec.distribution_size``."""
     state: Arrays = field(default_factory=dict)
     """Recurrent state after this frame, for the next request."""
     version: Version
-    """The weights that were evaluated."""
+    """The version of the weights that were evaluated."""
 
 
 def batch_observations(requests: Sequence[RolloutRequest]) -> Arrays:
-    """The observations of all requests, by path, along the lanes: [sum of N, ...]. Of one request they are its own."""
+    """Concatenate the observations of all requests along the lanes: by path, [sum of N, ...].
+
+    The arrays of a single request are returned as they are.
+    """
     if len(requests) == 1:
         return requests[0].observation
     return {
@@ -60,22 +62,17 @@ def batch_observations(requests: Sequence[RolloutRequest]) -> Arrays:
 def split_results(
     requests: Sequence[RolloutRequest], distribution: NDArray[np.float32], version: Version
 ) -> list[RolloutResult]:
-    """Each request's part of what was computed of them ``together``, [sum of N, A]."""
+    """Return each request's part of ``distribution`` [sum of N, A], which was computed from ``batch_observations``."""
     ends = accumulate((request.num_lanes for request in requests), initial=0)
     return [RolloutResult(distribution=distribution[a:b], version=version) for a, b in pairwise(ends)]
 
 
-def distribution_size(action: ActionSpec) -> int:
-    """A: a logit for each choice, or a mean and the logarithm of a deviation for each entry of the vector."""
-    return action.num_actions if action.kind == "discrete" else 2 * math.prod(action.array.shape)
-
-
 @dataclass(frozen=True, kw_only=True)
 class InferenceLayout:
-    """What stands in requests and results, a lane. Both ends of a stream compare theirs in the handshake."""
+    """The arrays of requests and results, per lane. Both ends of a stream compare their layouts in the handshake."""
 
     observation: Mapping[str, ArraySpec]
-    """By path."""
+    """Observation specs by path."""
     distribution_size: int
     """A: parameters of one action's distribution."""
     state: Mapping[str, ArraySpec] = field(default_factory=dict)
@@ -83,7 +80,7 @@ class InferenceLayout:
 
     @classmethod
     def of(cls, env: EnvSpec, state: Mapping[str, ArraySpec] | None = None) -> Self:
-        """The layout for environments with that spec and a policy with that recurrent state."""
+        """Return the layout for environments with that spec and a policy with that recurrent state."""
         return cls(observation=env.observation, distribution_size=env.action.distribution_size, state=state or {})
 
     @property
@@ -92,7 +89,7 @@ class InferenceLayout:
         return digest(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value that ``from_json`` reads back; the order of paths is part of it."""
+        """Return a JSON value that ``from_json`` reads back. It keeps the order of paths."""
         return {
             "observation": [[path, spec.to_json()] for path, spec in self.observation.items()],
             "distribution_size": self.distribution_size,

@@ -1,9 +1,9 @@
-"""Slots: the preallocated arrays of one rollout, written in place by an actor and read by a trainer.
+"""Slots: the preallocated arrays of one rollout. An actor writes them in place, and a trainer reads them.
 
-A slot has T steps of N lanes. Frames (observations) have T + 1 entries, so the frame after the last step is there to
-bootstrap from and no side array is needed. Autoreset is NEXT_STEP, as in Gymnasium's vector environments: after a
-step that ended an episode, the next frame is that episode's FINAL observation, and the step taken from it only resets
-(its ``mask`` is False: it is no transition).
+A slot has T steps of N lanes. Frames (observations) have T + 1 entries: the frame after the last step serves to
+bootstrap, without a side array. Autoreset is NEXT_STEP, as in Gymnasium's vector environments: after a step that ended
+an episode, the next frame is that episode's FINAL observation. The step taken from it only resets: it is not a
+transition, and its ``mask`` is False.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Axes = Literal["frames", "steps", "lanes", "clock"]
 """Leading axes of a field: frames [T+1, N], steps [T, N], lanes [N], clock [T]."""
 
 DISCOUNTED_RETURN = "discounted_return"
-"""A field that slots have where rewards are scaled: the discounted return of each lane so far, as steps."""
+"""A field [T, N] of slots whose rewards are scaled: the discounted return of each lane so far."""
 
 ALIGNMENT = 64
 """Every array starts on a cache line."""
@@ -31,7 +31,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldSpec:
-    """One array of a slot: its leading axes and what stands at each place."""
+    """One array of a slot: its leading axes, and the spec of each entry."""
 
     axes: Axes
     array: ArraySpec
@@ -39,7 +39,7 @@ class FieldSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotLayout:
-    """Where each array of a slot stands. Both ends of a stream compare ``digest`` in their handshake."""
+    """The place of each array in a slot. Both ends of a stream compare a hash of it in their handshake."""
 
     num_steps: int
     """T: steps of one rollout."""
@@ -80,11 +80,11 @@ class SlotLayout:
 
     @property
     def step_digest(self) -> str:
-        """A hash of the fields alone: equal for layouts that differ only in their number of lanes."""
+        """A hash of steps and fields: equal for layouts that differ only in the number of lanes."""
         return digest({"num_steps": self.num_steps, "fields": self.to_json()["fields"]})
 
     def view(self, buffer: memoryview | bytearray | Any) -> dict[str, NDArray[Any]]:
-        """Arrays over ``buffer`` (at least ``nbytes`` long), one a field; nothing is copied.
+        """Return one array per field over ``buffer`` (at least ``nbytes`` long). Nothing is copied.
 
         Raises:
             ValueError: the buffer is too short.
@@ -95,11 +95,11 @@ class SlotLayout:
         }
 
     def with_lanes(self, num_lanes: int) -> Self:
-        """The same fields for another number of lanes."""
+        """Return the layout with the same fields for another number of lanes."""
         return type(self)(num_steps=self.num_steps, num_lanes=num_lanes, fields=self.fields)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value that ``from_json`` reads back."""
+        """Return a JSON value that ``from_json`` reads back."""
         return {
             "num_steps": self.num_steps,
             "num_lanes": self.num_lanes,
@@ -119,7 +119,7 @@ class SlotLayout:
         }
         num_steps, num_lanes = int(value["num_steps"]), int(value["num_lanes"])
         if num_steps < 1 or num_lanes < 1:
-            raise ValueError(f"a slot has at least one step and one lane, not {num_steps} and {num_lanes}")
+            raise ValueError(f"num_steps is {num_steps} and num_lanes {num_lanes}; both must be at least 1")
         return cls(num_steps=num_steps, num_lanes=num_lanes, fields=fields)
 
 
@@ -137,14 +137,18 @@ def rollout_layout(
     state: Mapping[str, ArraySpec] | None = None,
     discounted_return: bool = False,
 ) -> SlotLayout:
-    """The layout of a rollout: what an actor writes and a trainer reads.
+    """Return the layout of a rollout, which an actor writes and a trainer reads.
 
-    Fields: ``observation...`` (frames), ``action``, ``behavior_log_prob`` (the acting policy's), ``reward``,
-    ``terminated``, ``truncated``, ``mask`` (False where the step is no transition: autoreset, absent agent),
-    ``episode_return`` and ``episode_length`` (undiscounted, as the environment gave it; 0 but where an episode is
-    reported: where it ended, and not for training only), ``version_attempt`` and ``version_step`` (of the weights that
-    chose the step's actions) and ``state/...``, the recurrent state each lane began with. ``discounted_return`` (of the
-    lane's episode so far) only if asked for.
+    Fields:
+        ``observation...``: frames.
+        ``action``, ``reward``, ``terminated``, ``truncated``.
+        ``behavior_log_prob``: by the policy that acted.
+        ``mask``: False where the step is not a transition (autoreset, absent agent).
+        ``episode_return``, ``episode_length``: of the raw rewards, at the step that ends an episode; else 0. An episode
+            that ends only for training is not reported.
+        ``version_attempt``, ``version_step``: of the weights that chose the step's actions.
+        ``state/...``: the recurrent state with which each lane began.
+        ``discounted_return``: of the lane's episode so far; only if ``discounted_return`` is true.
     """
     fields = {name: FieldSpec(axes="frames", array=spec) for name, spec in env.observation.items()}
     per_step = {
@@ -168,7 +172,7 @@ def rollout_layout(
 
 @dataclass(frozen=True, order=True, slots=True)
 class ProducerId:
-    """Who fills slots: the leased index, and how often that index was leased before."""
+    """Identifies an actor: its leased index, and how often that index was leased before."""
 
     index: int
     incarnation: int
@@ -176,24 +180,24 @@ class ProducerId:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Slot:
-    """One rollout's memory and what is known of it. Equality is identity: two slots are never the same memory."""
+    """The memory of one rollout with its metadata. Two slots are equal only if they are the same object."""
 
     arrays: dict[str, NDArray[Any]]
-    """The layout's fields, over the transport's own memory."""
+    """The layout's fields by name, over the transport's memory."""
     min_version: Version = INITIAL
-    """The oldest weights this slot may be acted with: set when its credit was granted."""
+    """The oldest weights that may act in this slot. Set when its credit is granted."""
     credit: int = -1
-    """The credit's place in the order of granting, unique per consumer; -1 while the slot has none."""
+    """The credit's place in the order of granting, unique per consumer; -1 without a credit."""
     producer: ProducerId | None = None
-    """Who filled it; set by the transport on arrival."""
+    """The actor that filled it. The transport sets it on arrival."""
     sequence: int = -1
-    """The producer's count of posted slots, from 0, over its incarnation; set by ``post``."""
+    """The producer's count of slots posted in its incarnation, from 0. ``post`` sets it."""
     num_transitions: int = 0
-    """True entries of ``mask``: what the ledger counts. Set by the filler before ``post``."""
+    """True entries of ``mask``: the ledger counts them. The producer sets it before ``post``."""
     total: int = 0
-    """Transitions that the producer's index ever posted to this consumer, this slot's included; set by ``post``."""
+    """Transitions that the producer's index ever posted to this consumer, this slot included. ``post`` sets it."""
     handle: Any = field(default=None, repr=False)
-    """The transport's own mark; nobody else reads it."""
+    """Private to the transport."""
 
     @property
     def num_lanes(self) -> int:
@@ -202,7 +206,7 @@ class Slot:
 
     @property
     def oldest_version(self) -> Version:
-        """The version of the slot's oldest action: policy lag is measured from it."""
+        """The version of the slot's oldest action. Policy lag is measured from it."""
         attempts, steps = self.arrays["version_attempt"], self.arrays["version_step"]
         attempt = attempts.min()
         return Version(int(attempt), int(steps[attempts == attempt].min()))

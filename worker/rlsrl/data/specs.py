@@ -1,7 +1,7 @@
-"""Shapes and dtypes of named arrays, and what an environment takes and gives.
+"""Specs of named arrays, of actions and of environments.
 
-A nested structure is a flat mapping whose names are paths (``"observation/camera"``): one form for slots, messages
-and files, so nothing on the way has to know how an observation is nested.
+A nested structure is a flat mapping whose names are paths (``"observation/camera"``). Slots, messages and files all use
+this form, so code between the environment and the network does not depend on the nesting.
 """
 
 from __future__ import annotations
@@ -38,15 +38,19 @@ class ArraySpec:
         return self.size * np.dtype(self.dtype).itemsize
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value that ``from_json`` reads back."""
+        """Return a JSON value that ``from_json`` reads back."""
         return {"shape": list(self.shape), "dtype": self.dtype}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read what ``to_json`` wrote; object dtypes are refused."""
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            ValueError: the dtype is not a boolean, integer or float type, or a size is negative.
+        """
         dtype = np.dtype(value["dtype"])
         if dtype.hasobject or dtype.kind not in "biuf":
-            raise ValueError(f"dtype {value['dtype']!r} is not a plain boolean, integer or float type")
+            raise ValueError(f"dtype {value['dtype']!r} is not a boolean, integer or float type")
         shape = tuple(int(size) for size in value["shape"])
         if any(size < 0 for size in shape):
             raise ValueError(f"shape {shape} has a negative size")
@@ -55,7 +59,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionSpec:
-    """What an environment takes for an action.
+    """The actions of an environment.
 
     ``discrete``: one integer in ``[0, num_actions)``, array spec ``() int64``.
     ``continuous``: a float vector within ``[low, high]``, array spec ``(dim,) float32``; a bound may be infinite.
@@ -64,26 +68,26 @@ class ActionSpec:
     kind: Literal["discrete", "continuous"]
     array: ArraySpec
     num_actions: int = 0
-    """Number of choices; 0 unless discrete."""
+    """Number of choices; 0 for continuous actions."""
     low: tuple[float, ...] = ()
-    """Least value of each entry; -inf where there is none. Empty unless continuous."""
+    """Lower bound of each entry, maybe -inf. Empty for discrete actions."""
     high: tuple[float, ...] = ()
-    """Greatest value of each entry; inf where there is none. Empty unless continuous."""
+    """Upper bound of each entry, maybe inf. Empty for discrete actions."""
     mask: str | None = None
-    """Path of the observation array, [num_actions], whose entries are 0 for the choices that are illegal now; None:
-    all are always legal. None unless discrete."""
+    """Path of the observation array [num_actions] whose entries are 0 for choices that are illegal now. None: all
+    choices are always legal, or actions are continuous."""
 
     @property
     def distribution_size(self) -> int:
-        """Parameters of the distribution that one action is drawn from.
+        """Number of parameters of one action's distribution.
 
-        ``discrete``: a logit for each choice. ``continuous``: the mean of each entry, then the logarithm of each
-        entry's standard deviation.
+        ``discrete``: one logit per choice. ``continuous``: the mean of each entry, then the logarithm of each entry's
+        standard deviation.
         """
         return self.num_actions if self.kind == "discrete" else 2 * math.prod(self.array.shape)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value that ``from_json`` reads back; null for an infinite bound, which JSON cannot hold."""
+        """Return a JSON value that ``from_json`` reads back. Infinite bounds, which JSON cannot hold, become null."""
         return {
             "kind": self.kind,
             "array": self.array.to_json(),
@@ -108,7 +112,7 @@ class ActionSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvSpec:
-    """What one environment gives and takes, per lane; learnt from an instance that is closed again."""
+    """The observations and actions of one environment, per lane."""
 
     observation: Mapping[str, ArraySpec]
     """Array specs by path: ``{"observation": ...}``, or ``{"observation/<key>": ...}`` for a Dict space."""
@@ -116,12 +120,12 @@ class EnvSpec:
 
     @property
     def unmasked(self) -> EnvSpec:
-        """The same without the action mask: what a network is made for. Whoever runs it applies the mask."""
+        """The spec without the action mask, for which networks are made. The mask is applied to a network's logits."""
         observation = {path: spec for path, spec in self.observation.items() if path != self.action.mask}
         return EnvSpec(observation=observation, action=replace(self.action, mask=None))
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value that ``from_json`` reads back."""
+        """Return a JSON value that ``from_json`` reads back."""
         observation = {path: spec.to_json() for path, spec in self.observation.items()}
         return {"observation": observation, "action": self.action.to_json()}
 
@@ -133,6 +137,6 @@ class EnvSpec:
 
 
 def digest(value: Any) -> str:
-    """A short hash of a JSON value, equal in every process for equal values."""
+    """Return a short hash of a JSON value. Equal values have equal hashes in every process."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

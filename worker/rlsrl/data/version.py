@@ -1,4 +1,4 @@
-"""The name of a policy's weights in time."""
+"""Versions: the names of a policy's weights."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple, Self
 
 
 class Version(NamedTuple):
-    """Names immutable weights by the trainer gang's life that made them and its step; ordered in that order.
+    """Names immutable weights by the attempt and the step that made them, and orders them in that order.
 
-    ``attempt`` is the fencing token: it rises each time the trainer gang starts, so weights of a gang that was
-    declared dead can never pass for newer ones. ``step`` counts calls of ``Learner.step``.
+    ``attempt`` is the fencing token: it rises each time the trainer gang starts. So weights of a gang that was declared
+    dead are never taken for newer ones. ``step`` counts calls of ``Learner.step``.
     """
 
     attempt: int
@@ -32,4 +32,4 @@ class Version(NamedTuple):
 
 
 INITIAL = Version(0, 0)
-"""Older than or as old as every version a trainer makes; a credit with this minimum accepts any weights."""
+"""The least version: a credit with this minimum accepts any weights."""

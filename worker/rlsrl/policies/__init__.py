@@ -1,1 +1,1 @@
-"""Networks, policies, and the torch-free programs actors run."""
+"""Networks, policies, and the actors that draw actions from them."""

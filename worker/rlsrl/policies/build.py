@@ -1,4 +1,4 @@
-"""Makes a network from its factory, built-in or the user's own, and checks that it is what a policy needs."""
+"""Makes a network from its factory, built-in or the user's own, and checks its outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsrl.policies.masked import MaskedActorCritic
 from rlsrl.runtime.errors import ConfigurationError
 
 PROBE_LANES = 3
-"""Lanes of the observation a new network is tried on."""
+"""Lanes of the observation on which a new network is tried."""
 
 
 def build_network(
@@ -25,11 +25,11 @@ def build_network(
     seed: int,
     device: torch.device = CPU,
 ) -> nn.Module:
-    """``factory(env_spec, **kwargs)``, for example ``networks.MlpActorCritic``, made with torch's generator seeded.
+    """Return ``factory(env_spec, **kwargs)``, for example ``networks.MlpActorCritic``, on ``device``.
 
-    It is made on the CPU, moved to the device and tried there once, on an observation of zeros. Equal seeds give equal
-    weights; the process's own generator is left as it was. Where the environment has an action mask, the factory and
-    its network know nothing of it: the mask is applied to the network's logits.
+    The network is made on the CPU, moved to the device and tried there once, on an observation of zeros. ``seed`` seeds
+    torch's generator: equal seeds give equal weights, and the generator's state is restored. The factory gets the spec
+    without an action mask; the mask is applied to the network's logits.
 
     Raises:
         ConfigurationError: the factory raised or did not return an ``nn.Module``, or the network's outputs are not
@@ -50,11 +50,11 @@ def build_network(
         if not isinstance(network, nn.Module):
             raise ConfigurationError(f"network factory {name} returned a {type(network).__name__}, not an nn.Module")
         network.to(device)
-        _try_out(network, unmasked, name, device)
+        _try(network, unmasked, name, device)
     return network if mask is None else MaskedActorCritic(network, mask)
 
 
-def _try_out(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device) -> None:
+def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device) -> None:
     observation = {
         path: torch.zeros((PROBE_LANES, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
         for path, spec in env_spec.observation.items()
@@ -72,15 +72,17 @@ def _try_out(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.dev
         raise ConfigurationError(
             f"the network of {name} returned {type(outputs).__name__}, not the pair (distribution parameters, value)"
         )
-    _check("distribution parameters", outputs[0], (PROBE_LANES, env_spec.action.distribution_size), name)
-    _check("values", outputs[1], (PROBE_LANES,), name)
+    _check_output("distribution parameters", outputs[0], (PROBE_LANES, env_spec.action.distribution_size), name)
+    _check_output("values", outputs[1], (PROBE_LANES,), name)
 
 
-def _check(what: str, tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
+def _check_output(what: str, tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
     if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
         raise ConfigurationError(
-            f"for {PROBE_LANES} observations the network of {name} gives {what} of shape {tuple(tensor.shape)} and "
-            f"dtype {tensor.dtype}; they have to be {shape} and torch.float32"
+            f"for {PROBE_LANES} observations the network of {name} returns {what} of shape {tuple(tensor.shape)} and "
+            f"dtype {tensor.dtype}; {shape} and torch.float32 are needed"
         )
     if not bool(torch.isfinite(tensor).all()):
-        raise ConfigurationError(f"the network of {name} gives {what} that are not finite for an observation of zeros")
+        raise ConfigurationError(
+            f"the network of {name} returns {what} that are not finite for an observation of zeros"
+        )

@@ -15,7 +15,7 @@ from rlsrl.policies.networks import Observation, orthogonal
 from rlsrl.runtime.errors import ConfigurationError
 
 SMALLEST_IMAGE = 36
-"""Height and width that leave one place to the last convolution."""
+"""The least height and width: the last convolution has one output place then."""
 
 
 class NatureCnnActorCritic(nn.Module):
@@ -23,10 +23,10 @@ class NatureCnnActorCritic(nn.Module):
 
     Takes one image, [C, H, W] uint8 (stacked frames are its channels), and scales it to [0, 1]. Orthogonal weights
     (gain sqrt(2); 0.01 before the logits or means, 1 before the value) and zero biases, as CleanRL's ``ppo_atari.py``.
-    The deviations of continuous actions are parameters that no observation changes, 1 at first.
+    The deviations of continuous actions are parameters that do not depend on the observation. They start at 1.
 
-    With ``precision="bfloat16"`` the body computes in bfloat16 (autocast: its weights stay float32); logits and values
-    are made in float32 from its features.
+    With ``precision="bfloat16"`` the body computes in bfloat16 (autocast: its weights stay float32). The heads compute
+    logits and values in float32 from its features.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class NatureCnnActorCritic(nn.Module):
         """Fit the image and the actions of ``env_spec``.
 
         Raises:
-            ConfigurationError: the observation is no such image, or a smaller one than 36 x 36.
+            ConfigurationError: the observation is not one uint8 image of at least 36 x 36 pixels.
         """
         super().__init__()
         self._path, channels, height, width = _image(env_spec)
@@ -59,7 +59,7 @@ class NatureCnnActorCritic(nn.Module):
         self.critic = orthogonal(nn.Linear(hidden_size, 1), 1.0)
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Distribution parameters [N, A] and values [N]."""
+        """Return distribution parameters [N, A] and values [N]."""
         image = self._image(observation, torch.bfloat16 if self._in_bfloat16 else torch.float32)
         with torch.autocast(image.device.type, torch.bfloat16, enabled=self._in_bfloat16):
             features = self.body(image)
@@ -67,19 +67,19 @@ class NatureCnnActorCritic(nn.Module):
         return self._distribution(features), self.critic(features).squeeze(-1)
 
     def prepared_actor(self) -> Callable[[Observation], Tensor]:
-        """See ``networks.ActingNetwork``. In bfloat16 the body's weights are cast here: autocast does at each call."""
+        """Return the actor. In bfloat16 it casts the body's weights once: autocast would cast them at each call."""
         body, dtype = self.body, torch.float32
         if self._in_bfloat16:
             body, dtype = copy.deepcopy(self.body).bfloat16(), torch.bfloat16
         return lambda observation: self._distribution(body(self._image(observation, dtype)).float())
 
     def to_preferred_layout(self, observation: Observation) -> Observation:
-        """See ``networks.PreferredLayoutNetwork``: with the channels last, a fifth of the time to read."""
+        """Return the image with its channels last in memory: reading it takes a fifth of the time."""
         return {**observation, self._path: observation[self._path].contiguous(memory_format=torch.channels_last)}
 
     def _image(self, observation: Observation, dtype: torch.dtype) -> Tensor:
-        # Convolutions on a CPU are about twice as fast with the channels last in memory. In place, as a cast from uint8
-        # always copies; either type holds every uint8, and the quotient is rounded to it once.
+        # Convolutions on a CPU are about twice as fast with the channels last in memory. The division is in place: the
+        # cast from uint8 has copied the image. Both types hold every uint8 exactly, so only the quotient is rounded.
         return observation[self._path].to(dtype, memory_format=torch.channels_last).div_(255.0)
 
     def _distribution(self, features: Tensor) -> Tensor:
@@ -90,19 +90,19 @@ class NatureCnnActorCritic(nn.Module):
 
 
 def _image(env_spec: EnvSpec) -> tuple[str, int, int, int]:
-    """(path, channels, height, width) of the one image that the observation is."""
+    """Return (path, channels, height, width) of the observation's one image."""
     described = ", ".join(f"{path} {spec.dtype}{list(spec.shape)}" for path, spec in env_spec.observation.items())
     if len(env_spec.observation) == 1:
         ((path, spec),) = env_spec.observation.items()
         if spec.dtype == "uint8" and len(spec.shape) == 3 and min(spec.shape[1:]) >= SMALLEST_IMAGE:
             return path, *spec.shape
     raise ConfigurationError(
-        f"the network `cnn` takes one image [channels, height, width] of uint8, of {SMALLEST_IMAGE} x {SMALLEST_IMAGE} "
-        f"pixels at least; the observation is {described}. environment.frameStack makes images [height, width] into "
-        "one, with the frames as channels"
+        f"policy.network.cnn needs one uint8 image [channels, height, width] of at least {SMALLEST_IMAGE} x "
+        f"{SMALLEST_IMAGE} pixels; the observation is {described}. environment.frameStack stacks images "
+        "[height, width] as channels"
     )
 
 
 def _places(size: int) -> int:
-    """Places along an axis that are left of ``size`` pixels by the three convolutions."""
+    """Return the output places of the three convolutions along an axis of ``size`` pixels."""
     return ((size - 8) // 4 + 1 - 4) // 2 + 1 - 2

@@ -1,4 +1,4 @@
-"""Where tensors live: in this process's memory or on a GPU; and the way from one to the other and back."""
+"""Chooses the device of a network, and copies arrays to it and back."""
 
 from __future__ import annotations
 
@@ -18,50 +18,49 @@ CPU = torch.device("cpu")
 
 
 def device_for(wanted: Device, *, field: str, is_small: bool = False, place: int = 0, places: int = 1) -> torch.device:
-    """The device of one of the ``places`` processes of this machine that want one each: ``place`` counts from 0.
+    """Return the device of process ``place`` (from 0) of the ``places`` processes of this machine that need one each.
 
-    ``is_small``: of a network that is faster on the CPU, where ``auto`` leaves it.
+    ``is_small``: the network is faster on the CPU, so ``auto`` means the CPU.
 
-    On a GPU convolutions are made to repeat themselves, and to be as exact as they are said to be: cuDNN's own choice
-    is neither.
+    For a GPU it makes convolutions deterministic and computes them in full float32: cuDNN's defaults do neither.
 
     Raises:
-        ConfigurationError: ``cuda`` is wanted, and there are fewer GPUs; the text names ``field``.
+        ConfigurationError: ``cuda`` is wanted, but there are fewer GPUs than processes; the text names ``field``.
     """
     if wanted == "cpu" or (wanted == "auto" and is_small):
         return CPU
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if there >= places:
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_gpus >= places:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
         return torch.device("cuda", place)
     if wanted == "cuda":
         raise ConfigurationError(
-            f"{field} is cuda, which takes a GPU for each of {places} on this machine, and torch {torch.__version__} "
-            f"sees {there}; allowed: auto, which takes the CPU then, or cpu"
+            f"{field} is cuda, which needs {places} GPUs on this machine, and torch {torch.__version__} sees "
+            f"{num_gpus}; use auto, which takes the CPU then, or cpu"
         )
     return CPU
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array there. On the CPU it is the array's own memory, if that can be written.
+    """Return the array as a tensor on the device. On the CPU the tensor shares the memory of a writable array.
 
-    To a GPU it goes by way of page-locked memory, from which it is copied while this process goes on: torch keeps and
-    reuses such memory, and knows when a copy is done with it.
+    A copy to a GPU goes through page-locked memory, so that it runs while this process continues. torch caches such
+    memory, and reuses it when the copy is done.
     """
     if device.type == "cpu":
-        return torch.from_numpy(np.require(array, requirements="W"))  # torch knows no memory that is read-only
+        return torch.from_numpy(np.require(array, requirements="W"))  # torch has no read-only tensors
     pinned = torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), pin_memory=True)
     np.copyto(pinned.numpy(), array)
     return pinned.to(device, non_blocking=True)
 
 
 def all_to_device(arrays: Arrays, device: torch.device) -> Mapping[str, Tensor]:
-    """Each of them, by its path."""
+    """Return each array as a tensor on the device, by path."""
     return {path: to_device(array, device) for path, array in arrays.items()}
 
 
 def assign(tensor: Tensor, array: NDArray[Any]) -> None:
-    """Give the tensor the array's values."""
+    """Copy the array's values into the tensor."""
     if tensor.device.type == "cpu":
         np.copyto(tensor.numpy(), array)
     else:
@@ -69,6 +68,6 @@ def assign(tensor: Tensor, array: NDArray[Any]) -> None:
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:
-    """The values in this process's memory: the tensor's own if they are there. Waits for a GPU to have made them."""
+    """Return the values as an array: the tensor's own memory on the CPU, else a copy. Waits for the GPU."""
     array: NDArray[Any] = tensor.cpu().numpy()
     return array

@@ -1,4 +1,4 @@
-"""What a network takes, in numbers that do not depend on the machine: for ``rlsrl size``."""
+"""Counts the work of a network, independent of the machine: for ``rlsrl size``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from rlsrl.policies.torch_policy import TorchPolicy
 
 WEIGHT_BYTES = 4
-"""A weight is a float32."""
+"""Bytes of a float32."""
 _ROWS = 4
-"""Observations of the forward pass that is counted."""
+"""Observations in the forward pass that is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +21,11 @@ class NetworkEffort:
     num_weights: int
     """Values of the flat vector."""
     forward_macs: float
-    """Multiplications with addition of a whole forward pass, policy and value."""
+    """Multiply-adds of a whole forward pass, policy and value."""
     acting_macs: float
-    """Of what acting evaluates: less where the actor is exported without the value."""
+    """Multiply-adds of acting: fewer than ``forward_macs`` if the actor is exported without the value."""
     exported: bool
-    """Whether acting needs no torch."""
+    """Whether the network has an exported form, so that acting needs no torch."""
 
     @property
     def weight_bytes(self) -> int:
@@ -34,7 +34,7 @@ class NetworkEffort:
 
 
 def network_effort(policy: TorchPolicy) -> NetworkEffort:
-    """Count what a policy's network takes: products of matrices, convolutions and attention."""
+    """Count the multiply-adds of a policy's network: matrix products, convolutions and attention."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -48,11 +48,11 @@ def network_effort(policy: TorchPolicy) -> NetworkEffort:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         policy.pure(vector, observation)
     forward = counter.get_total_flops() / 2 / _ROWS
-    program = policy.export()
-    dense = None if program is None else sum(layer.in_size * layer.out_size for layer in program.layers)
+    exported = policy.export()
+    dense = None if exported is None else sum(layer.in_size * layer.out_size for layer in exported.layers)
     return NetworkEffort(
         num_weights=vector.numel(),
         forward_macs=forward,
         acting_macs=forward if dense is None else float(dense),
-        exported=program is not None,
+        exported=exported is not None,
     )

@@ -1,4 +1,4 @@
-"""From a torch network to a torch-free program, and the proof that both compute the same."""
+"""Exports a torch network's actor to its torch-free form, and checks that both compute the same."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.numpy_policy import NumpyPolicy
 
 CHECK_LANES = 64
-"""Random observations on which a program is compared with its network."""
+"""Random observations on which an exported actor is compared with its network."""
 CHECK_TOLERANCE = 1e-5
 """Largest difference allowed, relative to the largest output."""
 
 
 class ExportMismatch(RuntimeError):
-    """A program does not compute what its network does: actors would act on another policy than is trained."""
+    """An exported actor computes other outputs than its network: actors would act by another policy than is trained."""
 
 
-def dense_program(
+def export_dense(
     tower: nn.Sequential,
     name: str,
     layout: FlatLayout,
@@ -41,15 +41,14 @@ def dense_program(
     *,
     log_std: str | None = None,
 ) -> ExportedActor:
-    """The program of a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, that gives logits or means.
+    """Export a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, whose outputs are logits or means.
 
-    ``name`` is the tower's name in its network (``"actor"``): with it the parameters are found in ``layout``. The
-    tower takes the observation arrays flattened, cast to float32 and concatenated in the order given. ``log_std`` is
-    the name of the parameter that holds the logarithms of the deviations, for a tower that gives means; None for one
-    that gives logits.
+    ``name`` is the tower's name in its network (``"actor"``), by which ``layout`` names the parameters. The tower takes
+    the observation arrays flattened, cast to float32 and concatenated in the given order. ``log_std`` is the name of
+    the parameter with the logarithms of the deviations if the outputs are means; None if they are logits.
 
     Raises:
-        ValueError: the tower has another kind of module, or one out of place; or there is no such ``log_std``.
+        ValueError: the tower has a module of another kind or in another place, or ``log_std`` does not exist.
     """
     layers: list[DenseLayer] = []
     pending: tuple[str, nn.Linear] | None = None
@@ -60,9 +59,9 @@ def dense_program(
             layers.append(_dense_layer(*pending, activation, layout))
             pending = None
         else:
-            raise ValueError(f"{name}.{index} is {module}: a program is nn.Linear with nn.Tanh or nn.ReLU between")
+            raise ValueError(f"{name}.{index} is {module}; export takes nn.Linear with nn.Tanh or nn.ReLU between")
     if pending is None:
-        raise ValueError(f"{name} has to end with the nn.Linear that gives the logits or means")
+        raise ValueError(f"{name} must end with the nn.Linear whose outputs are the logits or means")
     layers.append(_dense_layer(*pending, "identity", layout))
     return ExportedActor(
         layout=layout.digest,
@@ -77,7 +76,7 @@ def _head(num_outputs: int, log_std: str | None, layout: FlatLayout) -> Categori
     if log_std is None:
         return CategoricalHead(num_actions=num_outputs)
     if layout.shapes.get(log_std) != (num_outputs,):
-        raise ValueError(f"{log_std} is no parameter of shape {(num_outputs,)}: a deviation for each mean")
+        raise ValueError(f"{log_std} is not a parameter of shape {(num_outputs,)}, one deviation per mean")
     return GaussianHead(num_dimensions=num_outputs, log_std_offset=layout.offsets[log_std])
 
 
@@ -89,7 +88,7 @@ def _activation(module: nn.Module) -> Activation | None:
 
 def _dense_layer(name: str, module: nn.Linear, activation: Activation, layout: FlatLayout) -> DenseLayer:
     if f"{name}.bias" not in layout.shapes:
-        raise ValueError(f"{name} has no bias; layers of a program have one")
+        raise ValueError(f"{name} has no bias; an exported layer needs one")
     return DenseLayer(
         name=name,
         weight_offset=layout.offsets[f"{name}.weight"],
@@ -100,28 +99,28 @@ def _dense_layer(name: str, module: nn.Linear, activation: Activation, layout: F
     )
 
 
-def check_export(policy: Policy, program: ExportedActor, parameters: Parameters) -> None:
-    """Compare policy and program on random observations, both with these weights. A trainer does so at its start.
+def check_export(policy: Policy, exported: ExportedActor, parameters: Parameters) -> None:
+    """Compare a policy with its exported actor on random observations. A trainer does so at its start.
 
     Raises:
-        ExportMismatch: some output differs by more than 1e-5 of the largest.
+        ExportMismatch: an output differs by more than 1e-5 of the largest.
     """
     policy.load(parameters)
-    observation, mask = _random_observation(program.observation), _random_mask(program)
+    observation, mask = _random_observation(exported.observation), _random_mask(exported)
     request = RolloutRequest(observation={**observation, **mask})
-    exported = NumpyPolicy(program)
-    exported.load(parameters)
-    (of_network,), (of_program,) = (each.predict([request]) for each in (policy, exported))
-    expected, found = of_network.distribution, of_program.distribution
-    # What is illegal in both is equal, and would be the largest output by far.
+    numpy_policy = NumpyPolicy(exported)
+    numpy_policy.load(parameters)
+    (by_network,), (by_export,) = policy.predict([request]), numpy_policy.predict([request])
+    expected, found = by_network.distribution, by_export.distribution
+    # The logits of illegal actions are equal in both. Without this they would be the largest outputs by far.
     legal = (expected != MASKED_LOGIT) | (found != MASKED_LOGIT)
     expected, found = np.where(legal, expected, 0.0), np.where(legal, found, 0.0)
     largest = float(np.abs(expected).max())
     difference = float(np.abs(found - expected).max())
     if not difference <= CHECK_TOLERANCE * largest:
         raise ExportMismatch(
-            f"the exported actor's outputs differ from the network's by up to {difference:.3g} where the largest is "
-            f"{largest:.3g}; does the network's export_actor() leave something of its forward() out?"
+            f"the exported actor's outputs differ from the network's by up to {difference:.3g}; the largest output is "
+            f"{largest:.3g}. Check that the network's export_actor() covers all of its forward()"
         )
 
 
@@ -130,9 +129,9 @@ def _random_observation(specs: Mapping[str, ArraySpec]) -> Arrays:
     return {path: _random_array(rng, spec) for path, spec in specs.items()}
 
 
-def _random_mask(program: ExportedActor) -> Arrays:
-    """Under the mask's path, if there is one: at least one legal choice a lane."""
-    head = program.head
+def _random_mask(exported: ExportedActor) -> Arrays:
+    """Return a mask with at least one legal action per lane, by its path; {} if the actor has no mask."""
+    head = exported.head
     if head.mask is None:
         return {}
     mask = np.random.default_rng(1).integers(0, 2, (CHECK_LANES, head.num_outputs)).astype(np.int8)

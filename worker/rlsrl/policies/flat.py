@@ -1,4 +1,4 @@
-"""A network's parameters as one flat vector: the form in which they are trained, sent and stored."""
+"""A network's parameters as one flat vector, in which they are trained, sent and stored."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from rlsrl.runtime.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True)
 class FlatLayout:
-    """Where each parameter stands in the flat vector: one after the other, in the network's own order."""
+    """The place of each parameter in the flat vector. Parameters follow each other in the network's order."""
 
     shapes: Mapping[str, tuple[int, ...]]
     """Parameter shapes by name, in order."""
 
     @classmethod
     def of(cls, network: nn.Module) -> Self:
-        """The layout of a network.
+        """Return the layout of a network.
 
         Raises:
-            ConfigurationError: it has something that one trained float32 vector cannot hold; the text names it.
+            ConfigurationError: one trained float32 vector cannot hold a parameter or buffer; the text names it.
         """
         for name, parameter in network.named_parameters():
             if parameter.dtype != torch.float32:
                 raise ConfigurationError(
-                    f"network parameter {name!r} is {parameter.dtype}; all have to be torch.float32"
+                    f"network parameter {name!r} is {parameter.dtype}; all parameters must be torch.float32"
                 )
             if not parameter.requires_grad:
                 raise ConfigurationError(
-                    f"network parameter {name!r} has requires_grad=False; make what is not trained a buffer with "
+                    f"network parameter {name!r} has requires_grad=False; make it a buffer with "
                     "register_buffer(..., persistent=False)"
                 )
         persistent = set(network.state_dict(keep_vars=True)) - {name for name, _ in _all_parameters(network)}
         if persistent:
             raise ConfigurationError(
-                f"network buffers {sorted(persistent)} would not travel with the parameters; a constant is registered "
-                "with persistent=False, and running statistics (BatchNorm) are not supported: use LayerNorm"
+                f"network buffers {sorted(persistent)} are not sent with the parameters; register constants with "
+                "persistent=False. Running statistics (BatchNorm) are not supported: use LayerNorm"
             )
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
         if not shapes:
@@ -57,7 +57,7 @@ class FlatLayout:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Where each parameter begins."""
+        """The offset of each parameter, by name."""
         return dict(zip(self.shapes, accumulate(self.sizes, initial=0), strict=False))
 
     @property
@@ -67,31 +67,31 @@ class FlatLayout:
 
     @property
     def digest(self) -> str:
-        """Equal for networks that read a flat vector alike (``Parameters.layout``)."""
+        """A short hash, equal for networks that read a flat vector in the same way (``Parameters.layout``)."""
         return digest([[name, list(shape)] for name, shape in self.shapes.items()])
 
     def below(self, module: str) -> Self:
-        """The layout of the module of that name, where all parameters are below it: the places are the same.
+        """Return the layout of the module of that name, which holds all parameters: their places stay the same.
 
         Raises:
-            ValueError: some parameter is elsewhere.
+            ValueError: another module holds a parameter, too.
         """
         prefix = f"{module}."
-        if other := [name for name in self.shapes if not name.startswith(prefix)]:
-            raise ValueError(f"parameters {other} are not below {module!r}")
+        if others := [name for name in self.shapes if not name.startswith(prefix)]:
+            raise ValueError(f"parameters {others} are not below {module!r}")
         return type(self)(shapes={name.removeprefix(prefix): shape for name, shape in self.shapes.items()})
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """Views of the vector, one a parameter, in order; gradients flow back into the vector."""
+        """Return views of the vector, one per parameter, in order. Gradients flow into the vector."""
         return [
             part.view(shape) for part, shape in zip(torch.split(vector, self.sizes), self.shapes.values(), strict=True)
         ]
 
     def flatten(self, network: nn.Module) -> Tensor:
-        """A new flat vector with a copy of the network's parameters."""
+        """Return a new flat vector with a copy of the network's parameters."""
         return torch.cat([parameter.detach().reshape(-1) for _, parameter in network.named_parameters()])
 
 
 def _all_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Every name of every parameter: one that is shared has several."""
+    """Return every name of every parameter: a shared parameter has several names."""
     return list(network.named_parameters(remove_duplicate=False))

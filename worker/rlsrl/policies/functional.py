@@ -9,11 +9,11 @@ from rlsrl.policies.networks import Observation, PreferredLayoutNetwork
 
 
 class PureNetwork:
-    """``(vector, observation) -> (distribution parameters, value)`` by way of an ``nn.Module``.
+    """Computes ``(vector, observation) -> (distribution parameters, value)`` by an ``nn.Module``.
 
-    Does what ``torch.func.functional_call`` does, for one module and one layout, without resolving names at each call
-    (which costs more than a small network's own forward). The module is changed while it runs and restored after: one
-    thread at a time, and a second thread builds its own.
+    It does what ``torch.func.functional_call`` does, for one module and one layout, without resolving names at each
+    call: that costs more than a small network's forward. A call changes the module and restores it afterwards. So one
+    thread uses it; another thread needs an instance and a network of its own.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -28,7 +28,7 @@ class PureNetwork:
         ]
 
     def __call__(self, vector: Tensor, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Evaluate with these parameters, [num_parameters]; gradients flow into the vector."""
+        """Evaluate the network with these parameters, [num_parameters]. Gradients flow into the vector."""
         parts = self.layout.split(vector)
         own = [holder[name] for holder, name, _ in self._places]
         try:
@@ -41,7 +41,7 @@ class PureNetwork:
                 holder[name] = parameter
 
     def to_preferred_layout(self, observation: Observation) -> Observation:
-        """The same arrays, in the memory layout that the network prefers."""
+        """Return the same arrays, in the memory layout that the network prefers."""
         return (
             self._network.to_preferred_layout(observation)
             if isinstance(self._network, PreferredLayoutNetwork)

@@ -1,7 +1,7 @@
-"""Illegal actions made impossible: any network over discrete actions with the environment's mask on its logits.
+"""Makes illegal actions impossible: applies the environment's mask to the logits of any network.
 
-The mask is applied where logits are made, so that whatever reads them (drawing, greedy choice, log-probabilities,
-entropies, a policy worker's answer) needs to know nothing of it.
+The mask is applied where the logits are computed. So everything that reads logits (drawing, greedy choice,
+log-probabilities, entropies, a policy worker's answer) works without knowing of the mask.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from rlsrl.policies.networks import ExportableNetwork, Observation, PreferredLay
 
 
 class MaskedActorCritic(nn.Module):
-    """A network's logits, with those of illegal actions replaced; no gradient flows into what was replaced.
+    """A network whose logits of illegal actions are replaced. No gradient flows into replaced logits.
 
-    Where nothing is legal, as an episode's final observation may have it, all choices are alike: no NaN.
+    If no action is legal, as in some final observations of episodes, all logits are equal: no NaN.
     """
 
     def __init__(self, network: nn.Module, mask: str) -> None:
-        """``mask`` is the path of the mask, [N, num_actions], which the network itself is not given."""
+        """``mask`` is the path of the mask, [N, num_actions]. ``network`` does not get that array."""
         super().__init__()
         self.network = network
         self._mask = mask
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Logits [N, A] and values [N]."""
+        """Return logits [N, A] and values [N]."""
         logits, value = self.network(self._features(observation))
         return torch.where(observation[self._mask] != 0, logits, MASKED_LOGIT), value
 
     def to_preferred_layout(self, observation: Observation) -> Observation:
-        """As the network likes it (``networks.PreferredLayoutNetwork``); the mask stays as it is."""
+        """Return the arrays in the layout that the network prefers; the mask keeps its own."""
         if not isinstance(self.network, PreferredLayoutNetwork):
             return observation
         return {**observation, **self.network.to_preferred_layout(self._features(observation))}
@@ -43,11 +43,11 @@ class MaskedActorCritic(nn.Module):
         return {path: tensor for path, tensor in observation.items() if path != self._mask}
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
-        """The network's own program with the mask at its end; None if the network has none."""
+        """Return the network's exported actor with the mask in its head, or None if the network has none."""
         if not isinstance(self.network, ExportableNetwork):
             return None
-        program = self.network.export_actor(layout.below("network"))
-        if program is None:
+        exported = self.network.export_actor(layout.below("network"))
+        if exported is None:
             return None
-        head = CategoricalHead(num_actions=program.head.num_outputs, mask=self._mask)
-        return replace(program, layout=layout.digest, head=head)
+        head = CategoricalHead(num_actions=exported.head.num_outputs, mask=self._mask)
+        return replace(exported, layout=layout.digest, head=head)

@@ -1,4 +1,4 @@
-"""Actor-critic networks in torch: what one has to be, and the built-in multi-layer perceptron."""
+"""Actor-critic networks in torch: their protocols, and the built-in multi-layer perceptron."""
 
 from __future__ import annotations
 
@@ -11,64 +11,66 @@ import torch
 from torch import Tensor, nn
 
 from rlsrl.data.specs import EnvSpec
-from rlsrl.policies.export import dense_program
+from rlsrl.policies.export import export_dense
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.flat import FlatLayout
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 Observation = Mapping[str, Tensor]
-"""Observation arrays by path (``"observation"``, or ``"observation/<key>"`` of a Dict space), each [N, *shape]."""
+"""Observation arrays by path (``"observation"``, or ``"observation/<key>"`` for a Dict space), each [N, *shape]."""
 
 
 class ActorCritic(Protocol):
-    """What a network has to be: an ``nn.Module`` with this forward.
+    """The protocol of every network: an ``nn.Module`` with this ``forward``.
 
-    A network of your own is named ``module:attr``, a callable ``(env_spec: EnvSpec, **kwargs) -> nn.Module``.
+    Name your own network's factory as ``module:attr``: a callable ``(env_spec: EnvSpec, **kwargs) -> nn.Module``.
     """
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Distribution parameters [N, A] and values [N].
+        """Return distribution parameters [N, A] and values [N].
 
-        Of discrete actions: the logits of the A choices. Of continuous ones, vectors of A / 2: the means, then the
-        logarithms of the standard deviations. Observations come in the environment's own dtype, or as float32 where
-        they are normalised. Pure: nothing is kept from call to call, nothing drawn.
+        Discrete actions: the logits of the A choices. Continuous actions, vectors of A / 2: the means, then the
+        logarithms of the standard deviations. Observations have the environment's dtype, or float32 if they are
+        normalised. The function is pure: it keeps nothing between calls and draws nothing.
 
-        It may be on a GPU: constants are buffers (``register_buffer(..., persistent=False)``), which go with it, and
-        what is made here is made on the observations' device.
+        The network may be on a GPU. Make constants buffers (``register_buffer(..., persistent=False)``), which move
+        with it. Make new tensors on the observations' device.
         """
 
 
 @runtime_checkable
 class ExportableNetwork(Protocol):
-    """A network whose actor is dense layers only, so that actors need no torch. Optional."""
+    """A network whose actor consists of dense layers only, so that actors need no torch. Optional."""
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
-        """The actor over the flat vector of that layout; None if it cannot be one after all."""
+        """Return the actor over the flat vector of that layout, or None if this network has no exported form."""
 
 
 @runtime_checkable
 class ActingNetwork(Protocol):
-    """A network that acts for less than a whole forward pass, once it has prepared its weights. Optional."""
+    """A network that acts in less time than a whole forward pass, once it has prepared its weights. Optional."""
 
     def prepared_actor(self) -> Callable[[Observation], Tensor]:
-        """What gives ``forward``'s distribution parameters, [N, A], to the bit, by the weights that there are now."""
+        """Return a function to ``forward``'s distribution parameters [N, A], bit for bit, with the present weights."""
 
 
 @runtime_checkable
 class PreferredLayoutNetwork(Protocol):
-    """A network that reads observations faster in another order of their dimensions in memory. Optional."""
+    """A network that reads observations faster in another memory layout. Optional."""
 
     def to_preferred_layout(self, observation: Observation) -> Observation:
-        """The same arrays, [N, *shape], rows one after the other, each in that order: what is evaluated several times
-        is brought into it once."""
+        """Return the same arrays, [N, *shape], in the preferred layout. Rows stay contiguous.
+
+        The trainer calls it once for observations that it evaluates several times.
+        """
 
 
 class Tanh(nn.Tanh):
     """tanh(x) = 2 s(2x) - 1 with the logistic function s, to within 2e-7.
 
-    On a CPU torch computes s with the exponential, in a fifth to an eighth of the time of its tanh, which is exact to
-    the last bit; of a small network's step that was the third that took longest.
+    On a CPU torch computes s by the exponential, in a fifth to an eighth of the time of its tanh, which is exact to
+    the last bit. With that tanh it took a third of a small network's step.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name for it
@@ -80,12 +82,11 @@ ACTIVATION_MODULES = {"tanh": Tanh, "relu": nn.ReLU}
 
 
 class MlpActorCritic(nn.Module):
-    """Two towers of dense layers over the flattened observation: logits of discrete actions or means of continuous
-    ones, and the value.
+    """Two towers of dense layers over the flattened observation: logits or means of actions, and the value.
 
     Orthogonal weights (gain sqrt(2); 0.01 before the logits or means, 1 before the value) and zero biases, as in PPO's
-    reference implementations. The deviations of continuous actions are parameters that no observation changes, 1 at
-    first.
+    reference implementations. The deviations of continuous actions are parameters that do not depend on the
+    observation. They start at 1.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class MlpActorCritic(nn.Module):
         self.critic = _tower(sizes, 1, activation, head_gain=1.0)
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Distribution parameters [N, A] and values [N]."""
+        """Return distribution parameters [N, A] and values [N]."""
         features = flatten_observation(observation, self._specs)
         outputs: Tensor = self.actor(features)
         if self.log_std is not None:
@@ -115,13 +116,13 @@ class MlpActorCritic(nn.Module):
         return outputs, self.critic(features).squeeze(-1)
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor:
-        """The actor tower as a program."""
+        """Return the actor tower in its exported form."""
         log_std = None if self.log_std is None else "log_std"
-        return dense_program(self.actor, "actor", layout, self._specs, log_std=log_std)
+        return export_dense(self.actor, "actor", layout, self._specs, log_std=log_std)
 
 
 def flatten_observation(observation: Observation, paths: Iterable[str]) -> Tensor:
-    """All observation arrays as float32, flattened and concatenated in the order of ``paths``: [N, features]."""
+    """Return all observation arrays as float32, flattened and concatenated in the order of ``paths``: [N, features]."""
     flat = [observation[path].reshape(observation[path].shape[0], -1).to(torch.float32) for path in paths]
     return flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)
 
@@ -134,7 +135,7 @@ def _tower(sizes: Sequence[int], num_outputs: int, activation: str, head_gain: f
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
-    """The layer with orthogonal weights of that gain and zero biases."""
+    """Return the layer with orthogonal weights of that gain and zero biases."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
