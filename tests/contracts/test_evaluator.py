@@ -232,7 +232,7 @@ def flipped(data: bytes) -> bytes:
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlsrl.workers.evaluator.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("rlsrl.workers.evaluator.CHECK_SECONDS", 0.001)
 
 
 @pytest.fixture(autouse=True)
@@ -367,7 +367,7 @@ def test_a_pause_changes_no_result(bench: Bench) -> None:
 
 def test_an_idle_evaluator_is_woken_to_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for an hour; the test's own time limit would show it."""
-    monkeypatch.setattr("rlsrl.workers.evaluator.LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr("rlsrl.workers.evaluator.CHECK_SECONDS", 3600.0)
     worker = bench.evaluator()
     bench.members.on_wait = lambda: threading.Thread(target=worker.exit).start()
     worker.run()

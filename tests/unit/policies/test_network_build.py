@@ -126,7 +126,7 @@ def test_mlp_gives_means_near_zero_and_deviations_of_one_for_continuous_actions(
 
 def test_networks_give_a_mean_and_a_deviation_for_each_entry_of_an_action() -> None:
     outputs = (torch.zeros(3, 2), torch.zeros(3))
-    with pytest.raises(ConfigurationError, match=r"shape \(3, 2\).*\(3, 4\) and torch.float32 are needed"):
+    with pytest.raises(ConfigurationError, match=r"shape \(3, 2\).*\(3, 4\) and torch.float32"):
         build_network(lambda env_spec: Returns(outputs), continuous_env_spec(num_dimensions=2), {}, seed=0)
 
 
@@ -136,8 +136,8 @@ def test_networks_give_a_mean_and_a_deviation_for_each_entry_of_an_action() -> N
         (torch.zeros(3, 3), "returned Tensor, not the pair"),
         ((torch.zeros(3, 3), torch.zeros(3), None), "not the pair"),
         ((torch.zeros(3, 3), 0.0), "not the pair"),
-        ((torch.zeros(3, 2), torch.zeros(3)), r"distribution parameters of shape \(3, 2\).*\(3, 3\) and torch.float32 are needed"),
-        ((torch.zeros(3, 3), torch.zeros(3, 1)), r"values of shape \(3, 1\).*\(3,\) and torch.float32 are needed"),
+        ((torch.zeros(3, 2), torch.zeros(3)), r"distribution parameters of shape \(3, 2\).*\(3, 3\) and torch.float32"),
+        ((torch.zeros(3, 3), torch.zeros(3, 1)), r"values of shape \(3, 1\).*\(3,\) and torch.float32"),
         ((torch.zeros(3, 3).double(), torch.zeros(3)), "torch.float64"),
         ((torch.zeros(3, 3), torch.full((3,), torch.nan)), "values that are not finite"),
         (RuntimeError("mat1 and mat2"), r"RuntimeError for observations of shape.*\(3, 4\).*mat1"),

@@ -150,5 +150,5 @@ def test_deviations_that_do_not_fit_the_means_are_refused() -> None:
     tower = nn.Sequential(nn.Linear(4, 3))
     layout = FlatLayout.of(nn.ModuleDict({"actor": tower, "other": nn.LayerNorm(2)}))
     for name in ("other.weight", "log_std"):
-        with pytest.raises(ValueError, match=rf"{name} is no parameter of shape \(3,\)"):
+        with pytest.raises(ValueError, match=rf"{name} is not a parameter of shape \(3,\)"):
             export_dense(tower, "actor", layout, ENV_SPEC.observation, log_std=name)

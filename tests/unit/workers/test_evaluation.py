@@ -118,5 +118,5 @@ def test_episodes_are_shared_out_evenly_and_never_too_few(
 
 @pytest.mark.parametrize(("episodes", "environments"), [(0, 1), (1, 0), (-1, 3)])
 def test_nothing_to_share_is_refused(episodes: int, environments: int) -> None:
-    with pytest.raises(ValueError, match="an evaluation has episodes and environments"):
+    with pytest.raises(ValueError, match="both must be at least 1"):
         share_episodes(episodes, environments)

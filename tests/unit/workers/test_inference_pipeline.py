@@ -31,7 +31,7 @@ from rlsrl.testing.inference_bench import (
     until,
     value_of,
 )
-from rlsrl.workers.inference import BatchPredictor, InferencePipeline, PromptInference
+from rlsrl.workers.inference import BatchPredictor, InferencePipeline, OnArrivalInference
 from rlsrl.workers.latest_parameters import LatestParameters
 
 DEADLINE = 30.0
@@ -68,7 +68,7 @@ class FakePolicy(Policy):
         return None
 
 
-KINDS = {"two threads": InferencePipeline, "where received": PromptInference}
+KINDS = {"two threads": InferencePipeline, "where received": OnArrivalInference}
 
 
 class Bench:
@@ -77,14 +77,14 @@ class Bench:
         self.policy = FakePolicy()
         self.server = self.ends.server()
         self.client = self.ends.client()
-        self.fresh = LatestParameters()
+        self.latest = LatestParameters()
         self.metrics = Metrics(CollectorRegistry())
-        self.predictor = BatchPredictor(self.policy, self.fresh, metrics=self.metrics, now=time.monotonic)
+        self.predictor = BatchPredictor(self.policy, self.latest, metrics=self.metrics, now=time.monotonic)
         self.waits: list[str] = []
         self.inference = KINDS[kind](
             self.predictor,
             self.server,
-            self.fresh,
+            self.latest,
             max_batch_size=max_batch_size,
             waiting=self.waiting,
         )
@@ -150,18 +150,18 @@ def test_without_requests_it_waits_for_them_and_meanwhile_it_works(bench: Bench)
 def test_never_answers_with_weights_older_than_asked_for(bench: Bench) -> None:
     bench.inference.put(parameters(V1))
     (future,) = bench.ask(1, min_version=V3)
-    assert bench.fresh.wanted(DEADLINE) == V3
+    assert bench.latest.wanted(DEADLINE) == V3
     bench.inference.put(parameters(V2))
-    assert bench.fresh.wanted(0.0) == V3
+    assert bench.latest.wanted(0.0) == V3
     assert bench.policy.batches == []
     bench.inference.put(parameters(V3))
     assert future.result(DEADLINE).version == V3
-    assert bench.fresh.wanted(0.0) is None
+    assert bench.latest.wanted(0.0) is None
 
 
 def test_before_the_first_weights_any_are_wanted(bench: Bench) -> None:
     (future,) = bench.ask(1)
-    assert bench.fresh.wanted(DEADLINE) == INITIAL
+    assert bench.latest.wanted(DEADLINE) == INITIAL
     bench.inference.put(parameters(V1))
     assert answer_of(future.result(DEADLINE)) == 1
 
@@ -186,14 +186,14 @@ def test_what_was_asked_before_the_start_is_answered(make_bench: Callable[..., B
     (future,) = bench.ask(1)
     until(lambda: bench.server.num_waiting == 1)
     bench.inference.start()
-    assert bench.fresh.wanted(DEADLINE) == INITIAL
+    assert bench.latest.wanted(DEADLINE) == INITIAL
     bench.inference.put(parameters(V1))
     assert answer_of(future.result(DEADLINE)) == 1
 
 
 def test_the_wait_for_weights_is_counted_as_such(bench: Bench) -> None:
     (future,) = bench.ask(1)
-    assert bench.fresh.wanted(DEADLINE) == INITIAL
+    assert bench.latest.wanted(DEADLINE) == INITIAL
     waited = 0.2
     time.sleep(waited)  # what is measured is that time passes
     bench.inference.put(parameters(V1))
@@ -209,7 +209,7 @@ def test_the_time_without_requests_is_counted_while_it_lasts(bench: Bench) -> No
     before = looks()
     until(lambda: looks() > before + 1)
     bench.ask(1)
-    assert bench.fresh.wanted(DEADLINE) == INITIAL
+    assert bench.latest.wanted(DEADLINE) == INITIAL
     until(lambda: bench.waits[-1:] == [""])
     bench.inference.check()
     bench.inference.put(parameters(V1))
@@ -221,7 +221,7 @@ def test_where_they_are_received_all_that_wait_for_weights_are_answered_when_the
 ) -> None:
     bench = make_bench(kind="where received", max_batch_size=6)
     futures = bench.ask(0)
-    assert bench.fresh.wanted(DEADLINE) == INITIAL
+    assert bench.latest.wanted(DEADLINE) == INITIAL
     for value in range(1, 6):
         futures += bench.ask(value)
     until(lambda: bench.server.num_waiting == 5)
@@ -277,7 +277,7 @@ def test_closing_sends_what_was_evaluated_and_leaves_the_rest(bench: Bench) -> N
     (left,) = bench.ask(2)
     with ThreadPoolExecutor(max_workers=1) as pool:
         closing = pool.submit(bench.inference.close, DEADLINE)
-        until(lambda: _is_closed(bench.fresh))
+        until(lambda: _is_closed(bench.latest))
         bench.policy.may_answer.set()
         closing.result(DEADLINE)
     assert answer_of(evaluated.result(DEADLINE)) == 1
@@ -304,7 +304,7 @@ def test_what_was_answered_counts_though_the_end_comes_before_the_counting(
 
 def test_closing_wakes_who_waits_for_weights(bench: Bench) -> None:
     bench.ask(1)
-    assert bench.fresh.wanted(DEADLINE) == INITIAL
+    assert bench.latest.wanted(DEADLINE) == INITIAL
     bench.inference.close(DEADLINE)
     bench.inference.check()
 

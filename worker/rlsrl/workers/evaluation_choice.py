@@ -1,4 +1,4 @@
-"""Which stored version an evaluator plays next. Pure."""
+"""Chooses the stored version that an evaluator plays next. Pure."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from rlsrl.parameters.terminal import TERMINAL_KEY
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The versions that are one evaluator's: those whose number, divided by the evaluators, leaves its index.
+    """The versions that one evaluator plays: those whose number modulo the number of evaluators is its index.
 
-    It follows from the version alone, so that each version has exactly one evaluator, whoever lives when.
+    The version alone decides. So each version has exactly one evaluator, whichever evaluators run.
     """
 
     index: int
-    """The evaluator's, from the roster."""
+    """The evaluator's leased index."""
     num_evaluators: int
 
     def holds(self, info: VersionInfo) -> bool:
-        """Whether the version is this evaluator's."""
+        """Return whether the version is in this share."""
         return number_of(info) % self.num_evaluators == self.index
 
     def place_of(self, info: VersionInfo) -> int:
-        """The version's place in the share that holds it, from 0."""
+        """Return the version's place in its share, from 0."""
         return number_of(info) // self.num_evaluators
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationInterval:
-    """How far apart the versions are that one evaluator plays: at either distance; with neither, any is enough."""
+    """The least distance between versions that one evaluator plays. Either limit suffices; without limits, any does."""
 
     every_seconds: float | None
-    """Between the moments at which they were stored."""
+    """Seconds between the times at which the versions were stored; None: no limit."""
     every_versions: int | None
-    """In places of the share."""
+    """Distance in places of the share; None: no limit."""
 
 
 def choose(
     versions: Sequence[VersionInfo], *, share: Share, interval: EvaluationInterval, last: VersionInfo | None
 ) -> VersionInfo | None:
-    """The version to play now: the newest of the share, if it is due; None if there is nothing to do for now.
+    """Return the version to play now, the newest of the share if it is due, or None.
 
-    Versions between the last one played and the newest are passed over: an evaluator that is slower than training must
-    not fall behind further and further. The last version of a finished run is always due.
+    Versions between the last one played and the newest are skipped: an evaluator that is slower than training must not
+    fall behind more and more. The last version of a finished run is always due.
 
     Args:
-        versions: All that are stored, oldest first.
-        share: The evaluator's.
-        interval: What is due.
-        last: The newest that this evaluator dealt with in this life; what former lives played is told by the versions.
+        versions: All stored versions, oldest first.
+        share: The evaluator's share.
+        interval: The least distance from the version played last.
+        last: The newest version that this process handled. Versions themselves record what earlier processes played.
     """
-    mine = [info for info in versions if share.holds(info)]
-    played = [info for info in mine if EVALUATION_KEY in info.metadata]
+    own = [info for info in versions if share.holds(info)]
+    played = [info for info in own if EVALUATION_KEY in info.metadata]
     last = max([*played, *([] if last is None else [last])], key=lambda info: info.version, default=None)
-    if not mine or (last is not None and mine[-1].version <= last.version):
+    if not own or (last is not None and own[-1].version <= last.version):
         return None
-    newest = mine[-1]
+    newest = own[-1]
     return newest if TERMINAL_KEY in newest.metadata or _is_due(newest, last, share, interval) else None
 
 

@@ -1,8 +1,8 @@
-"""The evaluator: plays stored versions beside training, which knows nothing of it.
+"""The evaluator: plays stored versions beside training, independent of it.
 
-One thread, and one poll is one step of all its environments, so that it obeys within a step. With nothing to play it
-looks into the parameter DB now and then; ``exit`` and ``pause`` wake it. Once the run has its terminal record and the
-last version is evaluated, it ends by itself.
+One poll takes one step of all environments in its one thread, so the worker obeys a command within a step. Without a
+version to play it checks the parameter DB periodically; ``exit`` and ``pause`` wake it. Once the run has its terminal
+record and the last version is evaluated, it exits.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.evaluation import Evaluation, EvaluationResult, EvaluationUnfinished
 from rlsrl.workers.evaluation_choice import EvaluationInterval, Share, choose
 
-LOOK_SECONDS = 0.5
-"""Time between two looks for something to play. They see what ``watch`` does not: that the run has ended."""
+CHECK_SECONDS = 0.5
+"""Time between two checks for a version to play. A check also notices that the run has ended; ``watch`` does not."""
 
 NOTHING = PollResult()
 
 Outcome = Literal["stored", "unfinished", "pruned", "corrupt", "failed"]
-"""What became of an evaluation: its result is with the version; its episodes did not end; the version is gone; the
-version is damaged; the store did not give the version or did not take the result."""
+"""The outcome of an evaluation. stored: the result is stored with the version; unfinished: its episodes did not end;
+pruned: the version is gone; corrupt: the version is damaged; failed: the store failed to read or to write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorParts:
-    """What an evaluator is made of."""
+    """The parts of an evaluator."""
 
     db: ParameterDB
     policy_name: str
@@ -50,7 +50,7 @@ class EvaluatorParts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Playing:
-    """The version at hand."""
+    """The version that is being played."""
 
     info: VersionInfo
     envs: VectorEnv
@@ -75,16 +75,16 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
 
     @property
     def done(self) -> bool:
-        """Whether the run is over and nothing of this evaluator's share is left to play."""
+        """Whether the run has ended and every version of this evaluator's share that counts is played."""
         return self._done
 
     def pause(self) -> None:
-        """Let ``run`` wait after the present step."""
+        """Make ``run`` wait after the present step."""
         super().pause()
         self._wake.put(None)
 
     def exit(self) -> None:
-        """Let ``run`` return after the present step; what was played of the version at hand is lost."""
+        """Make ``run`` return after the present step. An unfinished evaluation is lost."""
         super().exit()
         self._wake.put(None)
 
@@ -106,7 +106,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         return NOTHING if self._playing is None else self._step(parts, self._playing)
 
     def _begin_next(self, parts: EvaluatorParts) -> None:
-        """Begin to play what is due; if nothing is, wait a moment, or end if nothing more will come."""
+        """Begin to play the version that is due. Without one, wait briefly, or exit if the run has ended."""
         versions = self._stored(parts)
         info = choose(versions, share=parts.share, interval=parts.interval, last=self._last)
         if info is not None:
@@ -116,10 +116,10 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             self.exit()
         else:
             with self._context.waiting("version"), contextlib.suppress(queue.Empty):
-                self._wake.get(timeout=LOOK_SECONDS)
+                self._wake.get(timeout=CHECK_SECONDS)
 
     def _stored(self, parts: EvaluatorParts) -> list[VersionInfo]:
-        """What could be played: nothing while the store cannot be reached, which says so once."""
+        """Return the stored versions, or [] while the store is unreachable. Log that once."""
         try:
             versions = parts.db.versions(parts.policy_name)
         except ConfigurationError:
@@ -158,7 +158,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         if result is None:
             return PollResult(num_samples=playing.envs.num_envs)
         self._end_play(playing)
-        self._settle(parts, playing.info, result)
+        self._record(parts, playing.info, result)
         return PollResult(num_samples=playing.envs.num_envs, num_batches=1)
 
     def _end_play(self, playing: _Playing) -> None:
@@ -166,8 +166,8 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         self._context.metrics.evaluation_seconds.observe(self._clock.monotonic() - playing.began)
         playing.envs.close()
 
-    def _settle(self, parts: EvaluatorParts, info: VersionInfo, result: EvaluationResult) -> None:
-        """Tell the result to everyone: the learning curve also of a version that is gone by now."""
+    def _record(self, parts: EvaluatorParts, info: VersionInfo, result: EvaluationResult) -> None:
+        """Record the result: on the learning curve, in metrics, and with the version if that still exists."""
         mean = result.return_mean
         if not math.isfinite(mean):
             self._store(parts, info, {"unfinished": f"the mean return is {mean}"}, "unfinished")
@@ -180,9 +180,9 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         self._context.report_stats(self._statistics)
 
     def _store(self, parts: EvaluatorParts, info: VersionInfo, evaluation: Mapping[str, Any], outcome: Outcome) -> None:
-        """Keep the evaluation with the version, and the tag with the best of them.
+        """Store the evaluation with the version, and move the tag to the best version.
 
-        A store that fails costs the result, not the run; the next version may have more luck.
+        If the store fails, this result is lost, but the evaluator goes on with the next version.
         """
         best = None
         try:
@@ -209,7 +209,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
 
 
 def _scalars(info: VersionInfo, result: EvaluationResult) -> dict[str, float]:
-    """A row of the learning curve at the version's step."""
+    """Return the row of the learning curve at the version's step."""
     env_steps = info.metadata.get("env_steps")
     return {
         "evaluation/return_mean": result.return_mean,

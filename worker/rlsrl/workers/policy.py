@@ -1,7 +1,7 @@
-"""The policy worker: evaluates the policy for many actors at a time. It keeps nothing between two requests.
+"""The policy worker: evaluates the policy for many actors. It keeps no state between requests.
 
-The main thread, here, gets weights: at a configured frequency, and at once when a request asks for newer ones than
-there are. Others (``rlsrl.workers.inference``) evaluate and send: two, or the one in which the server receives.
+The main thread gets weights: at a configured frequency, and at once when a request asks for newer weights. Other
+threads (``rlsrl.workers.inference``) evaluate the policy and send results.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.inference import InferenceTally
 
 WAKE_SECONDS = 0.2
-"""How long the main thread waits before it looks around."""
+"""How long the main thread waits at most between two checks of its threads and for exit."""
 EVALUATION_DEADLINE_SECONDS = 60.0
-"""How long the evaluation at hand may take when the worker is asked to exit."""
+"""How long the present evaluation may still take when the worker exits."""
 SWITCH_SECONDS = 0.0005
-"""A thread that is ready gets the interpreter within that time: three of them share it, with gRPC's own."""
+"""Python's switch interval: three threads and those of gRPC share the interpreter, and none should wait longer."""
 
 
 class PolicyWorker(Worker[PolicyWorkerConfig]):
-    """Answers actors until it is told to exit. One poll is one look for newer weights."""
+    """Answers actors until it exits. One poll checks once for newer weights."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
@@ -35,14 +35,14 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
         self._parts: PolicyParts | None = None
         self._pull = FrequencyControl()
         self._version: Version | None = None
-        """The newest weights that were got."""
-        self._since = InferenceTally()
-        """What was done since the last statistics."""
+        """The version of the newest weights."""
+        self._inference_tally = InferenceTally()
+        """Counts since the last statistics."""
 
     def _configure(self, config: PolicyWorkerConfig) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         self._pull = FrequencyControl(seconds=config.parameter_pull_seconds, clock=self._clock)
-        self._patience = min(WAKE_SECONDS, config.parameter_pull_seconds)
+        self._wait_seconds = min(WAKE_SECONDS, config.parameter_pull_seconds)
         self._parts = build_policy_worker(config, self._context, still_wanted=lambda: not self.exiting)
         if self._parts is not None:
             self._parts.inference.start()
@@ -58,15 +58,15 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
             parts.inference.put(newer)
             self._context.report_version(newer.version)
         done = parts.predictor.take_tally()
-        self._since.add(done)
+        self._inference_tally.add(done)
         return PollResult(num_samples=done.requests, num_batches=done.batches)
 
     def _newer(self, parts: PolicyParts) -> Parameters | None:
-        """Newer weights: those that a request waits for, or any at all when it is time to look."""
-        wanted = parts.fresh.wanted(self._patience)
+        """Return the weights that a request waits for, or, at the configured frequency, any newer weights."""
+        wanted = parts.latest.wanted(self._wait_seconds)
         if wanted is None:
             return parts.parameters.get(newer_than=self._version) if self._pull.check() else None
-        # It is who evaluates that waits: it counts as this worker's own meanwhile.
+        # The evaluating thread waits, too: the whole worker counts as waiting.
         with self._context.waiting("parameters"):
             try:
                 return parts.parameters.wait(wanted, timeout=WAKE_SECONDS)
@@ -79,5 +79,5 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
                 self._parts.inference.close(EVALUATION_DEADLINE_SECONDS)
 
     def _stats(self) -> Mapping[str, float]:
-        tally, self._since = self._since, InferenceTally()
+        tally, self._inference_tally = self._inference_tally, InferenceTally()
         return tally.statistics()

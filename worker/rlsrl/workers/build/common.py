@@ -1,4 +1,4 @@
-"""What several roles are built from."""
+"""Parts that several roles are built from."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from rlsrl.policies.torch_policy import TorchPolicy
 
 EXPORTED_ACTOR_KEY = "program"
-"""In the broadcast's description and in a version's metadata: the exported actor, None if it cannot be one."""
+"""Key of the exported actor in the broadcast's description and in a version's metadata. None: the network has none."""
 
 DESCRIPTION_SECONDS = 0.2
-"""How long a worker waits for a trainer's word on its policy before it looks whether it should exit."""
+"""How long a worker waits for the trainer's description between two checks for exit."""
 
 Purpose = Literal["network", "minibatches", "acting"]
 _DOMAINS: dict[Purpose, int] = {"network": 11, "minibatches": 12, "acting": 13}
 
 
 def derived_seed(seed: int, purpose: Purpose, *key: int) -> int:
-    """A seed for one use of randomness, unrelated to those of other uses and keys."""
+    """Return the seed of one use of randomness, unrelated to the seeds of other uses and keys."""
     return int(np.random.SeedSequence(seed, spawn_key=(_DOMAINS[purpose], *key)).generate_state(1, np.uint32)[0])
 
 
 def open_db(config: TrainerConfig | EvaluatorConfig) -> ParameterDB:
-    """The experiment's durable parameter database.
+    """Return the experiment's durable parameter database.
 
     Raises:
-        ConfigurationError: it cannot be used as configured.
+        ConfigurationError: the database cannot be used as configured.
     """
     return open_parameter_store(config.parameter_store)
 
 
 def environment_source(environment: Environment) -> EnvironmentSource:
-    """Where the experiment's environments come from."""
+    """Return how the experiment's environments are made."""
     atari = environment.atari
     return EnvironmentSource(
         id=environment.id,
@@ -69,10 +69,10 @@ def environment_source(environment: Environment) -> EnvironmentSource:
 def await_description(
     parameters: ParameterSource, context: WorkerContext, still_wanted: Callable[[], bool]
 ) -> dict[str, object] | None:
-    """What a trainer says of its policy; None if this worker is no longer wanted before one has.
+    """Wait for the trainer's description of its policy and return it, or None once this worker is no longer wanted.
 
     Raises:
-        JoinError: the worker lost its place meanwhile.
+        JoinError: the worker lost its membership meanwhile.
     """
     with context.waiting("trainer"):
         while still_wanted():
@@ -91,10 +91,10 @@ def exported_actor(description: Mapping[str, object]) -> ExportedActor | None:
 
 
 def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int, device: torch.device | None = None) -> TorchPolicy:
-    """The experiment's policy with the weights its seed gives, on that device; by default on the CPU. Imports torch.
+    """Return the experiment's policy with initial weights by its seed, on that device or the CPU. Imports torch.
 
     Raises:
-        ConfigurationError: the user's own network cannot be made, or is not what a policy needs.
+        ConfigurationError: the user's own network cannot be made, or its outputs do not fit.
     """
     from rlsrl.policies.build import build_network
     from rlsrl.policies.cnn import NatureCnnActorCritic
@@ -114,6 +114,6 @@ def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int, device: torc
         assert network.mlp is not None, "validation leaves exactly one"
         factory = MlpActorCritic
         kwargs = {"hidden_sizes": network.mlp.hidden_sizes, "activation": network.mlp.activation}
-    place = CPU if device is None else device
-    made = build_network(factory, env_spec, kwargs, seed=derived_seed(seed, "network"), device=place)
-    return TorchPolicy(made, env_spec)
+    network_seed = derived_seed(seed, "network")
+    module = build_network(factory, env_spec, kwargs, seed=network_seed, device=CPU if device is None else device)
+    return TorchPolicy(module, env_spec)

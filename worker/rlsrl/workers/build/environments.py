@@ -1,4 +1,4 @@
-"""The environments of an actor, as its experiment has them stepped."""
+"""Builds the environments of an actor, by its vectorization."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlsrl.workers.context import WorkerContext
 
 
 def lockstep_environments(config: ActorConfig, context: WorkerContext, ranks: range) -> VectorEnv:
-    """The environments of those ranks, to be stepped together and closed by the caller: by a loop, or in bulk.
+    """Return the environments of those ranks, stepped together by a loop or in bulk. The caller closes them.
 
     Raises:
-        ConfigurationError: they cannot be made, or not be stepped in bulk.
+        ConfigurationError: the environments cannot be made, or cannot step in bulk.
     """
     source = environment_source(config.environment)
     seeds = _seeds(config, context, ranks)
@@ -32,11 +32,12 @@ def lockstep_environments(config: ActorConfig, context: WorkerContext, ranks: ra
 
 
 def environment_threads(config: ActorConfig, context: WorkerContext, ranks: range) -> EnvironmentThreads:
-    """The environments of those ranks, each in a thread of its own, to be closed by the caller. This process is one of
-    many threads from now on.
+    """Return the environments of those ranks, each in a thread of its own. The caller closes them.
+
+    It shortens this process's switch interval, for many threads.
 
     Raises:
-        ConfigurationError: they cannot be made.
+        ConfigurationError: the environments cannot be made.
     """
     wake_threads_promptly()
     source = environment_source(config.environment)

@@ -1,4 +1,4 @@
-"""What an evaluation is made of: for the evaluator and for ``rlsrl eval``. Torch comes only where a policy needs it."""
+"""Builds an evaluation: for the evaluator and for ``rlsrl eval``. Imports torch only where a policy needs it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from rlsrl.workers.build.common import environment_source, exported_actor, torch
 from rlsrl.workers.evaluation import Evaluation, acting_noise, evaluation_seeds
 
 ROLLOUT_STEPS = 64
-"""Steps between two looks at who has finished: more would be played for nothing at the end."""
+"""Steps between two checks for the end. With more, environments would play longer than needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """How versions are played; all alike, from the same beginnings, so that they can be compared."""
+    """How versions are played. All start from the same seeds, so that their results can be compared."""
 
     environment: Environment
     network: Network
-    """For policies that cannot be exported without torch."""
+    """Builds the policy if the version has no exported actor."""
     network_seed: int
     """The experiment's seed."""
     num_environments: int
     episodes_per_environment: int
     max_steps: int
-    """Of each environment."""
+    """Steps of each environment after which to give up."""
     seed: int
-    """Of the environments, and of what actions are drawn with."""
+    """Seeds the environments and the drawing of actions."""
     greedy: bool
 
 
 def evaluator_plan(config: EvaluatorConfig) -> EvaluationPlan:
-    """How an evaluator with that config plays."""
+    """Return the plan of an evaluator with that config."""
     return EvaluationPlan(
         environment=config.environment,
         network=config.network,
@@ -56,11 +56,11 @@ def evaluator_plan(config: EvaluatorConfig) -> EvaluationPlan:
 def begin_evaluation(
     plan: EvaluationPlan, parameters: Parameters, metadata: Mapping[str, Any]
 ) -> tuple[VectorEnv, Evaluation]:
-    """An evaluation of a stored version, given its metadata, and the environments, which the caller closes.
+    """Return the environments, which the caller closes, and the evaluation of a stored version with its metadata.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
-        LayoutMismatch: the weights are of another network.
+        LayoutMismatch: the weights belong to another network.
     """
     source = environment_source(plan.environment)
     envs = LoopVectorEnv(lambda: make_environment(source), seeds=evaluation_seeds(plan.seed, plan.num_environments))

@@ -1,4 +1,4 @@
-"""What a policy worker is made of."""
+"""Builds a policy worker."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rlsrl.streams.grpc_inference import GrpcInferenceServer
 from rlsrl.workers.build.common import await_description, environment_source, exported_actor, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.inference import BatchPredictor, Inference, InferencePipeline, PromptInference
+from rlsrl.workers.inference import BatchPredictor, Inference, InferencePipeline, OnArrivalInference
 from rlsrl.workers.latest_parameters import LatestParameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyParts:
-    """What a policy worker is made of."""
+    """The parts of a policy worker."""
 
     parameters: ParameterSource
-    fresh: LatestParameters
+    latest: LatestParameters
     predictor: BatchPredictor
     inference: Inference
     resources: ExitStack
@@ -37,12 +37,11 @@ class PolicyParts:
 def build_policy_worker(
     config: PolicyWorkerConfig, context: WorkerContext, *, still_wanted: Callable[[], bool]
 ) -> PolicyParts | None:
-    """The parts: where weights come from, the policy, and what it is asked through. Waits for a trainer to say how its
-    policy is evaluated; None if no longer wanted meanwhile.
+    """Return the parts, or None if the worker is no longer wanted. Wait for a trainer to publish the exported actor.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
-        AddressTaken: another policy worker serves this one's address.
+        AddressTaken: another policy worker serves this worker's address.
     """
     env_spec = environment_spec(environment_source(config.environment))
     with ExitStack() as resources:
@@ -60,20 +59,20 @@ def build_policy_worker(
             on_unauthenticated=context.count_unauthenticated,
         )
         resources.callback(server.close)
-        fresh = LatestParameters()
+        latest = LatestParameters()
         policy = _policy(description, config, env_spec, context)
-        predictor = BatchPredictor(policy, fresh, metrics=context.metrics, now=context.clock.monotonic)
-        make = PromptInference if isinstance(policy, NumpyPolicy) else InferencePipeline
+        predictor = BatchPredictor(policy, latest, metrics=context.metrics, now=context.clock.monotonic)
+        make = OnArrivalInference if isinstance(policy, NumpyPolicy) else InferencePipeline
         inference: Inference = make(
             predictor,
             server,
-            fresh,
+            latest,
             max_batch_size=config.max_batch_size,
             waiting=context.waiting,
         )
         return PolicyParts(
             parameters=parameters,
-            fresh=fresh,
+            latest=latest,
             predictor=predictor,
             inference=inference,
             resources=resources.pop_all(),
