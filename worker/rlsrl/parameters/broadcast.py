@@ -35,7 +35,7 @@ from rlsrl.parameters.protocols import (
 from rlsrl.parameters.segment import SegmentReader, SegmentWriter
 from rlsrl.rpc.auth import token_matches
 from rlsrl.rpc.back_off import BackOff
-from rlsrl.rpc.local import LAST_BACK_OFF_SECONDS, accept, connect, listen, recv_json, send_json
+from rlsrl.rpc.local import MAX_BACK_OFF_SECONDS, accept, connect, listen, recv_json, send_json
 
 _PROTOCOL = 1
 _GREETING_SECONDS = 5.0
@@ -208,7 +208,7 @@ class BroadcastReader(ParameterSource):
         self._connection: socket.socket | None = None
         self._greeted = False
         self._retry_at = 0.0
-        self._back_off = BackOff(first_seconds=_MIN_BACK_OFF_SECONDS, max_seconds=LAST_BACK_OFF_SECONDS)
+        self._back_off = BackOff(first_seconds=_MIN_BACK_OFF_SECONDS, max_seconds=MAX_BACK_OFF_SECONDS)
         self._segment: SegmentReader | None = None
         self._successor: SegmentReader | None = None
         self._newest = INITIAL

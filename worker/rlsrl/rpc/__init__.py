@@ -1,1 +1,1 @@
-"""The wire: generated stubs, channels, servers, tokens."""
+"""Communication between processes: generated stubs, channels, servers, tokens, and Unix sockets."""

@@ -1,4 +1,4 @@
-"""The experiment's token: every stream shows it, every server checks it before anything else."""
+"""The experiment's token. Every call carries the token, and every server checks it before anything else."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ TOKEN_FILE_VARIABLE = "RLSRL_TOKEN_FILE"
 
 
 class TokenMissing(Exception):
-    """Neither environment variable holds a token."""
+    """Neither environment variable gives a token."""
 
 
 def new_token() -> str:
-    """A fresh token: 32 random bytes, URL-safe."""
+    """Return a new token: 32 random bytes, URL-safe."""
     return secrets.token_urlsafe(32)
 
 
 def token_from_environment(environ: Mapping[str, str] = os.environ) -> str:
-    """The token this process was started with: from ``RLSRL_TOKEN``, or from the file ``RLSRL_TOKEN_FILE`` names.
+    """Return this process's token: the value of ``RLSRL_TOKEN``, or the content of the file ``RLSRL_TOKEN_FILE``.
 
     Raises:
-        TokenMissing: neither is set, or the value is empty.
+        TokenMissing: neither variable is set, or the token is empty.
     """
     token = environ.get(TOKEN_VARIABLE, "")
     if not token and (path := environ.get(TOKEN_FILE_VARIABLE)):
@@ -38,5 +38,5 @@ def token_from_environment(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def token_matches(shown: str, expected: str) -> bool:
-    """Whether a peer's token is ours, in time that does not depend on where they differ."""
+    """Return whether the tokens are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(shown.encode(), expected.encode())

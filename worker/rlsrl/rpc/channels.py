@@ -1,4 +1,4 @@
-"""The client's end of a gRPC connection. Who shows the token: every call, as metadata."""
+"""The client's end of a gRPC connection. Every call carries the token as metadata."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from rlsrl.rpc.settings import ChannelOptions, shared_options, validate_address
 from rlsrl.rpc.tls import Tls
 
 AUTHORIZATION = "authorization"
-"""Metadata key of the token; its value is ``Bearer TOKEN``."""
+"""Metadata key of the token. The value is ``Bearer TOKEN``."""
 
 Metadata = tuple[tuple[str, str], ...]
-"""Call metadata."""
+"""Metadata of a call."""
 
 
 def token_metadata(token: str) -> Metadata:
-    """What a call must carry to be served."""
+    """Return the metadata that every call must carry."""
     return ((AUTHORIZATION, f"Bearer {token}"),)
 
 
 def open_channel(address: str, tls: Tls | None = None) -> grpc.Channel:
-    """A channel to ``unix-abstract:NAME`` or ``HOST:PORT``; it connects, and reconnects after any outage, by itself.
+    """Return a channel to ``unix-abstract:NAME`` or ``HOST:PORT``, at once. The caller must close it.
 
-    Returns at once. The caller closes it. Calls made with ``wait_for_ready`` wait for the connection within their own
-    deadline. A channel keeps the certificates that it was made with: with ``tls``, make one for each try.
+    The channel connects when a call needs it, and reconnects after an outage. Calls with ``wait_for_ready`` wait for
+    the connection within their own deadline. A channel never changes its certificates: with ``tls``, open a new channel
+    for each attempt.
 
     Raises:
         ValueError: the address has neither form.
@@ -39,37 +40,37 @@ def open_channel(address: str, tls: Tls | None = None) -> grpc.Channel:
 
 
 def open_aio_channel(address: str, tls: Tls | None = None) -> aio.Channel:
-    """As ``open_channel``, for the event loop that runs."""
+    """Return a channel as ``open_channel`` does, for the running event loop."""
     if tls is None:
         return aio.insecure_channel(validate_address(address), options=_options(tls))
     return aio.secure_channel(validate_address(address), tls.channel_credentials(), options=_options(tls))
 
 
 def end_call(call: grpc.CallIterator[Any]) -> None:
-    """Cancel a call and read it to its end: one that is dropped half-read leaks."""
+    """Cancel a call and read it to its end. gRPC leaks a call whose messages are not all read."""
     cancel_call(call)
     with contextlib.suppress(grpc.RpcError):
         deque(call, maxlen=0)
 
 
 def cancel_call(call: grpc.CallIterator[Any]) -> None:
-    """Wake whoever reads the call; it ends for them with an error. From any thread."""
-    call.cancel()  # type: ignore[no-untyped-call]  # so it is in the stubs
+    """Cancel a call: its reader gets an error. Any thread may call this."""
+    call.cancel()  # type: ignore[no-untyped-call]  # untyped in the stubs
 
 
 def _options(tls: Tls | None) -> ChannelOptions:
     return [
         *shared_options(),
         *([] if tls is None else [("grpc.ssl_target_name_override", tls.peer_name)]),
-        # Tried again after 0.1 s, then ever slower up to 1 s: an outage costs at most about a second on top.
+        # Attempts to connect start 0.1 s apart and slow down to 1 s: they lengthen an outage by about a second at most.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
-        # Despite its name this is the deadline of ONE attempt to connect; the default of 20 s hangs on a frozen peer,
-        # and one as short as the back-off never gets through on a starved machine.
+        # Despite its name, this is the deadline of ONE attempt to connect. The default of 20 s waits too long for a
+        # frozen peer; a value as short as the back-off never succeeds on an overloaded machine.
         ("grpc.min_reconnect_backoff_ms", 2000),
-        # Channels in one process must not share a connection: closing one would not close it.
+        # Channels of one process must not share a connection: closing one channel would not close the connection.
         ("grpc.use_local_subchannel_pool", 1),
-        # Whoever calls tries again. gRPC's own tries were seen to leave a call on no connection for good, once in a
-        # thousand that met a server as it closed.
+        # Callers retry. gRPC's own retries were seen to leave a call without a connection forever, in one of a thousand
+        # calls that reached a closing server.
         ("grpc.enable_retries", 0),
     ]

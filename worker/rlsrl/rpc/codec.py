@@ -1,11 +1,11 @@
-"""Messages that carry arrays: a small header and raw buffers, in one piece of bytes.
+"""Messages that carry arrays: a small header and raw buffers, as one bytes object.
 
-Used by every gRPC stream that moves tensors, with the identity as gRPC serializer: protobuf would copy each buffer once
-more and check it byte by byte. A message is a prefix (magic, length of the header, length of the body), the header, and
-the body: the arrays' own bytes, little-endian, each starting on a multiple of ``ALIGNMENT``. What the arrays are
-(names, dtypes, shapes) is not repeated in every message: both ends agree on a ``MessageLayout`` in their handshake.
+Every gRPC stream that carries arrays uses this codec instead of a protobuf serializer, which would copy each buffer
+once more. A message has three parts: a prefix (magic, header length, body length), the header, and the body. The body
+is the arrays' bytes, little-endian, each array at a multiple of ``ALIGNMENT``. Messages do not repeat the arrays'
+names, dtypes and shapes: both ends agree on a ``MessageLayout`` in their handshake.
 
-Nothing in a message is trusted: lengths are compared with what is there before anything is read.
+The decoder trusts nothing: it checks all lengths before it reads.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from rlsrl.data.specs import Arrays, ArraySpec, digest
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 
 ALIGNMENT = 16
-"""Arrays of a body start on multiples of this, which is also how Python aligns the contents of ``bytes``."""
+"""Every array of a body starts at a multiple of this. Python aligns the content of ``bytes`` in the same way."""
 MAX_HEADER_BYTES = 64 * 1024
-"""A longer header is refused: what is large belongs into the body."""
+"""Longest header. Large content belongs in the body."""
 
 _MAGIC = b"rls1"
 _PREFIX = struct.Struct("<4sIQ")
-"""Magic, bytes of the header, bytes of the body. Its size is a multiple of ``ALIGNMENT``."""
+"""Magic, header length, body length. Its size is a multiple of ``ALIGNMENT``."""
 _PADDING = [bytes(-length % ALIGNMENT) for length in range(ALIGNMENT)]
-"""By length modulo ``ALIGNMENT``."""
+"""Padding by length modulo ``ALIGNMENT``."""
 
 if sys.byteorder != "little":
-    raise ImportError("messages hold little-endian arrays, and this machine is big-endian")
+    raise ImportError("messages contain little-endian arrays, but this machine is big-endian")
 
 
 class Malformed(ValueError):
-    """A message is not what both ends agreed on; the text says in what."""
+    """A message breaks the format or the agreed layout; the text says how."""
 
 
 class MessageTooLong(ValueError):
-    """A message is longer than either end would take."""
+    """A message is longer than the limit of both ends."""
 
 
 def encode(header: bytes, arrays: Iterable[NDArray[Any]] = ()) -> bytes:
-    """One message of a header and arrays; their bytes are copied once.
+    """Return a message of a header and arrays. The arrays' bytes are copied once.
 
     Raises:
-        MessageTooLong: header or message are over their limits.
+        MessageTooLong: the header or the message is over its limit.
     """
     if len(header) > MAX_HEADER_BYTES:
         raise MessageTooLong(f"a header of {len(header)} bytes is over the limit of {MAX_HEADER_BYTES}")
@@ -67,10 +67,10 @@ def encode(header: bytes, arrays: Iterable[NDArray[Any]] = ()) -> bytes:
 
 
 def split(message: bytes) -> tuple[bytes, memoryview]:
-    """A message's header and body; the body is a read-only view of ``message``.
+    """Return a message's header and body. The body is a read-only view of ``message``.
 
     Raises:
-        Malformed: the message is none of ours, or its length is not what it says.
+        Malformed: the message has another format, or another length than its prefix says.
     """
     if len(message) < _PREFIX.size:
         raise Malformed(f"a message of {len(message)} bytes is shorter than its prefix of {_PREFIX.size}")
@@ -86,57 +86,57 @@ def split(message: bytes) -> tuple[bytes, memoryview]:
 
 
 class MessageLayout:
-    """The arrays of one kind of message: names, dtypes and whole shapes, in the order of the body."""
+    """The arrays of one kind of message: names, dtypes and complete shapes, in the order of the body."""
 
     def __init__(self, specs: Mapping[str, ArraySpec]) -> None:
-        """``specs``: by path; shapes with all their axes."""
+        """``specs`` has the arrays by path; shapes include all axes."""
         self.specs = dict(specs)
-        self._places: list[tuple[str, np.dtype[Any], tuple[int, ...], int]] = []
+        self._fields: list[tuple[str, np.dtype[Any], tuple[int, ...], int]] = []
         position = 0
         for name, spec in self.specs.items():
-            self._places.append((name, np.dtype(spec.dtype), spec.shape, position))
+            self._fields.append((name, np.dtype(spec.dtype), spec.shape, position))
             position += spec.nbytes + -spec.nbytes % ALIGNMENT
         self.nbytes = position
-        """Bytes of the body, padding included."""
+        """Size of the body in bytes, including padding."""
 
     @property
     def digest(self) -> str:
-        """A short hash of names, dtypes, shapes and order: equal at both ends, or they do not understand each other."""
+        """A short hash of names, dtypes, shapes and order. Both ends must have the same one."""
         return digest([[name, spec.to_json()] for name, spec in self.specs.items()])
 
     def encode(self, header: bytes, arrays: Arrays) -> bytes:
-        """A message of these arrays, by the layout's names.
+        """Return a message of these arrays.
 
         Raises:
-            Malformed: an array is missing or is not of its dtype or shape.
-            MessageTooLong: header or message are over their limits.
+            Malformed: an array is missing, or has another dtype or shape than the layout.
+            MessageTooLong: the header or the message is over its limit.
         """
-        return encode(header, [self._checked(arrays, name, dtype, shape) for name, dtype, shape, _ in self._places])
+        return encode(header, [self._checked(arrays, name, dtype, shape) for name, dtype, shape, _ in self._fields])
 
     def decode(self, message: bytes) -> tuple[bytes, dict[str, NDArray[Any]]]:
-        """A message's header, and its arrays as read-only views of ``message``: nothing is copied.
+        """Return a message's header, and its arrays as read-only views of ``message``. Nothing is copied.
 
         Raises:
-            Malformed: the message is none of ours, or its body is not of this layout's length.
+            Malformed: the message has another format, or its body has another length than this layout.
         """
         header, body = split(message)
         return header, self.view(body)
 
     def view(self, body: memoryview) -> dict[str, NDArray[Any]]:
-        """The arrays of a body that ``split`` returned, as read-only views.
+        """Return the arrays of a body from ``split``, as read-only views.
 
         Raises:
-            Malformed: the body is not of this layout's length.
+            Malformed: the body has another length than this layout.
         """
         if body.nbytes != self.nbytes:
             raise Malformed(f"a body of {body.nbytes} bytes does not hold {self}")
         return {
             name: np.ndarray(shape, dtype=dtype, buffer=body, offset=offset)
-            for name, dtype, shape, offset in self._places
+            for name, dtype, shape, offset in self._fields
         }
 
     def __str__(self) -> str:
-        arrays = ", ".join(f"{name} {dtype.name}{list(shape)}" for name, dtype, shape, _ in self._places)
+        arrays = ", ".join(f"{name} {dtype.name}{list(shape)}" for name, dtype, shape, _ in self._fields)
         return f"({arrays}) of {self.nbytes} bytes"
 
     @staticmethod

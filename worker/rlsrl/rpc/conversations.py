@@ -1,8 +1,9 @@
-"""A bidirectional gRPC call of raw messages, as both ends hold it: for streams whose messages carry arrays.
+"""Both ends of a bidirectional gRPC call of raw messages, for streams whose messages carry arrays.
 
-A client's ``Conversation`` runs on grpc's threads, for who has something else to do meanwhile (who has not: see
-``rlsrl.rpc.in_thread``); a ``ConversationServer`` on grpc.aio, which carries many small streams on one thread. Neither
-looks into the messages. No call is ever dropped half read: each is ended, cancelled or aborted, and read to its end.
+A client's ``Conversation`` uses gRPC's threads. It serves clients that do other work meanwhile; for clients that only
+wait, see ``rlsrl.rpc.in_thread``. A ``ConversationServer`` uses grpc.aio, which serves many small streams in one
+thread. Neither reads the messages' content. Every call is ended, cancelled or aborted, and then read to its end: gRPC
+leaks calls that are not.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ FIRST_BACK_OFF_SECONDS = 0.1
 LAST_BACK_OFF_SECONDS = 1.0
 """A client that no server answers tries again after the first, then after twice as long each time up to the last."""
 MAX_UNANSWERED = 64
-"""Messages of one client that are held unanswered; it is not read from while there are so many."""
+"""Most unanswered messages of one client. The server reads no more of its messages until it has answered some."""
 START_SECONDS = 30.0
-"""How long a server may take to come up."""
+"""How long a server may take to start."""
 LEAVE_SECONDS = 1.0
-"""How long clients may take to leave a server that closes; then their streams are cut."""
+"""How long clients may take to end their calls when a server closes. Then the server ends them."""
 END_SECONDS = 5.0
 """How long a cancelled call may take to end: it only has to come back from gRPC's core."""
 
 _FINAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
-"""Answers that trying again cannot change."""
+"""Status codes that another attempt cannot change."""
 
 _log = structlog.get_logger(__name__)
 
 
 def is_final(error: BaseException | None) -> bool:
-    """Whether a conversation ended with an answer of the server that asking again cannot change."""
-    # What gRPC raises from a call is both.
+    """Return whether a conversation ended with a status that another attempt cannot change."""
+    # A call's RpcError is also the call.
     return isinstance(error, grpc.RpcError) and cast("grpc.Call", error).code() in _FINAL
 
 
 class Conversation:
-    """The client's end: one call over a channel of its own, from its first message until it is over."""
+    """The client's end: one call over its own channel, from the first message to the end."""
 
     def __init__(
         self,
@@ -63,17 +64,17 @@ class Conversation:
         on_message: Callable[[bytes], None],
         on_end: Callable[[Exception | None], None],
     ) -> None:
-        """Connect and send the first message; nothing is received before ``start``.
+        """Connect and send the first message. Receiving begins with ``start``.
 
         Args:
             address: ``unix-abstract:NAME`` or ``HOST:PORT``.
             method: ``/service/method``.
             metadata: the token.
-            tls: certificates, where the server wants them.
-            first: what to send as soon as there is a connection.
-            on_message: given each message; what it raises ends the conversation.
-            on_end: called last: with what ``on_message`` raised, with gRPC's error, or with None after an orderly end.
-                Both are called in the conversation's own thread.
+            tls: certificates, if the server requires them.
+            first: the first message, sent as soon as the connection exists.
+            on_message: called with each message, in the conversation's thread. An exception ends the conversation.
+            on_end: called last, in the same thread: with the exception of ``on_message``, with gRPC's error, or with
+                None after an orderly end.
         """
         self._on_message = on_message
         self._on_end = on_end
@@ -85,23 +86,23 @@ class Conversation:
         self._thread = threading.Thread(target=self._receive, name=f"conversation-{address}", daemon=True)
 
     def start(self) -> None:
-        """Begin to receive. Once."""
+        """Begin to receive. Call this once."""
         self._thread.start()
 
     def send(self, message: bytes) -> None:
-        """Send a message after those before it; in a conversation that is over it goes nowhere."""
+        """Send a message, in order. After the conversation's end the message is discarded."""
         self._outgoing.put(message)
 
     def end(self) -> None:
-        """Send nothing more: the server ends the call after it has read what was sent. Idempotent."""
+        """Finish sending. The server ends the call after it has read all messages. Idempotent."""
         self._outgoing.put(None)
 
     def cancel(self) -> None:
-        """End the call now."""
+        """End the call at once."""
         cancel_call(self._call)
 
     def join(self, timeout: float = END_SECONDS) -> bool:
-        """Wait for the end of a conversation that was ended or cancelled; whether it came."""
+        """Wait for the end, after ``end`` or ``cancel``; return whether the conversation has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -110,61 +111,61 @@ class Conversation:
         try:
             for message in self._call:
                 self._on_message(message)
-        except Exception as raised:  # noqa: BLE001 - told to the owner, who judges
+        except Exception as raised:  # noqa: BLE001 - the owner gets it through on_end
             error = raised
         finally:
             end_call(self._call)
-            self._outgoing.put(None)  # releases grpc's sending thread
+            self._outgoing.put(None)  # ends gRPC's sending thread
             self._channel.close()
             self._on_end(error)
 
 
 class ServerStream:
-    """The server's end of one conversation. The event loop's alone, but for ``ConversationServer.send`` and ``end``."""
+    """The server's end of one conversation. Only the event loop uses it; other threads use ``ConversationServer``."""
 
     def __init__(self, context: aio.ServicerContext[bytes, bytes]) -> None:
         self._context = context
         self._outgoing: deque[tuple[bytes, int]] = deque()
-        """Messages, and how many messages of the client each answers."""
+        """Messages to send, each with the number of client messages that it answers."""
         self._unanswered = 0
         self._has_left = False
-        self._is_over = False
+        self._has_ended = False
         self._reason: str | None = None
         self._changed = asyncio.Event()
         self._window_opened = asyncio.Event()
         self._writer = asyncio.create_task(self._write())
 
     async def read(self) -> bytes | None:
-        """The next message; None at the end of the client's."""
+        """Return the client's next message; None after its last one."""
         message: Any = await self._context.read()
         return message if isinstance(message, bytes) else None
 
     def send(self, message: bytes, *, answers: int = 0) -> None:
-        """Send a message, the answer to so many of the client's, after those before it."""
+        """Send a message, in order. It answers ``answers`` messages of the client."""
         if not self._has_left:
             self._outgoing.append((message, answers))
             self._changed.set()
 
     def keep_alive(self, message: bytes) -> None:
-        """Give a sign of life, unless something is on its way anyhow."""
+        """Send a heartbeat, unless another message is waiting to be sent."""
         if not self._outgoing:
             self.send(message)
 
     async def wait_for_window(self) -> None:
-        """A message that is to be answered was taken on; wait while the client is owed as many answers as it may be."""
+        """Count one message that will be answered. Wait while the client has ``MAX_UNANSWERED`` unanswered messages."""
         self._unanswered += 1
-        while self._unanswered >= MAX_UNANSWERED and not self._is_over:
+        while self._unanswered >= MAX_UNANSWERED and not self._has_ended:
             self._window_opened.clear()
             await self._window_opened.wait()
 
     def end(self, reason: str) -> None:
-        """End the call after what was said, with the status ABORTED: whoever reads it is woken by an AbortError."""
+        """End the call after its queued messages, with the status ABORTED. ``read`` then raises an AbortError."""
         if self._reason is None:
             self._reason = reason
             self._changed.set()
 
     async def leave(self) -> None:
-        """The client has ended or is gone: send what was said and end the writer."""
+        """Send the remaining messages and end the writer, after the client has ended its side or disconnected."""
         self._has_left = True
         self._changed.set()
         await self._writer
@@ -187,12 +188,12 @@ class ServerStream:
         except aio.BaseError as error:
             _log.info("stream_broke", error=repr(error))
         finally:
-            self._is_over = True
+            self._has_ended = True
             self._window_opened.set()
 
 
 class ConversationServer:
-    """Serves one method, a stream both ways, on an event loop in a thread of its own."""
+    """Serves one method, a stream in both directions, on an event loop in its own thread."""
 
     def __init__(
         self,
@@ -210,18 +211,18 @@ class ConversationServer:
         """Listen at the address and serve until ``close``.
 
         Args:
-            address: ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one.
-            token: what clients have to show.
-            tls: certificates, where clients have to have one too.
+            address: ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 means any free port.
+            token: the token that calls must carry.
+            tls: certificates, if clients must have one, too.
             method: ``/service/method``.
-            converse: serves one client, on the event loop; the call ends when it returns.
-            farewell: sent to every client when this end closes, who then ends its call; without it calls are aborted.
-            heartbeat: a message for each client to whom nothing else is on its way, and every how many seconds.
-            max_conversations: more are turned away with RESOURCE_EXHAUSTED, at once.
+            converse: serves one client on the event loop. The call ends when it returns.
+            farewell: sent to every client when the server closes; the client then ends its call. None aborts the calls.
+            heartbeat: a message, and how often in seconds it is sent to every client without a waiting message.
+            max_conversations: most concurrent calls; further ones get RESOURCE_EXHAUSTED at once.
             on_unauthenticated: called on the event loop for every call without the token.
 
         Raises:
-            AddressTaken: somebody else listens there.
+            AddressTaken: another process listens there.
             ValueError: the address has neither form.
         """
         self._converse = converse
@@ -229,8 +230,8 @@ class ConversationServer:
         self._heartbeat = heartbeat
         self._streams: set[ServerStream] = set()
         self._lock = threading.Lock()
-        self._mail: list[Callable[[], None]] = []
-        """What other threads want done on the event loop, which was woken for it if there is any."""
+        self._actions: list[Callable[[], None]] = []
+        """Actions of other threads for the event loop. The loop has been woken if there are any."""
         self._started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
         async def serve() -> None:
@@ -241,50 +242,52 @@ class ConversationServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name=f"server-{address}", daemon=True)
         self._thread.start()
         self.address, self._loop, self._stopping = self._started.result(START_SECONDS)
-        """Where clients find it; with the port that was taken."""
+        """The address for clients, with the port that the server got."""
 
     @property
     def num_conversations(self) -> int:
-        """Calls that are open."""
+        """How many calls are open."""
         return len(self._streams)
 
     def send(self, messages: Iterable[tuple[ServerStream, bytes]], *, answers: int = 0) -> None:
-        """Say each message, which answers so many of its client's. From any thread; after ``close`` nothing happens."""
+        """Send each message; it answers ``answers`` messages of its client. Any thread; no effect after ``close``."""
         for stream, message in messages:
             self.post(partial(stream.send, message, answers=answers))
 
     def end(self, stream: ServerStream, reason: str) -> None:
-        """See ``ServerStream.end``. From any thread; after ``close`` nothing happens."""
+        """End a stream, see ``ServerStream.end``. Any thread; no effect after ``close``."""
         self.post(partial(stream.end, reason))
 
     def soon(self, action: Callable[[], None]) -> None:
-        """On the event loop: have it done once what is ready now was dealt with."""
+        """Run the action after everything that is ready now. Call this on the event loop."""
         self._loop.call_soon(action)
 
     def post(self, action: Callable[[], None]) -> None:
-        """Have it done on the event loop, which is woken once for all that gathers until it turns; at once from there.
-        After ``close`` nothing happens."""
+        """Run the action on the event loop; at once if the caller is the event loop. No effect after ``close``.
+
+        Actions that arrive before the loop runs wake the loop only once.
+        """
         if threading.current_thread() is self._thread:
             action()
             return
         with self._lock:
-            self._mail.append(action)
-            if len(self._mail) > 1:
+            self._actions.append(action)
+            if len(self._actions) > 1:
                 return
         try:
-            self._loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the loop is closed: nobody is left to be told
-            self._mail.clear()
+            self._loop.call_soon_threadsafe(self._run_actions)
+        except RuntimeError:  # the loop is closed
+            self._actions.clear()
 
-    def _deliver(self) -> None:
+    def _run_actions(self) -> None:
         with self._lock:
-            mail, self._mail = self._mail, []
-        for action in mail:
+            actions, self._actions = self._actions, []
+        for action in actions:
             action()
 
     def close(self) -> None:
-        """Stop listening, send what was said and part from every client; takes up to ``LEAVE_SECONDS``. Idempotent."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the server
+        """Stop listening, send the remaining messages and end all calls, within ``LEAVE_SECONDS``. Idempotent."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the server
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
 
@@ -297,7 +300,7 @@ class ConversationServer:
             return
         stopping = asyncio.Event()
         self._started.set_result((bound, asyncio.get_running_loop(), stopping))
-        await self._beat(stopping)
+        await self._send_heartbeats(stopping)
         for stream in self._streams:
             if self._farewell is not None:
                 stream.send(self._farewell)
@@ -305,8 +308,8 @@ class ConversationServer:
                 stream.end("closed")
         await server.stop(LEAVE_SECONDS)
 
-    async def _beat(self, stopping: asyncio.Event) -> None:
-        """Tell clients now and then that somebody is there; until told to stop."""
+    async def _send_heartbeats(self, stopping: asyncio.Event) -> None:
+        """Send heartbeats until the server stops."""
         if self._heartbeat is None:
             await stopping.wait()
             return

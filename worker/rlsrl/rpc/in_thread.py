@@ -1,9 +1,8 @@
-"""The client's end of a conversation that has no thread: it goes on while its owner waits, and stands still otherwise.
+"""The client's end of a conversation without a thread: it makes progress only while its owner waits.
 
-``Conversation`` (``rlsrl.rpc.conversations``) hands every message from thread to thread, and each of them wants the
-interpreter. Here the owner's own thread turns the event loop of grpc.aio for as long as it waits for something. Of what
-comes meanwhile gRPC's core takes note, in a thread that never wants the interpreter: it answers pings and keeps
-messages until they are asked for.
+``Conversation`` (``rlsrl.rpc.conversations``) passes every message between threads, and each thread needs the GIL. Here
+the owner's own thread runs grpc.aio's event loop while it waits. At other times gRPC's core, whose threads do not need
+the GIL, answers pings and stores incoming messages.
 """
 
 from __future__ import annotations
@@ -24,34 +23,34 @@ _of_thread = threading.local()
 
 
 class WaitingLoop:
-    """An event loop that turns only while its thread waits for it. Only that thread uses it."""
+    """An event loop that runs only while its thread waits. Only that thread uses it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._turned = 0.0
-        """Seconds, up to the last turn's end."""
+        """Seconds of all finished runs."""
         self._began: float | None = None
-        """The present turn, on the loop's clock."""
+        """Start of the current run, on the loop's clock; None between two runs."""
         self._until = 0.0
-        """When the present turn ends, or the last one would have."""
+        """Deadline of the current or last run."""
         self._alarm: asyncio.TimerHandle | None = None
-        """Ends a turn. It outlives those that are stopped, which most are: one more each turn would cost as much as
-        the rest of it."""
+        """Ends a run at its deadline. Most runs are stopped earlier, and then the next run uses the same alarm: a new
+        alarm for each run would double the run's cost."""
 
     @staticmethod
     def of_this_thread() -> WaitingLoop:
-        """The thread's one: grpc keeps every loop that it has seen, so that each more would be kept for good."""
+        """Return this thread's only loop. gRPC never releases a loop that it has used, so more loops would leak."""
         loop: WaitingLoop | None = getattr(_of_thread, "loop", None)
         if loop is None:
             loop = _of_thread.loop = WaitingLoop()
         return loop
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have that done while the loop turns. The caller keeps the task."""
+        """Start a coroutine, which runs while the loop runs. The caller must keep a reference to the task."""
         return self._loop.create_task(work)
 
     def turn(self, seconds: float) -> None:
-        """Turn for so long, or until ``stop``."""
+        """Run for ``seconds``, or until ``stop``."""
         began = self._began = self._loop.time()
         self._until = began + seconds
         if self._alarm is None or self._alarm.when() > self._until:
@@ -68,7 +67,7 @@ class WaitingLoop:
         self._alarm = self._loop.call_at(self._until, self._ring)
 
     def _ring(self) -> None:
-        """The alarm is due: the present turn is over, or has begun since it was set and has time left."""
+        """End the current run if its deadline has passed; else set the alarm again, for the current run."""
         assert self._alarm is not None, "it rings"
         is_over = self._alarm.when() >= self._until
         self._alarm = None
@@ -78,17 +77,17 @@ class WaitingLoop:
             self._set_alarm()
 
     def stop(self) -> None:
-        """``turn`` ends once all that is ready now was dealt with; nothing happens if it does not turn."""
+        """End the current run after everything that is ready now. No effect if the loop does not run."""
         if self._loop.is_running():
             self._loop.stop()
 
     def turned(self) -> float:
-        """For how many seconds it has turned, ever: a clock that stands still while nobody can hear anything."""
+        """Return the seconds of all runs: a clock that stops while no message can be received."""
         return self._turned if self._began is None else self._turned + self._loop.time() - self._began
 
 
 class InThreadConversation:
-    """One call over a channel of its own, from its first message until it is over; of its loop's thread."""
+    """One call over its own channel, from the first message to the end. Only the loop's thread uses it."""
 
     def __init__(
         self,
@@ -102,13 +101,13 @@ class InThreadConversation:
         on_message: Callable[[bytes], None],
         on_end: Callable[[Exception | None], None],
     ) -> None:
-        """Connect and send the first message, as soon as the loop turns; otherwise as ``Conversation``.
+        """Connect and send the first message as soon as the loop runs. Otherwise as ``Conversation``.
 
         Args:
-            loop: on which all of it happens, the callbacks too.
-            address, method, metadata, tls, first, on_message: see there.
-            on_end: see there; ``cancel``, too, ends it with None. gRPC says INTERNAL in place of the server's own
-                status where a message was on its way: whoever tries again is told sooner or later.
+            loop: runs everything, including the callbacks.
+            address, method, metadata, tls, first, on_message: see ``Conversation``.
+            on_end: see ``Conversation``; after ``cancel`` it gets None, too. If a message was in transit, gRPC reports
+                INTERNAL instead of the server's status. A later attempt then gets the server's status.
         """
         self._loop = loop
         self._on_message = on_message
@@ -118,27 +117,27 @@ class InThreadConversation:
         self._is_cancelled = False
         self._call: Any = None
         self._writer: asyncio.Task[None] | None = None
-        """Sends what is there, and ends: of a call one write at a time may be under way."""
+        """Sends the waiting messages, then ends. gRPC allows one write at a time."""
         self._task = loop.begin(self._converse(address, method, metadata, tls))
 
     def send(self, message: bytes) -> None:
-        """Send a message after those before it; in a conversation that is over it goes nowhere."""
+        """Send a message, in order. After the conversation's end the message is discarded."""
         self._outgoing.append(message)
-        self._write_on()
+        self._start_writer()
 
     def end(self) -> None:
-        """Send nothing more: the server ends the call after it has read what was sent. Idempotent."""
+        """Finish sending. The server ends the call after it has read all messages. Idempotent."""
         self._is_ending = True
-        self._write_on()
+        self._start_writer()
 
     def cancel(self) -> None:
-        """End the call now. Idempotent."""
+        """End the call at once. Idempotent."""
         self._is_cancelled = True
         if self._call is not None:
             self._call.cancel()
 
     async def over(self) -> None:
-        """Wait until it is."""
+        """Wait for the conversation's end."""
         await self._task
 
     async def _converse(self, address: str, method: str, metadata: Metadata, tls: Tls | None) -> None:
@@ -149,7 +148,7 @@ class InThreadConversation:
         except asyncio.CancelledError:
             if not self._is_cancelled:
                 raise
-        except Exception as raised:  # noqa: BLE001 - told to the owner, who judges
+        except Exception as raised:  # noqa: BLE001 - the owner gets it through on_end
             error = raised
         self._on_end(error)
 
@@ -157,22 +156,22 @@ class InThreadConversation:
         async with open_aio_channel(address, tls) as channel:
             begin: Any = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
             call = self._call = begin(metadata=metadata)
-            self._write_on()
+            self._start_writer()
             try:
-                # Not by `read`, which gives up what has come once a write has failed.
+                # Not with `read`, which discards received messages after a failed write.
                 async for message in call:
                     self._on_message(message)
             finally:
-                call.cancel()  # nothing happens to one that is over
+                call.cancel()  # no effect on a call that has ended
                 with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
-                    async for _ in call:  # one that is dropped half read leaks
+                    async for _ in call:  # gRPC leaks a call whose messages are not all read
                         pass
                 if self._writer is not None:
-                    self._writer.cancel()  # a write waits for a connection even when the call is over
+                    self._writer.cancel()  # a write waits for a connection even after the call's end
                     await asyncio.wait([self._writer])
 
-    def _write_on(self) -> None:
-        """Have sent what is there, unless that is under way."""
+    def _start_writer(self) -> None:
+        """Start sending the waiting messages, unless the writer runs already."""
         if self._call is not None and not self._task.done() and (self._writer is None or self._writer.done()):
             self._writer = self._loop.begin(self._write(self._call))
 
@@ -183,4 +182,4 @@ class InThreadConversation:
             if self._is_ending:
                 await call.done_writing()
         except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.RpcError):
-            return  # the call is over: who reads it is told why
+            return  # the call has ended: its reader gets the reason

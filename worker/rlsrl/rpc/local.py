@@ -1,9 +1,9 @@
 """Unix sockets between processes of one machine, for handshakes, wake-ups and shared memory.
 
-Linux only: names live in the abstract namespace and memory in memfds, so neither outlives its processes, however they
-die. A SEQPACKET socket keeps message borders and reports a dead peer as an empty message, which no futex or semaphore
-does. Any local user can reach or take an abstract name: both ends part at once from a peer of another user, before the
-token is shown, and the first message carries the experiment's token.
+Linux only. Socket names are in the abstract namespace and memory is in memfds, so neither outlives its processes,
+however they die. A SEQPACKET socket keeps message boundaries, and reports a dead peer as an empty message; a futex or
+semaphore cannot. Any local user can connect to an abstract name or take it. So both ends disconnect from a peer of
+another user before they send the token, and the first message carries the experiment's token.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_MESSAGE = 64 * 1024
-"""Bytes of one handshake message; a longer one is an error of the peer."""
-LAST_BACK_OFF_SECONDS = 0.1
-"""The most that passes between two tries to reach a name. A try costs microseconds, and a run begins with one."""
+"""Longest handshake message in bytes. A longer one is an error of the peer."""
+MAX_BACK_OFF_SECONDS = 0.1
+"""Longest delay between two attempts to connect. An attempt costs microseconds, and every run starts with some."""
 
 
 def listen(name: str, backlog: int = 128) -> socket.socket:
-    """A non-blocking listener on the abstract name.
+    """Return a non-blocking socket that listens at the abstract name.
 
     Raises:
         OSError: the name is taken (EADDRINUSE): another process of the same run is alive.
@@ -40,11 +40,11 @@ def listen(name: str, backlog: int = 128) -> socket.socket:
 
 
 def connect(name: str, timeout: float) -> socket.socket:
-    """A connection to whoever listens on the abstract name; blocking, with ``timeout`` seconds for each call.
+    """Return a blocking connection to the listener at the abstract name. Each call on it has ``timeout`` seconds.
 
     Raises:
-        ConnectionRefusedError: nobody listens.
-        BlockingIOError: somebody listens and its backlog is full.
+        ConnectionRefusedError: no process listens there.
+        BlockingIOError: the listener's backlog is full.
         PermissionError: another user's process has taken the name.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -62,16 +62,16 @@ def connect(name: str, timeout: float) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket:
-    """The next connection to a ``listen`` socket; non-blocking.
+    """Return the next connection of a ``listen`` socket, non-blocking.
 
     Raises:
-        BlockingIOError: nobody is waiting.
-        ConnectionAbortedError: the peer is gone again, or is another user's and was turned away.
+        BlockingIOError: no peer is waiting.
+        ConnectionAbortedError: the peer has disconnected, or belongs to another user and was refused.
     """
     connection, _ = listener.accept()
     try:
         if (uid := _peer_uid(connection)) != os.geteuid():
-            raise ConnectionAbortedError(f"a process of uid {uid} was turned away")
+            raise ConnectionAbortedError(f"a process of uid {uid} was refused")
         connection.setblocking(False)
     except BaseException:
         connection.close()
@@ -80,14 +80,14 @@ def accept(listener: socket.socket) -> socket.socket:
 
 
 def _peer_uid(connection: socket.socket) -> int:
-    """The effective user of the peer when it listened or connected, as the kernel noted it."""
+    """Return the peer's effective user at the time it listened or connected, as the kernel recorded it."""
     credentials = struct.Struct("iII")  # struct ucred: pid, uid, gid
     _, uid, _ = credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
     return int(uid)
 
 
 def send_json(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one JSON object, with file descriptors if any."""
+    """Send one JSON object, and file descriptors if there are any."""
     payload = json.dumps(message, separators=(",", ":")).encode()
     if len(payload) > MAX_MESSAGE:
         raise ValueError(f"a handshake message of {len(payload)} bytes is over the limit of {MAX_MESSAGE}")
@@ -95,10 +95,10 @@ def send_json(connection: socket.socket, message: Mapping[str, Any], fds: Sequen
 
 
 def recv_json(connection: socket.socket, max_fds: int = 0) -> tuple[dict[str, Any], list[int]]:
-    """Receive one JSON object and its file descriptors, which the caller owns.
+    """Return one JSON object and its file descriptors. The caller must close the descriptors.
 
     Raises:
-        ConnectionResetError: the peer is gone.
+        ConnectionResetError: the peer has disconnected.
         ValueError: the message is too long, truncated or not a JSON object.
     """
     payload, fds, flags, _ = socket.recv_fds(connection, MAX_MESSAGE, max_fds)
@@ -121,7 +121,7 @@ def recv_json(connection: socket.socket, max_fds: int = 0) -> tuple[dict[str, An
 
 
 def create_memory(name: str, nbytes: int) -> int:
-    """A descriptor of ``nbytes`` of zeroed anonymous memory; gone with the last process that holds it."""
+    """Return a descriptor of ``nbytes`` of zeroed anonymous memory. It is freed with the last process that has it."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
@@ -132,8 +132,8 @@ def create_memory(name: str, nbytes: int) -> int:
 
 
 def seal_size(fd: int) -> None:
-    """Fix the size of a ``create_memory`` descriptor for good, before it is sent to a peer that can write to it.
+    """Make the size of a ``create_memory`` descriptor final. Call it before a peer that can write gets the descriptor.
 
-    A peer that could shrink the memory would kill with SIGBUS whoever reads what is no longer there.
+    Otherwise the peer could shrink the memory, and reading the missing part would kill this process with SIGBUS.
     """
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from rlsrl.rpc.back_off import BackOff as BackOff
+from rlsrl.rpc.back_off import BackOff
 from rlsrl.rpc.channels import cancel_call, end_call, open_channel
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls

@@ -1,4 +1,4 @@
-"""The server's end of a gRPC connection: settings, and the token checked before anything else."""
+"""The server's end of a gRPC connection: settings, and the check of the token before anything else."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from rlsrl.rpc.settings import ChannelOptions, shared_options, validate_address
 from rlsrl.rpc.tls import Tls
 
 MAX_CONNECTIONS = 16_384
-"""Connections that a server holds at most: for each of 4096 workers two that stand and some that come and go."""
+"""Most connections of a server: two permanent ones and some short ones for each of 4096 workers."""
 HANDSHAKE_SECONDS = 10.0
-"""How long a connection may take until it speaks HTTP/2, TLS included."""
+"""How long a connection may take until its HTTP/2 handshake is complete, including TLS."""
 IDLE_SECONDS = 30.0
-"""How long a connection without a call is held."""
+"""How long a connection without a call stays open."""
 MAX_STREAMS = 64
-"""Calls of one connection at a time; more wait at the client. Ours make one."""
+"""Most concurrent calls of one connection; further calls wait at the client. Our clients make one."""
 
 
 class AddressTaken(OSError):
-    """Another process serves that address."""
+    """Another process listens at that address."""
 
 
 def new_server(
     token: str, *, max_calls: int | None = None, on_unauthenticated: Callable[[], None] = lambda: None
 ) -> aio.Server:
-    """A server in the running event loop that answers UNAUTHENTICATED to every call without the token.
+    """Return a server in the running event loop that answers UNAUTHENTICATED to every call without the token.
 
-    ``on_unauthenticated`` is called for each of those; calls beyond ``max_calls`` at once get RESOURCE_EXHAUSTED.
+    Each such call also calls ``on_unauthenticated``. More than ``max_calls`` concurrent calls get RESOURCE_EXHAUSTED.
     """
     return aio.server(
         interceptors=[TokenInterceptor(token, on_unauthenticated)],
@@ -43,12 +43,12 @@ def new_server(
 
 
 def bind(server: aio.Server, address: str, tls: Tls | None = None) -> str:
-    """Listen on ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one. Returns the address bound.
+    """Listen at ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 means any free port. Return the bound address.
 
-    With ``tls`` only clients with a certificate of its authorities get as far as showing a token.
+    With ``tls``, only clients with a certificate of the trusted authorities can connect and send a token.
 
     Raises:
-        AddressTaken: somebody else listens there.
+        AddressTaken: another process listens there.
         ValueError: the address has neither form.
     """
     validate_address(address)
@@ -64,7 +64,7 @@ def bind(server: aio.Server, address: str, tls: Tls | None = None) -> str:
 
 
 class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Refuses calls that do not show the token, before their method is looked up or a message is read."""
+    """Refuses calls without the token, before the server looks up the method or reads a message."""
 
     def __init__(self, token: str, on_unauthenticated: Callable[[], None]) -> None:
         self._token = token
@@ -75,7 +75,7 @@ class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Pass the call on, or answer it with UNAUTHENTICATED."""
+        """Continue the call, or answer UNAUTHENTICATED."""
         shown = [value for key, value in handler_call_details.invocation_metadata or () if key == AUTHORIZATION]
         if len(shown) == 1 and isinstance(shown[0], str):
             scheme, _, token = shown[0].partition(" ")
@@ -86,22 +86,22 @@ class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
 
 
 async def _refuse(requests: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]) -> Any:  # noqa: ARG001
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call shows no token, or not this experiment's")
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call has no token, or not this experiment's")
 
 
 _REFUSAL = grpc.stream_stream_rpc_method_handler(_refuse)
-"""A stream on both sides, so that it answers at once whatever the method is: it waits for no message."""
+"""A handler with streams in both directions: it answers any method at once, without waiting for a message."""
 
 
 def _options() -> ChannelOptions:
     return [
         *shared_options(),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
-        # A client that probes often, as ours do, is no attacker.
+        # Our clients probe often; this is not an attack.
         ("grpc.http2.max_ping_strikes", 0),
         # Two servers on one port would each get half of the workers.
         ("grpc.so_reuseport", 0),
-        # Strangers get as far as here without a token. Half of the files are left to those who have one.
+        # Clients without a token can connect, too. Half of the file descriptors stay free for other uses.
         (
             "grpc.max_allowed_incoming_connections",
             min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),

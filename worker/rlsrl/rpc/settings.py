@@ -1,25 +1,25 @@
-"""Addresses, message limits and liveness settings that both ends of a gRPC connection share."""
+"""Addresses, message limits and keepalive settings of both ends of a gRPC connection."""
 
 from __future__ import annotations
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""A longer message is refused at either end; gRPC's own receive limit of 4 MiB is too short for weights."""
+"""Longest message that both ends accept. gRPC's default limit of 4 MiB is too short for weights."""
 
 KEEPALIVE_SECONDS = 2.0
-"""A silent connection is probed this often."""
+"""Interval of the probes on a silent connection."""
 PEER_TIMEOUT_SECONDS = 5.0
-"""A peer that leaves a probe unanswered this long is gone. Probes are answered below Python, so a long GIL hold or a
-busy training thread does not look like death; a stopped process or a cut network does."""
+"""A peer that does not answer a probe for this long counts as dead. gRPC's core answers probes without Python, so a
+busy training thread or a held GIL does not look like death. A stopped process or a cut network does."""
 
 ChannelOptions = list[tuple[str, int | str]]
 """gRPC's channel arguments."""
 
 
 def shared_options() -> ChannelOptions:
-    """What both ends set.
+    """Return the options of both ends.
 
-    ``grpc.http2.ping_timeout_ms`` is what makes keepalive see a frozen peer: without it a connection with data in
-    flight stays up for about a minute, whatever the keepalive timeout says.
+    Keepalive needs ``grpc.http2.ping_timeout_ms`` to detect a frozen peer. Without it, a connection with data in
+    transit stays open for about a minute, whatever the keepalive timeout is.
     """
     return [
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -29,16 +29,16 @@ def shared_options() -> ChannelOptions:
         ("grpc.http2.ping_timeout_ms", round(PEER_TIMEOUT_SECONDS * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # Of gRPC's message encodings the plain one alone: none of ours is compressed, and nobody can send a bomb.
+        # Allow uncompressed messages only: ours are never compressed, and no client can send a decompression bomb.
         ("grpc.compression_enabled_algorithms_bitset", 1),
     ]
 
 
 def validate_address(address: str) -> str:
-    """The address itself, if it is ``unix-abstract:NAME`` or ``HOST:PORT``.
+    """Return the address, after a check that it is ``unix-abstract:NAME`` or ``HOST:PORT``.
 
     Raises:
-        ValueError: it is neither; the text shows both forms.
+        ValueError: the address has neither form; the text shows both.
     """
     scheme, colon, name = address.partition(":")
     if scheme == "unix-abstract" and name:

@@ -1,7 +1,7 @@
-"""Mutual TLS between workers: where the certificates are, when they are read, and whom they have to name.
+"""Mutual TLS between workers: where the certificates are, when they are read, and which name they must carry.
 
-New certificates are looked for at each connection, so that they are used without a restart; connections that stand are
-not touched. docs/decisions/0018 says why a server is known by one name, and a client by the token.
+Each new connection checks for new certificates, so they are used without a restart. Open connections do not change.
+docs/decisions/0018 says why all servers have one name, and why clients are known by the token.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import grpc
 import structlog
 
 TLS_FOLDER_VARIABLE = "RLSRL_TLS_FOLDER"
-"""Environment variable with the folder of the certificates. Without it nothing is encrypted."""
+"""Environment variable with the certificates' folder. Without it, connections are not encrypted."""
 TLS_NAME_VARIABLE = "RLSRL_TLS_NAME"
-"""Environment variable with the name that the workers' certificates have to carry."""
+"""Environment variable with the name that the workers' certificates must carry."""
 CERTIFICATE = "tls.crt"
 KEY = "tls.key"
 AUTHORITIES = "ca.crt"
 FILES = (CERTIFICATE, KEY, AUTHORITIES)
-"""As a Secret of the type kubernetes.io/tls has them: this worker's chain, its key, and the authorities it trusts."""
+"""File names of a Secret of type kubernetes.io/tls: the worker's chain, its key, and the trusted authorities."""
 
 _MAX_READS = 5
-"""Tries to read files that do not change meanwhile."""
+"""Attempts to read the files without a change in between."""
 _Signature = tuple[tuple[int, int, int], ...]
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class TlsUnusable(Exception):
-    """The certificates cannot be used; the text says which file, and why. Mending the Secret mends it."""
+    """The certificates cannot be used. The text names the file and the reason; correct the Secret."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class _Certificates:
-    """PEM, of one and the same Secret."""
+    """The files of one Secret, in PEM."""
 
     chain: bytes
     key: bytes
@@ -50,21 +50,21 @@ class _Certificates:
 
 
 class Tls:
-    """Certificates that a kubelet keeps up to date in a folder. Any thread may call anything.
+    """Certificates in a folder that a kubelet updates. Any thread may call any method.
 
-    Files that cannot be used are told in the log, and those before them are kept.
+    If new files cannot be used, a warning is logged and the previous certificates stay in use.
     """
 
     def __init__(self, *, folder: Path, peer_name: str) -> None:
         """Read ``FILES`` in ``folder``.
 
         Args:
-            folder: where they are, PEM, and where others will be in their place.
-            peer_name: the DNS name that a server's certificate has to carry; pods are dialled by addresses, which no
-                certificate can name beforehand.
+            folder: the folder of the PEM files, where a kubelet replaces them.
+            peer_name: the DNS name that a server's certificate must carry. Clients connect to pods by addresses, which
+                no certificate can contain in advance.
 
         Raises:
-            TlsUnusable: the files are not what they should be.
+            TlsUnusable: a file is missing or invalid.
         """
         self.peer_name = peer_name
         self._folder = folder
@@ -72,34 +72,34 @@ class Tls:
         self._seen, self._newest = self._read()
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """A client's; a channel keeps those that it was made with."""
+        """Return the credentials of a client's channel. The channel keeps them."""
         newest = self.newest()
         return grpc.ssl_channel_credentials(
             root_certificates=newest.authorities, private_key=newest.key, certificate_chain=newest.chain
         )
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """A server's, which asks each client for a certificate and looks for new files at each connection."""
+        """Return credentials for a server that requires client certificates; each connection checks for new files."""
         shown = self.newest()
 
-        def look() -> grpc.ServerCertificateConfiguration | None:
-            """Called by gRPC's threads before each handshake; None keeps what there is."""
+        def replacement() -> grpc.ServerCertificateConfiguration | None:
+            """Return new certificates; None if they did not change. gRPC's threads call this before each handshake."""
             nonlocal shown
             before, shown = shown, self.newest()
             return None if shown is before else shown.for_server()
 
         return grpc.dynamic_ssl_server_credentials(
             shown.for_server(),
-            look,  # type: ignore[arg-type]  # the stubs do not know that it may return None
+            replacement,  # type: ignore[arg-type]  # the stubs do not know that it may return None
             require_client_authentication=True,
         )
 
     def newest(self) -> _Certificates:
-        """The same object until the files are others."""
+        """Return the newest usable certificates. The object is the same until the files change."""
         with self._lock:
             try:
                 if (signature := self._signature()) != self._seen:
-                    self._seen = signature  # and if they are no good, that is told once
+                    self._seen = signature  # unusable files are logged once
                     self._seen, self._newest = self._read()
                     _log.info("certificates_replaced", folder=str(self._folder))
             except TlsUnusable as error:
@@ -107,7 +107,7 @@ class Tls:
             return self._newest
 
     def _signature(self) -> _Signature:
-        """What differs once a file has been replaced."""
+        """Return a value that changes when a file is replaced."""
         try:
             found = [(self._folder / name).stat() for name in FILES]
         except OSError as error:
@@ -115,7 +115,7 @@ class Tls:
         return tuple((each.st_dev, each.st_ino, each.st_mtime_ns) for each in found)
 
     def _read(self) -> tuple[_Signature, _Certificates]:
-        """All files of one Secret: a kubelet replaces them together, but perhaps between two of our reads."""
+        """Return all files of one Secret. A kubelet may replace the files between two reads."""
         for _ in range(_MAX_READS):
             before = self._signature()
             try:
@@ -132,7 +132,7 @@ class Tls:
         chain, key, authorities = (self._folder / name for name in FILES)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            # A key that wants a password is none of ours; without the callback a terminal would be asked for it.
+            # A key with a password is unusable. Without the callback, OpenSSL would ask for it at the terminal.
             context.load_cert_chain(chain, key, password=lambda: b"")
         except OSError as error:
             raise TlsUnusable(
@@ -151,10 +151,10 @@ def _reason(error: OSError) -> str:
 
 
 def tls_from_environment(environ: Mapping[str, str] = os.environ) -> Tls | None:
-    """What this process was started with; None where workers talk without TLS.
+    """Return this process's certificates; None if workers connect without TLS.
 
     Raises:
-        TlsUnusable: a folder is named and no name, or files are missing or wrong.
+        TlsUnusable: the folder is set but the name is not, or a file is missing or invalid.
     """
     if not (folder := environ.get(TLS_FOLDER_VARIABLE, "")):
         return None

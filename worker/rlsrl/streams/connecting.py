@@ -8,7 +8,7 @@ from abc import abstractmethod
 from typing_extensions import override
 
 from rlsrl.data.slots import Slot
-from rlsrl.rpc.reconnect import BackOff
+from rlsrl.rpc.back_off import BackOff
 from rlsrl.streams.closable import Closable
 from rlsrl.streams.handshake import UnacknowledgedSlot
 from rlsrl.streams.producer_state import ProducerOptions, ProducerState

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from rlsrl.data.slots import SlotLayout
-from rlsrl.rpc.reconnect import BackOff
+from rlsrl.rpc.back_off import BackOff
 from rlsrl.streams.connecting import ConnectingProducer
 from rlsrl.streams.consumer_core import ConsumerMessage, ConsumerOptions, Post, ProducerConnection
 from rlsrl.streams.credits import Credit

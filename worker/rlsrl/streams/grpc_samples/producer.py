@@ -15,10 +15,10 @@ from typing_extensions import override
 
 from rlsrl.data.slots import SlotLayout
 from rlsrl.data.version import Version
+from rlsrl.rpc.back_off import BackOff
 from rlsrl.rpc.channels import token_metadata
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import Conversation, is_final
-from rlsrl.rpc.reconnect import BackOff
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.coordination import describe

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from rlsrl.data.version import Version
 from rlsrl.rpc import local
-from rlsrl.rpc.reconnect import BackOff
+from rlsrl.rpc.back_off import BackOff
 from rlsrl.streams.connecting import ConnectingProducer
 from rlsrl.streams.handshake import Welcome
 from rlsrl.streams.producer_state import ProducerOptions
@@ -44,7 +44,7 @@ class SharedMemoryProducer(ConnectingProducer):
 
     def __init__(self, name: str, options: ProducerOptions) -> None:
         """Prepare to connect to the ``SharedMemoryConsumer`` that listens on the abstract socket ``name``."""
-        back_off = BackOff(first_seconds=FIRST_BACK_OFF_SECONDS, max_seconds=local.LAST_BACK_OFF_SECONDS)
+        back_off = BackOff(first_seconds=FIRST_BACK_OFF_SECONDS, max_seconds=local.MAX_BACK_OFF_SECONDS)
         super().__init__(name, options, back_off)
         self._socket: socket.socket | None = None
         self._progress = _unread_progress()
