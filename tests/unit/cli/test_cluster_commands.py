@@ -121,7 +121,7 @@ def test_what_is_over_is_said_with_what_is_left_to_do(cluster: KubectlStandIn) -
     cluster.show(experiment("Succeeded", condition("Finished", "Succeeded", "stop.envSteps holds"), attempt=1))
     result = called("why", "cartpole")
     assert result.exit_code == 0
-    assert result.output.startswith("cartpole has no problems: Succeeded: It has its result")
+    assert result.output.startswith("cartpole has no problems: Succeeded: The experiment has finished with a result")
     assert result.output.endswith("`kubectl rlsrl params export cartpole -o weights.safetensors`, then delete it.\n")
 
 
@@ -137,8 +137,8 @@ def test_what_is_wrong_is_said_with_the_cure_and_status_1(cluster: KubectlStandI
     assert condition_line.startswith("Ready: CrashLoopBackOff, for ")
     assert rest[:3] == [
         "  actor 0/1 ready: cartpole-actor-x: ValueError: no such thing",
-        "  meaning: The worker ends again and again; its last words are in the message.",
-        "  cure: Read its log, also the one of the time before: `kubectl logs POD --previous`.",
+        "  meaning: The worker ends repeatedly. The message has the last line of its log.",
+        "  cure: Read its log before the last restart: `kubectl logs POD --previous`.",
     ]
     assert rest[3].startswith("pod cartpole-actor-x (actor): CrashLoopBackOff, for ")
     assert rest[4:] == [

@@ -72,7 +72,7 @@ def test_what_has_its_result_says_it_and_no_numbers_are_old_then() -> None:
 
 
 def test_without_a_status_it_says_that_no_operator_has_looked() -> None:
-    assert "phase       none: No operator has looked at it" in status_view(experiment(None), [], NOW)
+    assert "phase       none: No operator manages the experiment" in status_view(experiment(None), [], NOW)
 
 
 def test_numbers_that_are_not_known_are_not_made_up() -> None:

@@ -70,7 +70,7 @@ def test_every_reason_of_a_condition_is_explained(condition_type: ConditionType,
 
 
 def test_words_of_kubernetes_are_explained_and_unknown_ones_lead_somewhere() -> None:
-    assert explain("Ready", "ErrImagePull").meaning == "The node does not get the image."
+    assert explain("Ready", "ErrImagePull").meaning == "The node cannot pull the image."
     assert explain("GangComplete", "Starting") != explain("Ready", "Starting")
     assert "kubectl describe pod" in explain("Ready", "ContainerStatusUnknown").cure
 

@@ -1,7 +1,7 @@
-"""The operator's words: phases, conditions, why they stand as they do; what each means and what to do about it.
+"""Phases, conditions and reasons of an experiment: what each means, and what to do about it.
 
-The operator says them, `kubectl rlsrl why` explains them, and the tables of docs/kubernetes/operations.md are made from
-them (`make docs`). Events have the same reasons. What stands in tables is Markdown, one paragraph a text.
+The operator reports them, `kubectl rlsrl why` explains them, and `make docs` generates the tables of
+docs/kubernetes/operations.md from them. Events have the same reasons. The texts are Markdown, one paragraph each.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ReadyReason = Literal[
     "Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Queued", "Suspended", "Finished"
 ]
 Reason = AcceptedReason | DurableReason | EndReason | GangReason | ReadyReason
-"""What the operator says by itself."""
+"""Reasons that the operator gives."""
 PodReason = NewType("PodReason", str)
-"""What Kubernetes says of a pod, passed on under ``Ready``: ``ImagePullBackOff``, ``CrashLoopBackOff`` and others."""
+"""Kubernetes' reason of a pod's state, reported under ``Ready``, for example ``ImagePullBackOff``."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A word, for people."""
+    """The meaning of a phase or reason."""
 
     meaning: str
     cure: str
@@ -44,72 +44,73 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Judgement(Explanation):
-    """A reason of a condition, for people."""
+    """The meaning of a condition's reason."""
 
     status: Literal["True", "False"]
-    """Whether the condition holds then."""
+    """The status of the condition with this reason."""
 
 
 UNSEEN = Explanation(
-    "No operator has looked at it: it does not run.",
-    "See that the operator is there (`kubectl get deployments -A -l app.kubernetes.io/name=rlsrl`), and that "
-    "`namespaces` of the chart does not leave this namespace out.",
+    "No operator manages the experiment, so nothing runs.",
+    "Check that the operator runs (`kubectl get deployments -A -l app.kubernetes.io/name=rlsrl`), and that the chart's "
+    "`namespaces` includes this namespace.",
 )
-"""Of an experiment without a status."""
+"""For an experiment without a status."""
 STALE = Explanation(
     "The coordinator does not answer the operator, so the numbers are old.",
-    "See that its pod is ready, and that a NetworkPolicy of somebody else's does not keep the operator away from it. "
-    "Training may well go on.",
+    "Check that its pod is ready, and that no other NetworkPolicy blocks the operator. Training may go on meanwhile.",
 )
-"""Of numbers that should be newer while an experiment runs."""
+"""For numbers that are old while the experiment runs."""
 PHASES: Mapping[Phase, Explanation] = {
     "Pending": Explanation(
-        "Nothing was made: the experiment was not accepted, or a moment ago.", "Look at the condition `Accepted`."
+        "The experiment is new, or it was not accepted. It has no pods.", "Look at the condition `Accepted`."
     ),
     "Queued": Explanation(
-        "Its trainers wait until its queue admits them all at once; nobody else of it is there.",
-        "Nothing, if others go first. Else look at the condition `Ready`.",
+        "The trainers wait until their queue admits all of them. The other workers start after that.",
+        "Nothing, if others are ahead in the queue. Otherwise look at the condition `Ready`.",
     ),
     "Starting": Explanation(
-        "Its objects are made; not all trainers are ready, for the first time or again.",
+        "The objects exist, and not all trainers are ready yet: at the start, or after a restart.",
         "If it stays: look at the condition `Ready`.",
     ),
     "Running": Explanation("The trainers train.", "Nothing."),
     "Suspended": Explanation(
-        "`suspend` is true: the trainers stored what they had, and its pods are gone or going.",
-        "Set `suspend` to false, and it goes on from there.",
+        "`suspend` is true. The trainers stored a version, and the pods are terminating or gone.",
+        "Set `suspend` to false to continue from that version.",
     ),
     "Succeeded": Explanation(
-        "It has its result, for good. The coordinator stays, so that weights can be fetched, until the experiment is "
-        "deleted or `ttlSecondsAfterFinished` is over.",
-        "`kubectl rlsrl params export NAME -o weights.safetensors`, then delete it.",
+        "The experiment has finished with a result. This is final. The coordinator keeps serving the weights until the "
+        "experiment is deleted or `ttlSecondsAfterFinished` has passed.",
+        "`kubectl rlsrl params export NAME -o weights.safetensors`, then delete the experiment.",
     ),
     "Failed": Explanation(
-        "It ended without a result, for good. What was stored until then can be fetched as above.",
-        "Look at the condition `Finished`. To try again: delete it and apply it anew.",
+        "The experiment has ended without a result. This is final. Versions stored before can be exported as above.",
+        "Look at the condition `Finished`. To try again, delete the experiment and apply it again.",
     ),
 }
 
 REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
     ACCEPTED: {
         "Accepted": Judgement(
-            "Every object is as it should be; one that is edited or deleted by hand comes back.", "Nothing.", "True"
+            "Every object matches the spec. The operator restores objects that are edited or deleted.",
+            "Nothing.",
+            "True",
         ),
         "InvalidSpec": Judgement(
-            "The spec is none, or the API server refused an object made from it, by an admission policy or a quota for "
-            "instance. The message is what it said.",
-            "Mend the spec or what refuses it. The operator tries again every 30 seconds.",
+            "The spec is invalid, or the API server refused an object of the experiment, for example because of an "
+            "admission policy or a quota. The message has the reason.",
+            "Correct the spec, the policy or the quota. The operator tries again every 30 seconds.",
             "False",
         ),
         "EditRefused": Judgement(
-            "A field was edited that cannot be: it would be another experiment. The run goes on as it was before; the "
-            "message names the field.",
+            "An edit changed a field that must not change during an experiment. The message names the field. The run "
+            "continues as before the edit.",
             "Take the edit back, or apply the new experiment under another name.",
             "False",
         ),
         "NameConflict": Judgement(
-            "An object that the experiment needs is there and belongs to somebody else. It is left alone.",
-            "Rename or delete that object, or name the experiment otherwise. The operator tries again every 30 "
+            "An object with a name that the experiment needs belongs to somebody else. The operator does not touch it.",
+            "Rename or delete that object, or give the experiment another name. The operator tries again every 30 "
             "seconds.",
             "False",
         ),
@@ -117,78 +118,76 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
     READY: {
         "Ready": Judgement("Every pod is ready.", "Nothing.", "True"),
         "Starting": Judgement(
-            "Pods are being made, started, or ended to make room for others.",
-            "Nothing, unless it stays: then the pod's log says how far it came; where there is no pod, `kubectl "
-            "describe` of the role's Deployment or StatefulSet `NAME-ROLE` says what refuses it, a quota or Pod "
-            "Security for instance.",
+            "Pods are being created or started, or they terminate to be replaced.",
+            "Nothing, unless it stays. Then read the pod's log. If there is no pod, `kubectl describe` the role's "
+            "Deployment or StatefulSet `NAME-ROLE`: its events say what refuses the pod.",
             "False",
         ),
         "FailedCreate": Judgement(
-            "A role's pods may not be made. The message is the API server's: a quota, an admission policy, a limit "
-            "range.",
-            "Raise the quota or change the policy of the namespace; pods come by themselves then.",
+            "The API server refuses the pods of a role. The message has its reason: a quota, an admission policy, a "
+            "limit range.",
+            "Raise the quota or change the policy of the namespace. The pods are then created without further action.",
             "False",
         ),
         "Unschedulable": Judgement(
-            "No node takes the pod. The message is the scheduler's: too little CPU, memory or GPUs, a taint, a node "
-            "selector, a volume on another node.",
-            "Add nodes, or change `resources`, `nodeSelector`, `tolerations` of the role in the chart's values, or the "
-            "experiment's replicas.",
+            "No node can run the pod. The message has the scheduler's reason: too little CPU, memory or GPUs, a taint, "
+            "a node selector, a volume on another node.",
+            "Add nodes, or change `resources`, `nodeSelector` or `tolerations` of the role in the chart's values, or "
+            "the experiment's replicas.",
             "False",
         ),
         "Queued": Judgement(
-            "The queue that the label `kueue.x-k8s.io/queue-name` names has not admitted the trainers, or took them "
-            "out again: there is no room beside those that go first, or the queue is stopped or not there.",
-            "`kubectl describe workloads.kueue.x-k8s.io` in this namespace says what is missing. The experiment goes "
-            "on by itself once it is admitted.",
+            "The queue of the label `kueue.x-k8s.io/queue-name` has not admitted the trainers, or has evicted them: "
+            "its capacity is used by others, or the queue is stopped or does not exist.",
+            "`kubectl describe workloads.kueue.x-k8s.io` in this namespace shows what is missing. The experiment "
+            "continues as soon as the queue admits it.",
             "False",
         ),
-        "Waiting": Judgement("A container waits, and Kubernetes gives no reason.", "`kubectl describe pod`.", "False"),
+        "Waiting": Judgement(
+            "A container waits, and Kubernetes gives no reason.", "Look at `kubectl describe pod`.", "False"
+        ),
         "Suspended": Judgement(
-            "`suspend` is true; the message says how many pods are still ending.",
-            "Set `suspend` to false to go on.",
+            "`suspend` is true. The message has the number of pods that are still terminating.",
+            "Set `suspend` to false to continue.",
             "False",
         ),
-        "Finished": Judgement(
-            "The experiment is over; its pods are gone but for the coordinator's.", "Nothing.", "False"
-        ),
+        "Finished": Judgement("The experiment has finished. Only the coordinator's pod is left.", "Nothing.", "False"),
     },
     GANG_COMPLETE: {
         "Starting": Judgement("The first attempt begins.", "Nothing.", "False"),
         "Complete": Judgement("All trainers are ready.", "Nothing.", "True"),
         "Restarting": Judgement(
-            "An attempt is over; the message says which pod ended it and how. A failure counts towards "
+            "An attempt is over. The message names the pod that ended it, and how. A failure counts towards "
             "`restarts.budget`; an eviction, a preemption or an edit of the spec does not.",
-            "Nothing, unless it comes again and again: read the log of that pod, `--previous`.",
+            "Nothing, unless it happens repeatedly. Then read the log of that pod with `--previous`.",
             "False",
         ),
-        "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to go on.", "False"),
+        "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to continue.", "False"),
     },
     DURABLE: {
-        "Stored": Judgement("The versions that were due are stored.", "Nothing.", "True"),
+        "Stored": Judgement("All scheduled versions are stored.", "Nothing.", "True"),
         "NotStored": Judgement(
-            "Training goes on, but its last versions could not be stored: a volume that is full, a bucket that takes "
-            "no writes. A trainer that is lost now goes back to the newest version that is stored.",
-            "Make room on the volume, or let the bucket be written to. The next version that is due is stored then. "
-            "The trainer's log says what the store answered: `checkpoint_failed`.",
+            "Training continues, but the last versions could not be stored, for example because a volume is full or a "
+            "bucket is read-only. A trainer that restarts now continues from the newest stored version.",
+            "Free space on the volume, or allow writes to the bucket. The next version is then stored as scheduled. "
+            "The trainer's log has the store's error: `checkpoint_failed`.",
             "False",
         ),
     },
     FINISHED: {
         "Succeeded": Judgement(
-            "One of `stop` holds; the message says which, and the mean return.", "Fetch the weights.", "True"
+            "A criterion of `stop` is met. The message names it, with the mean return.", "Export the weights.", "True"
         ),
         "ConfigurationError": Judgement(
-            "A worker cannot run as the experiment is written, however often it is started: an environment that is not "
-            "in the image, a network that does not fit it, a module that is missing. The message names the pod and "
-            "says what is wrong.",
-            "Mend the spec or the image, delete the experiment, apply it anew.",
+            "A worker cannot run with this configuration, so no restart would help: the image lacks the environment or "
+            "a module, or the network does not fit the environment. The message names the pod and the error.",
+            "Correct the spec or the image, delete the experiment and apply it again.",
             "True",
         ),
         "BudgetExhausted": Judgement(
-            "More failures than `restarts.budget`, not counting those that `restarts.decaySeconds` let be forgotten. "
-            "The message has the last one.",
-            "Read the trainers' logs. Mend it, or allow for more; delete the experiment, apply it anew.",
+            "The trainers have failed more often than `restarts.budget` allows; `restarts.decaySeconds` lets older "
+            "failures expire. The message has the last failure.",
+            "Read the trainers' logs. Correct the cause or raise the budget, delete the experiment and apply it again.",
             "True",
         ),
     },
@@ -197,71 +196,73 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
 QUIET: frozenset[str] = frozenset(
     {"Accepted", "Ready", "Queued", "Starting", "Complete", "Stored", "Suspended", "Finished", "Succeeded"}
 )
-"""The reasons that call for nobody."""
+"""Reasons that need no attention."""
 
 _NO_IMAGE = Explanation(
-    "The node does not get the image.",
-    "Check `images` in the chart's values: registry, tag, digest; and that the Secrets of `images.pullSecrets` are in "
-    "this namespace.",
+    "The node cannot pull the image.",
+    "Check `images` in the chart's values (registry, tag, digest), and that the Secrets of `images.pullSecrets` exist "
+    "in this namespace.",
 )
-_NOT_MADE = Explanation(
-    "The node could not make or start the container.",
-    "`kubectl describe pod`; often the node's disk or the image's command.",
+_NOT_CREATED = Explanation(
+    "The node could not create or start the container.",
+    "Look at `kubectl describe pod`. The cause is often the node's disk or the image's command.",
 )
 POD_REASONS: Mapping[str, Explanation] = {
     "ErrImagePull": _NO_IMAGE,
     "ImagePullBackOff": _NO_IMAGE,
     "ErrImageNeverPull": Explanation(
-        "`images.pullPolicy` is Never, and the node does not have the image.", "Load it on every node."
+        "`images.pullPolicy` is Never, and the node does not have the image.", "Load the image on every node."
     ),
-    "InvalidImageName": Explanation("The image's name is none.", "Check `images` in the chart's values."),
+    "InvalidImageName": Explanation("The name of the image is invalid.", "Correct `images` in the chart's values."),
     "CrashLoopBackOff": Explanation(
-        "The worker ends again and again; its last words are in the message.",
-        "Read its log, also the one of the time before: `kubectl logs POD --previous`.",
+        "The worker ends repeatedly. The message has the last line of its log.",
+        "Read its log before the last restart: `kubectl logs POD --previous`.",
     ),
     "CreateContainerConfigError": Explanation(
-        "The container cannot be made: a Secret that it names is not there (`credentialsSecret`), or the image's user "
-        "is root.",
-        "Make the Secret; let the image run as a user of its own.",
+        "The container cannot be created: its Secret (`credentialsSecret`) does not exist, or the image's user is "
+        "root.",
+        "Create the Secret, or give the image a user that is not root.",
     ),
-    "CreateContainerError": _NOT_MADE,
-    "RunContainerError": _NOT_MADE,
-    "SchedulingGated": Explanation("Something else, a queue for instance, holds the pod back.", "Look there."),
+    "CreateContainerError": _NOT_CREATED,
+    "RunContainerError": _NOT_CREATED,
+    "SchedulingGated": Explanation(
+        "Another controller, for example a queue, holds the pod back.", "Look at that controller's objects."
+    ),
 }
-"""The usual ones of Kubernetes' own words under ``Ready``."""
+"""The most frequent reasons of Kubernetes under ``Ready``."""
 ENDS: Mapping[str, Explanation] = {
     "OOMKilled": Explanation(
         "The container used more memory than its limit.",
-        "Raise `roles.ROLE.resources` in the chart's values, or let a pod hold less: fewer environments an actor, a "
-        "smaller batch.",
+        "Raise `roles.ROLE.resources` in the chart's values, or reduce the memory of a pod: fewer environments for "
+        "each actor, a smaller batch.",
     ),
     "Error": Explanation(
-        "The worker failed; its last words are beside it. Exit code 2 is a configuration that cannot work, 137 a kill, "
-        "143 an end that was asked for.",
+        "The worker failed; the last line of its log is next to it. Exit code 2 is a configuration error, 137 a kill, "
+        "143 a requested end.",
         "Read its log: `kubectl rlsrl logs NAME --previous`.",
     ),
     "ContainerStatusUnknown": Explanation(
-        "The node went away with the container.", "Look at the node: `kubectl describe node`."
+        "The node was lost together with the container.", "Look at the node: `kubectl describe node`."
     ),
 }
-"""How containers end that did not end well, in Kubernetes' words."""
+"""How containers end in failure, in Kubernetes' terms."""
 CLAIM_PENDING = Explanation(
-    "The volume is not there yet.",
-    "Its events say why: there is no default StorageClass, or nothing that makes volumes of that one; "
-    "`parameters.store.filesystem.storageClassName` chooses another.",
+    "The volume does not exist yet.",
+    "Look at the events of the claim: the cluster has no default StorageClass, or no provisioner for it. "
+    "`parameters.store.filesystem.storageClassName` chooses another class.",
 )
-"""Of a volume's claim that is not bound."""
-_OTHER_POD_REASON = Explanation("Kubernetes' own word for why the pod does not run.", "`kubectl describe pod`.")
+"""For a volume claim that is not bound."""
+_OTHER_POD_REASON = Explanation("Kubernetes' reason why the pod does not run.", "Look at `kubectl describe pod`.")
 
 
 def explain(condition_type: str, reason: str) -> Explanation:
-    """What a condition's reason means; of Kubernetes' own words that are not in the table, where to look."""
+    """Return what a condition's reason means. For unknown reasons of Kubernetes, return where to look."""
     own: dict[tuple[str, str], Explanation] = {
-        (name, word): said for name, reasons in REASONS.items() for word, said in reasons.items()
+        (name, word): explanation for name, reasons in REASONS.items() for word, explanation in reasons.items()
     }
     return own.get((condition_type, reason)) or POD_REASONS.get(reason) or _OTHER_POD_REASON
 
 
 def is_trouble(reason: str) -> bool:
-    """Whether somebody should look at it."""
+    """Return whether the reason needs attention."""
     return reason not in QUIET
