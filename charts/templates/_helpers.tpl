@@ -1,4 +1,4 @@
-{{/* The labels of everything that the chart installs. */}}
+{{/* The labels of all objects of the chart. */}}
 {{- define "rlsrl.labels" -}}
 app.kubernetes.io/name: rlsrl
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -8,7 +8,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{/* The labels that the operator's pod is found by. */}}
+{{/* The labels that select the operator's pod. */}}
 {{- define "rlsrl.selector" -}}
 app.kubernetes.io/name: rlsrl
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -19,7 +19,7 @@ app.kubernetes.io/component: operator
 {{ .Release.Name }}-operator
 {{- end }}
 
-{{/* An image by its role: (list $ "actor" "-actor"). A digest goes before a tag. */}}
+{{/* An image by its role: (list $ "actor" "-actor"). A digest takes precedence over a tag. */}}
 {{- define "rlsrl.image" -}}
 {{- $root := index . 0 }}{{ $image := index $root.Values.images (index . 1) }}
 {{- $tag := $image.tag | default (printf "%s%s" ($root.Values.images.tag | default $root.Chart.AppVersion) (index . 2)) }}

@@ -113,7 +113,7 @@ def test_a_release_leaves_nothing_but_the_operators_key(where: Namespace) -> Non
     before = traces()
 
     told = helm("install", values=NAMESPACED)
-    assert f"looks after RLExperiments in the namespaces {WHERE}." in told
+    assert f"manages RLExperiments in the namespaces {WHERE}." in told
     assert f"{OPERATOR}-key" in told, "what stays is told"
     first, installed = pod(where), traces()
     key = where.get("secret", f"{OPERATOR}-key")
