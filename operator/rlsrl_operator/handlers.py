@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import kopf
 from prometheus_client import CollectorRegistry
+from typing_extensions import override
 
 from rlsrl.api.pods import EXPERIMENT_LABEL
 from rlsrl.api.spec import KIND
@@ -122,12 +123,15 @@ def _login(**facts: Any) -> kopf.ConnectionInfo | None:
 class _NoEssence(kopf.DiffBaseStorage):
     """Keep kopf from copying the object of each event to compute a difference, which the operator never uses."""
 
+    @override
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
 
+    @override
     def fetch(self, **_: Any) -> None:
         return None
 
+    @override
     def store(self, **_: Any) -> None:
         return None
 

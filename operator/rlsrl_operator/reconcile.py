@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import structlog
+from typing_extensions import override
 
 from rlsrl.api.spec import KIND
 from rlsrl.api.status import ExperimentStatus
@@ -38,6 +39,7 @@ class ExperimentKey:
     namespace: str
     name: str
 
+    @override
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
+from typing_extensions import override
 
 from rlsrl.api.model import INTEGRAL, Model
 from rlsrl_operator.roles import BY_NAME
@@ -35,6 +36,7 @@ class SecretName(Model):
     name: Text
     """Its name."""
 
+    @override
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 

@@ -142,6 +142,7 @@ class FlatLoss(nn.Module):
         self._algorithm = algorithm
         self.flat = nn.Parameter(torch.ones(params.numel() + 1, device=params.device))
 
+    @override
     def forward(self, state: Tensors, rows: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return (loss, metrics). The gradient with respect to the parameter's last element is the loss itself."""
         loss, aux = self._algorithm.loss(self.flat[:-1], state, gathered(rows, minibatch))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
+from typing_extensions import override
 
 from rlsrl.api.fields import Path, allowed_at, show_path, show_value
 
@@ -36,6 +37,7 @@ class SourcePosition:
     column: int = 0
     """From 1; 0 for a command-line argument."""
 
+    @override
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
@@ -56,6 +58,7 @@ class Problem:
     nearest: str = ""
     """The field that the user probably meant."""
 
+    @override
     def __str__(self) -> str:
         lines = [f"{self.place}: {f'{self.path}: ' if self.path else ''}{self.message}"]
         lines += [f"    allowed: {self.allowed}"] if self.allowed else []
@@ -162,6 +165,7 @@ class _Composer(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - yaml's own way
     _depth = 0
 
+    @override
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self._depth == MAX_DEPTH:
             raise _Unreadable(f"nested more than {MAX_DEPTH} deep", parent.start_mark if parent else None)

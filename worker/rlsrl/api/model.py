@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+from typing_extensions import override
 
 from rlsrl.api.rules import CrossFieldRule, Violation
 
@@ -168,6 +169,7 @@ class Model(BaseModel):
                 yield Violation(at=(), message=f"has {' and '.join(given)}", allowed=f"{allowed} {names}")
 
     @classmethod
+    @override
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         schema = handler.resolve_ref_schema(handler(core_schema))
         for keyword, members in (("oneOf", cls.exactly_one), ("anyOf", cls.at_least_one)):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from typing_extensions import override
 
 from rlsrl.api.model import INTEGRAL, LIVE, Model
 from rlsrl.api.role_names import ACTOR, BUFFER, EVALUATOR, POLICY, TRAINER
@@ -242,8 +243,8 @@ class ActorConfig(RoleConfig):
     """Discount of the returns that slots carry for rewards to be scaled by; None where they are not scaled."""
 
     @property
+    @override
     def connects_to(self) -> tuple[str, ...]:
-        """See ``RoleConfig``."""
         return (*(self.buffer_endpoints or self.samples_endpoints), *self.inference_endpoints)
 
     def environment_ranks_of(self, index: int) -> range:
@@ -302,8 +303,8 @@ class BufferConfig(RoleConfig):
     """Seconds of silence after which an actor's credits go to others."""
 
     @property
+    @override
     def connects_to(self) -> tuple[str, ...]:
-        """See ``RoleConfig``."""
         return self.samples_endpoints
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
+from typing_extensions import override
 
 
 class _Entry(NamedTuple):
@@ -39,10 +40,12 @@ COMMANDS = {
 class _LazyGroup(click.Group):
     """Lists commands from the table. Imports a command to run it or to show its own help."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -51,7 +54,8 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command), f"{entry.target} is not a command"
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec, digest
 from rlsrl.data.version import INITIAL, Version
@@ -109,6 +110,7 @@ class InferenceLayout:
             state={str(path): ArraySpec.from_json(spec) for path, spec in value["state"]},
         )
 
+    @override
     def __str__(self) -> str:
         arrays = [f"{path} {spec.dtype}{list(spec.shape)}" for path, spec in {**self.observation, **self.state}.items()]
         return f"{', '.join(arrays)} -> {self.distribution_size} distribution parameters"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
+from typing_extensions import override
+
 
 class Version(NamedTuple):
     """Names immutable weights by the attempt and the step that made them, and orders them in that order.
@@ -15,6 +17,7 @@ class Version(NamedTuple):
     attempt: int
     step: int
 
+    @override
     def __str__(self) -> str:
         return f"{self.attempt}.{self.step}"
 

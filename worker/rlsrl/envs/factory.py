@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from typing_extensions import override
+
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.mujoco import log_mujoco_warnings
 from rlsrl.envs.spaces import spec_of
@@ -62,6 +64,7 @@ class EnvironmentSource:
                 f"environment has id={self.id!r} and factory={self.factory!r}; set exactly one of them"
             )
 
+    @override
     def __str__(self) -> str:
         return f"environment {self.id or self.factory!r}"
 

@@ -33,6 +33,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._next_life: Reset | None = None
         """What the reset after a lost life returns; None unless a life was just lost."""
 
+    @override
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin a new game if the last one is over or a seed is given; else go on with the next life."""
         next_life, self._next_life = self._next_life, None
@@ -42,6 +43,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._lives = self._ale.lives()
         return result
 
+    @override
     def step(self, action: Any) -> Step:
         """Step the game. Terminate also when a life is lost and another is left."""
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -91,6 +93,7 @@ class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, info = self.env.reset(seed=seed, options=options)
         return self._with_mask(observation, info, is_final=False), info
 
+    @override
     def step(self, action: Any) -> Step:
         """Step the environment. The final observation of an episode may have no legal action."""
         observation, reward, terminated, truncated, info = self.env.step(action)

@@ -52,8 +52,8 @@ class FolderBlobs(Blobs, BlobChange):
         self._prepared: set[str] = set()
         self._never_set = threading.Event()
 
+    @override
     def policies(self) -> list[str]:
-        """See ``Blobs``."""
         with contextlib.suppress(FileNotFoundError):
             return [entry.name for entry in os.scandir(self._root) if entry.is_dir()]
         return []

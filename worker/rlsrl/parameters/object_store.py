@@ -262,8 +262,8 @@ class _IndexView(BlobView):
         self._index = index
         self.entries: dict[str, Entry] = dict(index.entries)
 
+    @override
     def names(self, folder: str) -> list[str]:
-        """See ``View``."""
         prefix = self._relative(f"{folder}/")
         return [path.removeprefix(prefix) for path in self.entries if path.startswith(prefix)]
 
@@ -311,8 +311,8 @@ class _IndexChange(_IndexView, BlobChange):
     def confirm(self, path: str) -> None:
         pass  # every object that an index refers to is durable
 
+    @override
     def remove(self, paths: Sequence[str]) -> None:
-        """See ``Change``."""
         for path in paths:
             self.entries.pop(self._relative(path), None)
 

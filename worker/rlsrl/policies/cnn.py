@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.networks import Observation, orthogonal
@@ -58,6 +59,7 @@ class NatureCnnActorCritic(nn.Module):
         self.log_std = None if is_discrete else nn.Parameter(torch.zeros(num_outputs))
         self.critic = orthogonal(nn.Linear(hidden_size, 1), 1.0)
 
+    @override
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [N, A] and values [N]."""
         image = self._image(observation, torch.bfloat16 if self._in_bfloat16 else torch.float32)

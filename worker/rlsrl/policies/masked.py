@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rlsrl.policies.exported import MASKED_LOGIT, CategoricalHead, ExportedActor
 from rlsrl.policies.flat import FlatLayout
@@ -28,6 +29,7 @@ class MaskedActorCritic(nn.Module):
         self.network = network
         self._mask = mask
 
+    @override
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return logits [N, A] and values [N]."""
         logits, value = self.network(self._features(observation))

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.export import export_dense
@@ -73,7 +74,8 @@ class Tanh(nn.Tanh):
     the last bit. With that tanh it took a third of a small network's step.
     """
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name for it
+    @override
+    def forward(self, input: Tensor) -> Tensor:
         """[...] -> [...]."""
         return 2.0 * torch.sigmoid(2.0 * input) - 1.0
 
@@ -107,6 +109,7 @@ class MlpActorCritic(nn.Module):
         self.log_std = None if is_discrete else nn.Parameter(torch.zeros(num_dimensions))
         self.critic = _tower(sizes, 1, activation, head_gain=1.0)
 
+    @override
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [N, A] and values [N]."""
         features = flatten_observation(observation, self._specs)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from rlsrl.data.specs import Arrays, ArraySpec, digest
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
@@ -135,6 +136,7 @@ class MessageLayout:
             for name, dtype, shape, offset in self._fields
         }
 
+    @override
     def __str__(self) -> str:
         arrays = ", ".join(f"{name} {dtype.name}{list(shape)}" for name, dtype, shape, _ in self._fields)
         return f"({arrays}) of {self.nbytes} bytes"

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 from grpc import aio
+from typing_extensions import override
 
 from rlsrl.rpc.auth import token_matches
 from rlsrl.rpc.channels import AUTHORIZATION
@@ -70,6 +71,7 @@ class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         self._token = token
         self._on_unauthenticated = on_unauthenticated
 
+    @override
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],

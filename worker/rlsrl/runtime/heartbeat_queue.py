@@ -11,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
+from typing_extensions import override
+
 from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.activity import WORKING, Activity, Stage
@@ -185,6 +187,7 @@ class JoinMessages(Iterator[pb.WorkerMessage]):
             self._closed = True
             self._changed.notify_all()
 
+    @override
     def __next__(self) -> pb.WorkerMessage:
         with self._changed:
             if not self._hello_sent:

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from typing_extensions import override
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         self._begun = 0
         self._taken = 0
 
+    @override
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start the next episode of the script."""
         super().reset(seed=seed, options=options)
@@ -67,6 +69,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         self._taken = 0
         return self._observe(), {}
 
+    @override
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Follow the script; refuse a step beyond an episode's end."""
         episode = self._episodes[(self._begun - 1) % len(self._episodes)]
@@ -78,6 +81,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         last = self._taken == len(episode.rewards)
         return self._observe(), reward, last and episode.end != "truncated", last and episode.end != "terminated", {}
 
+    @override
     def close(self) -> None:
         """Record the call."""
         self.closed = True
@@ -113,6 +117,7 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._is_open = False
         self._taken = 0
 
+    @override
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
@@ -122,7 +127,8 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._is_open = self._is_open or self._gate.exists()
         return self._observe(), {}
 
-    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:  # noqa: ARG002
+    @override
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Advance the episode; actions have no effect."""
         if self._step_seconds:
             time.sleep(self._step_seconds)
@@ -156,6 +162,7 @@ class MaskedEnv(gymnasium.Env[Any, np.int64]):
         self._in_info = in_info
         self._taken = 0
 
+    @override
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -165,6 +172,7 @@ class MaskedEnv(gymnasium.Env[Any, np.int64]):
         self._draw()
         return self._observe(), self._info()
 
+    @override
     def step(self, action: np.int64) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Refuse the action if it is illegal."""
         if not self.legal[action]:

@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from typing_extensions import override
+
 _UPSTREAM_SECONDS = 60.0
 _WITHOUT_LENGTH = ("transfer-encoding", "connection", "content-length")
 
@@ -41,6 +43,7 @@ def _as_it_is(_: Request, line: bytes) -> bytes:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
+    @override
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing where whoever asked is gone, or the server: that is what tests do here."""
         if not isinstance(sys.exception(), ConnectionError):
@@ -157,7 +160,8 @@ class FaultyProxy:
 
             do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = do_HEAD = handle_any  # noqa: N815 - http.server's names
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its parent's name
+            @override
+            def log_message(self, format: str, *args: Any) -> None:
                 """Nothing: tests read what they want from ``requests``."""
 
         return Handler

@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.data.specs import ArraySpec
@@ -101,6 +102,7 @@ class UnixInferenceTransport:
 class TcpInferenceTransport(UnixInferenceTransport):
     """gRPC over TCP."""
 
+    @override
     def new_address(self) -> str:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -110,6 +112,7 @@ class TcpInferenceTransport(UnixInferenceTransport):
 class TlsInferenceTransport(TcpInferenceTransport):
     """gRPC over TLS, with the certificates that the environment names: those of a worker."""
 
+    @override
     def tls(self) -> Tls | None:
         return tls_from_environment()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from rlsrl.data.slots import ProducerId
 from rlsrl.data.version import INITIAL, Version
@@ -270,6 +271,7 @@ class SampleStreamConformance:
 
     def test_a_slot_taken_without_acknowledgement_is_not_delivered_again(self, bench: StreamBench) -> None:
         class FailsAfterTaking(TrainerLedger):
+            @override
             def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
                 super().take(producer, sequence, num_transitions, total)
                 raise RuntimeError("killed between the ledger and the acknowledgement")
@@ -289,6 +291,7 @@ class SampleStreamConformance:
 
     def test_a_slot_that_was_not_stored_reaches_the_next_consumer(self, bench: StreamBench) -> None:
         class FailsToTake(TrainerLedger):
+            @override
             def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
                 del producer, sequence, num_transitions, total
                 raise RuntimeError("killed before the ledger")
@@ -306,6 +309,7 @@ class SampleStreamConformance:
 
     def test_a_slot_is_counted_before_it_is_sent(self, bench: StreamBench) -> None:
         class FailsToCount(ActorLedger):
+            @override
             def produce(self, sequence: int, num_transitions: int, consumer: int = 0) -> int:
                 del sequence, num_transitions, consumer
                 raise RuntimeError("killed before the ledger")

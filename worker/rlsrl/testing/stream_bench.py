@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.rpc.tls import tls_from_environment
@@ -143,6 +145,7 @@ class UnixTransport:
 class TcpTransport(UnixTransport):
     """gRPC over TCP."""
 
+    @override
     def new_address(self) -> str:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -152,9 +155,11 @@ class TcpTransport(UnixTransport):
 class TlsTransport(TcpTransport):
     """gRPC over TLS, with the certificates that the environment names: those of a worker."""
 
+    @override
     def consumer(self, address: str, options: ConsumerOptions) -> ObservableConsumer:
         return GrpcSampleConsumer(address, options, tls=tls_from_environment())
 
+    @override
     def producer(self, address: str, options: ProducerOptions) -> SampleProducer:
         return GrpcSampleProducer(address, options, tls=tls_from_environment())
 

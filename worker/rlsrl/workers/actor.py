@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
+from typing_extensions import override
+
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
@@ -43,6 +45,7 @@ class ActorWorker(Worker[ActorConfig]):
         self._version = INITIAL
         self._env_steps = 0
 
+    @override
     def _configure(self, config: ActorConfig) -> None:
         parts = self._parts = self._build(config, self._context, still_wanted=self._still_wanted)
         if parts is not None:
@@ -51,6 +54,7 @@ class ActorWorker(Worker[ActorConfig]):
     def _still_wanted(self) -> bool:
         return not self.exiting
 
+    @override
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "without parts it is exiting"
@@ -120,10 +124,12 @@ class ActorWorker(Worker[ActorConfig]):
         self._context.metrics.rollouts.inc()
         return PollResult(num_samples=slot.num_transitions, num_batches=1)
 
+    @override
     def _shutdown(self) -> None:
         if self._parts is not None:
             with self._parts.resources:
                 self._parts.ledger.end()
 
+    @override
     def _stats(self) -> Mapping[str, float]:
         return {"env_steps": float(self._env_steps)}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from typing_extensions import override
+
 from rlsrl.api.resolved import BufferConfig
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.buffer import BufferParts, build_buffer
@@ -27,10 +29,12 @@ class BufferWorker(Worker[BufferConfig]):
         self._parts: BufferParts | None = None
         self._slots_passed_on = 0
 
+    @override
     def _configure(self, config: BufferConfig) -> None:
         self._parts = build_buffer(config, self._context)
         self._parts.forwarder.start()
 
+    @override
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "configured before it polls"
@@ -43,11 +47,13 @@ class BufferWorker(Worker[BufferConfig]):
         self._context.metrics.rollouts.inc(passed.num_slots)
         return PollResult(num_samples=passed.num_transitions, num_batches=passed.num_slots)
 
+    @override
     def _shutdown(self) -> None:
         if self._parts is not None:
             with self._parts.resources:
                 self._parts.forwarder.close()
                 self._parts.ledger.end()
 
+    @override
     def _stats(self) -> Mapping[str, float]:
         return {"slots_passed_on": float(self._slots_passed_on)}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from typing_extensions import override
 
 from rlsrl.api.live import with_settings
 from rlsrl.api.resolved import CoordinatorConfig
@@ -88,11 +89,13 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         assert self._http is not None, "configured first"
         return self._http.address
 
+    @override
     def exit(self) -> None:
         """Let ``run`` return at once."""
         super().exit()
         self._wake.put(None)
 
+    @override
     def _configure(self, config: CoordinatorConfig) -> None:
         try:
             self._build(config)
@@ -131,6 +134,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._wandb = self._wandb_mirror(config)
         self._log.info("serving", grpc=config.coordinator_address, http="{}:{}".format(*self._http.address))
 
+    @override
     def _poll(self) -> PollResult:
         server = self._server
         assert server is not None, "configured before it polls"
@@ -146,6 +150,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._num_heartbeats, self._num_rows = heartbeats, rows
         return result
 
+    @override
     def _shutdown(self) -> None:
         with contextlib.ExitStack() as closing:
             if self._wandb is not None:

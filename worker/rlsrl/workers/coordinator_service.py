@@ -19,6 +19,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
+from typing_extensions import override
 
 from rlsrl.api.role_names import TRAINER
 from rlsrl.api.roles import STREAMS
@@ -131,9 +132,10 @@ class CoordinatorService(CoordinatorServicer):
         members = [self._member(index, seen) for (_, index), seen in self._seen.items()]
         return build_status(self._experiment, members, self._copies, self._clock.monotonic())
 
-    async def Join(  # type: ignore[override]  # noqa: N802 - the proto's name; read and write are called, not iterated
+    @override
+    async def Join(  # type: ignore[override]
         self,
-        request_iterator: AsyncIterator[pb.WorkerMessage],  # noqa: ARG002
+        request_iterator: AsyncIterator[pb.WorkerMessage],
         context: JoinContext,
     ) -> None:
         """Serve one worker from its hello to the end of its stream."""
@@ -156,15 +158,17 @@ class CoordinatorService(CoordinatorServicer):
                 del self._connections[claim.instance]
             await connection.close()
 
-    async def Status(  # noqa: N802 - the proto's name
+    @override
+    async def Status(
         self,
-        request: pb.StatusRequest,  # noqa: ARG002
-        context: aio.ServicerContext[pb.StatusRequest, pb.StatusReply],  # noqa: ARG002
+        request: pb.StatusRequest,
+        context: aio.ServicerContext[pb.StatusRequest, pb.StatusReply],
     ) -> pb.StatusReply:
         """The status document as JSON."""
         return pb.StatusReply(json=json.dumps(await self.describe()))
 
-    async def Send(  # noqa: N802 - the proto's name
+    @override
+    async def Send(
         self, request: pb.CommandRequest, context: aio.ServicerContext[pb.CommandRequest, pb.CommandReply]
     ) -> pb.CommandReply:
         """Queue a command for the workers it is meant for."""

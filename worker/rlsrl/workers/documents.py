@@ -51,6 +51,7 @@ class DocumentFile(StoredDocument):
     def write(self, content: bytes) -> None:
         write_durably(self._path, content)
 
+    @override
     def __str__(self) -> str:
         return str(self._path)
 
@@ -70,6 +71,7 @@ class DocumentObject(StoredDocument):
     def write(self, content: bytes) -> None:
         self._objects.write(self._name, content)
 
+    @override
     def __str__(self) -> str:
         return f"{self._objects.name}: {self._name}"
 

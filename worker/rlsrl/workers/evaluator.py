@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from rlsrl.api.resolved import EvaluatorConfig
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.evaluations import EVALUATION_KEY, tag_best
@@ -74,20 +76,24 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     @property
+    @override
     def done(self) -> bool:
         """Whether the run has ended and every version of this evaluator's share that counts is played."""
         return self._done
 
+    @override
     def pause(self) -> None:
         """Make ``run`` wait after the present step."""
         super().pause()
         self._wake.put(None)
 
+    @override
     def exit(self) -> None:
         """Make ``run`` return after the present step. An unfinished evaluation is lost."""
         super().exit()
         self._wake.put(None)
 
+    @override
     def _configure(self, config: EvaluatorConfig) -> None:
         self._parts = EvaluatorParts(
             db=self._open_db(config),
@@ -97,6 +103,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             interval=EvaluationInterval(every_seconds=config.every_seconds, every_versions=config.every_versions),
         )
 
+    @override
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "configured before it polls"
@@ -200,10 +207,12 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         self._statistics["evaluations"] = self._statistics.get("evaluations", 0.0) + 1
         self._context.log.info("evaluated", version=str(info.version), outcome=outcome, **details)
 
+    @override
     def _shutdown(self) -> None:
         if self._playing is not None:
             self._playing.envs.close()
 
+    @override
     def _stats(self) -> Mapping[str, float]:
         return self._statistics
 

@@ -92,5 +92,6 @@ class FencedDocument(StoredDocument):
         self._leadership.check()
         self._document.write(content)
 
+    @override
     def __str__(self) -> str:
         return str(self._document)

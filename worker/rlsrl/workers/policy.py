@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
+from typing_extensions import override
+
 from rlsrl.api.resolved import PolicyWorkerConfig
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, SourceTimeout
@@ -39,6 +41,7 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
         self._inference_tally = InferenceTally()
         """Counts since the last statistics."""
 
+    @override
     def _configure(self, config: PolicyWorkerConfig) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         self._pull = FrequencyControl(seconds=config.parameter_pull_seconds, clock=self._clock)
@@ -47,6 +50,7 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
         if self._parts is not None:
             self._parts.inference.start()
 
+    @override
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "without parts it is exiting"
@@ -73,11 +77,13 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
             except SourceTimeout:
                 return None
 
+    @override
     def _shutdown(self) -> None:
         if self._parts is not None:
             with self._parts.resources:
                 self._parts.inference.close(EVALUATION_DEADLINE_SECONDS)
 
+    @override
     def _stats(self) -> Mapping[str, float]:
         tally, self._inference_tally = self._inference_tally, InferenceTally()
         return tally.statistics()

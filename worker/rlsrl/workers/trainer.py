@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from rlsrl.api.live import settings_of
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.parameters.protocols import ParameterDB
@@ -46,10 +48,12 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._terminal: Mapping[str, Any] | None = None
 
     @property
+    @override
     def result(self) -> Mapping[str, Any] | None:
         """The run's terminal record, or None while the run is unfinished."""
         return self._terminal
 
+    @override
     def _configure(self, config: TrainerConfig) -> None:
         self._db, self._policy_name = open_db(config), config.policy_name
         self._terminal = terminal_record(self._db, self._policy_name)
@@ -61,11 +65,13 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._parts.checkpoints.start()
         self._parts.training.start()
 
+    @override
     def _adopt(self, config: TrainerConfig) -> None:
         if (parts := self._parts) is not None:
             parts.checkpoints.adopt(keep_last=config.versions.keep_last)
             parts.training.adopt(settings_of(config))
 
+    @override
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "configured before it polls"
@@ -78,9 +84,11 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._context.join_session.check()
         return PollResult(num_samples=sum(slot.num_transitions for slot in slots), num_batches=len(slots))
 
+    @override
     def _stats(self) -> Mapping[str, float]:
         return {} if self._parts is None else {UNSTORED: self._parts.checkpoints.num_unstored}
 
+    @override
     def _shutdown(self) -> None:
         """Stop at a step boundary, then store the last state, and the terminal record if a stop condition holds."""
         parts = self._parts

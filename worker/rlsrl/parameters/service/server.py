@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 from grpc import aio
+from typing_extensions import override
 
 from rlsrl.parameters.database import RECHECK_SECONDS
 from rlsrl.parameters.encoding import (
@@ -92,7 +93,8 @@ class ParameterService(ParametersServicer):
         for pool in (self._reading, self._writing):
             pool.shutdown(cancel_futures=True)
 
-    async def Query(self, request: pb.QueryRequest, context: Context) -> AsyncIterator[pb.VersionInfo]:  # noqa: N802 - the proto's name
+    @override
+    async def Query(self, request: pb.QueryRequest, context: Context) -> AsyncIterator[pb.VersionInfo]:
         """Answer with the matching versions, oldest first."""
 
         def query() -> list[pb.VersionInfo]:
@@ -101,11 +103,13 @@ class ParameterService(ParametersServicer):
         for info in await self._read(context, query):
             yield info
 
-    async def Policies(self, request: pb.PoliciesRequest, context: Context) -> pb.PoliciesReply:  # noqa: ARG002, N802
+    @override
+    async def Policies(self, request: pb.PoliciesRequest, context: Context) -> pb.PoliciesReply:
         """Answer with the names of the stored policies."""
         return pb.PoliciesReply(policies=await self._read(context, self._db.policies))
 
-    async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitReply:  # noqa: N802
+    @override
+    async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitReply:
         """Answer with a newer version as soon as it is stored, or with none after ``request.seconds``.
 
         Woken by a push through this service. Pushes by other writers are found every ``RECHECK_SECONDS``.
@@ -124,12 +128,14 @@ class ParameterService(ParametersServicer):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pushed.wait(), min(remaining, RECHECK_SECONDS))
 
-    async def Tag(self, request: pb.TagRequest, context: Context) -> pb.Stored:  # noqa: N802
+    @override
+    async def Tag(self, request: pb.TagRequest, context: Context) -> pb.Stored:
         """Tag a version."""
         await self._write(context, lambda: self._db.tag(request.policy, request.ref, *request.tags))
         return pb.Stored()
 
-    async def Annotate(self, request: pb.AnnotateRequest, context: Context) -> pb.Stored:  # noqa: N802
+    @override
+    async def Annotate(self, request: pb.AnnotateRequest, context: Context) -> pb.Stored:
         """Add to a version's metadata."""
 
         def annotate() -> None:
@@ -138,7 +144,8 @@ class ParameterService(ParametersServicer):
         await self._write(context, annotate)
         return pb.Stored()
 
-    async def Prune(self, request: pb.PruneRequest, context: Context) -> pb.PruneReply:  # noqa: N802
+    @override
+    async def Prune(self, request: pb.PruneRequest, context: Context) -> pb.PruneReply:
         """Remove old versions and answer with them."""
         removed = await self._write(context, lambda: self._db.prune(request.policy, keep_last=request.keep_last))
         return pb.PruneReply(versions=map(version_to_proto, removed))

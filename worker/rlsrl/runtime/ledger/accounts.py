@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from typing_extensions import override
+
 from rlsrl.data.slots import ProducerId
 from rlsrl.runtime.ledger.page import LedgerPage
 from rlsrl.runtime.ledger.records import (
@@ -219,6 +221,7 @@ class ProducerAccount(ABC):
 class ActorLedger(ProducerAccount):
     """The actor's page: a producer of new transitions."""
 
+    @override
     def _count_posted(self, record: PageRecord, num_transitions: int) -> PageRecord:
         return record.count(produced=num_transitions)
 
@@ -226,9 +229,11 @@ class ActorLedger(ProducerAccount):
 class BufferLedger(ConsumerAccount, ProducerAccount):
     """The buffer worker's page: it posts the transitions that it took. One update moves them from held to posted."""
 
+    @override
     def _count_posted(self, record: PageRecord, num_transitions: int) -> PageRecord:
         return record.count(in_buffer=-num_transitions, passed_on=num_transitions)
 
+    @override
     def _close_former_life(self, record: PageRecord) -> PageRecord:
         held = record.counters["in_buffer"]
         return record.count(**{"in_buffer": -held, "lost.receiver_died": held})
