@@ -1,6 +1,6 @@
-"""Measure one workload against peers: ``make bench W=W1``. Prints all turns, and keeps what came of it.
+"""Measure one workload against peers: ``make bench W=W1``. Prints all turns, and keeps the result.
 
-Ends with 0 when there is a result, 1 when there is none, and 2 when somebody could not be measured at all.
+The exit status is 0 with a result, 1 without one, and 2 if a contestant could not be measured.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 from contestants import PEERS, ContestantFailed, Rlsrl
 from figures import SHOWN
 from peer_environments import PeerUnavailable
-from results import keep, say, sentence
+from results import keep, log, sentence
 from turns import ended_by_signals
 from workloads import WORKLOADS
 
 
 def main() -> int:
-    """Measure, print, keep."""
+    """Measure, print and keep; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=WORKLOADS)
     workload = WORKLOADS[parser.parse_args().workload]
-    say(f"{workload.name}: {workload.title}")
+    log(f"{workload.name}: {workload.title}")
     if workload.device == "cuda" and not torch.cuda.is_available():
-        print(f"bench: {workload.name} is skipped, and stays 'not shown': torch sees no GPU here", file=sys.stderr)
+        print(f"bench: {workload.name} is skipped: torch sees no GPU on this machine", file=sys.stderr)
         return 2
     measure = throughput.measure if workload.goal is None else time_to_goal.measure
     ended_by_signals()
@@ -35,9 +35,9 @@ def main() -> int:
     except (ContestantFailed, PeerUnavailable) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    say(sentence(result))
+    log(sentence(result))
     path = keep(result)
-    say("not kept: what was shown before stays" if path is None else f"kept in {path}")
+    log("not kept: the earlier result stays" if path is None else f"kept in {path}")
     return 0 if result["verdict"] == SHOWN else 1
 
 

@@ -43,7 +43,7 @@ class CommitRun(Rlsrl):
     """The checkout."""
     experiment: Mapping[str, Any]
 
-    def told(self, workload: Workload, *, seed: int) -> Any:
+    def inputs(self, workload: Workload, *, seed: int) -> Any:
         """Return the commit's own experiment, whatever the workload of the checkout that measures."""
         del workload, seed
         return self.experiment

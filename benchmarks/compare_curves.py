@@ -1,10 +1,10 @@
-"""Learning curves of several programs in one picture, and what their seeds came to.
+"""Draw the learning curves of several programs, and print the last mean return of their seeds.
 
     python benchmarks/compare_curves.py --out docs/results/halfcheetah.png \\
         rlsrl=runs/hc1 rlsrl=runs/hc2 reference=ref1.csv reference=ref2.csv
 
-Each argument is ``NAME=PATH`` with a run's folder or a CSV as the reference programs here write it; paths of one name
-are its seeds. Prints mean and standard deviation over the seeds of the last mean return.
+Each argument is ``NAME=PATH``: a run folder, or a CSV of a reference program in this folder. Paths of one name are its
+seeds. Prints mean and standard deviation, over the seeds, of the last mean return.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Points = list[tuple[float, float]]
 
 
 def points_of(path: Path) -> Points:
-    """(transitions trained, mean return of the last 100 episodes), ascending."""
+    """Return (transitions trained, mean return of the last 100 episodes), ascending."""
     if path.is_dir():
         curve = read_curve(path / "metrics.jsonl", path.name)
         return list(zip(curve.env_steps, curve.return_mean, strict=True))

@@ -1,4 +1,4 @@
-"""Who is measured: each as a user starts it, in an environment of its own, ended as a user ends it."""
+"""The contestants. Each starts as a user starts it, in its own environment, and ends as a user ends it."""
 
 from __future__ import annotations
 
@@ -22,90 +22,90 @@ from rlsrl.local.metrics_log import read_rows, training_rows
 
 HERE = Path(__file__).parent
 OUTPUT = "out"
-"""The file for what a contestant prints."""
+"""File for a contestant's output."""
 RUN = "run"
 """rlsrl's run folder."""
 OUR_PROGRAM = Path(sys.executable).with_name("rlsrl")
 TELLING_PINS = ("torch", "numpy", "gymnasium", "ale-py", "mujoco")
-"""Of a peer's pins, those that are told with its results beside its own."""
+"""Pins that a peer's results name beside its own version."""
 UP_TO_CORES = sorted({1, 2, CORES})
-"""Threads or processes that are tried."""
+"""Numbers of threads or processes to try."""
 Setting = tuple[str, ...]
-"""Words that say how a program uses the machine."""
+"""Arguments that choose how a program uses the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a contestant has come, at each moment at which it said so."""
+    """A contestant's own reports of its progress."""
 
     points: Sequence[Point]
     return_means: Sequence[float | None]
-    """Beside each point; None before an episode has ended."""
+    """For each point; None before the first end of an episode."""
 
 
 class Contestant(Protocol):
-    """A program that trains until it is told to end, or until it has reached the workload's goal."""
+    """A program that trains until a signal or the workload's goal."""
 
     @property
     def name(self) -> str: ...
     @property
     def end_signal(self) -> signal.Signals:
-        """By which users end it."""
+        """The signal with which users end it."""
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of what it is made of."""
+        """Versions of its packages."""
 
     @property
     def is_optional(self) -> bool:
-        """Whether the others are measured without it where it cannot be installed."""
+        """Whether the others are measured without it if it cannot be installed."""
 
     def install(self) -> None:
-        """Make what it runs in, if that is not there.
+        """Make its environment if it is missing.
 
         Raises:
-            PeerUnavailable: that is not possible here.
+            PeerUnavailable: the environment cannot be made on this machine.
         """
 
     def unable(self, workload: Workload) -> str | None:
-        """Why it cannot be measured on a workload; None if it can."""
+        """Return why it cannot be measured on a workload, or None."""
 
     def settings(self, workload: Workload) -> Sequence[Setting]:
-        """Ways to use the machine, of which the fastest counts."""
+        """Return the ways to use the machine to try. The fastest counts."""
 
-    def told(self, workload: Workload, *, seed: int) -> Any:
-        """What it is told of a workload, whatever its setting; can be written as JSON."""
+    def inputs(self, workload: Workload, *, seed: int) -> Any:
+        """Return its inputs for a workload, without its setting, as a JSON value."""
 
     def command(self, workload: Workload, setting: Setting, folder: Path, *, seed: int) -> list[str]:
-        """What to start, once it is installed; ``folder`` is for its files."""
+        """Return the command to start. ``folder`` is for its files."""
 
     def environment(self) -> Mapping[str, str]:
-        """Variables beside this process's."""
+        """Return environment variables to add to this process's."""
 
     def has_started(self, folder: Path) -> bool:
-        """Whether it trains, and can be watched."""
+        """Return whether it trains and can be measured."""
 
     def progress(self, folder: Path) -> Progress:
-        """From what it has written until now."""
+        """Return its progress until now."""
 
     def profile(self, folder: Path) -> RunProfile | None:
-        """Where its time has gone until now; None where it does not say."""
+        """Return how its time was spent until now, or None if it does not report that."""
 
     def check(self, folder: Path) -> None:
-        """Look at what an ended run left.
+        """Check the files of an ended run.
 
         Raises:
-            ContestantFailed: it is no run that may count.
+            ContestantFailed: the run is not valid.
         """
 
 
 class ContestantFailed(Exception):
-    """A contestant did not train as it should; the text says how and has its last words."""
+    """A contestant did not train correctly; the text says how, with the end of its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rlsrl:
-    """The real ``rlsrl run`` of this environment: with ledger, metrics, durable versions and all."""
+    """``rlsrl run`` of this environment, with everything switched on: ledger, metrics, durable versions."""
 
     name: str = RLSRL
     program: Path = OUR_PROGRAM
@@ -114,43 +114,43 @@ class Rlsrl:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Its own; the rest is this environment's, which is described with the machine."""
+        """rlsrl's version. The machine's description has the versions of other packages."""
         return {RLSRL: version(RLSRL)}
 
     def install(self) -> None:
-        """It is there: this is its repository."""
+        """Do nothing: this repository has it."""
 
     def unable(self, workload: Workload) -> str | None:
-        """Workloads are written for it."""
+        """Return None: it runs all workloads."""
         del workload
         return None
 
     def settings(self, workload: Workload) -> Sequence[Setting]:
-        """As the workload's experiment says."""
+        """Return one empty setting: the workload's experiment decides."""
         del workload
         return [()]
 
-    def told(self, workload: Workload, *, seed: int) -> Any:
-        """Its experiment."""
+    def inputs(self, workload: Workload, *, seed: int) -> Any:
+        """Return its experiment."""
         return workload.experiment(seed=seed)
 
     def command(self, workload: Workload, setting: Setting, folder: Path, *, seed: int) -> list[str]:
-        """See ``Contestant``."""
+        """Return the ``rlsrl run`` command, with the experiment in ``folder``."""
         file = folder / "experiment.yaml"
-        file.write_text(yaml.safe_dump(self.told(workload, seed=seed), sort_keys=False))
+        file.write_text(yaml.safe_dump(self.inputs(workload, seed=seed), sort_keys=False))
         return [str(self.program), "run", str(file), "--run-dir", str(folder / RUN), *setting]
 
     def environment(self) -> Mapping[str, str]:
-        """Where its actors find the environments of this folder; its workers set their threads themselves."""
+        """Return the import path of this folder's environments. Workers set their threads themselves."""
         paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
         return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def has_started(self, folder: Path) -> bool:
-        """Once a step is trained, and its workers have told where they show their metrics."""
+        """Return whether a step is trained and the workers have published their metrics addresses."""
         return has_trained(self.progress(folder)) and self.profile(folder) is not None
 
     def progress(self, folder: Path) -> Progress:
-        """From the learning curve: what the trainer said after a step."""
+        """Return the points of the learning curve, one per training step."""
         rows = training_rows(read_rows(folder / RUN / "metrics.jsonl"))
         return Progress(
             points=[(row.wall, row.scalars["env_steps"]) for row in rows],
@@ -158,15 +158,21 @@ class Rlsrl:
         )
 
     def profile(self, folder: Path) -> RunProfile | None:
-        """From the workers' metrics."""
+        """Return the times from the workers' metrics."""
         return RunProfile.read(folder / RUN)
 
     def check(self, folder: Path) -> None:
-        """Its ledger adds up: what it trained is what its actors produced."""
+        """Check that the ledger balances.
+
+        Raises:
+            ContestantFailed: it does not, or the run left no summary.
+        """
         try:
             ledger = json.loads((folder / RUN / "summary.json").read_text())["ledger"]
         except (OSError, ValueError, KeyError) as error:
-            raise ContestantFailed(f"{self.name}: the run left no summary: {error!r}\n{last_words(folder)}") from error
+            raise ContestantFailed(
+                f"{self.name}: the run left no summary: {error!r}\n{end_of_output(folder)}"
+            ) from error
         if not ledger.get("balanced"):
             raise ContestantFailed(f"{self.name}: the ledger does not add up: {ledger}")
 
@@ -178,75 +184,75 @@ class Peer:
     name: str
     program: str
     ways: tuple[Setting, ...]
-    """To use the machine: with environments in its own process or in others, with few threads of torch's or many."""
+    """Ways to use the machine: environments in its own process or in others, few or many torch threads."""
     waiting_ways: tuple[Setting, ...] = ()
-    """More of them, where environments wait without a processor."""
+    """More ways, for environments that wait without a processor."""
     native_ways: tuple[Setting, ...] = ()
-    """Those where an environment's own vectorisation is for everybody; without any, the ordinary ones."""
+    """Ways for native vectorisation. If empty, ``ways`` are used."""
     extra: tuple[str, ...] = ()
     env_ids: tuple[str, ...] = ()
-    """The environments that it can step; all of them if none is named."""
+    """Environments that it supports. Empty: all."""
     python: Callable[[str], Path] = python_of
-    """Gives the Python of a peer's environment, by its name."""
+    """Returns the Python of a peer's environment, by the peer's name."""
     end_signal: signal.Signals = signal.SIGTERM
     is_optional: bool = False
-    """Whether the others are measured without it where it cannot be installed."""
+    """Whether the others are measured without it if it cannot be installed."""
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Its pins."""
+        """Versions from its pins."""
         pins = (line.partition("==") for line in requirements_of(self.name).read_text().splitlines() if "==" in line)
         return {name: pin for name, _, pin in pins if name in (self.name, *TELLING_PINS)}
 
     def install(self) -> None:
-        """See ``Contestant``."""
+        """Make the peer's environment if it is missing."""
         self.python(self.name)
 
     def unable(self, workload: Workload) -> str | None:
-        """Environments are what it may lack."""
+        """Return why its Gymnasium lacks the environment, or None."""
         if not self.env_ids or workload.env_id in self.env_ids:
             return None
-        return f"{self.name} is measured on {', '.join(self.env_ids)} alone: its Gymnasium has no {workload.env_id}"
+        return f"{self.name} is measured only on {', '.join(self.env_ids)}: its Gymnasium has no {workload.env_id}"
 
     def settings(self, workload: Workload) -> Sequence[Setting]:
-        """See ``Contestant``."""
+        """Return the ways that fit the workload."""
         if workload.vectorization == "native" and self.native_ways:
             return self.native_ways
         return (*self.ways, *self.waiting_ways) if workload.step_seconds else self.ways
 
-    def told(self, workload: Workload, *, seed: int) -> Any:
-        """Its arguments."""
+    def inputs(self, workload: Workload, *, seed: int) -> Any:
+        """Return its arguments."""
         return [*workload.peer_arguments(seed=seed), *self.extra]
 
     def command(self, workload: Workload, setting: Setting, folder: Path, *, seed: int) -> list[str]:
-        """See ``Contestant``."""
+        """Return the command of the peer's program."""
         del folder
-        words = [*self.told(workload, seed=seed), *setting]
+        words = [*self.inputs(workload, seed=seed), *setting]
         return [str(self.python(self.name)), str(HERE / self.program), *words]
 
     def environment(self) -> Mapping[str, str]:
-        """Torch's threads are its setting's affair; numpy has one. Nothing of ours is on its path."""
+        """Return one numpy thread and an empty import path. The setting chooses torch's threads."""
         return {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ""}
 
     def has_started(self, folder: Path) -> bool:
-        """Once an iteration is trained."""
+        """Return whether an iteration is trained."""
         return has_trained(self.progress(folder))
 
     def progress(self, folder: Path) -> Progress:
-        """From what it prints after each iteration."""
-        lines = [told for line in _whole_lines(folder / OUTPUT) if (told := _told(line))]
+        """Return the points that it prints after each iteration."""
+        lines = [report for line in _whole_lines(folder / OUTPUT) if (report := _report(line))]
         return Progress(
             points=[(line["wall"], line["env_steps"]) for line in lines],
             return_means=[line["return_mean"] for line in lines],
         )
 
     def profile(self, folder: Path) -> RunProfile | None:
-        """It keeps none."""
+        """Return None: it reports no times."""
         del folder
         return None
 
     def check(self, folder: Path) -> None:
-        """Whether it trained is all there is to see, and its progress shows that."""
+        """Do nothing: its progress shows whether it trained."""
         del folder
 
 
@@ -271,7 +277,7 @@ PEERS: tuple[Peer, ...] = (
         name=SAMPLE_FACTORY,
         program="sample_factory_appo.py",
         ways=(("--serial",), *_workers(*UP_TO_CORES)),
-        waiting_ways=_workers(8, 16),  # one waits for its environments one after the other
+        waiting_ways=_workers(8, 16),  # a worker waits for its environments one after the other
         env_ids=("CartPole-v1", "ALE/Pong-v5"),
         is_optional=True,
     ),
@@ -283,8 +289,8 @@ def has_trained(progress: Progress) -> bool:
     return any(steps > 0 for _, steps in progress.points)
 
 
-def last_words(folder: Path, *, characters: int = 2000) -> str:
-    """The end of what a contestant printed."""
+def end_of_output(folder: Path, *, characters: int = 2000) -> str:
+    """Return the end of a contestant's output."""
     try:
         return (folder / OUTPUT).read_text(errors="replace")[-characters:]
     except FileNotFoundError:
@@ -292,16 +298,18 @@ def last_words(folder: Path, *, characters: int = 2000) -> str:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """Of a file that somebody writes; none before it is there."""
+    """Return the complete lines of a file that is being written; none if it is missing."""
     try:
         return path.read_text(errors="replace").rpartition("\n")[0].splitlines()
     except FileNotFoundError:
         return []
 
 
-def _told(line: str) -> dict[str, Any] | None:
-    """What a peer told of its progress in a line, if it did. Its other processes write into the same file, behind such
-    a line and into it."""
+def _report(line: str) -> dict[str, Any] | None:
+    """Return a peer's progress report from a line of its output, or None.
+
+    The peer's other processes write into the same file, also at the end of such a line.
+    """
     try:
         value, _ = json.JSONDecoder().raw_decode(line)
     except json.JSONDecodeError:

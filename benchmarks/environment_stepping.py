@@ -1,11 +1,11 @@
-"""How an actor steps its environments: the ways against each other, each in a process of its own, taking turns.
+"""Compare the ways in which an actor steps its environments, each in its own process, interleaved.
 
     python benchmarks/environment_stepping.py [ROUNDS]
 
-Fast environments, CartPole-v1: transitions a second of a loop and of CartPole's own vectorisation. Slow ones,
-CartPole-v1 whose step sleeps for 5 ms: the share of the latency limit, which is one transition of each environment
-every 5 ms, and the most memory that the process had. Actions are chosen by a network that balances the pole, so that
-steps which only reset are few. Only ratios within one run mean anything.
+Fast environments, CartPole-v1: transitions a second of a loop and of CartPole's own vectorisation. Slow environments,
+CartPole-v1 whose step sleeps for 5 ms: the share of the latency limit (one transition of each environment every 5 ms),
+and the peak memory of the process. The network balances the pole, so that few steps only reset. Compare only ratios
+within one run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def spread(values: list[float]) -> str:
 
 
 def measured(name: str, step_seconds: float, *sizes: int) -> dict[str, float]:
-    """What the case comes to in a process of its own."""
+    """Return the result of a case in its own process."""
     command = [sys.executable, __file__, "case", name, str(step_seconds), *map(str, sizes)]
     environment: Mapping[str, str] = {**os.environ, **PROCESS_ENVIRONMENT}
     found = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
@@ -85,7 +85,7 @@ def measured(name: str, step_seconds: float, *sizes: int) -> dict[str, float]:
 
 
 def case(name: str, step_seconds: float, num_envs: int, num_steps: int, num_slots: int) -> dict[str, float]:
-    """Fill slots; the first is not counted."""
+    """Fill slots and return the rate, cores and memory. The first slot does not count."""
     group, load, spec, envs = made(name, step_seconds > 0, num_envs, num_steps)
     layout = rollout_layout(spec, num_steps=num_steps, num_lanes=num_envs)
     free = [Slot(arrays=layout.view(bytearray(layout.nbytes))) for _ in range(2)]
@@ -131,7 +131,7 @@ def made(
 
 
 def program() -> ExportedActor:
-    """Two hidden layers of 64, as a small experiment has them."""
+    """Return a network with two hidden layers of 64, as in a small experiment."""
     sizes, offset, layers = (4, HIDDEN, HIDDEN, 2), 0, []
     for number, (in_size, out_size) in enumerate(pairwise(sizes)):
         layers.append(
@@ -156,7 +156,7 @@ def program() -> ExportedActor:
 
 
 def balancing(made: ExportedActor) -> Parameters:
-    """Weights that push towards where the pole falls."""
+    """Return weights that push the cart to the side where the pole falls."""
     rng = np.random.default_rng(0)
     vector = np.zeros(made.num_parameters, np.float32)
     for layer in made.layers:

@@ -1,4 +1,4 @@
-"""The environments that everybody is measured on, made the same way for everybody. Knows nothing of rlsrl."""
+"""The benchmark environments, made the same way for all contestants. Imports nothing of rlsrl."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import gymnasium
 import numpy as np
 
 ATARI_ARGUMENTS: dict[str, Any] = {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale"}
-"""How a game is made before it is preprocessed, which skips frames itself."""
+"""Arguments of a game without its own frame skip: the preprocessing skips frames."""
 
 
 class SlowEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose step takes ``seconds`` longer, without a processor: a simulator elsewhere, or a robot."""
+    """An environment whose step sleeps for ``seconds``, like a remote simulator or a robot."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], seconds: float) -> None:
         super().__init__(env)
@@ -25,9 +25,9 @@ class SlowEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make(env_id: str, *, step_seconds: float = 0.0) -> gymnasium.Env[Any, Any]:
-    """One environment whose step takes so many seconds longer; Atari games are preprocessed.
+    """Return one environment whose step sleeps for ``step_seconds``. Atari games are preprocessed.
 
-    Without Gymnasium's checker around every step, which costs everybody the same and tells nobody anything.
+    Gymnasium's checker of each step is off: it costs all contestants the same and finds nothing here.
     """
     if env_id.startswith("ALE/"):
         return _atari(env_id)
@@ -36,13 +36,13 @@ def make(env_id: str, *, step_seconds: float = 0.0) -> gymnasium.Env[Any, Any]:
 
 
 def _atari(env_id: str) -> gymnasium.Env[Any, Any]:
-    """Each action for 4 frames, 84 x 84, grey, 4 stacked, rewards of at most 1."""
+    """Return a game with each action for 4 frames, 84 x 84 grey pixels, 4 stacked frames, rewards from -1 to 1."""
     import cv2
     from ale_py.registration import register_v5_envs
 
-    if env_id not in gymnasium.registry:  # ALE does this itself, but not where Gymnasium is older than 1.0
+    if env_id not in gymnasium.registry:  # ALE does this itself with Gymnasium 1.0 and newer
         register_v5_envs()
-    cv2.setNumThreads(0)  # one small image at a time is not worth waking others for
+    cv2.setNumThreads(0)  # one small image is not worth waking other threads
     env = gymnasium.make(env_id, disable_env_checker=True, **ATARI_ARGUMENTS)
     env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84)
     env = _stacked(env)
@@ -50,7 +50,7 @@ def _atari(env_id: str) -> gymnasium.Env[Any, Any]:
 
 
 def _stacked(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Before 1.0 Gymnasium calls it otherwise, and does not make arrays of it."""
+    """Return the environment with stacked frames. Gymnasium before 1.0 has another name for it, and no arrays."""
     wrappers: Any = gymnasium.wrappers
     if hasattr(wrappers, "FrameStackObservation"):
         return wrappers.FrameStackObservation(env, 4)  # type: ignore[no-any-return]

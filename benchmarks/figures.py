@@ -1,7 +1,7 @@
-"""From what was measured to what may be said of it. Pure.
+"""Turn measurements into a result. Pure.
 
-A run is some rounds; in a round everybody is measured once, one after the other. A round in which somebody else used
-the machine is told and counts for nothing; without enough quiet ones there is no result.
+A run has several rounds; in a round each contestant has one turn. A round is kept but does not count if other programs
+used the machine. Without enough quiet rounds there is no result.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ STABLE_BASELINES3 = "stable-baselines3"
 SINGLE_FILE = "single-file"
 SAMPLE_FACTORY = "sample-factory"
 QUIET_SHARE = 0.03
-"""The most of the machine that others may have used during a turn: of two cores, 6 % of one."""
+"""Largest share of the machine that other programs may use during a turn: with two cores, 6 % of one."""
 COUNTS_FROM = 0.9
-"""The single file is a peer if it comes to so much of Stable-Baselines3's speed: a slower one is badly written."""
+"""The single file counts as a peer from this share of Stable-Baselines3's speed. Below, it is badly written."""
 SHOWN = "shown"
 NO_QUIET_RUN = "not shown: no quiet run"
 TOO_FEW_ROUNDS = "not shown: too few rounds in the time there is"
@@ -29,46 +29,46 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One contestant, measured once."""
+    """One measurement of one contestant."""
 
     contestant: str
     figure: float | None
-    """What is compared: environment steps a second, or seconds to the goal; None if it did not come to one."""
+    """The figure to compare: environment steps a second, or seconds to the goal. None: no figure."""
     others: float
-    """The share of the machine's processors that neither the contestant used nor who measured it."""
+    """Share of the machine that neither the contestant nor the benchmark used."""
     own: float
-    """The share that these used."""
+    """Share of the machine that the contestant and the benchmark used."""
     megabytes: float | None = None
-    """Of all its processes, where shared memory counts once; None of one that has ended by itself."""
+    """Memory of all its processes; shared memory counts once. None if it ended by itself."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """What else is worth keeping."""
+    """Other details to keep."""
 
     @property
     def is_quiet(self) -> bool:
-        """Whether others left the machine alone."""
+        """Whether other programs left the machine alone."""
         return self.others <= QUIET_SHARE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Everybody, once; and whether nobody else was there."""
+    """One turn of each contestant."""
 
     turns: tuple[Turn, ...]
 
     @property
     def is_quiet(self) -> bool:
-        """Whether each turn was left in peace."""
+        """Whether all turns were quiet."""
         return all(turn.is_quiet for turn in self.turns)
 
     @property
     def figures(self) -> dict[str, float]:
-        """By contestant; without those who came to none."""
+        """The figures by contestant, of those that have one."""
         return {turn.contestant: turn.figure for turn in self.turns if turn.figure is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Several figures for one thing."""
+    """The median and range of several figures."""
 
     median: float
     low: float
@@ -76,15 +76,15 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Of at least one value."""
+        """Return the spread of at least one value."""
         ascending = sorted(values)
         return cls(median=statistics.median(ascending), low=ascending[0], high=ascending[-1])
 
 
 def speed(points: Sequence[Point], began: float, ended: float) -> float | None:
-    """Steps a second between the first and the last point within a window; None if fewer than two are in it.
+    """Return steps a second between the first and the last point in a window, or None with fewer than two points.
 
-    Steps whose training goes on at the window's edge are on neither side, so that no iteration counts in part.
+    An iteration that crosses the window's edge does not count.
     """
     inside = [point for point in points if began <= point[0] <= ended]
     if len(inside) < 2:
@@ -94,12 +94,12 @@ def speed(points: Sequence[Point], began: float, ended: float) -> float | None:
 
 
 def quiet_rounds(rounds: Iterable[Round]) -> list[Round]:
-    """Those that count."""
+    """Return the rounds that count."""
     return [each for each in rounds if each.is_quiet]
 
 
 def counted_peers(figures: Mapping[str, float], *, less_is_better: bool = False) -> dict[str, float]:
-    """The figures of those whom rlsrl is compared with: all others, the single file only where it is no strawman."""
+    """Return the figures of rlsrl's peers: all other contestants, but not a badly written single file."""
     peers = {name: figure for name, figure in figures.items() if name != RLSRL}
     if SINGLE_FILE in peers and STABLE_BASELINES3 in peers:
         ratio = peers[SINGLE_FILE] / peers[STABLE_BASELINES3]
@@ -109,7 +109,7 @@ def counted_peers(figures: Mapping[str, float], *, less_is_better: bool = False)
 
 
 def ratio_of(figures: Mapping[str, float], *, less_is_better: bool = False) -> float | None:
-    """rlsrl's figure over the best peer's in the same round; None if one of them came to none."""
+    """Return rlsrl's figure over the best peer's in the same round, or None if one is missing."""
     peers = counted_peers(figures, less_is_better=less_is_better)
     if not peers or RLSRL not in figures:
         return None
@@ -120,11 +120,13 @@ def ratio_of(figures: Mapping[str, float], *, less_is_better: bool = False) -> f
 def verdict(
     rounds: Sequence[Round], *, wanted: int, less_is_better: bool = False, limit: float | None = None
 ) -> dict[str, Any]:
-    """What the rounds come to.
+    """Return the result of the rounds.
 
     Args:
-        wanted: Quiet rounds without which there is no result.
-        limit: The figure that nobody can exceed, where there is such a one.
+        rounds: All rounds, noisy ones included.
+        wanted: Quiet rounds that a result needs.
+        less_is_better: Whether figures are seconds.
+        limit: The highest possible figure, if there is one.
     """
     counted = quiet_rounds(rounds)
     if len(counted) < wanted:
@@ -137,7 +139,7 @@ def verdict(
         without = [name for name in names if len(_figures(counted, name)) < wanted]
         return {"verdict": f"not shown: too few figures of {', '.join(without)}"}
     fastest = (min if less_is_better else max)(peers, key=peers.__getitem__)
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "verdict": SHOWN,
         "figures": {name: asdict(spread) for name, spread in spreads.items()},
         "fastest_peer": fastest,
@@ -147,11 +149,11 @@ def verdict(
         "ratio": asdict(Spread.of(ratios)),
     }
     if less_is_better:
-        # Seeds differ by more than programs do: medians are compared, and the ratios of single seeds only told.
-        told["ratio"]["median"] = spreads[RLSRL].median / spreads[fastest].median
+        # Seeds differ by more than programs do, so medians are compared. Ratios of single seeds are only reported.
+        result["ratio"]["median"] = spreads[RLSRL].median / spreads[fastest].median
     if limit is not None:
-        told["of_the_limit"] = {name: spread.median / limit for name, spread in spreads.items()}
-    return told
+        result["of_the_limit"] = {name: spread.median / limit for name, spread in spreads.items()}
+    return result
 
 
 def _figures(rounds: Iterable[Round], name: str) -> list[float]:

@@ -1,7 +1,7 @@
-"""Times the two hot paths of a small on-policy run: one actor step and one training step, at CartPole's sizes.
+"""Time the two hot paths of a small on-policy run, one actor step and one training step, at CartPole's sizes.
 
-Run with OMP_NUM_THREADS=1. Machines and neighbours differ: only the ratios within one run mean anything, so each path
-stands beside its plain counterpart (torch inference; modules, torch.distributions and torch.optim.Adam).
+Run with OMP_NUM_THREADS=1. Compare only ratios within one run: each path is printed beside its plain counterpart (torch
+inference; modules, torch.distributions and torch.optim.Adam).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def make_learner(policy: TorchPolicy) -> Learner:
 
 
 def plain_update(network: nn.Module, optimizer: torch.optim.Optimizer, slots: Arrays) -> None:
-    """What a single-file PPO does with a batch, its advantage estimation left out."""
+    """Train on a batch as a single-file PPO does, without its advantage estimation."""
     observation = torch.from_numpy(slots["observation"][:-1].reshape(-1, 4))
     action, old_log_prob = (torch.from_numpy(slots[name].reshape(-1)) for name in ("action", "behavior_log_prob"))
     with torch.no_grad():
@@ -90,7 +90,7 @@ def plain_update(network: nn.Module, optimizer: torch.optim.Optimizer, slots: Ar
 
 
 def best_of(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Least seconds of each, taken in turn so that a busy moment of the machine hits all alike."""
+    """Return the least seconds of each function. They alternate, so that a busy moment affects all alike."""
     seconds = dict.fromkeys(functions, float("inf"))
     for _ in range(repeats):
         for name, function in functions.items():

@@ -1,17 +1,17 @@
-"""Whether rlsrl learns as well as the single file, with the settings that its throughput is measured with.
+"""Check that rlsrl learns as well as the single file, with the settings of the throughput benchmark.
 
     python benchmarks/learning.py cartpole
 
-Both get the same environments, networks and settings, and a seed a run. CartPole: environment steps to a mean return
-of 475, the ratio of the medians with its bootstrap interval; seeds are added until that is narrow enough. Runs of rlsrl
-whose trainer is slowed down, with the lag of the weights as good as unbounded, must fail the same check, or it shows
-nothing. HalfCheetah: the ratio of the median returns after a million steps. Pong: the mean return after as many.
+Both get equal environments, networks and settings, and one seed per run. CartPole compares the environment steps to a
+mean return of 475: the ratio of the medians with its bootstrap interval. Seeds are added until the interval is narrow
+enough. As a negative control, rlsrl with a slowed trainer and an almost unbounded lag must fail the same check.
+HalfCheetah compares the median returns after a million steps, Pong the mean returns after as many.
 
-Each run is kept in ``docs/benchmarks/learning-NAME.json`` once it is over, and not made again: whoever was interrupted
-goes on. A change of how rlsrl learns takes ``--anew``, which forgets its runs first. No figure is a matter of time, so
-that other work on the machine does no harm.
+Each run is kept in ``docs/benchmarks/learning-NAME.json`` when it ends, and is not repeated, so that an interrupted
+comparison goes on. After a change of rlsrl's learning, use ``--anew``, which first removes its runs. No figure depends
+on time, so that other work on the machine does no harm.
 
-Ends with 0 if rlsrl learns alike, and 1 if not, or if that is not decided.
+The exit status is 0 if rlsrl learns alike, 1 if it does not or if that is not decided, and 2 if a run failed.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from contestants import PEERS, RUN, Contestant, ContestantFailed, Progress, Rlsr
 from figures import RLSRL, SINGLE_FILE
 from learning_verdicts import COVERAGE, Verdict, mean_verdict, ratio_of_medians
 from machine import REPOSITORY
-from results import FOLDER, kept, say, write
+from results import FOLDER, kept, log, write
 from turns import ended_by_signals, whole_run
 from workloads import WORKLOADS, Workload
 
 HINDERED = "rlsrl, hindered"
-"""The negative control: what the check has to find worse."""
+"""The negative control, which the check must find worse."""
 SLOWED = 5
-"""How many times as long its trainer takes."""
+"""Factor by which the control's trainer is slower."""
 LARGEST_LAG = 64
-"""The most that a spec may allow."""
+"""The largest lag that a spec allows."""
 SETTINGS = {SINGLE_FILE: ("--vector", "sync", "--threads", "1")}
 SLICE_SECONDS = 0.05
 KEPT_AS = "learning-"
 Series = Mapping[int, float]
-"""What each seed came to."""
+"""The figure of each seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What a comparison came to."""
+    """The result of a comparison."""
 
     verdict: Verdict
     why: str
@@ -67,43 +67,43 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What is trained by both, how often, and how what comes of it is judged."""
+    """The workload of both programs, the number of seeds, and the criterion."""
 
     workload: Workload
     seeds: int
-    """Of each to begin with."""
+    """Seeds of each program at first."""
     most_seeds: int
-    """That are tried for a narrow interval."""
+    """Most seeds for a narrow interval."""
     run_seconds: float
     """A run that takes longer has failed."""
     has_control: bool = False
-    """Whether hindered runs are made, too."""
+    """Whether the negative control runs, too."""
     mean_above: float | None = None
-    """With too few seeds for an interval: what the mean return has to be above; None: intervals are compared."""
+    """Lower bound of the mean return, for too few seeds for an interval. None: intervals are compared."""
 
     @property
     def what(self) -> str:
-        """The figure of a run, in words."""
+        """A run's figure, in words."""
         if (goal := self.workload.goal) is not None:
             return f"env steps to a mean return of {goal:g}"
         return f"mean return of the last 100 episodes after {self.workload.total_steps:,} env steps"
 
-    def figure(self, told: Progress) -> float:
-        """What a run came to. One that does not reach its goal counts as if it had with its last step."""
+    def figure(self, progress: Progress) -> float:
+        """Return a run's figure. A run that misses its goal counts as if its last step had reached it."""
         if self.workload.goal is not None:
-            return told.points[-1][1]
-        return_mean = told.return_means[-1]
+            return progress.points[-1][1]
+        return_mean = progress.return_means[-1]
         if return_mean is None:
             raise ContestantFailed("a run of that length has to end an episode")
         return return_mean
 
     @property
     def worse(self) -> Verdict:
-        """What is found of somebody who learns worse: more steps to a goal, or a lower return."""
+        """The verdict on a program that learns worse: it takes more steps to a goal, or has a lower return."""
         return "lower" if self.workload.goal is None else "higher"
 
     def judge(self, mine: Series, theirs: Series) -> Judgement:
-        """How the first learns beside the second."""
+        """Compare the first program's learning with the second's."""
         first, second = [*mine.values()], [*theirs.values()]
         seeds = f"{len(first)} and {len(second)} seeds"
         if self.mean_above is not None:
@@ -143,58 +143,60 @@ COMPARISONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One of those who are compared, as it is run here."""
+    """One side of the comparison."""
 
     name: str
     contestant: Contestant
     workload: Workload
     at_once: int
-    """Runs beside each other."""
+    """Runs at the same time."""
     hindered: Callable[[Path], contextlib.AbstractContextManager[None]] = field(
         default=lambda _: contextlib.nullcontext()
     )
 
     @property
     def digest(self) -> str:
-        """Of all that its runs are told but the seed: of two that differ, neither says anything of the other. The code
-        is no part of it: each run says of which commit it is."""
+        """Digest of all inputs of its runs except the seed. Runs with different digests are not comparable.
+
+        The code is not part of the digest: each run names its commit.
+        """
         how = [SETTINGS.get(self.name), SLOWED, SLICE_SECONDS]
-        told = [self.name, self.contestant.told(self.workload, seed=0), how, dict(self.contestant.versions)]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        inputs = [self.name, self.contestant.inputs(self.workload, seed=0), how, dict(self.contestant.versions)]
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Runs:
-    """Those that are over, in a file, which others may add to meanwhile."""
+    """The finished runs, in a file that threads may add to."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
 
     def series(self, program: Program) -> dict[int, float]:
-        """What each seed of a program came to, as it is now."""
+        """Return the figures of a program's seeds, of runs with its present digest."""
         found = self._kept()["programs"].get(program.name, {})
         if found.get("digest") != program.digest:
             return {}
         return {int(seed): run["figure"] for seed, run in found["runs"].items()}
 
     def add(self, program: Program, seed: int, run: Mapping[str, Any]) -> None:
-        """One more; any thread may."""
+        """Keep one more run. Thread-safe."""
         with self._lock:
             programs = self._kept()["programs"]
             if programs.get(program.name, {}).get("digest") != program.digest:
                 programs[program.name] = {"digest": program.digest, "runs": {}}
             programs[program.name]["runs"][str(seed)] = run
-            write(self._path, {"programs": programs})  # what was judged before was of fewer runs, or of others
+            write(self._path, {"programs": programs})  # without the verdict, which was about other runs
 
     def forget(self, name: str) -> None:
-        """A program's runs, which say nothing any more; nor does what was judged of them."""
+        """Remove a program's runs, and the verdict on them."""
         with self._lock:
             programs = self._kept()["programs"]
             programs.pop(name, None)
             write(self._path, {"programs": programs})
 
     def judge(self, verdicts: Mapping[str, Any]) -> None:
-        """Keep what came of it all."""
+        """Keep the verdict."""
         with self._lock:
             write(self._path, {**self._kept(), **verdicts})
 
@@ -203,7 +205,7 @@ class Runs:
 
 
 def programs_of(comparison: Comparison) -> tuple[Program, Program]:
-    """(rlsrl, the single file)."""
+    """Return (rlsrl, the single file)."""
     single = next(peer for peer in PEERS if peer.name == SINGLE_FILE)
     return (
         Program(name=RLSRL, contestant=Rlsrl(), workload=comparison.workload, at_once=1),  # it uses all cores
@@ -217,22 +219,22 @@ def programs_of(comparison: Comparison) -> tuple[Program, Program]:
 
 
 def control_of(comparison: Comparison) -> Program:
-    """rlsrl with a slow trainer whom nothing keeps its actors in step with."""
+    """Return the negative control: rlsrl with a slow trainer and the largest lag."""
     workload = replace(comparison.workload, max_policy_lag=LARGEST_LAG)
     return Program(name=HINDERED, contestant=Rlsrl(), workload=workload, at_once=1, hindered=slow_trainer)
 
 
 def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], runs: Runs) -> Series:
-    """Make those that are not kept yet; returns all.
+    """Make the runs that are not kept yet; return the figures of all.
 
     Raises:
-        ContestantFailed: one did not train as it should; those beside it have ended and are kept.
+        ContestantFailed: a run did not train correctly. Runs beside it have ended and are kept.
     """
     is_over = threading.Event()
 
     def make(seed: int) -> None:
         commit = machine.described(REPOSITORY)["commit"]
-        told = whole_run(
+        progress = whole_run(
             program.contestant,
             program.workload,
             SETTINGS.get(program.name, ()),
@@ -241,10 +243,10 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
             hindered=program.hindered,
             wanted=lambda: not is_over.is_set(),
         )
-        figure = comparison.figure(told)
-        curve = [(steps, mean) for (_, steps), mean in zip(told.points, told.return_means, strict=True)]
+        figure = comparison.figure(progress)
+        curve = [(steps, mean) for (_, steps), mean in zip(progress.points, progress.return_means, strict=True)]
         runs.add(program, seed, {"figure": figure, "commit": commit, "curve": _thinned(curve)})
-        say(f"{program.name:16} seed {seed:3}: {figure:,.1f}")
+        log(f"{program.name:16} seed {seed:3}: {figure:,.1f}")
 
     made = runs.series(program)
     with ThreadPoolExecutor(max_workers=program.at_once) as pool:
@@ -252,7 +254,7 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
             for _ in pool.map(make, [seed for seed in seeds if seed not in made]):
                 pass
         except KeyboardInterrupt:
-            is_over.set()  # whoever is interrupted does not wait for runs that take hours
+            is_over.set()  # do not wait for runs that take hours
             raise
     every = runs.series(program)
     return {seed: every[seed] for seed in seeds}
@@ -261,9 +263,9 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
 def compare(
     name: str, *, anew: bool = False, folder: Path = FOLDER, comparisons: Mapping[str, Comparison] = COMPARISONS
 ) -> bool:
-    """Make runs until it is decided, or enough were tried; whether rlsrl learns alike, and the control worse.
+    """Make runs until the comparison is decided or the seeds are used up; return whether it has the wanted result.
 
-    With ``anew`` rlsrl's kept runs are forgotten first.
+    The wanted result: rlsrl learns alike, and the control worse. With ``anew`` rlsrl's kept runs are removed first.
     """
     comparison = comparisons[name]
     runs = Runs(folder / f"{KEPT_AS}{name}.json")
@@ -271,36 +273,37 @@ def compare(
         runs.forget(forgotten)
     rlsrl, single = programs_of(comparison)
     single.contestant.install()
-    say(f"{name}: {comparison.what}")
+    log(f"{name}: {comparison.what}")
     num_seeds = comparison.seeds
     while True:
         seeds = range(1, num_seeds + 1)
         mine, theirs = (make_runs(comparison, program, seeds, runs) for program in (rlsrl, single))
         found = comparison.judge(mine, theirs)
-        say(str(found))
+        log(str(found))
         if found.verdict != "not decided" or num_seeds >= comparison.most_seeds:
             break
         num_seeds = min(2 * num_seeds, comparison.most_seeds)
-    told = {
+    verdict = {
         "what": comparison.what,
         **asdict(found),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.described(REPOSITORY),
     }
     if not comparison.has_control:
-        runs.judge(told)
+        runs.judge(verdict)
         return found.verdict == "alike"
-    say(f"{HINDERED}: a trainer that takes {SLOWED} times as long, a lag of up to {LARGEST_LAG} steps")
+    log(f"{HINDERED}: a trainer that takes {SLOWED} times as long, a lag of up to {LARGEST_LAG} steps")
     few = range(1, comparison.seeds + 1)
     control = comparison.judge(make_runs(comparison, control_of(comparison), few, runs), theirs)
-    say(f"{control}: {'as it has to be' if control.verdict == comparison.worse else 'SO THE CHECK SHOWS NOTHING'}")
-    runs.judge({**told, "control": asdict(control)})
-    return (found.verdict, control.verdict) == ("alike", comparison.worse)
+    is_worse = control.verdict == comparison.worse
+    log(f"{control}: {'as expected' if is_worse else 'NOT WORSE, SO THE CHECK PROVES NOTHING'}")
+    runs.judge({**verdict, "control": asdict(control)})
+    return found.verdict == "alike" and is_worse
 
 
 @contextlib.contextmanager
 def slow_trainer(folder: Path) -> Iterator[None]:
-    """A run's trainer works one part of the time in ``SLOWED``, from when it is there until the body ends."""
+    """Let a run's trainer work only 1/``SLOWED`` of the time, until the body ends."""
     over = threading.Event()
     thread = threading.Thread(target=_slow_down, args=(folder / RUN / "status.json", over), name="slow-trainer")
     thread.start()
@@ -312,7 +315,7 @@ def slow_trainer(folder: Path) -> Iterator[None]:
 
 
 def _slow_down(status: Path, over: threading.Event) -> None:
-    """Stop and continue the trainer in turns."""
+    """Stop and continue the trainer by turns."""
     while not over.wait(SLICE_SECONDS):
         if (pid := _trainer(status)) is not None:
             break
@@ -327,26 +330,28 @@ def _slow_down(status: Path, over: threading.Event) -> None:
 
 
 def _trainer(status: Path) -> int | None:
-    """Its process, once it trains."""
+    """Return the trainer's process, or None before its first step."""
     try:
-        told = json.loads(status.read_text())
+        document = json.loads(status.read_text())
     except FileNotFoundError:
         return None
-    workers = told["roles"].get("trainer", [])
+    workers = document["roles"].get("trainer", [])
     return workers[0]["pid"] if workers and workers[0]["stats"].get("train_steps", 0) else None
 
 
 def _thinned(curve: Sequence[tuple[float, float | None]], most: int = 200) -> Sequence[tuple[float, float | None]]:
-    """At most so many points, the last among them."""
+    """Return at most ``most`` points, the last among them."""
     every = -(-len(curve) // most)
     return [*curve[:-1:every], curve[-1]]
 
 
 def main() -> int:
-    """Compare, keep, say."""
+    """Compare, keep and print; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("comparison", choices=COMPARISONS)
-    parser.add_argument("--anew", action="store_true", help="forget rlsrl's kept runs first: it learns otherwise now")
+    parser.add_argument(
+        "--anew", action="store_true", help="remove rlsrl's kept runs first, after a change of its learning"
+    )
     arguments = parser.parse_args()
     ended_by_signals()
     try:

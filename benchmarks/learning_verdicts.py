@@ -1,4 +1,4 @@
-"""From what seeds came to, to whether one program learns no worse than another. Pure."""
+"""Decide from the seeds' figures whether one program learns as well as another. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 ALIKE = (0.8, 1.25)
-"""Within which the interval of the ratio has to lie."""
+"""Bounds for the interval of the ratio."""
 COVERAGE = 0.9
 RESAMPLES = 10_000
 RESAMPLING_SEED = 0
@@ -20,7 +20,7 @@ Verdict = Literal["alike", "higher", "lower", "not decided"]
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A bootstrap interval, and the figure that it is about."""
+    """A ratio and its bootstrap interval."""
 
     ratio: float
     low: float
@@ -28,7 +28,7 @@ class Interval:
 
     @property
     def verdict(self) -> Verdict:
-        """Not decided where the interval lies across a bound: more seeds make it narrower."""
+        """The verdict. ``not decided``: the interval crosses a bound, and more seeds make it narrower."""
         low, high = ALIKE
         if low <= self.low and self.high <= high:
             return "alike"
@@ -38,9 +38,9 @@ class Interval:
 
 
 def ratio_of_medians(mine: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Of the two medians, with the percentile bootstrap interval (Efron 1979): seeds are drawn anew on either side.
+    """Return the ratio of the medians, with its percentile bootstrap interval (Efron 1979).
 
-    The same figures give the same interval.
+    Both sides are resampled. Equal figures give an equal interval.
     """
     rng = np.random.default_rng(RESAMPLING_SEED)
     above, below = (
@@ -52,6 +52,6 @@ def ratio_of_medians(mine: Sequence[float], theirs: Sequence[float]) -> Interval
 
 
 def mean_verdict(mine: Sequence[float], theirs: Sequence[float], *, above: float) -> Verdict:
-    """Of too few seeds for an interval: alike if the mean is above a bound, and at most one deviation below theirs."""
+    """Return the verdict for few seeds: alike if the mean is above a bound and at most one deviation below theirs."""
     lowest = max(above, statistics.mean(theirs) - statistics.stdev(theirs))
     return "alike" if statistics.mean(mine) >= lowest else "lower"

@@ -1,4 +1,4 @@
-"""What the machine is, and who used its processors: the contestants' own processes, or somebody else. Linux."""
+"""Describe the machine, and measure how much the contestants and other programs used its processors. Linux only."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ import psutil
 
 REPOSITORY = Path(__file__).parents[1]
 TELLING_FLAGS = ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512f", "avx2")
-"""Of a processor's flags, those that decide how fast networks are."""
+"""Processor flags that matter for the speed of networks."""
 TELLING_PACKAGES = ("rlsrl", "torch", "numpy", "gymnasium", "ale-py", "mujoco", "grpcio")
 RESULT_FILES = ("docs", "README.md")
-"""What measuring writes itself, beside the sources: results, and tables of them."""
+"""Files that a measurement itself writes: results, and tables of them."""
 WRITTEN_MEMORY = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
-"""Of ``smaps_rollup``'s lines, those of memory that no file can give back."""
+"""Lines of ``smaps_rollup`` that count memory without a file behind it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Processor seconds until a moment, of all cores together."""
+    """Processor seconds of all cores together until a moment."""
 
     all: float
     busy: float
-    """All that processes used, and what a hypervisor gave to other machines."""
+    """Used by processes, or given to other machines by a hypervisor."""
     own: float
-    """This process's, with all that it started."""
+    """Used by this process and all that it started."""
 
     @classmethod
     def now(cls) -> Self:
-        """At this moment."""
+        """Return the usage until now."""
         total, busy = processor_seconds(Path("/proc/stat").read_text())
         return cls(all=total, busy=busy, own=sum(_times(tree_of(os.getpid()))))
 
 
 def shares(before: Usage, after: Usage) -> tuple[float, float]:
-    """What this process's tree and what others used between two moments, as shares of the whole machine, 0 to 1.
+    """Return the shares of the machine, 0 to 1, that this process's tree and other programs used between two moments.
 
-    What others used is the rest of two figures of different clocks, and comes to a little less than nothing at times.
+    The second share is a difference of two clocks and may be slightly below 0.
     """
     total = after.all - before.all
     if total <= 0.0:
@@ -53,16 +53,16 @@ def shares(before: Usage, after: Usage) -> tuple[float, float]:
 
 
 def processor_seconds(stat: str) -> tuple[float, float]:
-    """All and busy seconds of all cores, from the text of ``/proc/stat`` (proc(5))."""
+    """Return the total and the busy seconds of all cores, from the text of ``/proc/stat`` (proc(5))."""
     user, nice, system, idle, iowait, irq, softirq, steal = map(int, stat.split("\n", 1)[0].split()[1:9])
-    # Interrupts are on no process's account: whose packets and blocks they served is not known.
+    # Interrupts count as idle: no process is charged for them.
     busy = user + nice + system + steal
     ticks = os.sysconf("SC_CLK_TCK")
     return (busy + idle + iowait + irq + softirq) / ticks, busy / ticks
 
 
 def tree_of(pid: int) -> list[psutil.Process]:
-    """The process and all that it started; none if it is gone."""
+    """Return the process and all that it started; empty if it has ended."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -71,20 +71,20 @@ def tree_of(pid: int) -> list[psutil.Process]:
 
 
 def megabytes_of(pid: int) -> float:
-    """Memory of the process and all that it started; what several share counts once (PSS)."""
+    """Return the memory of the process and all that it started. Shared memory counts once (PSS)."""
     return sum(_proportional_bytes(process) for process in tree_of(pid)) / 1e6
 
 
 def written_megabytes_of(pid: int) -> float:
-    """Memory that the process and all that it started have written, and share with nobody else or count once.
+    """Return the memory that the process and all that it started have written. Shared memory counts once.
 
-    What is mapped from files is left out: how much of a library is here, and whose it is, is a matter of who else runs.
+    Mapped files are left out: their share depends on the other processes of the machine.
     """
     return sum(_written_kilobytes(process) for process in tree_of(pid)) * 1024 / 1e6
 
 
 def described(repository: Path) -> dict[str, Any]:
-    """What a result was measured on, and with what."""
+    """Return the machine and the versions that a result was measured with."""
     return {
         **processor(Path("/proc/cpuinfo").read_text()),
         "cores": os.cpu_count(),
@@ -96,20 +96,23 @@ def described(repository: Path) -> dict[str, Any]:
 
 
 def processor(cpuinfo: str) -> dict[str, Any]:
-    """Model and telling flags, from the text of ``/proc/cpuinfo``."""
+    """Return the model and the flags that matter, from the text of ``/proc/cpuinfo``."""
     pairs = (line.partition(":") for line in cpuinfo.split("\n\n", 1)[0].splitlines())
-    told = {name.strip(): value.strip() for name, _, value in pairs}
-    flags = set(told.get("flags", "").split())
-    return {"processor": told.get("model name", "unknown"), "flags": [flag for flag in TELLING_FLAGS if flag in flags]}
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    flags = set(fields.get("flags", "").split())
+    return {
+        "processor": fields.get("model name", "unknown"),
+        "flags": [flag for flag in TELLING_FLAGS if flag in flags],
+    }
 
 
 def _times(processes: Iterable[psutil.Process]) -> Iterator[float]:
-    """User and system seconds of each, and of those that it started and that have ended since."""
+    """Yield the user and system seconds of each process, with those of its children that have ended."""
     for process in processes:
         try:
             times = process.cpu_times()
         except psutil.Error:
-            continue  # it ended this moment: its parent counts it
+            continue  # it has just ended: its parent counts it
         yield times.user + times.system + times.children_user + times.children_system
 
 
@@ -117,22 +120,22 @@ def _proportional_bytes(process: psutil.Process) -> int:
     try:
         return int(process.memory_full_info().pss)
     except psutil.Error:
-        return 0  # it ended this moment
+        return 0  # it has just ended
 
 
 def _written_kilobytes(process: psutil.Process) -> int:
     try:
         rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()  # proc(5)
     except (FileNotFoundError, ProcessLookupError):
-        return 0  # it ended this moment
+        return 0  # it has just ended
     lines = (line.split() for line in rollup.splitlines())
     return sum(int(words[1]) for words in lines if words[0] in WRITTEN_MEMORY)
 
 
 def _sources(repository: Path) -> dict[str, str]:
-    """Its present commit; dirty if the sources have changed since: results that were written meanwhile do not count.
+    """Return the commit, marked dirty if sources have changed since, and the hash of the package's tree.
 
-    Beside it the hash of the package's tree, which stays the same where a commit is made anew.
+    Changed results do not make it dirty. The hash stays the same when a commit is rewritten.
     """
 
     def git(*words: str) -> str:

@@ -1,12 +1,12 @@
-"""What the operator takes for many experiments, beside its budget, on a real control plane with nodes that kwok shows.
+"""Measure the operator's load with many experiments against its budget, on a real control plane with kwok's nodes.
 
     python benchmarks/operator_load.py [--experiments 100] [--idle-seconds 60]
 
-As root: it brings up a cluster of no nodes (`hack/cluster up 0`), takes it down, and builds kwok once (`hack/addon`).
-The chart is installed as a user does it; the operator runs on this machine as the chart's service account, with the
-chart's settings. Pods are shown to run by kwok, which answers nothing: the idle operator asks each coordinator for its
-numbers in vain. Then all coordinators' names lead to a server of this process, whose ``/status`` tells of progress.
-Ends with 1 where the budget is exceeded.
+It needs root. It starts a cluster without nodes (`hack/cluster up 0`), stops it at the end, and builds kwok once
+(`hack/addon`). The chart is installed as a user installs it. The operator runs on this machine with the chart's service
+account and settings. kwok marks pods as running but runs nothing, so that the operator's status requests to
+coordinators fail at first. Then the names of all coordinators lead to a server of this process, whose ``/status``
+reports progress. The exit status is 1 if the budget is exceeded.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from rlsrl.testing.waiting import until
 
 SYSTEM, LOAD = "rlsrl-system", "load"
 ACCOUNT = "rlsrl-operator"
-"""Of the operator: its service account, and what its ConfigMap and its Secret are named by."""
+"""Name of the operator's service account and ConfigMap, and first part of its Secret's name."""
 BUILD_SECONDS = 1800.0
 READY_SECONDS = 300
 NUM_NODES = 5
 SETTLED_SECONDS = 10.0
-"""Without a write: what was begun has ended. As long as between two looks at a run."""
+"""Time without a write after which the operator is idle: the interval of its status requests."""
 ADDRESS = "127.7.0.1"
-"""Of every coordinator, as the operator sees it."""
+"""Address of every coordinator, for the operator."""
 steps = itertools.count(1)
 LEASE_SECONDS = 40
-"""Of the nodes, as kubelets have it."""
+"""Lease duration of the nodes, a kubelet's default."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: what was measured, and how much it may be."""
+    """A line of the table: a measured value and its limit."""
 
     what: str
     unit: str
     limit: float
-    """Infinite for what is only told."""
+    """Infinite for a value without a budget."""
     measured: float
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Row:
 
 
 def experiment(number: int) -> Object:
-    """One of five pods."""
+    """Return an experiment with five pods."""
     return {
         "apiVersion": "rlsrl.dev/v1alpha1",
         "kind": "RLExperiment",
@@ -88,7 +88,7 @@ def experiment(number: int) -> Object:
 
 
 def node(number: int) -> Object:
-    """One that kwok looks after."""
+    """Return a node that kwok manages."""
     name = f"shown-{number}"
     return {
         "apiVersion": "v1",
@@ -102,7 +102,7 @@ def node(number: int) -> Object:
 
 
 class Coordinator(BaseHTTPRequestHandler):
-    """Answers whatever is asked with the page of a run that is another step further."""
+    """Answers each request with the status of a run that is one step further."""
 
     protocol_version = "HTTP/1.1"
 
@@ -117,12 +117,12 @@ class Coordinator(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def coordinators() -> Iterator[None]:
-    """Answers for all of them."""
+    """Serve the status of all coordinators during the body."""
     with ThreadingHTTPServer((ADDRESS, HTTP_PORT), Coordinator) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield
@@ -131,7 +131,7 @@ def coordinators() -> Iterator[None]:
 
 @contextmanager
 def process(log: Path, *command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours, until the end."""
+    """Run a process during the body; then kill it."""
     with log.open("wb") as output:
         started = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=os.environ | environment
@@ -144,7 +144,7 @@ def process(log: Path, *command: str, **environment: str) -> Iterator[subprocess
 
 
 def operators_kubeconfig() -> Object:
-    """The administrator's, but as the chart's service account."""
+    """Return the administrator's kubeconfig with the token of the chart's service account."""
     made: Object = json.loads(run("kubectl", "config", "view", "--raw", "--minify", "--output", "json"))
     (user,) = made["users"]
     user["user"] = {"token": run("kubectl", "create", "token", ACCOUNT, "--namespace", SYSTEM).strip()}
@@ -152,32 +152,32 @@ def operators_kubeconfig() -> Object:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time that the process has used."""
+    """Return the user and system time of the process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_megabytes(pid: int) -> float:
-    """The most that it had in memory."""
+    """Return the peak memory of the process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1000
 
 
 def writes(audit_log: Path, offset: int) -> list[str]:
-    """What the operator changed on the API server from there on in the log."""
+    """Return the operator's writes to the API server after ``offset`` in the audit log."""
     with audit_log.open("rb") as file:
         file.seek(offset)
-        told = [json.loads(line) for line in file if line.endswith(b"\n")]
+        entries = [json.loads(line) for line in file if line.endswith(b"\n")]
     return [
         f"{each['verb']} {each['requestURI']}"
-        for each in told
+        for each in entries
         if each["user"]["username"] == f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
         and each["verb"] not in ("get", "list", "watch")
     ]
 
 
 def await_ready(where: Namespace, count: int) -> None:
-    """Until so many experiments are: by a watch, since questions would take the two cores from what is measured."""
+    """Wait until ``count`` experiments are ready. Uses a watch, because polling would load the measured machine."""
     columns = r'jsonpath={.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}'
     command = ("kubectl", "--namespace", where.name, "get", "rlexperiments", "--watch", "--output", columns)
     ready: dict[str, bool] = {}
@@ -192,11 +192,11 @@ def await_ready(where: Namespace, count: int) -> None:
         end.cancel()
         watch.kill()
     if sum(ready.values()) < count:
-        raise TimeoutError(f"of {count} experiments {sum(ready.values())} are ready after {READY_SECONDS} s")
+        raise TimeoutError(f"{sum(ready.values())} of {count} experiments are ready after {READY_SECONDS} s")
 
 
 def measure(stack: ExitStack, folder: Path, count: int, idle_seconds: float) -> Iterator[Row]:
-    """On the cluster that KUBECONFIG names."""
+    """Yield the rows of the table, measured on the cluster of KUBECONFIG."""
     kwok = Path(run(str(REPOSITORY / "hack" / "addon"), "kwok", seconds=BUILD_SECONDS).strip())
     stack.enter_context(
         process(
@@ -224,7 +224,7 @@ def measure(stack: ExitStack, folder: Path, count: int, idle_seconds: float) -> 
             KUBECONFIG=str(folder / "kubeconfig"), TMPDIR=str(folder),
         )
     )  # fmt: skip
-    until(lambda: Namespace(SYSTEM).get("secret", f"{ACCOUNT}-key"), "the operator has begun", timeout=30)
+    until(lambda: Namespace(SYSTEM).get("secret", f"{ACCOUNT}-key"), "the operator has started", timeout=30)
 
     used, began = cpu_seconds(operator.pid), time.monotonic()
     where.apply(*map(experiment, range(count)))
@@ -244,21 +244,21 @@ def measure(stack: ExitStack, folder: Path, count: int, idle_seconds: float) -> 
     pause = threading.Event()
 
     def rest(seconds: float) -> tuple[float, list[str]]:
-        """The operator's share of a core meanwhile, in percent, and what it wrote."""
+        """Wait; return the operator's share of a core meanwhile, in percent, and its writes."""
         used, offset = cpu_seconds(operator.pid), audit_log.stat().st_size
         pause.wait(seconds)
         return 100 * (cpu_seconds(operator.pid) - used) / seconds, writes(audit_log, offset)
 
-    until(lambda: not rest(SETTLED_SECONDS)[1], "the operator has nothing more to write", timeout=300)
+    until(lambda: not rest(SETTLED_SECONDS)[1], "the operator writes nothing more", timeout=300)
     share, written = rest(idle_seconds)
     print(*written, sep="\n", end="\n" if written else "")
     yield Row(f"idle for {idle_seconds:.0f} s: the operator's share of a core", "%", 2, share)
-    yield Row("its writes in that time", "", 0, len(written))
+    yield Row("the operator's writes in that time", "", 0, len(written))
     stack.enter_context(coordinators())
     share, written = rest(idle_seconds)
-    yield Row("runs that tell of progress: the operator's share of a core", "%", math.inf, share)
-    yield Row("its writes", "/s", math.inf, len(written) / idle_seconds)
-    yield Row("its memory at most", "MB", 200, peak_megabytes(operator.pid))
+    yield Row("runs that report progress: the operator's share of a core", "%", math.inf, share)
+    yield Row("the operator's writes", "/s", math.inf, len(written) / idle_seconds)
+    yield Row("the operator's peak memory", "MB", 200, peak_megabytes(operator.pid))
 
 
 def main() -> int:
@@ -276,8 +276,8 @@ def main() -> int:
         try:
             rows = list(measure(stack, folder, arguments.experiments, arguments.idle_seconds))
         except TimeoutError as error:
-            said = {log.name: log.read_text()[-2000:] for log in folder.glob("*.log")}
-            raise SystemExit(f"{error}\n" + "\n".join(f"{name}: {text}" for name, text in said.items())) from None
+            logs = {log.name: log.read_text()[-2000:] for log in folder.glob("*.log")}
+            raise SystemExit(f"{error}\n" + "\n".join(f"{name}: {text}" for name, text in logs.items())) from None
     print(*rows, sep="\n")
     return 0 if all(row.kept for row in rows) else 1
 

@@ -25,7 +25,7 @@ from checkouts import CheckoutFailed, CommitRun, check_out, commit_of, prepare
 from contestants import ContestantFailed
 from figures import Round, Turn
 from pairs import BASE, HEAD, closing_line, counted_pairs, from_json, order_of, pair_line, summarize, to_json
-from results import say, write
+from results import log, write
 from turns import ended_by_signals, throughput_turn
 from workloads import WORKLOADS, Workload
 
@@ -71,17 +71,17 @@ def measure_pairs(
     """Measure pairs, print and keep each, until ``wanted`` pairs count. Ends earlier if time or tries run out."""
     pairs = kept.read()
     if pairs:
-        say(f"{len(pairs)} pairs are kept in {kept.folder}, {len(counted_pairs(pairs))} of them count")
+        log(f"{len(pairs)} pairs are kept in {kept.folder}, {len(counted_pairs(pairs))} of them count")
     began, longest, discarded = clock(), 0.0, 0
     while (number := len(counted_pairs(pairs))) < wanted and discarded < MAX_DISCARDED:
         pair_began = clock()
         if pair_began + longest > began + MAX_SECONDS:
-            say(f"no time for another pair: {MAX_SECONDS:.0f} s are nearly over; the same command goes on")
+            log(f"no time for another pair: {MAX_SECONDS:.0f} s are nearly over; the same command goes on")
             break
         pair = Round(turns=tuple(measure(name) for name in order_of(number)))
         kept.add(pair)
         pairs.append(pair)
-        say(pair_line(len(pairs), pair, cores=cores))
+        log(pair_line(len(pairs), pair, cores=cores))
         longest = max(longest, clock() - pair_began)
         discarded += len(counted_pairs(pairs)) == number
     return pairs
@@ -121,7 +121,7 @@ def _compare(arguments: argparse.Namespace, workload: Workload) -> int:
 
     cores = conditions["cores"]
     pairs = measure_pairs(kept, measure, wanted=arguments.pairs, cores=cores)
-    say(closing_line(workload.name, commits, summarize(pairs, cores=cores), seconds=arguments.seconds))
+    log(closing_line(workload.name, commits, summarize(pairs, cores=cores), seconds=arguments.seconds))
     return 0 if len(counted_pairs(pairs)) >= arguments.pairs else 1
 
 

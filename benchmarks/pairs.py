@@ -1,4 +1,4 @@
-"""Decide what pairs of turns of two commits say: order, bounds and the lines that are printed. Pure."""
+"""Evaluate pairs of turns of two commits: order, bounds and the lines that are printed. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What the counted pairs say."""
+    """The result of the counted pairs."""
 
     pairs: int
     discarded: int
@@ -95,7 +95,7 @@ def cpu_seconds(turn: Turn, cores: int) -> float:
 
 
 def summarize(pairs: Sequence[Round], *, cores: int) -> Summary | None:
-    """Return what the pairs say, or None if none of them counts."""
+    """Return the result of the pairs, or None if none of them counts."""
     counted = counted_pairs(pairs)
     if not counted:
         return None

@@ -1,9 +1,9 @@
-"""The parameter service beside a bare socket, in one run: only the ratio means anything.
+"""Compare the parameter service with a bare socket in one run. Only the ratio is meaningful.
 
     python benchmarks/parameter_service.py [--megabytes 32] [--rounds 5]
 
-The server is another process. "socket" moves the same bytes over a unix socket from and to a process of its own;
-"live" is from ``publish`` to a reader that has the version; "push" and "get" include checksums, "push" the disk.
+The server is another process. "socket" moves the same bytes over a unix socket to another process. "live" lasts from
+``publish`` until a reader has the version. "push" and "get" include checksums, and "push" the disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLICY = "default"
 
 
 def drain(connection: socket.socket, nbytes: int) -> None:
-    """Receive messages of that size, and answer each with a byte once it is there."""
+    """Receive messages of ``nbytes`` and answer each with one byte."""
     buffer = bytearray(1 << 20)
     while True:
         left = nbytes
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    os.environ.update(PROCESS_ENVIRONMENT)  # gRPC as workers have it
+    os.environ.update(PROCESS_ENVIRONMENT)  # the workers' gRPC settings
     vector = np.random.default_rng(0).random(arguments.megabytes * 250_000, dtype=np.float32)
     payload = vector.tobytes()
 

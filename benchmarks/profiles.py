@@ -1,4 +1,4 @@
-"""Where a run of rlsrl spends its time: shares of a window by role, from what its workers show at ``/metrics``."""
+"""How a run of rlsrl spends its time: shares of a window by role, from the workers' ``/metrics``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ANSWER_SECONDS = 5.0
 CPU, REST = "cpu", "rest"
-"""Processor seconds a second of the whole process; and what of its main work none of the other shares has."""
+"""Processor seconds a second of the whole process; and the rest of its main thread's time."""
 STAGES = {
     ("rlsrl_working_seconds_total", "environment"): "environment",
     ("rlsrl_working_seconds_total", "inference"): "inference",
@@ -25,14 +25,14 @@ STAGES = {
     ("rlsrl_inference_seconds_sum", "parameters"): "new weights",
     ("rlsrl_inference_seconds_sum", "response"): "responses",
 }
-"""Work whose duration is measured, by the sample's name and its label ``stage``."""
+"""Measured work, by the sample's name and its label ``stage``."""
 Worker = tuple[str, int]
 """Role and index."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunProfile:
-    """What each worker has spent seconds on since its start."""
+    """Seconds that each worker has spent since its start, by activity."""
 
     at: float
     """Unix seconds."""
@@ -40,7 +40,7 @@ class RunProfile:
 
     @classmethod
     def read(cls, run_folder: Path) -> Self | None:
-        """Ask all workers that the run's status names; None if there is no status yet, or no worker in it."""
+        """Read the metrics of all workers in the run's status. Returns None while the status has no workers."""
         try:
             status = json.loads((run_folder / "status.json").read_text())
         except FileNotFoundError:
@@ -57,7 +57,7 @@ class RunProfile:
 
 
 def spent(exposition: str) -> dict[str, float]:
-    """Seconds by what they were spent on, from the text of a worker's metrics."""
+    """Return the seconds by activity, from the text of a worker's metrics."""
     seconds: dict[str, float] = {}
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
@@ -71,10 +71,10 @@ def spent(exposition: str) -> dict[str, float]:
 
 
 def time_shares(before: RunProfile | None, after: RunProfile | None) -> dict[str, dict[str, float]]:
-    """By role, the mean over its workers of the share of the time between two looks; nothing without two.
+    """Return each activity's share of the time between two profiles, by role, the mean over its workers.
 
-    All but ``cpu`` come to 1 together, as far as a worker's threads take turns. Work counts when it ends: with few
-    training steps in a window the shares are rough.
+    Returns an empty mapping without two profiles. The shares except ``cpu`` add up to about 1. Work counts when it
+    ends, so that shares are rough with few training steps in a window.
     """
     if before is None or after is None or after.at <= before.at:
         return {}
@@ -93,7 +93,7 @@ def _means(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _fetch(address: str) -> str:
-    """What a worker answers; nothing if it does not."""
+    """Return a worker's metrics, or an empty text if it does not answer."""
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=ANSWER_SECONDS) as answer:
             text: bytes = answer.read()

@@ -1,14 +1,14 @@
-"""PPO in one file and one process, in the manner of CleanRL's ``ppo*.py``: what rlsrl has to equal, and to outrun.
+"""PPO in one file and one process, in the manner of CleanRL's ``ppo*.py``: the reference for learning and speed.
 
-It shares no code with rlsrl. The same algorithm with the same settings, written down once more in the plainest way, is
-the measure of whether a distributed system learns as well as it should. Run it beside ``rlsrl run``, on one machine:
+It shares no code with rlsrl. The same algorithm with the same settings, written in the plainest way, shows how well a
+distributed system should learn. Run it and ``rlsrl run`` on one machine:
 
     python benchmarks/reference_ppo.py --env-id HalfCheetah-v5 --seed 1 --total-steps 1000000 --out curve.csv
 
-With ``--report`` it prints a line of JSON an iteration: ``make bench`` reads them.
+With ``--report`` it prints a line of JSON per iteration, which ``make bench`` reads.
 
-Where it departs from CleanRL: the running statistics of observations and rewards are shared by all environments (as
-Stable-Baselines3 has them), and an episode that was cut short is worth what its last observation is worth.
+It differs from CleanRL in two points. All environments share the running statistics of observations and rewards, as in
+Stable-Baselines3. A truncated episode is bootstrapped with the value of its last observation.
 """
 
 from __future__ import annotations
@@ -42,21 +42,25 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-id", required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer each environment's step takes")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="seconds that each environment step sleeps")
     parser.add_argument("--total-steps", type=int, default=1_000_000)
-    parser.add_argument("--goal", type=float, default=math.inf, help="the mean return that ends it")
-    parser.add_argument("--report", action="store_true", help="print a line of JSON an iteration")
-    parser.add_argument("--out", type=Path, help="CSV with one line an iteration")
-    parser.add_argument("--vector", choices=["sync", "async", "native"], default="sync", help="how environments step")
-    parser.add_argument("--threads", type=int, default=1, help="torch's")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the network is")
+    parser.add_argument("--goal", type=float, default=math.inf, help="mean return that ends the run")
+    parser.add_argument("--report", action="store_true", help="print a line of JSON per iteration")
+    parser.add_argument("--out", type=Path, help="CSV with one line per iteration")
+    parser.add_argument(
+        "--vector", choices=["sync", "async", "native"], default="sync", help="vectorisation of the environments"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the network")
     parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--num-steps", type=int, default=256, help="of each environment in an iteration")
+    parser.add_argument("--num-steps", type=int, default=256, help="steps of each environment in an iteration")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--minibatch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--anneal", action=argparse.BooleanOptionalAction, default=True, help="the rate, linearly to 0")
+    parser.add_argument(
+        "--anneal", action=argparse.BooleanOptionalAction, default=True, help="anneal the learning rate linearly to 0"
+    )
     parser.add_argument("--discount", type=float, default=0.99)
     parser.add_argument("--gae-lambda", type=float, default=0.95)
     parser.add_argument("--clip-range", type=float, default=0.2)
@@ -64,12 +68,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--value-coefficient", type=float, default=0.5)
     parser.add_argument("--clip-value-loss", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--max-gradient-norm", type=float, default=0.5)
-    parser.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=True, help="inputs and rewards")
+    parser.add_argument(
+        "--normalize", action=argparse.BooleanOptionalAction, default=True, help="normalise observations and rewards"
+    )
     return parser.parse_args()
 
 
 def tell_mujoco_warnings() -> None:
-    """On the standard error: otherwise MuJoCo writes them to a file in the working folder."""
+    """Print MuJoCo's warnings to standard error. By default MuJoCo writes them to a file in the working folder."""
     try:
         mujoco = importlib.import_module("mujoco")
     except ImportError:
@@ -78,7 +84,7 @@ def tell_mujoco_warnings() -> None:
 
 
 def make_envs(args: argparse.Namespace) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """NEXT_STEP autoreset: the step after an episode's end only resets, and its observation is the last one's."""
+    """Return environments with NEXT_STEP autoreset: the step after the end of an episode only resets."""
     envs: Any
     if args.vector == "native":
         envs = gymnasium.make_vec(args.env_id, num_envs=args.num_envs, vectorization_mode="vector_entry_point")
@@ -109,7 +115,7 @@ def tower(num_inputs: int, num_outputs: int, gain: float) -> nn.Sequential:
 
 
 def nature_cnn(num_channels: int) -> nn.Sequential:
-    """Mnih et al. (2015), for 84 x 84."""
+    """Return the convolutional body of Mnih et al. (2015), for 84 x 84 pixels."""
     convolutions = []
     for inputs, outputs, size, stride in ((num_channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
         convolution = nn.Conv2d(inputs, outputs, size, stride)
@@ -121,7 +127,7 @@ def nature_cnn(num_channels: int) -> nn.Sequential:
 
 
 class PixelAgent(nn.Module):
-    """Policy and value on one body."""
+    """Policy and value heads on one convolutional body."""
 
     def __init__(self, envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
         super().__init__()
@@ -136,7 +142,7 @@ class PixelAgent(nn.Module):
 
 
 class Agent(nn.Module):
-    """Separate towers for policy and value; a deviation that no observation changes where actions are continuous."""
+    """Separate towers for policy and value. Continuous actions have a state-independent standard deviation."""
 
     def __init__(self, envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
         super().__init__()
@@ -158,7 +164,7 @@ class Agent(nn.Module):
 
 
 class Trainer:
-    """Rollout, advantages, update: one iteration after another."""
+    """Repeats rollout, advantages and update."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -190,7 +196,7 @@ class Trainer:
 
     @torch.no_grad()
     def rollout(self) -> dict[str, Tensor]:
-        """Rows of one iteration: each transition with its advantage and return; resets are left out."""
+        """Return the rows of one iteration, each transition with advantage and return. Resets are left out."""
         steps: list[dict[str, Tensor]] = []
         for _ in range(self.args.num_steps):
             distribution, value = self.agent(self.observation)
@@ -216,7 +222,7 @@ class Trainer:
         return {name: array[rows["valid"]] for name, array in rows.items()}
 
     def advantages(self, rows: dict[str, Tensor]) -> Tensor:
-        """Generalised advantage estimation. The value that follows a step is that of the next row's observation."""
+        """Return generalised advantages. The value after a step is that of the next row's observation."""
         args = self.args
         following_value = torch.cat([rows["value"][1:], self.agent(self.observation)[1][None]])
         delta = rows["reward"] + args.discount * following_value * ~rows["terminated"] - rows["value"]
@@ -235,7 +241,7 @@ class Trainer:
             self.num_episodes += len(finished)
 
     def reached(self, goal: float) -> bool:
-        """Whether the mean return is that high, over as many episodes as it is to be over."""
+        """Return whether the mean return of a full window of episodes has reached the goal."""
         return len(self.returns) == RETURN_WINDOW and float(np.mean(self.returns)) >= goal
 
     def update(self, rows: dict[str, Tensor]) -> None:

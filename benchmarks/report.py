@@ -1,7 +1,7 @@
-"""Table and picture of what was measured: ``make bench-report``.
+"""Make the page, table and picture of all results: ``make bench-report``.
 
-Writes ``docs/benchmarks/README.md`` and ``ratios.png`` beside it, from the JSON files there, and the table into the
-repository's README between two marks. What was not measured, or found no quiet run, stands there as not shown.
+Writes ``docs/benchmarks/README.md`` and ``ratios.png`` from the JSON files beside them, and the table into the
+repository's README between two marks. Workloads without a result stand there as not shown.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from workloads import WORKLOADS, Workload
 PAGE, PICTURE = "README.md", "ratios.png"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 NOT_MEASURED = "not shown: not measured"
-OTHER_SETTINGS = "not shown: of other settings than today's"
+OTHER_SETTINGS = "not shown: measured with other settings"
 HEADER = ("", "workload", "rlsrl", "fastest peer", "rlsrl / peer", "others used", "processor")
 LEGEND = """\
-Environment steps whose training is finished, a second; of L seconds, of which fewer are better. Medians over the rounds
-of one run, in which everybody took turns; of the ratios, which are each round's own, also the lowest and the highest.
-L's ratio is that of the medians: its rounds are seeds, which differ by more than programs do. Figures of one row are of
-one machine; those of different rows may not be.
+Figures are environment steps a second whose training is finished; for L they are seconds, and fewer are better. Each
+figure is the median over the rounds of one run, in which the contestants took turns. Each round has its own ratio; the
+table has the median, the lowest and the highest. L's ratio is that of the medians: its rounds are seeds, which differ
+by more than programs do. Figures of one row are of one machine; different rows may be of different machines.
 
-Everybody has the same environments, networks, minibatches, epochs and gradient steps a sample. rlsrl trains as it is
-meant to: its step is compiled, actions are chosen by weights of up to one step before, and the network for images (W2,
-B2, R2, G2) computes in bfloat16. Peers compute in float32, uncompiled, as their users run them; of them only Sample
-Factory acts while it trains.
+All contestants have equal environments, networks, minibatches, epochs and gradient steps a sample. rlsrl runs with its
+recommended settings: the training step is compiled, the acting weights are up to one step old, and the network for
+images (W2, B2, R2, G2) computes in bfloat16. Peers compute in float32, uncompiled, as their users run them. Among them
+only Sample Factory acts while it trains.
 
-*Others used*: the most of the machine's processor time that somebody else had during a turn, as the rest of two clocks'
-figures."""
+*Others used* is the largest share of the machine's processor time that other programs had during a turn. It is a
+difference of two clocks."""
 ORIGIN = """\
-Made by `make bench-report` from the files beside it, which `make bench W=W1` writes, a workload each: all rounds, the
-noisy ones too, with settings, versions, machine and commit. A commit that was made anew since has another name; the
-tree of `worker/`, told beside it where it was kept, has not."""
+`make bench-report` makes this page from the files beside it. `make bench W=W1` writes the file of a workload, with all
+rounds, the noisy ones included, and with settings, versions, machine and commit. A commit that was rewritten since has
+another name, but the same hash of the tree `worker/`, which newer results name, too."""
 
 LEARNING = """\
-rlsrl, compiled and one step behind, against the single file with the same settings: `python benchmarks/learning.py
-NAME`. The interval is a bootstrap's, of the ratio of the medians; it has to lie within 0.8 and 1.25, and is looked at
-again with more seeds, 100 at most, where it does not tell. Of CartPole the same check has to find that a run learns
-worse whose trainer is slowed down and which may lag as far behind as a spec allows. Pong's few seeds have no interval:
-their mean is judged."""
+`python benchmarks/learning.py NAME` compares rlsrl, compiled and with a lag of one step, with the single file and equal
+settings. The bootstrap interval of the ratio of the medians has to lie within 0.8 and 1.25. Where it crosses a bound,
+seeds are added, up to 100. For CartPole the same check must find that a run with a slowed trainer and the largest lag
+learns worse. Pong has too few seeds for an interval, so that the means are compared."""
 MEMORY = """\
-`python benchmarks/memory_over_time.py W1`: the growth is a line's through an hour, with its 95 % interval."""
+`python benchmarks/memory_over_time.py W1` measures the memory for an hour. The growth is the slope of a line, with its
+95 % interval."""
 
 PAIRED = """\
 `make paired BASE=REV W=W1` compares the speed of the checked-out commit with an older one. Both run the workload in
@@ -71,7 +71,7 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What is kept of all measurements, by name; what was not made is not there."""
+    """The kept results of all measurements, by name. Missing ones were not measured."""
 
     throughput: Mapping[str, Result] = field(default_factory=dict)
     learning: Mapping[str, Result] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Measured:
 
     @classmethod
     def read(cls) -> Self:
-        """From their files."""
+        """Read the results from their files."""
         return cls(
             throughput=_found(WORKLOADS, ""),
             learning=_found(COMPARISONS, learning.KEPT_AS),
@@ -88,7 +88,7 @@ class Measured:
 
 
 def main() -> None:
-    """Write page, picture and the README's part."""
+    """Write the page, the picture and the README's table."""
     measured = Measured.read()
     results = measured.throughput
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -100,32 +100,32 @@ def main() -> None:
 
 
 def with_part(text: str, part: str) -> str:
-    """The text with something else between the marks.
+    """Return the text with ``part`` between the marks.
 
     Raises:
-        ValueError: the marks are not there, once each and in order.
+        ValueError: the text does not have each mark once, in order.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or BEGIN in after or END in after:
-        raise ValueError(f"the text has not one {BEGIN} and then one {END}")
+        raise ValueError(f"the text must have one {BEGIN} and then one {END}")
     return f"{before}{BEGIN}\n{part}{END}{after}"
 
 
 def table(results: Mapping[str, Result]) -> str:
-    """A row a workload, in Markdown."""
+    """Return a Markdown table with one row per workload."""
     rows = [HEADER, ("---",) * len(HEADER)]
     rows += [_row(workload, results.get(name)) for name, workload in WORKLOADS.items()]
     return _markdown(rows)
 
 
 def learning_table(learned: Mapping[str, Result]) -> str:
-    """A row a comparison, in Markdown, and one for each negative control."""
-    rows = [("", "figure", "came to", "", "when and where"), ("---",) * 5]
+    """Return a Markdown table with one row per comparison, and one per negative control."""
+    rows = [("", "figure", "result", "verdict", "when and where"), ("---",) * 5]
     for name, comparison in COMPARISONS.items():
         found = learned.get(name, {})
         missing = NOT_MEASURED if _is_of_today(comparison, found) else OTHER_SETTINGS
-        # Runs are kept one by one: some may be there of a comparison that is not over.
+        # Runs are kept one by one, so that an unfinished comparison has some.
         judged = found if "verdict" in found and missing == NOT_MEASURED else {}
         rows.append((name, comparison.what, judged.get("why", ""), judged.get("verdict", missing), _origin(judged)))
         if comparison.has_control:
@@ -135,8 +135,8 @@ def learning_table(learned: Mapping[str, Result]) -> str:
 
 
 def memory_table(watched: Mapping[str, Result]) -> str:
-    """A row a role of each run, in Markdown."""
-    rows = [("", "role", "MB", "growth, MB an hour", "", "when and where"), ("---",) * 6]
+    """Return a Markdown table with one row per role of each run."""
+    rows = [("", "role", "MB", "growth, MB an hour", "verdict", "when and where"), ("---",) * 6]
     for name in WATCHED:
         if (found := watched.get(name)) is None:
             rows.append((name, "", "", "", NOT_MEASURED, ""))
@@ -154,7 +154,7 @@ def memory_table(watched: Mapping[str, Result]) -> str:
 
 
 def page(measured: Measured) -> str:
-    """The page of all results."""
+    """Return the page of all results."""
     results = measured.throughput
     parts = [
         "# Throughput against peers",
@@ -173,7 +173,7 @@ def page(measured: Measured) -> str:
 
 
 def draw(results: Mapping[str, Result], path: Path) -> None:
-    """Draw how many times as fast, with the spreads; without any to show there is no picture."""
+    """Draw the ratios with their ranges, or remove the picture if there is no result."""
     if not (shown := _shown(results)):
         path.unlink(missing_ok=True)
         return
@@ -181,7 +181,7 @@ def draw(results: Mapping[str, Result], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     speeds = [times_as_fast(result) for result in shown]
-    # The medians' ratio may lie outside of the single seeds' (L).
+    # The ratio of the medians may lie outside the range of the single seeds (L).
     beside = [
         [max(0.0, speed["median"] - speed["low"]) for speed in speeds],
         [max(0.0, speed["high"] - speed["median"]) for speed in speeds],
@@ -204,7 +204,7 @@ def _shown(results: Mapping[str, Result]) -> list[Result]:
 
 
 def times_as_fast(result: Result) -> Mapping[str, float]:
-    """The ratio; of seconds the other way round."""
+    """Return how many times as fast rlsrl is: the ratio, inverted for seconds."""
     ratio: Mapping[str, float] = result["ratio"]
     if result["unit"] != SECONDS:
         return ratio
@@ -212,7 +212,7 @@ def times_as_fast(result: Result) -> Mapping[str, float]:
 
 
 def _is_of_today(comparison: Comparison, found: Result) -> bool:
-    """Whether all runs that are kept are of programs which are told what they are told today."""
+    """Return whether all kept runs have the present inputs of their programs."""
     programs = [*programs_of(comparison), *([control_of(comparison)] if comparison.has_control else [])]
     digests = {program.name: program.digest for program in programs}
     return all(each["digest"] == digests.get(name) for name, each in found.get("programs", {}).items())
@@ -229,7 +229,7 @@ def _markdown(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _row(workload: Workload, result: Result | None) -> tuple[str, ...]:
-    missing = NOT_MEASURED if workload.device == "cpu" else f"{NOT_MEASURED}, it takes a GPU"
+    missing = NOT_MEASURED if workload.device == "cpu" else f"{NOT_MEASURED}, needs a GPU"
     verdict = missing if result is None else str(result["verdict"])
     if result is None or verdict != SHOWN:
         return (workload.name, workload.title, verdict, "", "", "", "")
@@ -247,7 +247,7 @@ def _row(workload: Workload, result: Result | None) -> tuple[str, ...]:
 
 
 def _beside(result: Result, name: str) -> str:
-    """How near to the limit, and in how much memory, where there is a limit."""
+    """Return the share of the limit and the memory, if the workload has a limit."""
     limit = result.get("of_the_limit")
     return "" if limit is None else f" ({limit[name]:.1%} of the limit, {result['megabytes'][name]:,.0f} MB)"
 
@@ -278,7 +278,7 @@ def _details(result: Result) -> str:
 
 def _contestants(result: Result) -> Iterable[str]:
     for name, contestant in result["contestants"].items():
-        setting = f"`{contestant['setting']}`" if contestant["setting"] else "as the experiment says"
+        setting = f"`{contestant['setting']}`" if contestant["setting"] else "from the experiment"
         yield f"- {name}: {setting}; {_versions(contestant['versions'])}"
     for name, why in result["absent"].items():
         yield f"- {name} took no part: {why}"
@@ -286,7 +286,7 @@ def _contestants(result: Result) -> Iterable[str]:
 
 
 def _rounds(rounds: Sequence[Mapping[str, Any]], unit: str) -> Iterable[str]:
-    yield f"| round | contestant | {unit} | it used | others used | MB |"
+    yield f"| round | contestant | {unit} | own use | others used | MB |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for number, each in enumerate(rounds, start=1):
         label = f"{number}" if each["quiet"] else f"{number}, not quiet"
@@ -298,15 +298,15 @@ def _rounds(rounds: Sequence[Mapping[str, Any]], unit: str) -> Iterable[str]:
 
 
 def _profile(rounds: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Where rlsrl's time went in the last round; nothing if that is not known."""
+    """Yield how rlsrl spent its time in the last round, if that is known."""
     turns = [turn for each in rounds for turn in each["turns"] if turn["more"].get("profile")]
     if not turns:
         return
-    yield "Where rlsrl's time went in the last round, by role (`cpu`: processor seconds a second, beside the others):"
+    yield "How rlsrl spent its time in the last round, by role (`cpu`: processor seconds a second of the process):"
     yield ""
     for role, shares in turns[-1]["more"]["profile"].items():
-        told = ", ".join(f"{what} {share:.0%}" for what, share in sorted(shares.items(), key=lambda each: -each[1]))
-        yield f"- {role}: {told}"
+        listed = ", ".join(f"{what} {share:.0%}" for what, share in sorted(shares.items(), key=lambda each: -each[1]))
+        yield f"- {role}: {listed}"
 
 
 def _versions(versions: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What is kept of a measurement: one JSON file in ``docs/benchmarks``, which is there whole or as it was."""
+"""The kept result of a measurement: one JSON file in ``docs/benchmarks``, replaced atomically."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from machine import REPOSITORY
 from workloads import Workload
 
 SECONDS = "seconds"
-"""What is measured where there is a goal."""
+"""The unit of workloads with a goal."""
 FOLDER = REPOSITORY / "docs" / "benchmarks"
 
 
-def document(workload: Workload, rounds: Sequence[Round], told: Mapping[str, Any], lineup: Lineup) -> dict[str, Any]:
-    """All that was measured, with what, on what, and what it comes to, which ``told`` says (``figures.verdict``)."""
+def document(workload: Workload, rounds: Sequence[Round], found: Mapping[str, Any], lineup: Lineup) -> dict[str, Any]:
+    """Return the result: the verdict ``found`` (``figures.verdict``), settings, versions, machine and all rounds."""
     return {
         "workload": workload.name,
         "title": workload.title,
         "unit": "env steps/s" if workload.goal is None else SECONDS,
-        **told,
+        **found,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": lineup.machine,
         "experiment": workload.experiment()["spec"],
@@ -44,26 +44,26 @@ def document(workload: Workload, rounds: Sequence[Round], told: Mapping[str, Any
 
 
 def sentence(result: Mapping[str, Any]) -> str:
-    """What came of it, in words."""
+    """Return the result in one sentence."""
     if result["verdict"] != SHOWN:
         return f"{result['workload']}: {result['verdict']}"
     ratio, figures, peer = result["ratio"], result["figures"], result["fastest_peer"]
     line = (
         f"{result['workload']}: {ratio['median']:.2f} x {peer} ({ratio['low']:.2f} to {ratio['high']:.2f}): "
-        f"{figures[RLSRL]['median']:,.1f} against {figures[peer]['median']:,.1f} {result['unit']}; others used at most "
-        f"{result['others']:.1%} of the machine"
+        f"{figures[RLSRL]['median']:,.1f} against {figures[peer]['median']:,.1f} {result['unit']}; other programs "
+        f"used at most {result['others']:.1%} of the machine"
     )
     limit = result.get("of_the_limit")
     return line if limit is None else f"{line}; {limit[RLSRL]:.1%} of the latency limit"
 
 
-def say(text: str) -> None:
-    """Print at once: a measurement takes minutes."""
+def log(text: str) -> None:
+    """Print at once, because a measurement takes minutes."""
     print(text, flush=True)
 
 
 def write(path: Path, value: Any) -> None:
-    """Write it as JSON in place of what is there; whoever is interrupted leaves that as it was."""
+    """Replace a JSON file. An interrupted write leaves the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_text(json.dumps(value, indent=1) + "\n")
@@ -71,12 +71,12 @@ def write(path: Path, value: Any) -> None:
 
 
 def keep(result: Mapping[str, Any], folder: Path = FOLDER) -> Path | None:
-    """Write it in place of what was measured before; returns where.
+    """Keep the result and return its path.
 
-    None if it is not: it shows nothing, and what was shown before, of the same experiment, stays.
+    Returns None if the result shows nothing and an earlier one of the same experiment does: then the earlier one stays.
     """
     before = kept(result["workload"], folder) or {}
-    same = all(before.get(told) == result.get(told) for told in ("experiment", "peer_arguments"))
+    same = all(before.get(key) == result.get(key) for key in ("experiment", "peer_arguments"))
     if result["verdict"] != SHOWN and before.get("verdict") == SHOWN and same:
         return None
     path = folder / f"{result['workload']}.json"
@@ -85,7 +85,7 @@ def keep(result: Mapping[str, Any], folder: Path = FOLDER) -> Path | None:
 
 
 def kept(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
-    """What is known of a workload; None if it was not measured."""
+    """Return the kept result of a workload, or None."""
     try:
         result: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     except FileNotFoundError:

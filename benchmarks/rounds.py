@@ -1,4 +1,4 @@
-"""Everybody in turn, round after round, until enough rounds were left in peace; told as it goes on."""
+"""Rounds: measure all contestants in turn until enough rounds were quiet."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from figures import Round, Turn, quiet_rounds
 
 TRIES = 5
-"""Rounds that others may spoil one after the other; then there is no result."""
+"""Noisy rounds in a row after which there is no result."""
 MAX_SECONDS = 15 * 60.0
-"""No round is begun that would end later than this after the beginning."""
+"""No round begins that would end later than this after the start."""
 
 Measure = Callable[[str, int], Turn]
-"""One contestant's turn, by its name, in the round of that number."""
+"""Measures one contestant, by its name, in the round of that number."""
 
 
 def play(
@@ -21,40 +21,39 @@ def play(
     measure: Measure,
     *,
     wanted: int,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     began: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Round]:
-    """Rounds until ``wanted`` of them were quiet; fewer if others do not leave the machine alone, or time is up.
+    """Return rounds, ``wanted`` of them quiet; fewer if the machine stays noisy or time is up.
 
-    Every round that was begun is among them, the noisy ones too. Seeds and places are those of the quiet round that a
-    round wants to be, so that trying again changes nothing but the moment.
+    All rounds are returned, noisy ones included. A repeated round has the seed and order of the round that it repeats.
 
     Args:
-        began: When the measurement began, by ``clock``.
+        began: Start of the measurement, by ``clock``.
     """
     rounds: list[Round] = []
     longest, failures = 0.0, 0
     while (number := len(quiet_rounds(rounds))) < wanted and failures < TRIES:
         round_began = clock()
         if round_began + longest > began + MAX_SECONDS:
-            say(f"no time for another round: {MAX_SECONDS:.0f} s are nearly over")
+            log(f"no time for another round: the limit is {MAX_SECONDS:.0f} s")
             break
         turns = []
-        # Nobody is always the first: the machine's speed drifts.
+        # The order rotates, because the machine's speed drifts.
         for name in (*names[number % len(names) :], *names[: number % len(names)]):
             turns.append(measure(name, number))
-            say(turn_line(number, turns[-1]))
+            log(turn_line(number, turns[-1]))
         rounds.append(Round(turns=tuple(turns)))
         longest = max(longest, clock() - round_began)
         failures = 0 if rounds[-1].is_quiet else failures + 1
         if failures:
-            say(f"round {number + 1} was not quiet: it counts for nothing (try {failures} of {TRIES})")
+            log(f"round {number + 1} was not quiet: it does not count (try {failures} of {TRIES})")
     return rounds
 
 
 def turn_line(number: int, turn: Turn) -> str:
-    """A turn in a line, with the processor time that others used meanwhile."""
+    """Return a turn in one line, with the processor time that other programs used meanwhile."""
     figure = "no figure" if turn.figure is None else f"{turn.figure:,.1f}"
     memory = "" if turn.megabytes is None else f"  {turn.megabytes:,.0f} MB"
     return (

@@ -1,11 +1,11 @@
-"""Sample Factory's asynchronous PPO with the settings of ``reference_ppo.py``, as far as it has them.
+"""Sample Factory's asynchronous PPO with the settings of ``reference_ppo.py``, as far as it supports them.
 
-It shares no code with rlsrl, and needs an environment of its own (``requirements/sample-factory.txt``) with a Gymnasium
-before 1.0, in which there is no HalfCheetah-v5.
+It shares no code with rlsrl. It needs its own Python environment (``requirements/sample-factory.txt``) with a Gymnasium
+before 1.0, which has no HalfCheetah-v5.
 
     python benchmarks/sample_factory_appo.py --env-id CartPole-v1 --report
 
-Prints a line of JSON after each training step and goes on until it is ended.
+Prints a line of JSON after each training step and runs until it is ended.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
 
 UNCLIPPED = 1e6
-"""Farther than a value moves."""
+"""A clip range that no value reaches."""
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-id", required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer each environment's step takes")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="seconds that each environment step sleeps")
     parser.add_argument("--total-steps", type=int, default=1_000_000_000)
-    parser.add_argument("--goal", type=float, default=math.inf, help="for others to look at: it goes on")
-    parser.add_argument("--report", action="store_true", help="print a line of JSON a training step")
+    parser.add_argument(
+        "--goal", type=float, default=math.inf, help="ignored: the caller reads the reports and ends the run"
+    )
+    parser.add_argument("--report", action="store_true", help="print a line of JSON per training step")
     parser.add_argument("--workers", type=int, default=1, help="processes that step environments")
     parser.add_argument("--serial", action="store_true", help="everything in one process, in turn")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the network is")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the network")
     parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--num-steps", type=int, default=128, help="of each environment in an iteration")
+    parser.add_argument("--num-steps", type=int, default=128, help="steps of each environment in an iteration")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--minibatch-size", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -56,8 +58,11 @@ def arguments() -> argparse.Namespace:
 
 
 def words_of(args: argparse.Namespace) -> list[str]:
-    """The same in Sample Factory's words. A worker steps its environments one after the other, in two halves if it can:
-    it acts for one while the other is being evaluated."""
+    """Return the settings as Sample Factory's arguments.
+
+    A worker steps its environments one after the other, if possible in two halves: it steps one half while the other is
+    being evaluated.
+    """
     envs_each = args.num_envs // args.workers
     options = {
         "algo": "APPO",
@@ -96,7 +101,7 @@ def words_of(args: argparse.Namespace) -> list[str]:
 
 
 def network_words(network: str) -> list[str]:
-    """Two towers of 64 x 64 tanh, or the network of Mnih et al. (2015)."""
+    """Return the arguments for two towers of 64 x 64 tanh, or for the network of Mnih et al. (2015)."""
     if network == "cnn":
         body = ["--encoder_conv_architecture=convnet_atari", "--encoder_conv_mlp_layers", "512", "--obs_scale=255.0"]
         return [*body, "--nonlinearity=relu", "--actor_critic_share_weights=True"]
@@ -104,12 +109,12 @@ def network_words(network: str) -> list[str]:
 
 
 def make(env_id: str, *_: Any, step_seconds: float) -> Any:
-    """An environment, in whichever process asks for one."""
+    """Make an environment, in any process."""
     return environments.make(env_id, step_seconds=step_seconds)
 
 
 def tell(runner: Any, message: dict[str, Any], policy: int) -> None:
-    """Print how much is trained, when the learner says so."""
+    """Print the progress that the learner reports."""
     finished = runner.policy_avg_stats.get("reward", [()])[policy]
     mean = float(np.mean(finished)) if len(finished) else math.nan
     line = {"wall": time.time(), "env_steps": message[LEARNER_ENV_STEPS], "return_mean": mean}

@@ -1,10 +1,10 @@
-"""Slots a second between two processes: the shared-memory and gRPC streams beside a bare socket.
+"""Measure slots a second between two processes: the shared-memory and gRPC streams beside a bare socket.
 
     python benchmarks/sample_stream.py [ROUNDS]
 
-Every slot is written by the one process and copied out by the other. The bare socket does the least that could carry
-one: a token of 40 bytes answered by 40 bytes (ping-pong), or by the slot's bytes. The contenders take turns within one
-run, and the best of the rounds counts: only their ratio means anything. CPU time is that of the receiving process.
+One process writes each slot and the other copies it out. The bare socket does the least that can carry a slot: a token
+of 40 bytes answered by 40 bytes (ping-pong), or by the slot's bytes. The contenders alternate within one run, and the
+best round counts: only ratios are meaningful. CPU time is that of the receiving process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def layout_of(name: str) -> SlotLayout:
 
 
 class NoLedger:
-    """Leaves the stream alone with itself."""
+    """A ledger that keeps nothing, to time the stream alone."""
 
     def __init__(self) -> None:
         self._total = 0
@@ -66,7 +66,7 @@ class NoLedger:
 
 
 def serve_stream(name: str, layout_name: str, folder: str) -> None:
-    """The other process: fills slots until its standard input ends."""
+    """Run the other process of a stream: fill slots until killed."""
     layout = layout_of(layout_name)
     ledger: NoLedger | ActorLedger = NoLedger()
     if folder:
@@ -83,7 +83,7 @@ def serve_stream(name: str, layout_name: str, folder: str) -> None:
 
 
 def serve_socket(descriptor: str, nbytes: str) -> None:
-    """The other process: answers each token with so many bytes."""
+    """Run the other process of a socket: answer each token with ``nbytes`` bytes."""
     answer = bytes(int(nbytes))
     with socket.socket(fileno=int(descriptor)) as connection:
         while connection.recv(len(TOKEN_BYTES)):
@@ -96,7 +96,7 @@ def copy(source: dict[str, np.ndarray], slot: Slot) -> None:
 
 
 class Stream:
-    """One exchange: a slot received, copied out and released."""
+    """An exchange over a stream: receive a slot, copy it out and release it."""
 
     def __init__(self, layout_name: str, *, num_slots: int, with_ledger: bool = False, prefix: str = "") -> None:
         layout = layout_of(layout_name)
@@ -131,7 +131,7 @@ class Stream:
 
 
 class Socket:
-    """One exchange: a token there, ``nbytes`` back."""
+    """An exchange over a socket: send a token, receive ``nbytes``."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -154,7 +154,7 @@ class Socket:
 
 
 def measure(exchange: Callable[[], None]) -> tuple[float, float]:
-    """Seconds, and seconds of our CPU, an exchange."""
+    """Return the seconds and this process's CPU seconds of one exchange."""
     count, start, cpu_start = 0, time.perf_counter(), time.process_time()
     while (elapsed := time.perf_counter() - start) < SECONDS_A_TURN:
         exchange()
@@ -189,7 +189,7 @@ def compare(layout_name: str, rounds: int) -> None:
 
 
 def main(rounds: str = "5") -> None:
-    os.environ.update(PROCESS_ENVIRONMENT)  # gRPC as workers have it
+    os.environ.update(PROCESS_ENVIRONMENT)  # the workers' gRPC settings
     for layout_name in LAYOUTS:
         compare(layout_name, int(rounds))
 

@@ -1,6 +1,6 @@
 """Compare the model of ``rlsrl size`` with real runs: fit it to half of them, and predict the others.
 
-    python benchmarks/scaling.py                  # measure (40 minutes), fit, predict, say what saturates
+    python benchmarks/scaling.py                  # measure (40 minutes), fit, predict, print what saturates
     python benchmarks/scaling.py --keep           # and keep the points, and the costs that `rlsrl size` uses
     python benchmarks/scaling.py --points FILE    # with the points of FILE; measures and writes FILE if it is missing
 

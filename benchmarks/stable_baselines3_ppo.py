@@ -1,12 +1,12 @@
-"""Stable-Baselines3's PPO with the settings of ``reference_ppo.py``: what the reference itself is measured by.
+"""Stable-Baselines3's PPO with the settings of ``reference_ppo.py``, to check the reference itself.
 
-Needs an environment of its own (``pip install stable-baselines3 'gymnasium[mujoco]'``); it shares no code with rlsrl.
+It shares no code with rlsrl and needs its own Python environment (``pip install stable-baselines3 gymnasium[mujoco]``).
 
     python benchmarks/stable_baselines3_ppo.py --env-id HalfCheetah-v5 --seed 1 --total-steps 1000000 --out curve.csv
 
-Its value loss has no factor of one half, so that the coefficient is half the reference's, and is not clipped
-(``reference_ppo.py --no-clip-value-loss``). With ``--report`` it prints a line of JSON an iteration,
-which ``make bench`` reads.
+Its value loss has no factor of one half, so that the coefficient is half the reference's. The value loss is not clipped
+(``reference_ppo.py --no-clip-value-loss``). With ``--report`` it prints a line of JSON per iteration, which ``make
+bench`` reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RETURN_WINDOW = 100
 
 
 class Curve(BaseCallback):
-    """Notes the mean return of the last 100 episodes after each rollout; ends a run that has reached its goal."""
+    """Records the mean return of the last 100 episodes after each rollout, and ends the run at its goal."""
 
     def __init__(self, *, goal: float, report: bool) -> None:
         super().__init__()
@@ -44,10 +44,10 @@ class Curve(BaseCallback):
 
     def _on_step(self) -> bool:
         self.num_episodes += sum("episode" in info for info in self.locals["infos"])
-        return not self.reached  # ends ``learn``; looked at once an iteration, as everybody's goal is
+        return not self.reached  # ends ``learn``; checked once an iteration, as in all contestants
 
     def _on_rollout_start(self) -> None:
-        # What was gathered until here is trained.
+        # All steps gathered so far are trained now.
         self.reached = len(self.model.ep_info_buffer or ()) == RETURN_WINDOW and self.mean >= self.goal
         if self.report:
             line = {"wall": time.time(), "env_steps": self.num_timesteps, "return_mean": self.mean}
@@ -66,27 +66,33 @@ class Curve(BaseCallback):
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-id", required=True)
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="how much longer each environment's step takes")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="seconds that each environment step sleeps")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-steps", type=int, default=1_000_000)
-    parser.add_argument("--goal", type=float, default=math.inf, help="the mean return that ends it")
-    parser.add_argument("--report", action="store_true", help="print a line of JSON an iteration")
+    parser.add_argument("--goal", type=float, default=math.inf, help="mean return that ends the run")
+    parser.add_argument("--report", action="store_true", help="print a line of JSON per iteration")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--vector", choices=["dummy", "subproc"], default="dummy", help="how environments step")
-    parser.add_argument("--threads", type=int, default=1, help="torch's")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the network is")
+    parser.add_argument(
+        "--vector", choices=["dummy", "subproc"], default="dummy", help="vectorisation of the environments"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the network")
     parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
     parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--num-steps", type=int, default=256, help="of each environment in an iteration")
+    parser.add_argument("--num-steps", type=int, default=256, help="steps of each environment in an iteration")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--minibatch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--anneal", action=argparse.BooleanOptionalAction, default=True, help="the rate, linearly to 0")
+    parser.add_argument(
+        "--anneal", action=argparse.BooleanOptionalAction, default=True, help="anneal the learning rate linearly to 0"
+    )
     parser.add_argument("--discount", type=float, default=0.99)
     parser.add_argument("--gae-lambda", type=float, default=0.95)
     parser.add_argument("--clip-range", type=float, default=0.2)
     parser.add_argument("--entropy-coefficient", type=float, default=0.0)
-    parser.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=True, help="inputs and rewards")
+    parser.add_argument(
+        "--normalize", action=argparse.BooleanOptionalAction, default=True, help="normalise observations and rewards"
+    )
     return parser.parse_args()
 
 
@@ -95,7 +101,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     made = functools.partial(environments.make, args.env_id, step_seconds=args.step_seconds)
     kind = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[args.vector]
-    # Forked: a process each that imports everything anew takes minutes to begin with 64 of them.
+    # Fork, because 64 processes that import everything themselves take minutes to start.
     how = {"start_method": "fork"} if args.vector == "subproc" else {}
     envs: VecEnv = make_vec_env(made, n_envs=args.num_envs, seed=args.seed, vec_env_cls=kind, vec_env_kwargs=how)
     if args.normalize:

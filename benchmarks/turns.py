@@ -1,4 +1,4 @@
-"""One turn: a contestant is started as a user starts it, watched while it trains, and ended with all it started."""
+"""One turn: start a contestant as a user does, measure it while it trains, and end it with all its processes."""
 
 from __future__ import annotations
 
@@ -12,68 +12,68 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from contestants import OUTPUT, Contestant, ContestantFailed, Progress, Setting, last_words
+from contestants import OUTPUT, Contestant, ContestantFailed, Progress, Setting, end_of_output
 from figures import Turn, speed
 from machine import Usage, megabytes_of, shares
 from profiles import time_shares
 from workloads import Workload
 
 START_SECONDS = 240.0
-"""In which a contestant has to begin to train; a compiler's first run is part of it."""
+"""A contestant has to begin training within this time, compilation included."""
 END_SECONDS = 90.0
-"""In which it has to end when it is asked to."""
-LOOK_SECONDS = 0.2
-"""Between two looks at what it has written."""
+"""A contestant has to end within this time after the signal."""
+POLL_SECONDS = 0.2
+"""Time between two reads of a contestant's output."""
 STRETCH = 3
-"""How many times as long a window may last."""
+"""A window may last this many times as long as it should."""
 GOAL_SECONDS = 120.0
-"""In which a goal has to be reached: what takes longer counts as so long."""
+"""Time limit for the goal. A longer run counts as this long."""
 ENDED_WELL = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A contestant that was started."""
+    """A started contestant."""
 
     contestant: Contestant
     process: subprocess.Popen[bytes]
     folder: Path
     began: float
-    """Unix seconds at which its process was started."""
+    """Start of the process, in Unix seconds."""
 
     def until(self, condition: Callable[[], bool], what: str, *, seconds: float) -> bool:
-        """Wait for a condition; whether it came to hold in time.
+        """Wait for a condition; return whether it held in time.
 
         Raises:
-            ContestantFailed: the process ended before.
+            ContestantFailed: the process ended first.
         """
         deadline = time.monotonic() + seconds
         while not condition():
-            # What ended may have said that very thing last.
+            # The last output of an ended process may fulfil the condition.
             if self.process.poll() is not None and not condition():
-                said = last_words(self.folder)
-                raise ContestantFailed(f"{self.contestant.name} ended before {what}:\n{said}")
+                output = end_of_output(self.folder)
+                raise ContestantFailed(f"{self.contestant.name} ended before {what}:\n{output}")
             if time.monotonic() > deadline:
                 return False
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return True
 
     def await_training(self) -> None:
-        """Wait until it trains, and can be watched.
+        """Wait until the contestant trains and can be measured.
 
         Raises:
-            ContestantFailed: it ended before, or does not begin to.
+            ContestantFailed: it ended first, or does not begin in time.
         """
         if not self.until(lambda: self.contestant.has_started(self.folder), "it trained", seconds=START_SECONDS):
-            said = last_words(self.folder)
-            raise ContestantFailed(f"{self.contestant.name} has not begun to train in {START_SECONDS:.0f} s:\n{said}")
+            output = end_of_output(self.folder)
+            raise ContestantFailed(f"{self.contestant.name} has not begun to train in {START_SECONDS:.0f} s:\n{output}")
 
 
 def throughput_turn(contestant: Contestant, workload: Workload, setting: Setting, *, window_seconds: float) -> Turn:
-    """How much it trains a second of a window that begins once its start is over.
+    """Measure the steps trained a second in a window that begins after the start.
 
     Raises:
-        ContestantFailed: it did not begin to train, ended by itself, or left what may not count.
+        ContestantFailed: it did not begin to train, ended by itself, or its results are not valid.
     """
     with started(contestant, workload, setting, seed=1) as running:
         running.await_training()
@@ -84,7 +84,7 @@ def throughput_turn(contestant: Contestant, workload: Workload, setting: Setting
         ended, later, last = time.time(), Usage.now(), contestant.profile(folder)
         megabytes, points = megabytes_of(pid), contestant.progress(folder).points
         if running.process.poll() is not None:
-            raise ContestantFailed(f"{contestant.name} ended by itself:\n{last_words(folder)}")
+            raise ContestantFailed(f"{contestant.name} ended by itself:\n{end_of_output(folder)}")
     own, others = shares(usage, later)
     return Turn(
         contestant=contestant.name,
@@ -97,10 +97,10 @@ def throughput_turn(contestant: Contestant, workload: Workload, setting: Setting
 
 
 def goal_turn(contestant: Contestant, workload: Workload, setting: Setting, *, seed: int) -> Turn:
-    """How many seconds pass from the start of its process until it has reached the workload's goal.
+    """Measure the seconds from the start of the process until the workload's goal.
 
     Raises:
-        ContestantFailed: it ended before, or left what may not count.
+        ContestantFailed: it ended first, or its results are not valid.
     """
     goal = workload.goal
     assert goal is not None, "a workload with a goal"
@@ -108,8 +108,8 @@ def goal_turn(contestant: Contestant, workload: Workload, setting: Setting, *, s
         usage = Usage.now()
 
         def reached() -> tuple[float, float] | None:
-            told = contestant.progress(running.folder)
-            pairs = zip(told.points, told.return_means, strict=True)
+            progress = contestant.progress(running.folder)
+            pairs = zip(progress.points, progress.return_means, strict=True)
             return next((point for point, mean in pairs if mean is not None and mean >= goal), None)
 
         in_time = running.until(lambda: reached() is not None, "it reached its goal", seconds=GOAL_SECONDS)
@@ -139,26 +139,26 @@ def whole_run(
     hindered: Callable[[Path], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
     wanted: Callable[[], bool] = lambda: True,
 ) -> Progress:
-    """What it told until it ended by itself, at the workload's goal or its last step. Nobody looks at the time.
+    """Return the progress of a run that ends by itself, at the workload's goal or its last step. It is not timed.
 
-    ``hindered`` gets its folder, and may be in its way while it lasts; ``wanted`` is asked meanwhile.
+    ``hindered`` gets the run's folder and is active during the run. The run ends early when ``wanted`` returns False.
 
     Raises:
-        ContestantFailed: it goes on after so many seconds, failed, left what may not count, or is not wanted any more.
+        ContestantFailed: it ran for too long, failed, has no valid results, or is not wanted any more.
     """
     if not wanted():
         raise ContestantFailed(f"{contestant.name} is not wanted any more")
     with started(contestant, workload, setting, seed=seed) as running, hindered(running.folder):
         in_time = running.until(lambda: running.process.poll() is not None or not wanted(), "it ended", seconds=seconds)
         if not in_time or not wanted():
-            why = "is not wanted any more" if in_time else f"goes on after {seconds:.0f} s"
-            raise ContestantFailed(f"{contestant.name} {why}:\n{last_words(running.folder)}")
+            why = "is not wanted any more" if in_time else f"has not ended after {seconds:.0f} s"
+            raise ContestantFailed(f"{contestant.name} {why}:\n{end_of_output(running.folder)}")
         return contestant.progress(running.folder)
 
 
 @contextlib.contextmanager
 def started(contestant: Contestant, workload: Workload, setting: Setting, *, seed: int) -> Iterator[Running]:
-    """It, while the body lasts; then it is ended, and what it left is looked at."""
+    """Run a contestant during the body; then end it and check what it left."""
     with tempfile.TemporaryDirectory(prefix="rlsrl-bench-") as name:
         folder = Path(name)
         command = contestant.command(workload, setting, folder, seed=seed)
@@ -178,12 +178,12 @@ def started(contestant: Contestant, workload: Workload, setting: Setting, *, see
         finally:
             _end(process, contestant.end_signal)
         if process.returncode not in ENDED_WELL:
-            raise ContestantFailed(f"{contestant.name} exited with {process.returncode}:\n{last_words(folder)}")
+            raise ContestantFailed(f"{contestant.name} exited with {process.returncode}:\n{end_of_output(folder)}")
         contestant.check(folder)
 
 
 def _watch(running: Running, began: float, seconds: float) -> None:
-    """Let a window pass; one with fewer than two whole iterations goes on, for up to ``STRETCH`` times as long."""
+    """Wait for a window. It is extended until it has two whole iterations, up to ``STRETCH`` times its length."""
     time.sleep(seconds)
 
     def is_enough() -> bool:
@@ -194,13 +194,13 @@ def _watch(running: Running, began: float, seconds: float) -> None:
 
 
 def ended_by_signals() -> None:
-    """From now on this process ends what it started, too, when it is told to end or its terminal is gone."""
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that this process ends the processes that it started."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
 
 
 def _end(process: subprocess.Popen[bytes], asked_by: signal.Signals) -> None:
-    """As a user ends it; then for good, with all of its session: at once, if somebody is in a hurry."""
+    """End a contestant as a user does, then kill its session. A second signal kills at once."""
     try:
         if process.poll() is None:
             process.send_signal(asked_by)

@@ -1,8 +1,8 @@
-"""CPU time of an environment step: our loop into a slot, Gymnasium's SyncVectorEnv copied into one, and neither.
+"""Measure the CPU time of an environment step: rlsrl's loop into a slot, SyncVectorEnv copied into a slot, and neither.
 
     python benchmarks/vector_env.py [ENVIRONMENT_ID] [NUM_ENVS]
 
-The three take turns within one run, and the best of several rounds counts: only their ratio means anything.
+The three alternate within one run, and the best of several rounds counts. Only their ratio is meaningful.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def sync(
 
 
 def alone(source: EnvironmentSource, count: int, actions: NDArray[Any]) -> Callable[[], None]:
-    """What the environments themselves take: nothing is written anywhere."""
+    """Return a function that only steps the environments and writes nothing."""
     envs = [make_environment(source) for _ in range(count)]
     decode = action_decoder(envs[0].action_space)
     for env in envs:

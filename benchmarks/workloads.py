@@ -1,4 +1,4 @@
-"""What is measured: the same environments, networks, minibatches, epochs and gradient steps a sample for everybody."""
+"""The workloads: equal environments, networks, minibatches, epochs and gradient steps a sample for all contestants."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Literal
 from environments import ATARI_ARGUMENTS
 
 ENDLESS_STEPS = 1_000_000_000
-"""Of a training run that somebody else ends."""
+"""Step limit of a run that the benchmark ends from outside."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One row of the table, and how long it is looked at."""
+    """One row of the table, and the length of its measurement."""
 
     name: str
     title: str
     env_id: str
     num_envs: int
     num_steps: int
-    """Of each environment in an iteration."""
+    """Steps of each environment in an iteration."""
     minibatch_size: int
     epochs: int
     learning_rate: float
@@ -33,38 +33,38 @@ class Workload:
     network: Literal["mlp", "cnn"] = "mlp"
     """Two towers of 64 x 64 tanh, or the network of Mnih et al. (2015)."""
     normalize: bool = False
-    """Observations and rewards, by running statistics."""
+    """Whether running statistics normalise observations and rewards."""
     step_seconds: float = 0.0
-    """How much longer than its computation each environment's step takes."""
+    """Seconds that each environment step sleeps."""
     vectorization: Literal["loop", "native", "threads"] = "loop"
-    """How rlsrl's actors step their environments; ``native`` is for every contestant that can."""
+    """How rlsrl's actors step environments. ``native`` applies to every contestant that supports it."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where everybody's network is; rlsrl's also for acting, if it has policy workers."""
+    """Device of each contestant's network. rlsrl's policy workers act on it, too."""
     actors: int = 1
     policy_workers: int = 0
     ring_size: int = 1
-    """Groups of each actor's environments: it steps one while the policy worker answers for another."""
+    """Groups of each actor's environments. The actor steps one while the policy worker answers for another."""
     compile: Literal["off", "upfront", "background"] = "upfront"
-    """When rlsrl's training step is compiled: before a window begins, unless the start itself is measured."""
+    """When rlsrl's training step is compiled: before the window, unless the start itself is measured."""
     max_policy_lag: int = 1
-    """How many training steps the weights that chose an action may be behind; peers have no such lag."""
+    """Training steps by which the acting weights may be behind. Peers have no such lag."""
     goal: float | None = None
-    """Mean return of the last 100 episodes that ends the run; None: it goes on until it is told to end."""
+    """Mean return of the last 100 episodes that ends the run. None: the benchmark ends the run."""
     total_steps: int = ENDLESS_STEPS
-    """Environment steps that end the run, whatever has come of it."""
+    """Environment steps that end the run."""
     warm_seconds: float = 4.0
-    """Of training, before a window begins."""
+    """Training time before the window begins."""
     window_seconds: float = 12.0
     trial_seconds: float = 4.0
-    """The window of a trial, which only finds a peer's fastest setting."""
+    """Window of a trial turn, which only finds a peer's fastest setting."""
 
     @property
     def latency_limit(self) -> float | None:
-        """Environment steps a second if nothing but the environments' own wait took any time; None without one."""
+        """Environment steps a second if only the environments' sleep took time; None if they do not sleep."""
         return self.num_envs / self.step_seconds if self.step_seconds else None
 
     def experiment(self, *, seed: int = 1) -> dict[str, Any]:
-        """What ``rlsrl run`` is given."""
+        """Return the experiment for ``rlsrl run``."""
         network: dict[str, Any] = {"mlp": {"hiddenSizes": [64, 64], "activation": "tanh"}}
         if self.network == "cnn":
             network = {"cnn": {"precision": "bfloat16"}}
@@ -95,7 +95,7 @@ class Workload:
         }
 
     def peer_arguments(self, *, seed: int = 1) -> list[str]:
-        """What the peers' programs are told, apart from how they use the machine."""
+        """Return the arguments of the peers' programs, without those that choose threads and processes."""
         options = {
             "env-id": self.env_id,
             "seed": seed,
@@ -122,7 +122,7 @@ class Workload:
             kwargs = {"env_id": self.env_id, "step_seconds": self.step_seconds}
             return {"factory": "environments:make", "kwargs": kwargs}
         if self.network == "cnn":
-            # By the same wrappers of Gymnasium's as `environments.make`; the reward is clipped by the algorithm.
+            # The same Gymnasium wrappers as in `environments.make`. The algorithm clips the reward.
             return {"id": self.env_id, "kwargs": dict(ATARI_ARGUMENTS), "atari": {}, "frameStack": 4}
         return {"id": self.env_id}
 
@@ -156,7 +156,7 @@ _PONG: dict[str, Any] = {
     "gae_lambda": 0.95,
     "clip_range": 0.1,
     "entropy_coefficient": 0.01,
-    # A peer's iteration takes seconds: a window has several.
+    # A peer's iteration takes seconds, and a window needs several.
     "window_seconds": 24.0,
     "trial_seconds": 8.0,
 }
@@ -189,9 +189,9 @@ _ALL = (
     Workload(name="B1", title="CartPole 64 x 64, minibatch 1024, 1 epoch", **_B1),
     Workload(
         name="B1N",
-        title="B1, natively vectorised for whoever can",
+        title="B1, natively vectorised where supported",
         vectorization="native",
-        **{**_B1, "actors": 1},  # numpy's cost of a step is hardly one of lanes: one of 64 is half of two of 32
+        **{**_B1, "actors": 1},  # one step of 64 lanes costs half of two steps of 32
     ),
     Workload(name="W2", title="Pong 8 x 128, minibatch 256, 4 epochs", **_W2),
     Workload(name="B2", title="Pong 16 x 64, minibatch 512, 1 epoch", **_B2),
@@ -214,7 +214,7 @@ _ALL = (
         name="W4-64",
         title="CartPole, 5 ms more a step, 64 x 32, minibatch 256, 4 epochs",
         num_envs=64,
-        actors=2,  # 64 threads of one interpreter wait for its lock
+        actors=2,  # one interpreter's lock is too slow for 64 threads
         **_W4,
     ),
     Workload(name="R1", title="W1 with a policy worker over gRPC", policy_workers=1, **_W1),
@@ -223,7 +223,7 @@ _ALL = (
         title="B1 with a policy worker over gRPC, one actor",
         policy_workers=1,
         ring_size=2,
-        **{**_B1, "actors": 1},  # a question of 32 lanes costs hardly more than one of 16
+        **{**_B1, "actors": 1},  # a request of 32 lanes costs hardly more than one of 16
     ),
     Workload(name="R2", title="W2 with a policy worker over gRPC", policy_workers=1, **_W2),
     Workload(name="G2", title="Pong on a GPU, 8 x 128 and minibatch 256 for each core, 4 epochs", **_G2),
@@ -238,4 +238,4 @@ _ALL = (
     ),
 )
 WORKLOADS: Mapping[str, Workload] = {each.name: each for each in _ALL}
-"""By name, in the table's order."""
+"""By name, in the order of the table."""

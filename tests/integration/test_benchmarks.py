@@ -68,7 +68,7 @@ def test_a_setting_was_chosen_and_everything_is_kept(result: dict[str, Any]) -> 
     assert len(contestant["trials"]) == 2
     assert contestant["setting"] == max(contestant["trials"], key=lambda setting: contestant["trials"][setting] or 0.0)
     assert json.loads(json.dumps(result)) == result
-    assert "Where rlsrl's time went" in page(Measured(throughput={"W1": result}))
+    assert "How rlsrl spent its time" in page(Measured(throughput={"W1": result}))
 
 
 def test_the_profile_says_what_each_role_did(result: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ def test_each_commit_runs_its_own_workload_from_its_own_sources(repository: Path
     for tag in ("old", "new"):
         sources = check_out(commit_of(tag, repository), tmp_path / "trees", repository)
         run = prepare("base", sources, "W1", repository)
-        assert run.told(WORKLOADS["W1"], seed=5) == {"spec": tag, "seed": 1}
+        assert run.inputs(WORKLOADS["W1"], seed=5) == {"spec": tag, "seed": 1}
         assert run.environment()["PYTHONPATH"].startswith(f"{sources / 'worker'}:")
         assert run.program == sources / ".venv" / "bin" / "rlsrl"
 

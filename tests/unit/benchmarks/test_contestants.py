@@ -91,7 +91,7 @@ def test_who_has_not_the_environment_says_so() -> None:
     peers = {peer.name: peer for peer in PEERS}
     assert peers[SAMPLE_FACTORY].unable(WORKLOADS["R1"]) is None
     why = peers[SAMPLE_FACTORY].unable(WORKLOADS["W3"])
-    assert why == "sample-factory is measured on CartPole-v1, ALE/Pong-v5 alone: its Gymnasium has no HalfCheetah-v5"
+    assert why == "sample-factory is measured only on CartPole-v1, ALE/Pong-v5: its Gymnasium has no HalfCheetah-v5"
     assert all(peer.unable(WORKLOADS["W3"]) is None for peer in PEERS if peer.name != SAMPLE_FACTORY)
 
 

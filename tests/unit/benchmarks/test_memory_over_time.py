@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_over_time import ALL, LOOK_SECONDS, PARTS, growth, look_at, roles_of, watch
+from memory_over_time import ALL, PARTS, SAMPLE_SECONDS, growth, roles_of, sample_of, watch
 from workloads import WORKLOADS
 
 SECONDS = np.arange(0.0, 3600.0, 10.0)
@@ -39,20 +39,20 @@ def test_what_shrinks_does_not_grow() -> None:
     assert not growth([*SECONDS], [*(100.0 - SECONDS / 3600.0)]).grows
 
 
-def test_too_few_looks_say_nothing() -> None:
-    with pytest.raises(ValueError, match=f"{PARTS - 1} looks are too few: {PARTS} are needed"):
+def test_too_few_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match=f"{PARTS - 1} samples are too few: {PARTS} are needed"):
         growth([1.0] * (PARTS - 1), [1.0] * (PARTS - 1))
 
 
 def test_a_time_that_is_too_short_is_said_before_it_has_passed() -> None:
-    with pytest.raises(ValueError, match=f"1 seconds are too few: {PARTS} looks take {PARTS * LOOK_SECONDS:.0f}"):
+    with pytest.raises(ValueError, match=f"1 seconds are too few: {PARTS} samples take {PARTS * SAMPLE_SECONDS:.0f}"):
         watch(WORKLOADS["W1"], warm_seconds=0.0, seconds=1.0)
 
 
-def test_a_look_tells_what_each_role_holds(tmp_path: Path) -> None:
+def test_a_sample_has_the_memory_of_each_role(tmp_path: Path) -> None:
     roles = {"actor": [{"pid": os.getpid()}, {"pid": os.getpid()}], "trainer": [{"pid": os.getpid()}]}
     (tmp_path / "status.json").write_text(json.dumps({"roles": roles}))
-    look = look_at(roles_of(tmp_path), os.getpid())
-    assert look.keys() == {"actor", "trainer", ALL}
-    assert look["trainer"] == pytest.approx(look[ALL], rel=0.05)
-    assert look["actor"] == pytest.approx(2 * look[ALL], rel=0.05)
+    sample = sample_of(roles_of(tmp_path), os.getpid())
+    assert sample.keys() == {"actor", "trainer", ALL}
+    assert sample["trainer"] == pytest.approx(sample[ALL], rel=0.05)
+    assert sample["actor"] == pytest.approx(2 * sample[ALL], rel=0.05)

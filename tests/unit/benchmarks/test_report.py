@@ -137,7 +137,7 @@ def test_only_what_is_between_the_marks_is_replaced() -> None:
 
 @pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}{END}{BEGIN}"])
 def test_without_the_marks_nothing_is_written(text: str) -> None:
-    with pytest.raises(ValueError, match="has not one"):
+    with pytest.raises(ValueError, match="must have one"):
         with_part(text, "new\n")
 
 

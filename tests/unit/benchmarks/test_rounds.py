@@ -33,7 +33,7 @@ class Table:
 
     def play(self, wanted: int = 3) -> tuple[int, int]:
         rounds = play(
-            NAMES, self.measure, wanted=wanted, say=self.said.append, began=self.clock.monotonic(),
+            NAMES, self.measure, wanted=wanted, log=self.said.append, began=self.clock.monotonic(),
             clock=self.clock.monotonic,
         )  # fmt: skip
         return len(rounds), len(quiet_rounds(rounds))

@@ -57,7 +57,7 @@ def test_workloads_are_of_the_size_that_was_agreed(
 def test_peers_are_told_what_rlsrl_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = WORKLOADS[name]
     (single,) = [peer for peer in PEERS if peer.name == SINGLE_FILE]
-    monkeypatch.setattr("sys.argv", ["reference_ppo.py", *single.told(workload, seed=7)])
+    monkeypatch.setattr("sys.argv", ["reference_ppo.py", *single.inputs(workload, seed=7)])
     peer, spec = reference_ppo.arguments(), told(workload).spec
     ppo = spec.algorithm.chosen
     assert (peer.seed, peer.num_envs, peer.num_steps) == (
@@ -99,7 +99,7 @@ def test_without_a_gpu_what_takes_one_is_skipped_and_said_to_be(
     assert bench.main() == 2
     assert "G2 is skipped" in capsys.readouterr().err
     (row,) = [line for line in table({}).splitlines() if line.startswith("| G2 |")]
-    assert "not shown: not measured, it takes a GPU" in row
+    assert "not shown: not measured, needs a GPU" in row
 
 
 def test_slow_environments_have_a_limit_and_others_none() -> None:
