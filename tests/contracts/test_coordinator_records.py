@@ -16,7 +16,7 @@ from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import Mark, PageRecord, Posted, PostedCount
 from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
-from rlsrl.workers.coordinator import read_ledger_copies, read_roster
+from rlsrl.workers.coordinator_state import read_leases, read_ledger_copies
 from rlsrl.workers.documents import COORDINATORS, LEDGER_COPIES, ROSTER, open_document
 from rlsrl.workers.leadership import MAX_NAMES, FencedDocument, Leadership, Superseded
 from rlsrl.workers.leases import Claim, Lease
@@ -56,7 +56,7 @@ def config(
 def test_incarnations_go_on_where_the_last_coordinator_left_them(config: CoordinatorConfig) -> None:
     for life in range(3):
         record = open_document(config, ROSTER)
-        roster = read_roster(config, record, now=0.0)
+        roster = read_leases(config, record, now=0.0)
         lease = roster.lease(Claim(role="actor", instance=f"instance-{life}"), 0.0)
         assert isinstance(lease, Lease)
         assert (lease.index, lease.incarnation) == (0, life)
@@ -67,8 +67,8 @@ def test_incarnations_go_on_where_the_last_coordinator_left_them(config: Coordin
 def test_what_is_no_roster_is_refused_by_its_place(config: CoordinatorConfig) -> None:
     record = open_document(config, ROSTER)
     record.write(b"[]")
-    with pytest.raises(ConfigurationError, match=r"roster\.json is no roster"):
-        read_roster(config, record, now=0.0)
+    with pytest.raises(ConfigurationError, match=r"roster\.json is not a roster"):
+        read_leases(config, record, now=0.0)
 
 
 PAGE = PageRecord(
@@ -100,7 +100,7 @@ def test_copies_of_pages_are_there_for_the_next_coordinator(config: CoordinatorC
 def test_what_is_no_copy_is_refused_by_its_place(config: CoordinatorConfig, document: bytes) -> None:
     record = open_document(config, LEDGER_COPIES)
     record.write(document)
-    with pytest.raises(ConfigurationError, match=r"ledger\.json holds no ledger pages"):
+    with pytest.raises(ConfigurationError, match=r"ledger\.json does not hold ledger pages"):
         read_ledger_copies({"actor": 1}, record)
 
 

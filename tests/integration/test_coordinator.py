@@ -525,10 +525,13 @@ HELLO = pb.Hello(role="actor", instance="8c39373c-9b1b-4550-aaaa-677f656cecc4")
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (b"", "a stream begins with a hello"),
-        (b"\xff\xff\xff", "the message is no WorkerMessage"),
-        (pb.WorkerMessage(heartbeat=pb.Heartbeat()).SerializeToString(), "a stream begins with a hello"),
-        (pb.WorkerMessage(hello=pb.Hello(role="actor", instance="me")).SerializeToString(), "'me' is no UUID"),
+        (b"", "the first message of a stream must be a hello"),
+        (b"\xff\xff\xff", "the bytes are not a WorkerMessage"),
+        (
+            pb.WorkerMessage(heartbeat=pb.Heartbeat()).SerializeToString(),
+            "the first message of a stream must be a hello",
+        ),
+        (pb.WorkerMessage(hello=pb.Hello(role="actor", instance="me")).SerializeToString(), "'me' is not a UUID"),
         (
             pb.WorkerMessage(hello=pb.Hello(role="x" * 1000, instance=HELLO.instance)).SerializeToString(),
             "this experiment has no",
@@ -539,7 +542,7 @@ HELLO = pb.Hello(role="actor", instance="8c39373c-9b1b-4550-aaaa-677f656cecc4")
         ),
         (
             pb.WorkerMessage(hello=pb.Hello(role="actor", instance=HELLO.instance, attempt=-1)).SerializeToString(),
-            "are not negative",
+            "must not be negative",
         ),
     ],
 )

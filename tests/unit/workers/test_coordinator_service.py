@@ -12,12 +12,14 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
-from rlsrl.workers.coordinator_service import LOOK_SECONDS, CoordinatorService, report_of
+from rlsrl.workers.coordinator_service import SWEEP_SECONDS, CoordinatorService
+from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.documents import DocumentFile
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.leases import Claim, Leases
 from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.status import ExperimentInfo
+from rlsrl.workers.worker_messages import report_of
 
 LEASE_SECONDS = 10.0
 
@@ -35,10 +37,13 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
         curve = LearningCurve(tmp_path, now=clock.time(), log=log)
         service = CoordinatorService(
             experiment=ExperimentInfo(name="e", run_uid="u", heartbeat_seconds=1.0, endpoints={}, done=False),
-            roster=roster,
-            document=DocumentFile(tmp_path / "roster.json"),
-            copies=LedgerCopies(roster.capacity),
-            copies_document=DocumentFile(tmp_path / "ledger.json"),
+            state=CoordinatorState(
+                leases=roster,
+                leases_document=DocumentFile(tmp_path / "roster.json"),
+                copies=LedgerCopies(roster.capacity),
+                copies_document=DocumentFile(tmp_path / "ledger.json"),
+                log=log,
+            ),
             curve=curve,
             settings={},
             metrics=Metrics(CollectorRegistry()),
@@ -51,18 +56,18 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
     return lambda check, process: asyncio.run(run(check, process))
 
 
-def look_for(seconds: float, service: CoordinatorService, clock: ManualClock) -> None:
-    """Look as often as ``watch`` does."""
-    for _ in range(round(seconds / LOOK_SECONDS)):
-        clock.advance(LOOK_SECONDS)
-        service.look()
+def sweep_for(seconds: float, service: CoordinatorService, clock: ManualClock) -> None:
+    """Sweep as often as ``run_sweeps`` does."""
+    for _ in range(round(seconds / SWEEP_SECONDS)):
+        clock.advance(SWEEP_SECONDS)
+        service.sweep()
 
 
 def test_silence_ends_a_lease(watch: Callable[[Check, str], None]) -> None:
     def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
-        look_for(LEASE_SECONDS, service, clock)
+        sweep_for(LEASE_SECONDS, service, clock)
         assert roster.holder("a") is not None
-        look_for(LOOK_SECONDS, service, clock)
+        sweep_for(SWEEP_SECONDS, service, clock)
         assert roster.holder("a") is None
 
     watch(check, own_process())
@@ -73,10 +78,10 @@ def test_it_shows_how_many_workers_there_are_and_should_be(watch: Callable[[Chec
         def shown(name: str) -> float | None:
             return service._metrics.registry.get_sample_value(f"rlsrl_{name}", {"worker_role": "actor"})
 
-        look_for(LOOK_SECONDS, service, clock)
+        sweep_for(SWEEP_SECONDS, service, clock)
         assert (shown("workers"), shown("workers_wanted")) == (1, 1)
-        assert shown("heartbeat_age_seconds") == LOOK_SECONDS
-        look_for(LEASE_SECONDS + LOOK_SECONDS, service, clock)
+        assert shown("heartbeat_age_seconds") == SWEEP_SECONDS
+        sweep_for(LEASE_SECONDS + SWEEP_SECONDS, service, clock)
         assert (shown("workers"), shown("workers_wanted")) == (0, 1)
 
     watch(check, own_process())
@@ -86,12 +91,12 @@ def test_the_time_in_which_the_coordinator_itself_was_frozen_does_not_count(
     watch: Callable[[Check, str], None],
 ) -> None:
     def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
-        look_for(LEASE_SECONDS / 2, service, clock)
+        sweep_for(LEASE_SECONDS / 2, service, clock)
         clock.advance(100 * LEASE_SECONDS)
-        service.look()
-        look_for(LEASE_SECONDS, service, clock)
+        service.sweep()
+        sweep_for(LEASE_SECONDS, service, clock)
         assert roster.holder("a") is not None
-        look_for(LOOK_SECONDS, service, clock)
+        sweep_for(SWEEP_SECONDS, service, clock)
         assert roster.holder("a") is None
 
     watch(check, own_process())
@@ -99,7 +104,7 @@ def test_the_time_in_which_the_coordinator_itself_was_frozen_does_not_count(
 
 def test_the_index_of_a_process_that_is_known_to_be_dead_is_free_at_once(watch: Callable[[Check, str], None]) -> None:
     def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
-        service.look()
+        service.sweep()
         assert roster.holder("a") is None
 
     watch(check, own_process() + "0")

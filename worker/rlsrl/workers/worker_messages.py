@@ -1,0 +1,137 @@
+"""Reads and checks the messages of a worker's Join stream: protobuf in, records of the coordinator out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from rlsrl.data.version import Version
+from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.runtime.coordination import WorkerState
+from rlsrl.runtime.ledger import MAX_RECORD_BYTES, LedgerError, PageRecord
+from rlsrl.workers.learning_curve import CurveRow
+from rlsrl.workers.leases import Claim
+from rlsrl.workers.status import MemberReport
+
+HELLO_SECONDS = 10.0
+"""Seconds that a new stream may take to send its hello."""
+
+JoinContext = aio.ServicerContext[pb.WorkerMessage, pb.CoordinatorMessage]
+
+
+class MalformedMessage(ValueError):
+    """A worker's message breaks the protocol; the text says how."""
+
+
+async def read(context: JoinContext) -> pb.WorkerMessage | None:
+    """Return the next message, or None at the end of the stream.
+
+    Raises:
+        MalformedMessage: the bytes are not a WorkerMessage.
+    """
+    try:
+        message = await context.read()
+    except DecodeError as error:
+        raise MalformedMessage("the bytes are not a WorkerMessage") from error
+    return message if isinstance(message, pb.WorkerMessage) else None
+
+
+async def read_hello(context: JoinContext) -> pb.Hello:
+    """Return the hello that begins a stream. Aborts the call if none comes within ``HELLO_SECONDS``.
+
+    Raises:
+        MalformedMessage: the first message is not a hello.
+    """
+    reading = asyncio.ensure_future(read(context))
+    await asyncio.wait({reading}, timeout=HELLO_SECONDS)
+    if not reading.done():
+        try:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_SECONDS} s")
+        finally:
+            await reading
+    message = reading.result()
+    if message is None or message.WhichOneof("kind") != "hello":
+        raise MalformedMessage("the first message of a stream must be a hello")
+    return message.hello
+
+
+def claim_of(hello: pb.Hello) -> Claim:
+    """Return the claim in a hello.
+
+    Raises:
+        MalformedMessage: a field is missing or out of range.
+    """
+    try:
+        instance = str(uuid.UUID(hello.instance))
+    except ValueError as error:
+        raise MalformedMessage(f"hello: instance {hello.instance!r} is not a UUID") from error
+    if hello.HasField("incarnation") and not hello.HasField("index"):
+        raise MalformedMessage("hello: an incarnation without its index")
+    if min(hello.index, hello.incarnation, hello.attempt, hello.pid) < 0:
+        raise MalformedMessage("hello: index, incarnation, attempt and pid must not be negative")
+    return Claim(
+        role=hello.role,
+        instance=instance,
+        index=hello.index if hello.HasField("index") else None,
+        incarnation=hello.incarnation if hello.HasField("incarnation") else None,
+        attempt=hello.attempt,
+        process=hello.process,
+    )
+
+
+def report_of(heartbeat: pb.Heartbeat) -> MemberReport:
+    """Return the worker's report in a heartbeat. Shares of activity outside 0 to 1 are left out."""
+    version = heartbeat.version
+    return MemberReport(
+        state=WorkerState.from_proto(heartbeat.state) or WorkerState.CONFIGURING,
+        waiting_for=heartbeat.waiting_for,
+        stats=dict(heartbeat.stats),
+        version=Version(version.attempt, version.step) if heartbeat.HasField("version") else None,
+        records_dropped=heartbeat.records_dropped,
+        activity={stage: share for stage, share in heartbeat.activity.items() if 0.0 <= share <= 1.0},
+    )
+
+
+def page_of(heartbeat: pb.Heartbeat, claim: Claim) -> PageRecord:
+    """Return the ledger page in a heartbeat of the worker with that claim.
+
+    Raises:
+        MalformedMessage: the bytes are not a ledger page.
+    """
+    if len(heartbeat.ledger_page) > MAX_RECORD_BYTES:
+        raise MalformedMessage(f"heartbeat: a ledger page of more than {MAX_RECORD_BYTES} bytes")
+    try:
+        return PageRecord.decode(heartbeat.ledger_page, role=claim.role, index=claim.index or 0)
+    except LedgerError as error:
+        raise MalformedMessage(f"heartbeat: {error}") from error
+
+
+def rows_of(heartbeat: pb.Heartbeat, claim: Claim) -> list[CurveRow]:
+    """Return the learning-curve rows in a heartbeat of the worker with that claim.
+
+    Raises:
+        MalformedMessage: sequence numbers do not rise, or a step is negative.
+    """
+    sequences = [-1, *(record.sequence for record in heartbeat.records)]
+    if any(later <= earlier for earlier, later in itertools.pairwise(sequences)):
+        raise MalformedMessage("heartbeat: the sequence numbers of records must rise from 0")
+    if any(record.step < 0 for record in heartbeat.records):
+        raise MalformedMessage("heartbeat: the step of a record must not be negative")
+    return [
+        CurveRow(
+            step=record.step,
+            wall=record.wall_time,
+            scalars=dict(record.scalars),
+            role=claim.role,
+            index=claim.index or 0,
+            attempt=claim.attempt,
+            instance=claim.instance,
+            sequence=record.sequence,
+        )
+        for record in heartbeat.records
+    ]
