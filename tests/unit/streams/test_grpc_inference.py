@@ -128,7 +128,7 @@ def header(kind: int, num_lanes: int = 2) -> bytes:
         (b"", "malformed", "shorter"),
         (b"GET / HTTP/1.1\r\n\r\n" + bytes(64), "malformed", "begins with"),
         (encode(b"x"), "malformed", "header of 1 bytes"),
-        (encode(header(99)), "malformed", "no message is of kind 99"),
+        (encode(header(99)), "malformed", "message kind 99 is unknown"),
         (wire.note(InferenceMessageKind.ALIVE), "malformed", "protocol"),
         (wire.note(InferenceMessageKind.HELLO, b"[1"), "malformed", "malformed"),
         (wire.note(InferenceMessageKind.HELLO, b"[]"), "malformed", "malformed"),

@@ -1,10 +1,10 @@
-"""What an inference stream promises, whatever carries it: requests out, answers back.
+"""What an inference stream promises on every transport: requests to a server, answers to the client.
 
-Many clients (actors) ask few servers (policy workers). A batch is formed at the moment the server takes it, from all
-that waits, up to a number of lanes: so its size follows the load by itself, and nothing that waits is left out.
+Many clients (actors) send requests to few servers (policy workers). The server forms a batch when it takes one, from
+all waiting requests, up to a number of lanes. So the batch size follows the load.
 
-Requests are stateless, so asking again is harmless. A client asks again whatever a dead server left unanswered; each of
-its requests is answered exactly once, and those of one client are served in the order in which it made them.
+Requests are stateless, so a client may send one again. It sends every request that a dead server left unanswered to
+another server. Each request gets exactly one answer. A server handles one client's requests in their order.
 """
 
 from __future__ import annotations
@@ -22,74 +22,76 @@ from rlsrl.streams.protocols import StreamError
 
 
 class InferenceFailed(StreamError):
-    """The server evaluated the request and its policy raised; the text is its error's."""
+    """The server's policy raised an error for this request. The text is that of the error."""
 
 
 class Answer(NamedTuple):
-    """What came of a request."""
+    """The answer to one request."""
 
     number: int
-    """As ``submit`` returned it."""
+    """The number that ``submit`` returned."""
     result: RolloutResult | InferenceFailed
 
 
 class InferenceClient(Protocol):
-    """The end that asks. One thread uses it, and does all that it does: what comes meanwhile is kept until ``wait``.
+    """The end of a stream that sends requests. One thread uses it, and the client has no other thread.
 
-    While there is no server, requests wait for one, without limit: their owner watches the time.
+    Without a server requests wait for one without a limit: the owner sets the deadline.
     """
 
     def submit(self, request: RolloutRequest) -> int:
-        """Ask, as soon as ``wait`` is called; returns the request's number. Its arrays must not change before it is
-        answered.
+        """Queue a request for the next ``wait``; return its number. Its arrays must not change before the answer.
 
         Raises:
             StreamClosed: ``close`` was called.
-            HandshakeRefused: a server was there and would not have us.
+            HandshakeRefused: a server refused this client.
         """
 
     def wait(self, timeout: float) -> Sequence[Answer]:
-        """Ask what was submitted, and return the answers that have come and were not returned before, in any order, as
-        soon as there is one; after ``timeout`` seconds maybe none.
+        """Send the submitted requests; return the answers that have arrived since the last call, in any order.
+
+        Returns as soon as there is an answer, or after ``timeout`` seconds with none.
 
         Raises:
             StreamClosed, HandshakeRefused: as ``submit``.
         """
 
     def close(self) -> None:
-        """Give up what is not answered. Idempotent."""
+        """Drop the unanswered requests and disconnect. Idempotent."""
 
 
 class InferenceServer(Protocol):
-    """The end that answers. One thread takes batches; any thread may answer them and ``close``.
+    """The end of a stream that answers. One thread takes batches. Any thread may answer them or call ``close``.
 
-    Whoever evaluates has a thread that waits in ``next_batch``, or is called where requests are received.
+    The owner either waits in ``next_batch`` or registers a callback with ``call_on_arrival``.
     """
 
     def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
-        """All requests that wait, oldest first, up to ``max_size`` lanes; at least one, however many lanes it has.
+        """Return the waiting requests, oldest first, up to ``max_size`` lanes; at least one, whatever its lanes.
 
-        Waits for the first one, woken by its arrival, by ``close``, or by the timeout in seconds: then None.
+        Waits for the first request. Returns None after ``close`` or the timeout (seconds).
         """
 
     def call_on_arrival(self, take: Callable[[], None] | None, afterwards: Callable[[], None] = lambda: None) -> None:
-        """From now on ``take`` is called whenever requests have come: after them all, in whatever thread receives.
+        """Register callbacks for arriving requests. Both run in the thread that receives.
 
-        It takes and answers batches there, with a timeout of 0. ``afterwards`` is called once its answers are on their
-        way, for what need not keep them: in that thread, before ``take`` is called again, not when the server closes
-        meanwhile. Only one of the two runs at a time; while one does nothing is received, so both have to be quick, and
-        raise nothing. None: nothing is called any more, but for the ``afterwards`` of a ``take`` that was.
+        ``take`` is called after all requests that have arrived are queued. It calls ``next_batch`` with timeout 0 and
+        answers the batch. ``afterwards`` is called after the answers are sent and before the next ``take``, for work
+        that may not delay the answers. A server that closes does not call it.
+
+        While a callback runs no request is received, so both must be fast. They must not raise. ``take=None``
+        unregisters the callbacks; a pending ``afterwards`` still runs.
         """
 
     def wake(self) -> None:
-        """Have ``take`` called soon though nothing may have come. Any thread may, but not within such a call."""
+        """Call ``take`` soon, even without a new request. Any thread may call this, but not inside ``take``."""
 
     def close(self) -> None:
-        """Stop serving and wake whoever waits. Clients ask another server. Idempotent."""
+        """Stop serving and wake the waiting thread. Clients connect to another server. Idempotent."""
 
 
 class OnArrival(NamedTuple):
-    """What a server calls when requests have come, as ``InferenceServer.call_on_arrival`` was given it."""
+    """The callbacks of ``InferenceServer.call_on_arrival``."""
 
     take: Callable[[], None]
     afterwards: Callable[[], None]
@@ -97,25 +99,26 @@ class OnArrival(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PendingRequest:
-    """A request that a server holds and has not answered."""
+    """A request that a server has not answered."""
 
     request: RolloutRequest
     client: Hashable
-    """Who asks, in the transport's terms; its answers go there."""
+    """The transport's object for the client; the answer goes there."""
     number: int
-    """The client's own number of the request."""
+    """The client's number of the request."""
     arrived_at: float
     """On the server's monotonic clock."""
 
 
 Answers = Sequence[RolloutResult] | Exception
-"""One result a request, in their order, or why there are none."""
+"""One result for each request in order, or the error that all of them get."""
 
 
 class InferenceBatch:
-    """Requests that were taken together. Answer them exactly once, from any thread.
+    """Requests that the server took together. Answer a batch exactly once, from any thread.
 
-    Answers for a client that is gone, or after the server was closed, go nowhere: the client asks elsewhere.
+    The answer to a client that is gone is dropped, and every answer after the server's ``close``: the client asks
+    another server.
     """
 
     def __init__(
@@ -125,35 +128,36 @@ class InferenceBatch:
         taken_at: float,
         deliver: Callable[[Sequence[PendingRequest], Answers], None],
     ) -> None:
-        """``deliver`` sends the answers; called once, from the thread that answers."""
-        self.requests: Sequence[RolloutRequest] = tuple(each.request for each in pending)
-        """What is asked, oldest first."""
+        """``deliver`` sends the answers. It is called once, in the thread that answers."""
+        self.requests: Sequence[RolloutRequest] = tuple(entry.request for entry in pending)
+        """The requests, oldest first."""
         self.num_lanes = sum(request.num_lanes for request in self.requests)
-        """Lanes of all requests together."""
+        """Sum of the requests' lanes."""
         self.min_version: Version = max(request.min_version for request in self.requests)
-        """The oldest weights that may answer all of them."""
+        """Oldest weights that may answer all requests."""
         self.taken_at = taken_at
         """On the server's monotonic clock."""
-        self.queueing_seconds = taken_at - sum(each.arrived_at for each in pending) / len(pending)
-        """How long its requests had waited when it was taken, on average."""
+        self.queueing_seconds = taken_at - sum(entry.arrived_at for entry in pending) / len(pending)
+        """Mean time that the requests waited before the server took them."""
         self._pending = tuple(pending)
         self._deliver = deliver
         self._answering = threading.Lock()
 
     def respond(self, results: Sequence[RolloutResult]) -> None:
-        """Send each request its result, in the order of ``requests``.
+        """Send the results, in the order of ``requests``.
 
         Raises:
-            ValueError: the results are not of these requests.
+            ValueError: the results do not have the lanes of the requests.
             RuntimeError: the batch was answered before.
         """
-        asked, given = [each.num_lanes for each in self.requests], [len(each.distribution) for each in results]
-        if asked != given:
-            raise ValueError(f"results of {given} lanes do not answer requests of {asked}")
+        requested = [request.num_lanes for request in self.requests]
+        given = [len(result.distribution) for result in results]
+        if requested != given:
+            raise ValueError(f"results of {given} lanes do not answer requests of {requested} lanes")
         self._answer(results)
 
     def fail(self, error: Exception) -> None:
-        """Tell every client that its request could not be evaluated.
+        """Send every client an ``InferenceFailed`` with this error.
 
         Raises:
             RuntimeError: the batch was answered before.
@@ -162,12 +166,12 @@ class InferenceBatch:
 
     def _answer(self, answers: Answers) -> None:
         if not self._answering.acquire(blocking=False):
-            raise RuntimeError("a batch is answered once, and this one was before")
+            raise RuntimeError("a batch can be answered once only; this batch was answered before")
         self._deliver(self._pending, answers)
 
 
 class RequestQueue:
-    """The requests that wait at a server, between the thread that receives them and the one that takes batches."""
+    """A server's waiting requests, between the thread that receives them and the thread that takes batches."""
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -176,7 +180,7 @@ class RequestQueue:
         self._closed = False
 
     def put(self, client: Hashable, number: int, request: RolloutRequest) -> None:
-        """A request came; forgotten if the queue is closed."""
+        """Add a request. A closed queue drops it."""
         with self._changed:
             if not self._closed:
                 self._waiting.append(
@@ -185,14 +189,14 @@ class RequestQueue:
                 self._changed.notify()
 
     def __len__(self) -> int:
-        """Requests that wait now."""
+        """Return the number of waiting requests."""
         with self._changed:
             return len(self._waiting)
 
     def drop(self, client: Hashable) -> None:
-        """That client is gone: what it asked is not worth evaluating."""
+        """Remove the requests of a client that is gone."""
         with self._changed:
-            self._waiting = deque(each for each in self._waiting if each.client != client)
+            self._waiting = deque(entry for entry in self._waiting if entry.client != client)
 
     def next_batch(
         self, max_size: int, timeout: float, deliver: Callable[[Sequence[PendingRequest], Answers], None]
@@ -205,7 +209,7 @@ class RequestQueue:
             return InferenceBatch(taken, taken_at=self._now(), deliver=deliver) if taken else None
 
     def close(self) -> None:
-        """Take nothing more, forget what waits and wake whoever waits for more. Idempotent."""
+        """Drop all requests, accept no more, and wake the waiting thread. Idempotent."""
         with self._changed:
             self._closed = True
             self._waiting.clear()

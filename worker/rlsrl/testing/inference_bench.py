@@ -27,7 +27,7 @@ from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.rpc.in_thread import WaitingLoop
 from rlsrl.rpc.tls import Tls, tls_from_environment
-from rlsrl.streams.grpc_inference import GrpcInferenceClient, GrpcInferenceServer
+from rlsrl.streams.grpc_inference import GrpcInferenceClient, GrpcInferenceServer, InferenceClientOptions
 from rlsrl.streams.inference import InferenceBatch, InferenceClient, InferenceServer
 from rlsrl.streams.protocols import StreamError
 from rlsrl.testing.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
@@ -59,7 +59,7 @@ class InferenceTransport(Protocol):
         """A server at that address."""
 
     def client(self, addresses: Sequence[str], *, layout: InferenceLayout, **arguments: Any) -> InferenceClient:
-        """A client of the servers at those addresses; the arguments are those of ``GrpcInferenceClient``."""
+        """A client of the servers at those addresses; the arguments are those of ``InferenceClientOptions``."""
 
 
 class InlineInferenceTransport:
@@ -92,7 +92,8 @@ class UnixInferenceTransport:
         return GrpcInferenceServer(address, token=TOKEN, layout=layout, on_refused=on_refused, tls=self.tls())
 
     def client(self, addresses: Sequence[str], *, layout: InferenceLayout, **arguments: Any) -> InferenceClient:
-        return GrpcInferenceClient(addresses, layout=layout, **({"token": TOKEN, "tls": self.tls()} | arguments))
+        options = InferenceClientOptions(layout=layout, **({"token": TOKEN, "tls": self.tls()} | arguments))
+        return GrpcInferenceClient(addresses, options)
 
     def tls(self) -> Tls | None:
         """What both ends show each other."""

@@ -1,11 +1,11 @@
-"""Inference streams between processes and machines, over bidirectional gRPC streams.
+"""The inference stream between processes and machines, over bidirectional gRPC streams.
 
-One stream a client, to one server at a time; one message a request or result, with all its lanes. Both ends run on
-grpc.aio: the server on an event loop in a thread of its own, which carries many small streams; the client on one that
-turns in its owner's thread while that waits.
+Each client has one stream, to one server at a time. Each request and each result is one message with all its lanes.
+Both ends use grpc.aio. The server runs it on an event loop in its own thread, which serves many small streams. The
+client runs its event loop in its owner's thread, while that thread waits.
 """
 
-from rlsrl.streams.grpc_inference.client import GrpcInferenceClient
+from rlsrl.streams.grpc_inference.client import GrpcInferenceClient, InferenceClientOptions
 from rlsrl.streams.grpc_inference.server import GrpcInferenceServer
 
-__all__ = ["GrpcInferenceClient", "GrpcInferenceServer"]
+__all__ = ["GrpcInferenceClient", "GrpcInferenceServer", "InferenceClientOptions"]

@@ -1,7 +1,8 @@
-"""The end that asks: a stream to one server at a time, and to the next one when that dies. Its owner's thread does all.
+"""The client: one connection to one server at a time, and to the next server when that one dies.
 
-While the owner waits for answers it turns an event loop, on which connections receive, and a task, the keeper, sleeps
-until a connection begins, ends, is silent for too long, or the way home is to be tried again.
+The client has no thread. While its owner waits for answers, the owner's thread runs an event loop, on which the
+connections receive. A task on that loop keeps the client connected. It waits for four events: a connection is welcomed,
+a connection ends, a server is silent for too long, or it is time to try the home server again.
 """
 
 from __future__ import annotations
@@ -10,133 +11,129 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import structlog
+from typing_extensions import override
 
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.rpc.channels import Metadata, token_metadata
 from rlsrl.rpc.codec import Malformed
-from rlsrl.rpc.conversations import END_SECONDS, FIRST_BACK_OFF_SECONDS, LAST_BACK_OFF_SECONDS, is_final
+from rlsrl.rpc.conversations import is_final
 from rlsrl.rpc.in_thread import InThreadConversation, WaitingLoop
+from rlsrl.rpc.reconnect import END_SECONDS, BackOff
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.coordination import describe
 from rlsrl.streams.grpc_inference import wire
 from rlsrl.streams.grpc_inference.wire import InferenceMessage, InferenceMessageKind, LaneMessages
-from rlsrl.streams.inference import Answer, InferenceFailed
+from rlsrl.streams.inference import Answer, InferenceClient, InferenceFailed
 from rlsrl.streams.protocols import HandshakeRefused, StreamClosed, StreamError
 
 RETURN_SECONDS = 5.0
-"""How often a client that found refuge at another server tries its own again."""
+"""How often a client that is connected to another server tries its home server again."""
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Asked:
-    """A request that is not answered."""
+@dataclass(frozen=True, kw_only=True)
+class InferenceClientOptions:
+    """The settings of an inference client."""
 
+    token: str = field(repr=False)
+    """The experiment's token."""
+    layout: InferenceLayout
+    """Of requests and results."""
+    home: int = 0
+    """This client's number, for example the actor's index. Its home server is this number modulo the servers."""
+    peer_timeout: float = 10.0
+    """Seconds without any message after which the client leaves a server."""
+    return_seconds: float = RETURN_SECONDS
+    find: Callable[[str], str | None] | None = None
+    """With ``find``, the addresses may be any names: before each attempt ``find`` returns a name's current address, or
+    None without one."""
+    tls: Tls | None = None
+    """Certificates, for servers that require them."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _UnansweredRequest:
     message: bytes
     num_lanes: int
 
 
-class GrpcInferenceClient:
-    """Asks one of several servers; implements ``InferenceClient``. Connects while its owner waits.
+class GrpcInferenceClient(InferenceClient):
+    """Sends requests to one of several servers. It connects while its owner waits.
 
-    The servers are tried in turn, beginning with its own: number ``home`` modulo their number. So clients with numbers
-    of their own spread over the servers, and go on at another when theirs dies, until it is back.
+    It tries the servers in turn, its home server first. So clients with different numbers spread over the servers. A
+    client whose server dies continues at another server and returns when its home server is back.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        *,
-        token: str,
-        layout: InferenceLayout,
-        home: int = 0,
-        peer_timeout: float = 10.0,
-        return_seconds: float = RETURN_SECONDS,
-        find: Callable[[str], str | None] | None = None,
-        tls: Tls | None = None,
-    ) -> None:
-        """Ask those servers: ``unix-abstract:NAME`` or ``HOST:PORT`` each.
-
-        Args:
-            addresses: of all servers, in the same order for every client.
-            token: the experiment's.
-            layout: of requests and results.
-            home: this client's number, for example the actor's index.
-            peer_timeout: seconds without any sign of life after which a server is given up.
-            return_seconds: how often a client that is not at its own server tries that again.
-            find: with it the addresses may be any names: before each connection it is asked where one is then, None
-                while it is nowhere.
-            tls: certificates, where servers want them.
+    def __init__(self, addresses: Sequence[str], options: InferenceClientOptions) -> None:
+        """Use the servers at ``unix-abstract:NAME`` or ``HOST:PORT``, in the same order for every client.
 
         Raises:
-            ValueError: no addresses, or one of neither form.
+            ValueError: there is no address, or one has neither form.
         """
         if not addresses:
-            raise ValueError("an inference client needs at least one server's address")
-        first = home % len(addresses)
+            raise ValueError("an inference client needs the address of at least one server")
+        first = options.home % len(addresses)
         names = (*addresses[first:], *addresses[:first])
-        self._addresses = names if find is not None else tuple(map(validate_address, names))
-        self._find = find or str
-        self._hello = wire.hello(f"client {home}", layout)
-        self._metadata = token_metadata(token)
-        self._tls = tls
-        self._messages = LaneMessages(layout)
-        self._peer_timeout = peer_timeout
-        self._return_seconds = return_seconds
+        self._addresses = names if options.find is not None else tuple(map(validate_address, names))
+        self._find = options.find or str
+        self._options = options
+        self._hello = wire.hello(f"client {options.home}", options.layout)
+        self._metadata = token_metadata(options.token)
+        self._messages = LaneMessages(options.layout)
         self._loop = WaitingLoop.of_this_thread()
+        # Only waiting time counts: while the loop stands still, the client cannot notice that a server is alive.
         self._now = self._loop.turned
-        """The time that is spent waiting: of a server that nobody listens to nobody can say that it is silent."""
-        self._asked: dict[int, _Asked] = {}
-        self._held: list[int] = []
-        """Asked and not sent."""
+        self._unanswered: dict[int, _UnansweredRequest] = {}
+        self._unsent: list[int] = []
         self._answers: list[Answer] = []
-        """That nobody has yet."""
         self._next_number = 0
         self._connection: _Connection | None = None
-        """To which requests go."""
-        self._attempt: _Connection | None = None
-        """Not welcomed yet."""
+        """The connection that gets the requests."""
+        self._candidate: _Connection | None = None
+        """A connection that is not welcomed yet."""
         self._leaving: list[_Connection] = []
         self._failure: StreamError | None = None
         self._next_address = 0
-        self._back_off = FIRST_BACK_OFF_SECONDS
+        self._back_off = BackOff()
         self._retry_at = -math.inf
         self._changed = asyncio.Event()
         self._keeper = self._loop.begin(self._run())
 
+    @override
     def submit(self, request: RolloutRequest) -> int:
-        """See ``InferenceClient.submit``. The arrays are copied at once and may change afterwards.
+        """Queue a request; see ``InferenceClient.submit``. The arrays are copied, so they may change afterwards.
 
         Raises:
-            StreamClosed, HandshakeRefused: see there.
+            StreamClosed, HandshakeRefused: as ``InferenceClient.submit``.
             Malformed, MessageTooLong: the request is not of the layout.
         """
         self._check()
         number = self._next_number
-        self._asked[number] = _Asked(message=self._messages.request(number, request), num_lanes=request.num_lanes)
-        self._held.append(number)
+        message = self._messages.request(number, request)
+        self._unanswered[number] = _UnansweredRequest(message=message, num_lanes=request.num_lanes)
+        self._unsent.append(number)
         self._next_number += 1
         return number
 
+    @override
     def wait(self, timeout: float) -> Sequence[Answer]:
-        """See ``InferenceClient.wait``."""
         self._check()
         if self._connection is not None:
-            for number in self._held:
-                self._connection.send(self._asked[number].message)
-            self._held.clear()
+            for number in self._unsent:
+                self._connection.send(self._unanswered[number].message)
+            self._unsent.clear()
         self._loop.turn(0.0 if self._answers else timeout)
         self._check()
         answers, self._answers = self._answers, []
         return answers
 
+    @override
     def close(self) -> None:
-        """See ``InferenceClient.close``."""
         self._fail(StreamClosed("this inference client was closed"))
         until = self._now() + END_SECONDS
         while not self._keeper.done() and self._now() < until:
@@ -144,20 +141,20 @@ class GrpcInferenceClient:
 
     @property
     def address(self) -> str | None:
-        """The server that is asked now; None while there is none."""
+        """The server that gets the requests now, or None without a connection."""
         return self._connection.address if self._connection is not None else None
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    # What connections tell.
+    # Called by connections.
 
     def _received(self, connection: _Connection, message: InferenceMessage) -> None:
-        """Act on a message of a server.
+        """Handle a server's message.
 
         Raises:
-            Malformed: it is not one that a server sends.
+            Malformed: a server does not send such a message.
             StreamError: the server refuses this client for good.
         """
         connection.last_heard = self._now()
@@ -172,30 +169,30 @@ class GrpcInferenceClient:
         elif message.kind is InferenceMessageKind.LEAVING:
             connection.end()
         elif message.kind is not InferenceMessageKind.ALIVE:
-            raise Malformed(f"a {message.kind.name} came from an inference server")
+            raise Malformed(f"a {message.kind.name} from an inference server")
 
     def _settle(self, message: InferenceMessage) -> None:
-        """Keep an answer for who waits for it: once, though it may have been asked for twice and come twice."""
-        asked = self._asked.get(message.number)
-        if asked is None:
+        """Keep an answer for the owner. The second answer to a request that was sent twice is dropped."""
+        request = self._unanswered.get(message.number)
+        if request is None:
             return
-        answered: RolloutResult | InferenceFailed
+        result: RolloutResult | InferenceFailed
         if message.kind is InferenceMessageKind.RESULT:
-            answered = self._messages.read_result(message, asked.num_lanes)
+            result = self._messages.read_result(message, request.num_lanes)
         else:
-            answered = InferenceFailed(message.text.decode(errors="replace"))
-        del self._asked[message.number]
-        self._answers.append(Answer(message.number, answered))
+            result = InferenceFailed(message.text.decode(errors="replace"))
+        del self._unanswered[message.number]
+        self._answers.append(Answer(message.number, result))
         self._loop.stop()
 
     def _welcomed(self, connection: _Connection) -> None:
-        """Requests go to this server from now on, and whatever is not answered yet goes there again."""
-        if connection is not self._attempt:
+        """Send every unanswered request, and all later requests, to this server."""
+        if connection is not self._candidate:
             return
-        former, self._connection, self._attempt = self._connection, connection, None
-        self._held.clear()
-        for asked in self._asked.values():
-            connection.send(asked.message)
+        former, self._connection, self._candidate = self._connection, connection, None
+        self._unsent.clear()
+        for request in self._unanswered.values():
+            connection.send(request.message)
         if former is not None:
             former.end()
             self._leaving.append(former)
@@ -203,42 +200,42 @@ class GrpcInferenceClient:
         _log.info("inference_server", address=connection.address)
 
     def _ended(self, error: StreamError | None) -> None:
-        """A connection is over; with an error if trying again is of no use."""
+        """A connection has ended, with an error if another attempt is useless."""
         self._changed.set()
         if error is not None:
             self._fail(error)
 
     def _fail(self, error: StreamError) -> None:
-        """Nothing will be answered any more: at the first failure, or at the end."""
+        """End the client with its first failure, or with ``close``."""
         if self._failure is None:
             self._failure = error
-        self._asked.clear()
-        self._held.clear()
+        self._unanswered.clear()
+        self._unsent.clear()
         self._answers.clear()
         self._changed.set()
         self._loop.stop()
 
-    # The keeper.
+    # The task that keeps the client connected.
 
     async def _run(self) -> None:
         try:
-            await self._keep()
-        except Exception as error:  # noqa: BLE001 - raised to the owner, who waits for what this one should do
-            self._fail(_caused(StreamError(f"an inference client failed: {error!r}"), error))
-        remaining = [*self._all()]
+            await self._stay_connected()
+        except Exception as error:  # noqa: BLE001 - the owner raises it: the task has no other reader
+            self._fail(_with_cause(StreamError(f"an inference client failed: {error!r}"), error))
+        remaining = [*self._connections()]
         for connection in remaining:
             connection.cancel()
         for connection in remaining:
             await connection.over()
         self._loop.stop()
 
-    async def _keep(self) -> None:
-        """Have a connection at all times, as near to home as can be; until the first failure, or ``close``."""
+    async def _stay_connected(self) -> None:
+        """Keep a connection, to the home server if possible, until the first failure or ``close``."""
         while self._failure is None:
             now = self._now()
-            self._bury(now)
-            self._give_up_silent(now)
-            if self._attempt is None and self._is_astray and now >= self._retry_at:
+            self._remove_ended(now)
+            self._cancel_silent(now)
+            if self._candidate is None and self._is_away and now >= self._retry_at:
                 self._try_next(now)
             self._changed.clear()
             duty = self._next_duty
@@ -247,64 +244,67 @@ class GrpcInferenceClient:
                     await self._changed.wait()
 
     @property
-    def _is_astray(self) -> bool:
+    def _is_away(self) -> bool:
+        """Whether the client is not connected to its home server."""
         return self._connection is None or self._connection.address != self._addresses[0]
 
     @property
     def _next_duty(self) -> float:
-        """When something is to be done that nobody will wake us for."""
-        duties = [each.last_heard + self._peer_timeout for each in self._all()]
-        if self._attempt is None and self._is_astray:
+        """When the task must act without an event."""
+        duties = [connection.last_heard + self._options.peer_timeout for connection in self._connections()]
+        if self._candidate is None and self._is_away:
             duties.append(self._retry_at)
         return min(duties, default=math.inf)
 
-    def _all(self) -> Iterator[_Connection]:
+    def _connections(self) -> Iterator[_Connection]:
         """Every connection that has not ended."""
-        if self._attempt is not None:
-            yield self._attempt
+        if self._candidate is not None:
+            yield self._candidate
         if self._connection is not None:
             yield self._connection
         yield from self._leaving
 
-    def _bury(self, now: float) -> None:
-        """Deal with connections that have ended: after one that was of no use the next is tried after the back-off."""
-        self._leaving = [each for each in self._leaving if not each.has_ended]
-        if self._attempt is not None and self._attempt.has_ended:
-            self._attempt = None
+    def _remove_ended(self, now: float) -> None:
+        """Remove ended connections. After a server that answered, try the next at once, else after the back-off."""
+        self._leaving = [connection for connection in self._leaving if not connection.has_ended]
+        if self._candidate is not None and self._candidate.has_ended:
+            self._candidate = None
             if self._connection is None:
-                self._try_after(now, self._back_off)
+                self._plan_next_attempt(now)
         if self._connection is not None and self._connection.has_ended:
             _log.warning("inference_server_gone", address=self._connection.address)
-            self._try_after(now, 0.0 if self._connection.has_answered else self._back_off)
+            self._plan_next_attempt(now, at_once=self._connection.has_answered)
             self._connection = None
 
-    def _try_after(self, now: float, delay: float) -> None:
+    def _plan_next_attempt(self, now: float, *, at_once: bool = False) -> None:
+        """Set the next server and the time of the attempt."""
         self._next_address += 1
-        self._retry_at = now + delay
-        self._back_off = min(2 * self._back_off, LAST_BACK_OFF_SECONDS) if delay else FIRST_BACK_OFF_SECONDS
+        if at_once:
+            self._back_off.reset()
+        self._retry_at = now if at_once else now + self._back_off.next_delay()
 
-    def _give_up_silent(self, now: float) -> None:
-        for connection in self._all():
-            if now >= connection.last_heard + self._peer_timeout:
+    def _cancel_silent(self, now: float) -> None:
+        for connection in self._connections():
+            if now >= connection.last_heard + self._options.peer_timeout:
                 connection.cancel()
                 connection.last_heard = math.inf
 
     def _try_next(self, now: float) -> None:
-        """Connect to the next server; with a connection elsewhere, to our own."""
+        """Connect to the next server, or to the home server if there is a connection elsewhere."""
         if self._connection is not None:
             self._next_address = 0
-            self._retry_at = now + self._return_seconds
+            self._retry_at = now + self._options.return_seconds
         address = self._addresses[self._next_address % len(self._addresses)]
         if (target := self._find(address)) is None:
             if self._connection is None:
-                self._try_after(now, self._back_off)
+                self._plan_next_attempt(now)
             return
-        self._attempt = _Connection(
+        self._candidate = _Connection(
             self._loop,
             address,
             target,
             metadata=self._metadata,
-            tls=self._tls,
+            tls=self._options.tls,
             hello=self._hello,
             now=now,
             on_message=self._received,
@@ -313,7 +313,7 @@ class GrpcInferenceClient:
 
 
 class _Connection:
-    """A conversation with one server, and what is known of it."""
+    """One call to one server."""
 
     def __init__(
         self,
@@ -328,13 +328,13 @@ class _Connection:
         on_message: Callable[[_Connection, InferenceMessage], None],
         on_end: Callable[[StreamError | None], None],
     ) -> None:
-        """Connect to ``target``, where ``address`` is now, and say hello.
+        """Connect to ``target``, the current place of ``address``, and send the hello.
 
-        ``on_end`` is called last, and given an error if asking this server again is of no use.
+        ``on_end`` is called last. It gets an error if another attempt at this server is useless.
         """
         self.address = address
         self.last_heard = now
-        """When the server last gave a sign of life."""
+        """When the server's last message arrived."""
         self.has_answered = False
         self.has_ended = False
         self._on_end = on_end
@@ -364,10 +364,10 @@ class _Connection:
         elif isinstance(error, StreamError):
             final = error
         elif error is not None:
-            final = _caused(StreamError(f"an inference client failed: {error!r}"), error)
+            final = _with_cause(StreamError(f"an inference client failed: {error!r}"), error)
         self._on_end(final)
 
 
-def _caused(error: StreamError, cause: Exception) -> StreamError:
+def _with_cause(error: StreamError, cause: Exception) -> StreamError:
     error.__cause__ = cause
     return error

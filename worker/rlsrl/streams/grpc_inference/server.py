@@ -1,4 +1,4 @@
-"""The end that answers: one thread runs grpc's event loop, the owner's threads take batches and answer them."""
+"""The server: one thread runs the event loop, and the owner's threads take batches and answer them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import structlog
+from typing_extensions import override
 
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.rpc.codec import Malformed
@@ -14,16 +15,16 @@ from rlsrl.rpc.tls import Tls
 from rlsrl.streams.grpc_inference import wire
 from rlsrl.streams.grpc_inference.wire import InferenceMessageKind, LaneMessages
 from rlsrl.streams.handshake import PeerRefused
-from rlsrl.streams.inference import Answers, InferenceBatch, OnArrival, PendingRequest, RequestQueue
+from rlsrl.streams.inference import Answers, InferenceBatch, InferenceServer, OnArrival, PendingRequest, RequestQueue
 
 HEARTBEAT_SECONDS = 1.0
-"""How often each client hears that the event loop turns."""
+"""How often the server shows each client that its event loop runs."""
 
 _log = structlog.get_logger(__name__)
 
 
-class GrpcInferenceServer:
-    """Serves clients over gRPC; implements ``InferenceServer``."""
+class GrpcInferenceServer(InferenceServer):
+    """Serves clients over gRPC."""
 
     def __init__(
         self,
@@ -35,19 +36,19 @@ class GrpcInferenceServer:
         on_unauthenticated: Callable[[], None] = lambda: None,
         tls: Tls | None = None,
     ) -> None:
-        """Serve ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free one.
+        """Serve ``unix-abstract:NAME`` or ``HOST:PORT``; port 0 takes a free port.
 
         Args:
             address: where to listen.
-            token: what clients have to show.
-            layout: what requests and results look like; clients of another layout are refused.
-            on_refused: called, from the server's thread, with the kind of what was refused: ``layout``, ``protocol`` or
-                ``malformed``. Messages over 64 MiB gRPC refuses before they get here.
-            on_unauthenticated: called, from the server's thread, for each call without the token.
-            tls: certificates, where clients have to have one too.
+            token: the experiment's token. Clients must show it.
+            layout: of requests and results. A client with another layout is refused.
+            on_refused: called in the server's thread for each refused client, with the kind: ``layout``, ``protocol``
+                or ``malformed``. gRPC itself refuses messages over 64 MiB.
+            on_unauthenticated: called in the server's thread for each call without the token.
+            tls: certificates. With them, clients must have certificates, too.
 
         Raises:
-            AddressTaken: somebody else listens there.
+            AddressTaken: another process listens there.
             ValueError: the address has neither form.
         """
         self._layout = layout
@@ -56,8 +57,8 @@ class GrpcInferenceServer:
         self._queue = RequestQueue()
         self._clients: set[ServerStream] = set()
         self._on_arrival: OnArrival | None = None
-        self._is_due = False
-        """Whether it will be called once all that has come was put into the queue."""
+        self._is_call_planned = False
+        """Whether ``_on_arrival`` will be called after the requests that have arrived are queued."""
         self._server = ConversationServer(
             address,
             token=token,
@@ -71,45 +72,47 @@ class GrpcInferenceServer:
 
     @property
     def address(self) -> str:
-        """Where clients find it; with the port that was taken."""
+        """Where clients connect, with the port that was taken."""
         return self._server.address
 
+    @override
     def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
-        """See ``InferenceServer.next_batch``."""
         return self._queue.next_batch(max_size, timeout, self._deliver)
 
+    @override
     def call_on_arrival(self, take: Callable[[], None] | None, afterwards: Callable[[], None] = lambda: None) -> None:
-        """See ``InferenceServer.call_on_arrival``; the thread is the event loop's."""
+        """Register callbacks; see ``InferenceServer.call_on_arrival``. They run in the event loop's thread."""
         self._on_arrival = None if take is None else OnArrival(take, afterwards)
 
+    @override
     def wake(self) -> None:
-        """See ``InferenceServer.wake``."""
-        self._server.post(self._arrived)
+        self._server.post(self._plan_call)
 
+    @override
     def close(self) -> None:
-        """See ``InferenceServer.close``. Answers given before are sent; takes up to a second."""
+        """Stop serving; see ``InferenceServer.close``. Earlier answers are still sent, which takes up to a second."""
         self._queue.close()
         self._server.close()
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a batch to be taken."""
+        """Number of requests that wait for a batch."""
         return len(self._queue)
 
     @property
     def num_clients(self) -> int:
-        """Clients that are connected."""
+        """Number of connected clients."""
         return len(self._clients)
 
     def _deliver(self, pending: Sequence[PendingRequest], answers: Answers) -> None:
-        """Encode in the caller's thread; one wake-up of the event loop for the whole batch."""
+        """Encode the answers in the caller's thread, and wake the event loop once for the whole batch."""
         if isinstance(answers, Exception):
             text = f"{type(answers).__name__}: {answers}"[:1000].encode()
-            messages = [wire.note(InferenceMessageKind.FAILURE, text, number=each.number) for each in pending]
+            messages = [wire.note(InferenceMessageKind.FAILURE, text, number=request.number) for request in pending]
         else:
             pairs = zip(pending, answers, strict=True)
-            messages = [self._messages.result(each.number, result) for each, result in pairs]
-        clients = (cast("ServerStream", each.client) for each in pending)
+            messages = [self._messages.result(request.number, result) for request, result in pairs]
+        clients = (cast("ServerStream", request.client) for request in pending)
         self._server.send(zip(clients, messages, strict=True), answers=1)
 
     async def _converse(self, client: ServerStream) -> None:
@@ -118,7 +121,7 @@ class GrpcInferenceServer:
         if first is None:
             return
         try:
-            hello = wire.judge_hello(first, self._layout)
+            hello = wire.read_hello(first, self._layout)
         except PeerRefused as refusal:
             client.send(self._refusal(refusal.kind, str(refusal)))
             return
@@ -136,21 +139,23 @@ class GrpcInferenceServer:
         while (message := await client.read()) is not None:
             header = wire.read(message)
             self._queue.put(client, header.number, self._messages.read_request(header))
-            self._arrived()
+            self._plan_call()
             await client.wait_for_window()
 
-    def _arrived(self) -> None:
-        if self._on_arrival is not None and not self._is_due:
-            self._is_due = True
+    def _plan_call(self) -> None:
+        if self._on_arrival is not None and not self._is_call_planned:
+            self._is_call_planned = True
             self._server.soon(self._call)
 
     def _call(self) -> None:
-        self._is_due = False
+        self._is_call_planned = False
         if (on_arrival := self._on_arrival) is not None:
             on_arrival.take()
-            self._server.soon(on_arrival.afterwards)  # behind the writers, whom the answers have just woken
+            # The answers have just woken the writers, so this runs after them.
+            self._server.soon(on_arrival.afterwards)
 
     def _refusal(self, kind: str, text: str, name: str = "") -> bytes:
+        """Count and log a refused client; return the message that refuses it."""
         _log.warning("client_refused", kind=kind, client=name, reason=text)
         self._on_refused(kind)
         return wire.note(InferenceMessageKind.REFUSED, text.encode())

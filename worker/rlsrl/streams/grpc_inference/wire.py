@@ -1,8 +1,8 @@
-"""What travels over a gRPC inference stream: ``rlsrl.rpc.codec`` messages with one fixed header.
+"""The messages of a gRPC inference stream: ``rlsrl.rpc.codec`` messages with one fixed header.
 
-The token is in the call's metadata and was checked before anything here is read. Then the client says which layout it
-speaks, and the server answers with a welcome or a refusal that names both. Afterwards shapes and dtypes are known, so a
-message says only how many lanes it has.
+The token is in the call's metadata and is checked first. Then the client sends its layout, and the server answers with
+a welcome, or with a refusal that has both layouts. After that both ends know shapes and dtypes, so a message carries
+only its number of lanes.
 """
 
 from __future__ import annotations
@@ -21,41 +21,42 @@ from rlsrl.rpc.codec import Malformed, MessageLayout, encode, split
 from rlsrl.streams.handshake import PeerRefused
 
 PROTOCOL = 1
-"""Raised with every change of a message; both ends must have the same."""
+"""Version of the messages. Raise it with every change: both ends must have the same version."""
 
 METHOD = "/rlsrl.inference/Converse"
-"""The one call, a stream both ways."""
+"""The only call: a stream in both directions."""
 
 MAX_LANES = 1 << 16
-"""Lanes of one request."""
+"""Most lanes of one request."""
 
 _HEADER = struct.Struct("<BxxxIQqq")
-"""Kind, lanes, number, attempt and step (of ``min_version`` in a request, of the weights in a result); text follows."""
+"""Kind, lanes, number, attempt and step. In a request they are of ``min_version``, in a result of the weights. Text may
+follow."""
 _STATE = "state/"
-"""Before the paths of recurrent state in a message."""
+"""Prefix of the paths of recurrent state in a message."""
 _DISTRIBUTION = "distribution"
 _CACHED_LAYOUTS = 32
 
 
 class InferenceMessageKind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     HELLO = 1
     WELCOME = 2
     REFUSED = 3
-    """The last message: the text says why."""
+    """The last message. The text says why."""
     REQUEST = 4
     RESULT = 5
     FAILURE = 6
-    """Instead of a result; the text is the error's."""
+    """Sent instead of a result. The text is that of the error."""
     ALIVE = 7
-    """The server's event loop turns, though it has no answer yet."""
+    """The server's event loop runs, but there is no answer yet."""
     LEAVING = 8
-    """The server closes: ask another."""
+    """The server closes: connect to another."""
 
 
 class InferenceMessage(NamedTuple):
-    """A message whose header was read."""
+    """A message with its decoded header."""
 
     kind: InferenceMessageKind
     num_lanes: int
@@ -66,48 +67,48 @@ class InferenceMessage(NamedTuple):
 
 
 class ClientHello(NamedTuple):
-    """What a client says first."""
+    """A client's first message."""
 
     name: str
     layout: InferenceLayout
 
 
 def read(message: bytes) -> InferenceMessage:
-    """Read a message's header.
+    """Decode a message's header.
 
     Raises:
-        Malformed: it is none of ours.
+        Malformed: the header is not of this stream.
     """
     header, body = split(message)
     if len(header) < _HEADER.size:
-        raise Malformed(f"a header of {len(header)} bytes is shorter than {_HEADER.size}")
+        raise Malformed(f"a header of {len(header)} bytes; it has at least {_HEADER.size}")
     kind, num_lanes, number, attempt, step = _HEADER.unpack_from(header)
     try:
         known = InferenceMessageKind(kind)
     except ValueError as error:
-        raise Malformed(f"no message is of kind {kind}") from error
+        raise Malformed(f"message kind {kind} is unknown") from error
     return InferenceMessage(known, num_lanes, number, Version(attempt, step), header[_HEADER.size :], body)
 
 
 def note(kind: InferenceMessageKind, text: bytes = b"", *, number: int = 0) -> bytes:
-    """A message without arrays."""
+    """Return a message without arrays."""
     return encode(_HEADER.pack(kind, 0, number, 0, 0) + text)
 
 
 def hello(name: str, layout: InferenceLayout) -> bytes:
-    """How a client introduces itself."""
+    """Return a client's first message."""
     return note(InferenceMessageKind.HELLO, _json({"protocol": PROTOCOL, "name": name, "layout": layout.to_json()}))
 
 
-def judge_hello(message: bytes, layout: InferenceLayout) -> ClientHello:
-    """Read a client's first message.
+def read_hello(message: bytes, layout: InferenceLayout) -> ClientHello:
+    """Decode and check a client's first message.
 
     Raises:
-        PeerRefused: it is not for us; nothing of it was believed.
+        PeerRefused: the message is malformed, or has another protocol version or layout.
     """
     try:
-        introduction = read(message)
-        value = json.loads(introduction.text) if introduction.kind is InferenceMessageKind.HELLO else {}
+        first = read(message)
+        value = json.loads(first.text) if first.kind is InferenceMessageKind.HELLO else {}
         protocol = value["protocol"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PeerRefused("malformed", f"malformed handshake: {error!r}"[:200]) from error
@@ -123,41 +124,43 @@ def judge_hello(message: bytes, layout: InferenceLayout) -> ClientHello:
 
 
 class LaneMessages:
-    """Requests and results of one layout as messages, and back."""
+    """Encodes and decodes the requests and results of one layout."""
 
     def __init__(self, layout: InferenceLayout) -> None:
         state = {f"{_STATE}{path}": spec for path, spec in layout.state.items()}
         distribution = ArraySpec(shape=(layout.distribution_size,), dtype="float32")
         self._state = {path: f"{_STATE}{path}" for path in layout.state}
         self._observation = tuple(layout.observation)
-        # A client may choose its number of lanes; keeping a layout for each it ever used would be its to exhaust.
+        # A client chooses its number of lanes: an unbounded cache could exhaust the memory.
         self._request = lru_cache(_CACHED_LAYOUTS)(lambda lanes: _with_lanes({**layout.observation, **state}, lanes))
         self._result = lru_cache(_CACHED_LAYOUTS)(
             lambda lanes: _with_lanes({_DISTRIBUTION: distribution, **state}, lanes)
         )
 
     def request(self, number: int, request: RolloutRequest) -> bytes:
-        """A request's message.
+        """Encode a request.
 
         Raises:
             Malformed: its arrays are not of the layout.
-            MessageTooLong: no server would take it.
+            MessageTooLong: the request is too large for a message.
         """
         num_lanes = request.num_lanes
         if not 1 <= num_lanes <= MAX_LANES:
-            raise Malformed(f"a request has from 1 to {MAX_LANES} lanes, not {num_lanes}")
+            raise Malformed(f"a request of {num_lanes} lanes; allowed are 1 to {MAX_LANES}")
         header = _HEADER.pack(InferenceMessageKind.REQUEST, num_lanes, number, *request.min_version)
         state = {name: request.state[path] for path, name in self._state.items()}
         return self._request(num_lanes).encode(header, {**request.observation, **state})
 
     def read_request(self, message: InferenceMessage) -> RolloutRequest:
-        """The request in a message; its arrays are read-only.
+        """Decode a request. Its arrays are read-only.
 
         Raises:
-            Malformed: it is no request of this layout.
+            Malformed: the message is not a request of this layout.
         """
         if message.kind is not InferenceMessageKind.REQUEST or not 1 <= message.num_lanes <= MAX_LANES:
-            raise Malformed(f"a {message.kind.name} of {message.num_lanes} lanes came where a request is due")
+            raise Malformed(
+                f"a {message.kind.name} of {message.num_lanes} lanes; expected a REQUEST of 1 to {MAX_LANES}"
+            )
         arrays = self._request(message.num_lanes).view(message.body)
         return RolloutRequest(
             observation={path: arrays[path] for path in self._observation},
@@ -166,11 +169,11 @@ class LaneMessages:
         )
 
     def result(self, number: int, result: RolloutResult) -> bytes:
-        """A result's message.
+        """Encode a result.
 
         Raises:
             Malformed: its arrays are not of the layout.
-            MessageTooLong: no client would take it.
+            MessageTooLong: the result is too large for a message.
         """
         num_lanes = len(result.distribution)
         header = _HEADER.pack(InferenceMessageKind.RESULT, num_lanes, number, *result.version)
@@ -178,13 +181,13 @@ class LaneMessages:
         return self._result(num_lanes).encode(header, {_DISTRIBUTION: result.distribution, **state})
 
     def read_result(self, message: InferenceMessage, num_lanes: int) -> RolloutResult:
-        """The result in a message, for a request of ``num_lanes``; its arrays are read-only.
+        """Decode the result for a request of ``num_lanes``. Its arrays are read-only.
 
         Raises:
-            Malformed: it is none of this layout.
+            Malformed: the message is not a result of this layout and number of lanes.
         """
         if message.num_lanes != num_lanes:
-            raise Malformed(f"a result of {message.num_lanes} lanes came for a request of {num_lanes}")
+            raise Malformed(f"a result of {message.num_lanes} lanes for a request of {num_lanes}")
         arrays = self._result(num_lanes).view(message.body)
         return RolloutResult(
             distribution=arrays[_DISTRIBUTION],

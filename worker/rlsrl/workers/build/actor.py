@@ -23,7 +23,7 @@ from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
 from rlsrl.policies.remote import RemoteActor, RemotePolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import ActorLedger
-from rlsrl.streams.grpc_inference import GrpcInferenceClient
+from rlsrl.streams.grpc_inference import GrpcInferenceClient, InferenceClientOptions
 from rlsrl.streams.protocols import SampleProducer
 from rlsrl.workers.build.common import (
     await_description,
@@ -122,14 +122,14 @@ def _remote_groups(config: ActorConfig, context: WorkerContext, resources: ExitS
         resources.callback(envs.close)
         all_envs.append(envs)
     env_spec = all_envs[0].spec
-    client = GrpcInferenceClient(
-        config.inference_endpoints,
+    options = InferenceClientOptions(
         token=context.token,
         tls=context.tls,
         layout=InferenceLayout.of(env_spec),
         home=context.index,
         find=context.directory.find,
     )
+    client = GrpcInferenceClient(config.inference_endpoints, options)
     resources.callback(client.close)
     policy = RemotePolicy(client, waiting=context.waiting, report_version=context.report_version, log=context.log)
     num_steps = config.rollout_length
