@@ -123,7 +123,7 @@ class Chain:
                 actor.flush(0)
         self.forwarder.check()
         self.forwarder.receive(TICK)
-        self.forwarder.pass_on()
+        self.forwarder.forward()
         slots = self.trainer.receive(64, TICK)
         assert all(slot.oldest_version >= slot.min_version for slot in slots), "the policy lag is kept"
         self.arrived += slots
@@ -268,7 +268,7 @@ def test_what_it_posted_and_the_trainer_never_got_is_settled_by_its_next_life(ch
     actor.post(fill(chain.acquire(actor), 1))
     while chain.page.record.counters["passed_on"] == 0:
         chain.forwarder.receive(TICK)
-        chain.forwarder.pass_on()
+        chain.forwarder.forward()
         with pytest.raises(StreamTimeout):
             actor.acquire(TICK)
     chain.kill_buffer()
@@ -415,7 +415,7 @@ def test_a_worker_that_hangs_shows_no_life(tmp_path: Path) -> None:
 
         assert look_around() == look_around() == 1
         forwarder.receive(0.0)
-        forwarder.pass_on()
+        forwarder.forward()
         while look_around() == 1:
             pass
         assert look_around() == look_around() == 2

@@ -1,1 +1,1 @@
-"""What stands between received slots and a training batch."""
+"""Buffers between received slots and training batches."""

@@ -1,8 +1,8 @@
 """The on-policy buffer: each lane is trained once, in the order in which its credit was granted.
 
-Arrival order is luck; credit order is not. Batches are formed in credit order, and a batch waits for every older credit
-that a live producer still holds. So fast producers never push slow ones out, the policy lag is bounded by waiting
-instead of dropping, and with a lag of zero the batches of a run are the same every time.
+The order of arrival depends on timing; the order of credits does not. Batches are formed in credit order, and a batch
+waits for every older credit that a live producer still holds. So fast producers never displace slow ones, the policy
+lag is kept by waiting instead of dropping, and with a policy lag of 0 a run always forms the same batches.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rlsrl.data.version import Version
 
 @dataclass(frozen=True, kw_only=True)
 class LaneBatch:
-    """One training batch: B lanes under the slots' field names."""
+    """One training batch of B lanes, with the slots' field names."""
 
     arrays: dict[str, NDArray[Any]]
-    """Frames [T+1, B, ...], steps [T, B, ...], lanes [B, ...]; ``version_*`` are spread to [T, B]."""
+    """Frames [T+1, B, ...], steps [T, B, ...], lanes [B, ...]; ``version_*`` are repeated to [T, B]."""
     num_transitions: int
-    """True entries of ``mask``."""
+    """Number of True entries in ``mask``."""
     oldest_version: Version
-    """Of the oldest action in it: policy lag is measured from here."""
+    """Version of the oldest action in the batch. Policy lag counts from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discard:
-    """Lanes that may not be trained any more, and why."""
+    """Lanes that may no longer be trained, and why."""
 
     reason: str
     num_lanes: int
@@ -43,7 +43,7 @@ class Discard:
 
 @dataclass(order=True)
 class _Held:
-    """A slot's copied lanes, those not yet trained."""
+    """The copied lanes of a slot that are not trained yet."""
 
     credit: int
     arrays: dict[str, NDArray[Any]] = field(compare=False)
@@ -59,12 +59,10 @@ class _Held:
 
 
 class FifoBuffer:
-    """Forms batches of B lanes in credit order.
-
-    One thread puts, one samples, any may close. ``layout`` gives the fields; its number of lanes is ignored.
-    """
+    """Forms batches of B lanes in credit order. One thread puts, one thread samples, any thread may close."""
 
     def __init__(self, *, layout: SlotLayout, batch_lanes: int, max_policy_lag: int) -> None:
+        """``layout`` gives the slots' fields; its number of lanes is ignored."""
         self._layout = layout.with_lanes(batch_lanes)
         self._max_policy_lag = max_policy_lag
         self._changed = threading.Condition()
@@ -75,15 +73,15 @@ class FifoBuffer:
 
     @property
     def num_transitions(self) -> int:
-        """Transitions held: ``in_buffer`` of the ledger, counted anew."""
+        """Transitions held, counted now. It equals the ledger's ``in_buffer``."""
         with self._changed:
             return sum(held.transitions(held.num_lanes) for held in self._held)
 
     def put(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
-        """Copy the slots' lanes; afterwards their memory may be released.
+        """Copy the slots' lanes. The caller may then release the slots.
 
-        ``oldest_outstanding`` is the lowest credit that a live producer still holds, None for none, as of after these
-        slots were received: call with no slots when only that changed (a producer died).
+        ``oldest_outstanding`` is the lowest credit that a live producer holds after these slots were received, or None.
+        If only this changed, because a producer died, call ``put`` without slots.
         """
         copies = [
             _Held(slot.credit, {name: array.copy() for name, array in slot.arrays.items()}, slot.oldest_version)
@@ -96,18 +94,17 @@ class FifoBuffer:
             self._changed.notify_all()
 
     def discard_stale(self, current: Version) -> list[Discard]:
-        """Training is at ``current``: remove what it may not use, another attempt's experience or one beyond the lag.
+        """Remove and return lanes that training at ``current`` may not use: of another attempt, or beyond the lag.
 
-        Neither happens to a slot filled under one of our own credits; both happen to slots that a producer posts again
-        after this consumer's former life. Such a slot may come at any time: ``sample`` then returns None until this is
-        called again.
+        A slot filled under a credit of this consumer is never stale. A slot that a producer posts again after this
+        consumer restarted may be. It may come at any time: ``sample`` then returns None until the next call of this.
         """
         with self._changed:
             self._current = current
-            return self._remove(self._fault)
+            return self._remove(self._stale_reason)
 
-    def _fault(self, held: _Held) -> str | None:
-        """Why a slot may not be trained now; None if it may."""
+    def _stale_reason(self, held: _Held) -> str | None:
+        """Return why a slot may not be trained now, or None if it may."""
         if self._current is None:
             return None
         if held.oldest_version.attempt != self._current.attempt:
@@ -115,32 +112,31 @@ class FifoBuffer:
         return "stale" if self._current.step - held.oldest_version.step > self._max_policy_lag else None
 
     def _holds_stale(self) -> bool:
-        return any(self._fault(held) is not None for held in self._held)
+        return any(self._stale_reason(held) is not None for held in self._held)
 
     def _remove(self, reason_of: Callable[[_Held], str | None]) -> list[Discard]:
-        """Remove what there is a reason for."""
-        gone = [(reason, held) for held in self._held if (reason := reason_of(held)) is not None]
+        """Remove and return the slots for which ``reason_of`` returns a reason."""
+        removed = [(reason, held) for held in self._held if (reason := reason_of(held)) is not None]
         self._held = [held for held in self._held if reason_of(held) is None]
         return [
             Discard(reason=reason, num_lanes=held.num_lanes, num_transitions=held.transitions(held.num_lanes))
-            for reason, held in gone
+            for reason, held in removed
         ]
 
     def sample(self, timeout: float) -> LaneBatch | None:
-        """The next batch; None when it is not complete within ``timeout`` seconds, when there is something for
-        ``discard_stale``, or after ``close``.
+        """Return the next batch. ``put``, ``close`` or the timeout (seconds) ends the wait.
 
-        Woken by ``put`` and ``close``.
+        Returns None if no batch is complete in time, if ``discard_stale`` has lanes to remove, or after ``close``.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._holds_stale() or self._complete(), timeout)
             if self._closed or self._holds_stale() or not self._complete():
                 return None
-            pieces = self._take()
-        return self._assemble(pieces)
+            parts = self._take()
+        return self._assemble(parts)
 
     def close(self) -> list[Discard]:
-        """Wake whoever waits, refuse batches from now on, and hand over what was never trained."""
+        """Form no more batches, wake the waiting thread, and return the lanes that were never trained."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -158,32 +154,32 @@ class FifoBuffer:
 
     def _take(self) -> list[_Held]:
         wanted = self._layout.num_lanes
-        pieces: list[_Held] = []
+        parts: list[_Held] = []
         while wanted:
             held = self._held[0]
             lanes = min(wanted, held.num_lanes)
             columns = slice(held.first_lane, held.first_lane + lanes)
-            pieces.append(_Held(held.credit, _columns(self._layout, held.arrays, columns), held.oldest_version))
+            parts.append(_Held(held.credit, _columns(self._layout, held.arrays, columns), held.oldest_version))
             held.first_lane += lanes
             wanted -= lanes
             if held.num_lanes == 0:
                 self._held.pop(0)
-        return pieces
+        return parts
 
-    def _assemble(self, pieces: list[_Held]) -> LaneBatch:
+    def _assemble(self, parts: list[_Held]) -> LaneBatch:
         arrays = {
-            name: _join([piece.arrays[name] for piece in pieces], axis=0 if spec.axes == "lanes" else 1)
+            name: _join([part.arrays[name] for part in parts], axis=0 if spec.axes == "lanes" else 1)
             for name, spec in self._layout.fields.items()
         }
         return LaneBatch(
             arrays=arrays,
             num_transitions=int(arrays["mask"].sum()),
-            oldest_version=min(piece.oldest_version for piece in pieces),
+            oldest_version=min(part.oldest_version for part in parts),
         )
 
 
 def _columns(layout: SlotLayout, arrays: dict[str, NDArray[Any]], columns: slice) -> dict[str, NDArray[Any]]:
-    """The lanes ``columns`` of a slot; what a slot keeps once a step is repeated for each lane."""
+    """Return the lanes ``columns`` of a slot. A value that a slot stores once a step is repeated for each lane."""
     picked: dict[str, NDArray[Any]] = {}
     for name, spec in layout.fields.items():
         if spec.axes == "lanes":

@@ -1,1 +1,1 @@
-"""How samples and inference requests travel between workers."""
+"""Streams between workers: samples from actors to trainers, and inference requests to policy workers."""

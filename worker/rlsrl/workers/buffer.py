@@ -42,10 +42,10 @@ class BufferWorker(Worker[BufferConfig]):
         parts.forwarder.check()
         with self._context.waiting("samples" if parts.forwarder.num_credits else "credit"):
             parts.forwarder.receive(WAKE_SECONDS)
-        passed = parts.forwarder.pass_on()
-        self._slots_passed_on += passed.num_slots
-        self._context.metrics.rollouts.inc(passed.num_slots)
-        return PollResult(num_samples=passed.num_transitions, num_batches=passed.num_slots)
+        forwarded = parts.forwarder.forward()
+        self._slots_passed_on += forwarded.num_slots
+        self._context.metrics.rollouts.inc(forwarded.num_slots)
+        return PollResult(num_samples=forwarded.num_transitions, num_batches=forwarded.num_slots)
 
     @override
     def _shutdown(self) -> None:

@@ -1,12 +1,12 @@
-"""What a buffer worker does: takes slots from producers and posts them to consumers, one for one, as acknowledged FIFO.
+"""The core of a buffer worker: forward slots from producers to consumers, one for one, as an acknowledged FIFO.
 
-Flow stays exact. Each credit that a consumer grants is granted on, for as many lanes and weights as new;
-nothing else is. So the credits in hand bound what is held, back-pressure and policy lag reach through, and what comes
-finds a credit, first come, first passed on.
+Each credit that a downstream consumer grants is granted to the upstream producers, with the same lanes and the same
+``min_version``. Nothing else is granted upstream. So the credits in hand bound the slots in memory, and back-pressure
+and policy lag reach from trainers to actors. Each arriving slot finds a credit and is forwarded in order of arrival.
 
-Two threads. The owner's receives, copies and releases; the other takes credits and posts what was filled, for
-a producer belongs to one thread and ``receive`` and ``acquire`` both wait. Whoever is handed something is woken: by the
-upstream consumer, and by a descriptor beside the downstream producer's own.
+A producer belongs to one thread, and both ``receive`` and ``acquire`` wait, so the forwarder has two threads. The
+owner's thread receives, copies and releases slots. The credit thread takes credits and posts filled slots. It waits
+for the downstream producer and for an ``EventFd`` that the owner sets.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from rlsrl.streams.eventfd import EventFd
 from rlsrl.streams.protocols import PollableProducer, SampleConsumer, StreamTimeout
 
 MAX_SLOTS_A_POLL = 1024
-"""So that the owner never stays away long from what else it watches."""
+"""Most slots of one ``receive``, so that the owner soon returns to its other duties."""
 SHOW_LIFE_SECONDS = 0.5
-"""How often consumers are shown that the credits in hand are not forgotten, at least."""
+"""Longest time between two signs of life to the consumers."""
 POST_DEADLINE_SECONDS = 30.0
-"""How long the other thread may take to end: it never waits for a consumer."""
+"""How long the credit thread may take to end. It never waits for a consumer."""
 
 StaleReason = Literal["stale", "old_attempt"]
 
 _log = structlog.get_logger(__name__)
 
 
-class Passed(NamedTuple):
-    """What was passed on."""
+class Forwarded(NamedTuple):
+    """The slots of one ``forward``."""
 
     num_slots: int = 0
     num_transitions: int = 0
 
 
 class DropLedger(Protocol):
-    """Where it is written that a slot was taken and not passed on."""
+    """The ledger that records slots which were taken and not forwarded."""
 
     def dropped(self, reason: str, num_transitions: int) -> None:
-        """Transitions left the buffer for that reason."""
+        """Count transitions that left the buffer for that reason."""
 
 
 class DownstreamCredits:
-    """Slots granted by consumers and not filled yet, and which of them a rollout may fill. Not thread-safe."""
+    """Unfilled downstream slots, and the choice of the slot that a rollout fills. Not thread-safe."""
 
     def __init__(self) -> None:
         self._in_hand: list[Slot] = []
@@ -62,21 +62,21 @@ class DownstreamCredits:
 
     @property
     def newest_version(self) -> Version:
-        """The newest weights that any credit asked for."""
+        """Newest ``min_version`` of any credit so far."""
         return self._newest
 
     def add(self, credit: Slot) -> None:
-        """A consumer granted another."""
+        """Add a credit of a consumer."""
         self._in_hand.append(credit)
         self._newest = max(self._newest, credit.min_version)
 
     def take_for(self, oldest_version: Version) -> Slot | StaleReason:
-        """The credit that a rollout acted with weights from ``oldest_version`` on fills, or why it fills none.
+        """Return the credit for a rollout whose oldest action used ``oldest_version``, or why there is none.
 
-        Of the credits that ask for no newer weights it is one that asks for the newest, and of these the first: those
-        that ask for less are left to rollouts that are older. As each rollout was granted for weights at least as new
-        as those of some credit before it, there is one left for each. Only what a producer brings from before an end
-        of this buffer worker, or of its consumer, may find none: it could not be trained without breaking the lag.
+        Of the credits that allow this version the one with the newest ``min_version`` is taken, and of equal ones the
+        first. The others stay for older rollouts. Each rollout was granted for a credit at least as old, so each finds
+        one. Only a rollout from before a restart of this buffer worker, or of its consumer, may find none: training on
+        it would break the policy lag.
         """
         fitting = [credit for credit in self._in_hand if credit.min_version <= oldest_version]
         if not fitting:
@@ -87,7 +87,7 @@ class DownstreamCredits:
 
 
 class Forwarder:
-    """Passes slots on. One thread owns it; ``start`` first, ``close`` last."""
+    """Forwards slots. One thread owns it: it calls ``start`` first and ``close`` last."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class Forwarder:
         self._ledger = ledger
         self._now = clock.monotonic
         self._held: deque[Slot] = deque()
-        """Taken and not passed on: there was no credit for them yet. The owner's."""
+        """Received slots without a credit. Only the owner's thread uses them."""
         self._lock = threading.Lock()
-        # Guarded by _lock:
+        # Guarded by _lock, down to _polls:
         self._credits = DownstreamCredits()
         self._filled: deque[Slot] = deque()
         self._polls = 0
-        # The other thread's:
+        # Only the credit thread uses this:
         self._polls_seen = -1
         self._stopping = threading.Event()
         self._error: BaseException | None = None
@@ -119,32 +119,32 @@ class Forwarder:
         self._thread = threading.Thread(target=self._run, name="forwarder-credits", daemon=True)
 
     def start(self) -> None:
-        """Begin to take credits."""
+        """Start the credit thread."""
         self._thread.start()
 
     def check(self) -> None:
-        """Return if nothing failed.
+        """Raise the error that ended the credit thread. Call it periodically: nothing else reports it.
 
         Raises:
-            StreamError, LedgerError: what ended the other thread, as it was raised there.
+            StreamError, LedgerError: as the credit thread raised it.
         """
         if self._error is not None:
             raise self._error
 
     @property
     def num_credits(self) -> int:
-        """Credits in hand that are not filled."""
+        """Number of unfilled credits."""
         with self._lock:
             return len(self._credits)
 
     def receive(self, timeout: float) -> None:
-        """Wait for slots, at most ``timeout`` seconds."""
+        """Receive slots; wait for them at most ``timeout`` seconds."""
         with self._lock:
             self._polls += 1
         self._held.extend(self._upstream.receive(MAX_SLOTS_A_POLL, timeout))
 
-    def pass_on(self) -> Passed:
-        """Pass on what was received, as far as there are credits."""
+    def forward(self) -> Forwarded:
+        """Forward the received slots for which there are credits; drop those that no credit allows."""
         num_slots = num_transitions = 0
         while self._held and (credit := self._credit_for(self._held[0])) is not None:
             slot = self._held.popleft()
@@ -153,10 +153,10 @@ class Forwarder:
                 num_slots, num_transitions = num_slots + 1, num_transitions + slot.num_transitions
             else:
                 self._drop(slot, credit)
-        return Passed(num_slots, num_transitions)
+        return Forwarded(num_slots, num_transitions)
 
     def close(self) -> None:
-        """Post what is filled, pass on what can be, count what cannot, and part from both sides."""
+        """Forward the slots for which there are credits, count the others as dropped, and close both streams."""
         self._stopping.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -164,7 +164,7 @@ class Forwarder:
         self._upstream.close()
         self._held.extend(self._upstream.receive(MAX_SLOTS_A_POLL, timeout=0))
         if self._error is None and not self._thread.is_alive():
-            self.pass_on()
+            self.forward()
             self._post_filled()
         for slot in self._held:
             self._ledger.dropped("end_of_run", slot.num_transitions)
@@ -172,13 +172,12 @@ class Forwarder:
         self._downstream.close()
         self._wake.close()
 
-    # The owner's thread.
+    # What follows runs in the owner's thread.
 
     def _credit_for(self, slot: Slot) -> Slot | StaleReason | None:
-        """See ``DownstreamCredits.take_for``; None while there is none at all.
+        """Return a credit for the slot, or why no credit allows it, or None while there is no credit at all.
 
-        A slot with more or fewer lanes fills none: an actor sends it that was made for another number of environments
-        and is there until its successor is.
+        A slot with another number of lanes comes from an actor of an older spec, which runs until it is replaced.
         """
         if slot.num_lanes != self._num_lanes:
             return "old_attempt"
@@ -195,16 +194,16 @@ class Forwarder:
         self._wake.set()
 
     def _drop(self, slot: Slot, reason: StaleReason) -> None:
-        """Its lanes, all of them, were taken off what was granted, and are granted again."""
         num_lanes = slot.num_lanes
         self._ledger.dropped(reason, slot.num_transitions)
         _log.info("slot_dropped", reason=reason, version=str(slot.oldest_version), num_lanes=num_lanes)
         self._upstream.release(slot)
+        # The slot used up granted lanes: grant them again, all that the slot has.
         with self._lock:
             newest = self._credits.newest_version
         self._upstream.grant(num_lanes, newest)
 
-    # The other thread.
+    # What follows runs in the credit thread.
 
     def _run(self) -> None:
         poll = select.poll()
@@ -219,7 +218,7 @@ class Forwarder:
                 until = min(SHOW_LIFE_SECONDS, self._downstream.retries_at - self._now())
                 poll.poll(max(0.0, until * 1000))
             self._post_filled()
-        except BaseException as error:  # noqa: BLE001 - raised by check(), in the owner's thread
+        except BaseException as error:  # noqa: BLE001 - ``check`` raises it in the owner's thread
             self._error = error
 
     def _post_filled(self) -> None:
@@ -241,7 +240,7 @@ class Forwarder:
             self._upstream.grant(self._num_lanes, credit.min_version)
 
     def _show_life(self) -> None:
-        """On behalf of the owner: one that does not poll is as good as dead."""
+        """Show life downstream, but only if the owner has polled since: an owner that does not poll counts as dead."""
         with self._lock:
             polls = self._polls
         if polls != self._polls_seen:

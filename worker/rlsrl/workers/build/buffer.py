@@ -1,4 +1,4 @@
-"""What a buffer worker is made of."""
+"""Build a buffer worker from its resolved config."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rlsrl.workers.forwarder import Forwarder
 
 @dataclass(frozen=True, kw_only=True)
 class BufferParts:
-    """What a buffer worker is made of."""
+    """The parts of a buffer worker."""
 
     forwarder: Forwarder
     ledger: BufferLedger
     resources: ExitStack
-    """Closes the streams, those that the forwarder has not closed, and the ledger's page."""
+    """Closes the streams that the forwarder has not closed, and the ledger's page."""
 
 
 def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
-    """The parts: first the ledger, then the way to the trainers, then what actors find.
+    """Return the parts: first the ledger, then the stream to the trainers, then the endpoint for actors.
 
     Raises:
-        ConfigurationError: the environment cannot be made, or slots are too large for the transport.
-        OSError: another buffer worker serves this one's endpoint.
+        ConfigurationError: the environment cannot be made, or a slot is too large for the transport.
+        OSError: another process serves this buffer worker's endpoint.
     """
     layout = rollout_layout(
         environment_spec(environment_source(config.environment)),
