@@ -26,9 +26,6 @@ from rlsrl.rpc.channels import Metadata, cancel_call, end_call, open_channel
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import Tls
 
-FIRST_BACK_OFF_SECONDS = 0.1
-LAST_BACK_OFF_SECONDS = 1.0
-"""A client that no server answers tries again after the first, then after twice as long each time up to the last."""
 MAX_UNANSWERED = 64
 """Most unanswered messages of one client. The server reads no more of its messages until it has answered some."""
 START_SECONDS = 30.0

@@ -18,11 +18,11 @@ import structlog
 from typing_extensions import override
 
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
+from rlsrl.rpc.back_off import BackOff
 from rlsrl.rpc.channels import Metadata, token_metadata
 from rlsrl.rpc.codec import Malformed
-from rlsrl.rpc.conversations import is_final
+from rlsrl.rpc.conversations import END_SECONDS, is_final
 from rlsrl.rpc.in_thread import InThreadConversation, WaitingLoop
-from rlsrl.rpc.reconnect import END_SECONDS, BackOff
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.coordination import describe
