@@ -72,7 +72,7 @@ def main() -> None:
     bare()  # the peer is up
     rates: dict[str, list[float]] = {name: [] for name in ("socket", "live", "push", "get")}
     address = f"unix-abstract:rlsrl-benchmark-{uuid.uuid4()}"
-    with tempfile.TemporaryDirectory() as folder, closing(DrivenProcess("rlsrl.testing.parameter_puppet")) as server:
+    with tempfile.TemporaryDirectory() as folder, closing(DrivenProcess("rlsrl.testing.parameter_process")) as server:
         server.call("serve", address=address, token=TOKEN, folder=folder)
         with (
             closing(ServiceParameterDB(address, TOKEN)) as db,

@@ -85,7 +85,7 @@ class ServedStore(FolderStore):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[DrivenProcess]:
-    server = DrivenProcess("rlsrl.testing.parameter_puppet")
+    server = DrivenProcess("rlsrl.testing.parameter_process")
     yield server
     server.close()
 
@@ -95,7 +95,7 @@ def tls_server(tls_variables: dict[str, str]) -> Iterator[DrivenProcess]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in tls_variables.items():
             patch.setenv(name, value)
-        server = DrivenProcess("rlsrl.testing.parameter_puppet")
+        server = DrivenProcess("rlsrl.testing.parameter_process")
     yield server
     server.close()
 

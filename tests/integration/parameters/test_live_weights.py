@@ -61,7 +61,7 @@ class Served:
         self.server = self.start()
 
     def start(self) -> DrivenProcess:
-        self.server = self.stack.enter_context(closing(DrivenProcess("rlsrl.testing.parameter_puppet")))
+        self.server = self.stack.enter_context(closing(DrivenProcess("rlsrl.testing.parameter_process")))
         self.server.call("serve", address=self.address, token=TOKEN, folder=str(self.folder))
         return self.server
 

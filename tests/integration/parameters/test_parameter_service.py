@@ -54,7 +54,7 @@ class Served:
         self.server = self.start()
 
     def start(self, **options: Any) -> DrivenProcess:
-        self.server = self.stack.enter_context(closing(DrivenProcess("rlsrl.testing.parameter_puppet")))
+        self.server = self.stack.enter_context(closing(DrivenProcess("rlsrl.testing.parameter_process")))
         self.server.call("serve", address=self.address, token=TOKEN, folder=str(self.folder), **options)
         return self.server
 

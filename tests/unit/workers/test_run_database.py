@@ -63,5 +63,5 @@ def test_a_run_in_a_bucket_is_found_there_with_credentials_of_the_environment(
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"coordinator": {"parameter_store": {}}}'])
 def test_what_rlsrl_did_not_write_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / RESOLVED).write_text(content)
-    with pytest.raises(ConfigurationError, match=r"resolved\.json is not what this version of rlsrl writes"):
+    with pytest.raises(ConfigurationError, match=r"resolved\.json is not a file of this version of rlsrl"):
         open_run_database(tmp_path)

@@ -1,4 +1,4 @@
-"""What befalls an experiment on a cluster, and whether it is well again: all there, training on, others untouched."""
+"""Cause faults in an experiment on a cluster, and check that it recovers and that other roles are not affected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 GATE = "/tmp/gate"
 STEP_SECONDS = 0.002
-"""Of the environment: its steps limit throughput, and not the few cores on which everybody also starts anew."""
+"""Duration of an environment step. It limits throughput, so that the few cores are free for restarting pods."""
 NAME = "faults"
 ROLES = {
     "coordinator": "",
@@ -25,12 +25,12 @@ ROLES = {
     "actor": "actors",
     "evaluator": "evaluators",
 }
-"""Every role, and the field of the spec that has its replicas; of coordinators there is one."""
+"""Every role, and the field of the spec with its replicas. There is always one coordinator."""
 
 
 def gated_experiment(**spec: Any) -> Object:
-    """One with every role, which trains until the test opens its gate."""
-    told = {
+    """Return an experiment with every role. It trains until the test opens its gate."""
+    defaults = {
         "environment": {
             "factory": "rlsrl.testing.environments:GatedEnv",
             "kwargs": {"gate": GATE, "step_seconds": STEP_SECONDS},
@@ -50,34 +50,34 @@ def gated_experiment(**spec: Any) -> Object:
         "apiVersion": "rlsrl.dev/v1alpha1",
         "kind": "RLExperiment",
         "metadata": {"name": NAME},
-        "spec": told | spec,
+        "spec": defaults | spec,
     }
 
 
 def role_of(pod: Object) -> str:
-    """Whose pod it is."""
+    """Return the pod's role."""
     return str(pod["metadata"]["labels"][ROLE_LABEL])
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether it does its work, and is meant to."""
+    """Return whether the pod is ready and is not being deleted."""
     ready = [each["status"] for each in pod["status"].get("conditions", ()) if each["type"] == "Ready"]
     return ready == ["True"] and "deletionTimestamp" not in pod["metadata"]
 
 
 def wanted(experiment: ClusterExperiment) -> Counter[str]:
-    """How many pods of each role it asks for."""
+    """Return how many pods of each role the experiment requires."""
     spec = experiment.object["spec"]
     return Counter({role: spec.get(field, {}).get("replicas", 0) if field else 1 for role, field in ROLES.items()})
 
 
 def all_ready(experiment: ClusterExperiment) -> bool:
-    """Whether every role has its pods."""
+    """Return whether all pods of every role are ready."""
     return Counter(role_of(pod) for pod in experiment.pods() if is_ready(pod)) == wanted(experiment)
 
 
 def lives(experiment: ClusterExperiment, *, without: Sequence[str] = ()) -> dict[str, tuple[str, int]]:
-    """Uid and restarts of every pod of the other roles."""
+    """Return the uid and the restarts of every pod, except those of the roles in ``without``."""
     return {
         pod["metadata"]["name"]: (
             pod["metadata"]["uid"],
@@ -89,13 +89,13 @@ def lives(experiment: ClusterExperiment, *, without: Sequence[str] = ()) -> dict
 
 
 def goes_on(experiment: ClusterExperiment, *, timeout: float = DEADLINE_SECONDS) -> None:
-    """Wait for environment steps that nobody has seen yet."""
+    """Wait for new environment steps."""
     steps = experiment.env_steps()
-    until(lambda: experiment.env_steps() > steps, "training goes on", timeout=timeout)
+    until(lambda: experiment.env_steps() > steps, "training continues", timeout=timeout)
 
 
 def begin(where: Namespace, **spec: Any) -> ClusterExperiment:
-    """A run that trains, with all its pods, and goes on until it is let."""
+    """Start an experiment and wait until all its pods are ready and it trains. It trains until ``reach_the_goal``."""
     where.apply(gated_experiment(**spec))
     experiment = ClusterExperiment(where, NAME)
     experiment.await_phase("Running")
@@ -105,12 +105,12 @@ def begin(where: Namespace, **spec: Any) -> ClusterExperiment:
 
 
 def reach_the_goal(experiment: ClusterExperiment) -> None:
-    """Let it, to its end: only the coordinator stays, and the ledger adds up."""
+    """Open the gate and wait for the end: only the coordinator remains, and the ledger's equation holds."""
     for pod in experiment.pods("actor"):
         if is_ready(pod):
             experiment.where.kubectl("exec", pod["metadata"]["name"], "--", "touch", GATE)
     experiment.await_phase("Succeeded")
-    until(lambda: [role_of(pod) for pod in experiment.pods()] == ["coordinator"], "only the coordinator stays")
+    until(lambda: [role_of(pod) for pod in experiment.pods()] == ["coordinator"], "only the coordinator remains")
     until(lambda: experiment.ledger()["unsettled"] == 0, "the ledger is settled")
     ledger = experiment.ledger()
     assert ledger["balanced"], ledger
@@ -118,21 +118,24 @@ def reach_the_goal(experiment: ClusterExperiment) -> None:
 
 
 class Faults:
-    """Does something to an experiment, and waits until it is well again."""
+    """Causes faults in an experiment, and waits until it has recovered."""
 
     def __init__(self, experiment: ClusterExperiment, recovered: Recovered) -> None:
-        """``recovered`` hears of each fault."""
+        """``recovered`` is called with each fault and its recovery time."""
         self._experiment = experiment
         self._recovered = recovered
 
     def make(
         self, what: str, roles: Sequence[str], fault: Callable[[], object], *, timeout: float = DEADLINE_SECONDS
     ) -> None:
-        """After the fault the roles' pods are others or were restarted, all are ready, training goes on, and the pods
-        of other roles are those of before.
+        """Cause a fault, and wait until the experiment has recovered.
+
+        It has recovered when a pod of the roles was replaced or restarted, all pods are ready, and training continues.
+
+        Then check that the pods of other roles are unchanged.
 
         Raises:
-            AssertionError: it was not so, or not in time.
+            AssertionError: one of these does not hold, or not in time.
         """
         experiment = self._experiment
         before = lives(experiment)
@@ -142,7 +145,7 @@ class Faults:
         fault()
         try:
             if roles:
-                until(lambda: _is_hit(experiment, before, hit), "it is seen", timeout=timeout)
+                until(lambda: _is_hit(experiment, before, hit), "a pod is replaced or restarted", timeout=timeout)
             until(lambda: all_ready(experiment), "every pod is ready again", timeout=timeout)
             goes_on(experiment, timeout=timeout)
         except TimeoutError as error:
@@ -153,7 +156,7 @@ class Faults:
 
 
 def _is_hit(experiment: ClusterExperiment, before: dict[str, tuple[str, int]], names: set[str]) -> bool:
-    """Whether one of these pods is another, or restarted, or gone, or going: that of a lost node is for long."""
+    """Return whether one of these pods was replaced, restarted or deleted, or is being deleted, as on a lost node."""
     now = lives(experiment)
-    going = {pod["metadata"]["name"] for pod in experiment.pods() if "deletionTimestamp" in pod["metadata"]}
-    return any(name in going or now.get(name) != before[name] for name in names)
+    deleting = {pod["metadata"]["name"] for pod in experiment.pods() if "deletionTimestamp" in pod["metadata"]}
+    return any(name in deleting or now.get(name) != before[name] for name in names)

@@ -1,4 +1,4 @@
-"""An HTTP proxy that harms requests to order: held up, dropped on the way, or their answers lost, or parts of them."""
+"""An HTTP proxy that causes faults on demand: it delays or drops requests, or drops answers or parts of them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Request:
     """A request that arrived at the proxy."""
 
     number: int
-    """Counted from 0."""
+    """Number of the request, from 0."""
     method: str
     path: str
-    """With its query."""
+    """The path, with its query."""
 
 
 def _pass(_: Request) -> bool:
     return True
 
 
-def _as_it_is(_: Request, line: bytes) -> bytes:
+def _unchanged(_: Request, line: bytes) -> bytes:
     return line
 
 
@@ -45,27 +45,27 @@ class _Server(ThreadingHTTPServer):
 
     @override
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing where whoever asked is gone, or the server: that is what tests do here."""
+        """Ignore lost connections, which the tests cause."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class FaultyProxy:
-    """Stands before one server, on the loopback interface. Each request has a thread of its own.
+    """A proxy in front of one server, on the loopback interface. Each request has its own thread.
 
-    An answer without a length, as a watch of Kubernetes', is passed on line by line as it comes.
+    An answer without a length, such as a Kubernetes watch, is forwarded line by line as it arrives.
     """
 
     def __init__(self, upstream: str) -> None:
         """``upstream`` is the server's URL."""
         self.before: Callable[[Request], bool] = _pass
-        """Called with each request before it is passed on; may wait; False closes the connection instead."""
+        """Called with each request before it is forwarded. It may wait; False closes the connection instead."""
         self.after: Callable[[Request], bool] = _pass
-        """Called with each request once the server has answered; False closes the connection instead of answering."""
-        self.line: Callable[[Request, bytes], bytes | None] = _as_it_is
-        """Called with each line of an answer without a length; may wait; returns what is passed on, None to end it."""
+        """Called with each request after the server's answer. False closes the connection instead of answering."""
+        self.line: Callable[[Request, bytes], bytes | None] = _unchanged
+        """Called with each line of an answer without a length. It may wait. It returns the line to send; None ends."""
         self.requests: list[Request] = []
-        """What has arrived."""
+        """The requests that have arrived."""
         self._numbers = itertools.count()
         self._streams: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -80,20 +80,20 @@ class FaultyProxy:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def reset(self) -> None:
-        """Harm nothing from now on, and count from 0 again."""
+        """Cause no more faults, and number requests from 0 again."""
         self.before = self.after = _pass
         self.requests = []
         self._numbers = itertools.count()
 
     def cut(self) -> None:
-        """Break off all answers that are being passed on line by line."""
+        """End all answers that are being forwarded line by line."""
         with self._lock:
             while self._streams:
                 with suppress(OSError):
                     self._streams.pop().shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Take no more requests."""
+        """Accept no more requests."""
         self.cut()
         self._server.shutdown()
         self._server.server_close()
@@ -123,7 +123,7 @@ class FaultyProxy:
                     return
                 with proxy._forwarded(self, body) as (upstream, response):
                     if response.length is None and self.command != "HEAD":
-                        self._pass_on(request, upstream, response)
+                        self._forward_lines(request, upstream, response)
                         return
                     answer = response.read()
                 if not proxy.after(request):
@@ -141,12 +141,12 @@ class FaultyProxy:
                 self.send_header(*length)
                 self.end_headers()
 
-            def _pass_on(self, request: Request, upstream: socket.socket, response: HTTPResponse) -> None:
+            def _forward_lines(self, request: Request, upstream: socket.socket, response: HTTPResponse) -> None:
                 is_last, self.close_connection = self.close_connection, True
                 if not proxy.after(request):
                     return
                 self._begin(response, "Transfer-Encoding", "chunked")
-                # Cut, it ends without the last chunk: to the client its connection breaks off.
+                # An answer that is cut ends without the last chunk: the client sees a broken connection.
                 with proxy._streaming(upstream), suppress(OSError, HTTPException):
                     upstream.settimeout(None)
                     while read := response.readline():
@@ -156,13 +156,13 @@ class FaultyProxy:
                             self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
                     if proxy._is_streaming(upstream):
                         self.wfile.write(b"0\r\n\r\n")
-                        self.close_connection = is_last  # clients begin the next request on it at once
+                        self.close_connection = is_last  # clients send the next request on this connection at once
 
             do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = do_HEAD = handle_any  # noqa: N815 - http.server's names
 
             @override
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: tests read what they want from ``requests``."""
+                """Log nothing: tests read ``requests``."""
 
         return Handler
 
@@ -182,7 +182,7 @@ class FaultyProxy:
 
     @contextmanager
     def _forwarded(self, handler: BaseHTTPRequestHandler, body: bytes) -> Iterator[tuple[socket.socket, HTTPResponse]]:
-        """The server's answer; the request goes on as it came, signature and all."""
+        """Forward the request unchanged, signature included; yield the socket and the server's answer."""
         upstream = HTTPConnection(self._host, self._port, timeout=_UPSTREAM_SECONDS)
         try:
             upstream.putrequest(handler.command, handler.path, skip_host=True, skip_accept_encoding=True)

@@ -1,6 +1,6 @@
-"""What every parameter database must do, as tests to inherit.
+"""The conformance tests of parameter databases.
 
-A test module subclasses ``ParameterDBConformance`` and gives it a fixture ``store``, a fresh ``StoreUnderTest``.
+A test module subclasses ``ParameterDBConformance`` and adds a fixture ``store`` that returns a new ``StoreUnderTest``.
 """
 
 # ruff: noqa: D102 - these are tests, named for what they say
@@ -30,22 +30,22 @@ from rlsrl.parameters.protocols import (
 from rlsrl.testing.clock import ManualClock
 
 POLICY = "default"
-"""The policy that the tests store under."""
+"""The policy's name in the tests."""
 SHORT = 0.0
-"""Seconds to watch where nothing is to come."""
+"""Seconds to watch if no version will come."""
 LONG = 60.0
-"""Seconds to watch where something will come: never reached."""
+"""Seconds to watch if a version will come. The deadline is never reached."""
 
 
 class StoreUnderTest(Protocol):
-    """One store under test."""
+    """A store under test."""
 
     @property
     def clock(self) -> ManualClock:
-        """The clock of every database that ``open`` gives."""
+        """The clock of every database that ``open`` returns."""
 
     def open(self) -> ParameterDB:
-        """A database over this store that shares nothing else with earlier ones, as another process has it."""
+        """Return a new database that shares only the store with the others, like one in another process."""
 
     def corrupt(self, policy: str, version: Version, what: Literal["parameters", "state"]) -> None:
         """Change one bit of a stored array."""
@@ -54,13 +54,13 @@ class StoreUnderTest(Protocol):
 def make_parameters(
     version: Version, *, fill: float | None = None, layout: str = "layout-1", size: int = 16, **statistics: NDArray[Any]
 ) -> Parameters:
-    """Parameters whose elements all are ``fill``, the version's step unless given."""
+    """Return parameters whose elements are all ``fill``; the version's step by default."""
     vector = np.full(size, version.step if fill is None else fill, dtype=np.float32)
     return Parameters(version=version, vector=vector, layout=layout, statistics=statistics)
 
 
 def make_state(version: Version, **values: Any) -> TrainerState:
-    """A small state of that version."""
+    """Return a small state of that version."""
     return TrainerState(version=version, arrays={"adam/m": np.full(4, version.step, dtype=np.float32)}, values=values)
 
 
@@ -71,19 +71,19 @@ def push_steps(db: ParameterDB, *steps: int, attempt: int = 1) -> None:
 
 
 def stored(db: ParameterDB) -> list[str]:
-    """Texts of the stored versions, oldest first."""
+    """Return the texts of the stored versions, oldest first."""
     return [str(info.version) for info in db.versions(POLICY)]
 
 
 def got(db: ParameterDB, ref: Version | str = "latest") -> Parameters:
-    """The parameters, which are there."""
+    """Return the parameters, which must exist."""
     parameters = db.get(POLICY, ref)
     assert parameters is not None
     return parameters
 
 
 class ParameterDBConformance:
-    """Inherit it, add a fixture ``store``, and pytest runs it."""
+    """The conformance tests. A subclass adds a fixture ``store``."""
 
     def test_what_was_pushed_comes_back_to_the_bit(self, store: StoreUnderTest) -> None:
         rng = np.random.default_rng(0)
@@ -547,7 +547,7 @@ class ParameterDBConformance:
         assert next(versions) == Version(1, 4)
 
     def test_a_push_wakes_who_watches(self, store: StoreUnderTest) -> None:
-        """Through the same database and through another."""
+        """A push through the same database, and through another one."""
         db, other = store.open(), store.open()
         watching = threading.Barrier(3, timeout=LONG)
 

@@ -1,4 +1,4 @@
-"""A real S3 server for tests: Versity's gateway over a folder, on the loopback interface, with faults made to order."""
+"""A real S3 server for tests, which can kill or freeze it: Versity's gateway over a folder, on the loopback."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class S3Server:
     """One server process. Its objects are files under ``root``: a bucket is a folder there."""
 
     def __init__(self, binary: Path, root: Path) -> None:
-        """Starts the server on a free port.
+        """Start the server on a free port.
 
         Raises:
-            RuntimeError: it does not start; the text is what it said.
+            RuntimeError: the server does not start; the text is its output.
         """
         self._binary = binary
         self._root = root
@@ -39,39 +39,39 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """Its URL; the same over restarts."""
+        """The server's URL. Restarts do not change it."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now."""
+        """Process id of the current process."""
         return self._process.pid
 
     def create_bucket(self, name: str) -> Path:
-        """Make a bucket and return its folder."""
+        """Create a bucket and return its folder."""
         folder = self.folder(name)
         folder.mkdir()
         return folder
 
     def folder(self, bucket: str) -> Path:
-        """Where a bucket's objects are."""
+        """Return the folder with a bucket's objects."""
         return self._root / bucket
 
     def kill(self) -> None:
-        """End the process at once, whatever it is doing."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
     def restart(self) -> None:
-        """Start again what was killed, on the same port."""
+        """Start the killed server again, on the same port."""
         self._process = self._start()
 
     def freeze(self) -> None:
-        """Stop the process: it takes connections and answers nothing."""
+        """Stop the process: it accepts connections and answers nothing."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the stopped process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class S3Server:
         self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start it and wait until it takes connections. It dies with the thread that called this."""
+        """Start the process and wait until it accepts connections. It dies with the calling thread."""
         log = self._root.with_name(f"{self._root.name}.log")
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -102,7 +102,7 @@ class S3Server:
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
         deadline = time.monotonic() + _START_SECONDS
-        while not self._takes_connections():
+        while not self._accepts_connections():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_RECHECK_SECONDS)
             if process.poll() is not None or time.monotonic() >= deadline:
@@ -111,7 +111,7 @@ class S3Server:
                 raise RuntimeError(f"{self._binary} did not start: {log.read_text(errors='replace')}")
         return process
 
-    def _takes_connections(self) -> bool:
+    def _accepts_connections(self) -> bool:
         try:
             socket.create_connection(("127.0.0.1", self._port), timeout=_START_SECONDS).close()
         except ConnectionRefusedError:

@@ -55,22 +55,23 @@ class CoordinatorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request_iterator, context):
-        """One worker's life in the experiment. The first message is Hello, answered by Welcome or Refused; then heartbeats
-        up, commands and acknowledgements down. The worker half-closes after Goodbye and reads to the end.
+        """One worker's life in the experiment. The worker first sends Hello, and the coordinator answers Welcome or Refused.
+        Then the worker sends heartbeats and receives commands and acknowledgements. After Goodbye it half-closes the
+        stream and reads to the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """The experiment as the coordinator sees it now.
+        """The experiment's current status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Send(self, request, context):
-        """Pass a command to the workers that are connected now. Called by the controller and the command line.
+        """Sends a command to the workers that are connected now. The controller and the command line call this.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ParametersStub:
-    """Stored versions. References are texts: `latest`, a tag, or a version's text such as `2.1500`. JSON values are texts.
+    """Stored versions. A reference is a text: `latest`, a tag, or a version's text such as `2.1500`. JSON values are texts.
     """
 
     def __init__(self, channel):
@@ -68,11 +68,11 @@ class ParametersStub:
 
 
 class ParametersServicer:
-    """Stored versions. References are texts: `latest`, a tag, or a version's text such as `2.1500`. JSON values are texts.
+    """Stored versions. A reference is a text: `latest`, a tag, or a version's text such as `2.1500`. JSON values are texts.
     """
 
     def Query(self, request, context):
-        """Versions whose metadata hold every given key with its value, oldest first.
+        """The versions whose metadata hold every key of `where` with its value, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,7 +85,7 @@ class ParametersServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Await(self, request, context):
-        """The newest version as soon as it is newer than the one given.
+        """Waits for a version that is newer than the given one, and returns the newest version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,7 +151,7 @@ def add_ParametersServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Parameters:
-    """Stored versions. References are texts: `latest`, a tag, or a version's text such as `2.1500`. JSON values are texts.
+    """Stored versions. A reference is a text: `latest`, a tag, or a version's text such as `2.1500`. JSON values are texts.
     """
 
     @staticmethod

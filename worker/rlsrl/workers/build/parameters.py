@@ -1,4 +1,4 @@
-"""Weights, wherever they are and however they travel: the one place that knows the kinds of stores and of streams."""
+"""Build the parts that store and carry weights. Only this module knows all kinds of stores and transports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
-    """The parameter DB there. Nothing is looked at yet; what fails, fails when it is used.
+    """Return the parameter database of a store. It connects to nothing yet.
 
     Raises:
         ConfigurationError: the environment has no credentials, or a package is missing.
-        TokenMissing: a service is to be used, and the environment has no token for it.
-        TlsUnusable: a service is to be used, and the environment names certificates that cannot be.
+        TokenMissing: the store is a service, and the environment has no token.
+        TlsUnusable: the store is a service, and the environment's certificates cannot be used.
     """
     if store.folder is not None:
         return FilesystemParameterDB(Path(store.folder))
@@ -43,7 +43,7 @@ def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
 
 
 def open_objects(place: ObjectStoreConfig) -> Objects:
-    """The objects there. Nothing is looked at yet.
+    """Return the objects of an object store. It connects to nothing yet.
 
     Raises:
         ConfigurationError: the environment has no credentials, or a package is missing.
@@ -58,7 +58,7 @@ def open_objects(place: ObjectStoreConfig) -> Objects:
 
 
 def open_parameter_source(config: ActorConfig | PolicyWorkerConfig, token: str, tls: Tls | None) -> ParameterSource:
-    """Where a worker that acts gets the newest weights from."""
+    """Return the source of the newest weights for a worker that acts."""
     if config.parameters_endpoint is not None:
         return BroadcastReader(config.parameters_endpoint, token)
     from rlsrl.parameters.service import LiveReader
@@ -69,7 +69,7 @@ def open_parameter_source(config: ActorConfig | PolicyWorkerConfig, token: str, 
 def open_parameter_publisher(
     config: TrainerConfig, token: str, tls: Tls | None, description: Mapping[str, Any]
 ) -> ParameterPublisher:
-    """Where rank 0 puts every version.
+    """Return the publisher through which rank 0 publishes every version.
 
     Raises:
         OSError: the shared memory's name is taken: another trainer of the same run is alive.

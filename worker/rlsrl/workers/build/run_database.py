@@ -1,4 +1,4 @@
-"""The parameter DB of a run folder, wherever it is: for the controller and for every command that reads a run."""
+"""Open the parameter database of a run folder, for the controller and for commands that read a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.workers.build.parameters import open_parameter_store
 
 RESOLVED = "resolved.json"
-"""What each role was told, in the run folder."""
+"""Name of the file in the run folder with each role's resolved config."""
 
 
 def open_run_database(run: Path) -> ParameterDB:
-    """What the run in that folder stored. A DB inside the folder is found where the folder is now, if it was moved.
+    """Return the run's parameter database. If it is inside the run folder, the folder may have been moved.
 
     Raises:
-        ConfigurationError: the folder does not say where, or the place cannot be used from here (no credentials).
+        ConfigurationError: the folder's file ``resolved.json`` is invalid, or the store cannot be used from here, for
+            example without credentials.
     """
     return open_parameter_store(_store(run))
 
@@ -27,11 +28,11 @@ def open_run_database(run: Path) -> ParameterDB:
 def _store(run: Path) -> ParameterStoreConfig:
     inside = ParameterStoreConfig(folder=str(run / PARAMETERS))
     try:
-        # The coordinator is told of the place itself, others perhaps of the coordinator.
-        told = json.loads((run / RESOLVED).read_bytes())["coordinator"]
-        store = ParameterStoreConfig.from_json(json.dumps(told["parameter_store"]))
+        # The coordinator's config has the store itself. Other roles' configs may have the coordinator's address.
+        coordinator = json.loads((run / RESOLVED).read_bytes())["coordinator"]
+        store = ParameterStoreConfig.from_json(json.dumps(coordinator["parameter_store"]))
     except FileNotFoundError:
-        return inside  # Nothing of the run was started yet.
+        return inside  # No process of the run has started yet.
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{run / RESOLVED} is not what this version of rlsrl writes: {error!r}") from error
+        raise ConfigurationError(f"{run / RESOLVED} is not a file of this version of rlsrl: {error!r}") from error
     return inside if store.folder is not None else store

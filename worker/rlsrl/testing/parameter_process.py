@@ -1,4 +1,4 @@
-"""A parameter service in a process of its own: ``DrivenProcess("rlsrl.testing.parameter_puppet")``."""
+"""A parameter service in its own process: ``DrivenProcess("rlsrl.testing.parameter_process")``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Serving:
 
 
 class ParameterServer:
-    """The commands."""
+    """The commands of the driven process."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -40,22 +40,22 @@ class ParameterServer:
         threading.Thread(target=self._loop.run_forever, name="parameter-server", daemon=True).start()
 
     def setup(self) -> None:
-        """Nothing: servers come and go."""
+        """Do nothing: ``serve`` starts each server."""
 
     def serve(self, address: str, token: str, folder: str, **options: Any) -> str:
-        """Serve the versions in a folder there; returns the address bound. ``options`` are the service's."""
+        """Serve the versions in a folder at the address; return the bound address. ``options`` go to the service."""
         return self._do(self._serve(address, token, Path(folder), options))
 
     def advance(self, address: str, seconds: float) -> None:
-        """Move the clock of the database that is served there."""
+        """Advance the clock of the database that is served at the address."""
         self._serving[address].clock.advance(seconds)
 
     def refused(self, address: str) -> dict[str, int]:
-        """How many calls were refused there, by kind."""
+        """Return how many calls were refused at the address, by kind of error."""
         return dict(self._serving[address].refused)
 
     def end(self, address: str) -> None:
-        """Serve no longer."""
+        """Stop the server at the address."""
         serving = self._serving.pop(address)
         self._do(serving.server.stop(0))
         serving.service.close()
@@ -77,7 +77,7 @@ class ParameterServer:
 
 
 def main() -> None:
-    """Play until standard input ends."""
+    """Execute commands until standard input ends."""
     server = ParameterServer()
     perform({name: getattr(server, name) for name in ("setup", "serve", "advance", "refused", "end")})
 
