@@ -1,4 +1,4 @@
-"""What pages name is there: files and headings that they lead to, targets of make, commands and their options."""
+"""Pages name existing things: linked files and headings, targets of make, commands and their options."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ CODE_SPAN = re.compile(r"`[^`\n]*`")
 
 
 def prose(page: Path) -> str:
-    """The page without what stands in code."""
+    """Return the page without code spans."""
     return CODE_SPAN.sub("", page.read_text(encoding="utf-8"))
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings as links name them."""
+    """Return the headings as link anchors."""
     headings = re.findall(r"(?m)^#+ (.*)$", page.read_text(encoding="utf-8"))
     return {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def command_lines(page: Path) -> Iterator[str]:
-    """Lines of indented code, continued ones as one."""
+    """Yield the lines of indented code, with continuation lines joined."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     yield from (line.strip() for line in re.findall(r"(?m)^    (.*)$", text))
 
 
 def calls(line: str) -> Iterator[list[str]]:
-    """The words of each call of rlsrl in a line, by itself or as kubectl's plugin."""
+    """Yield the words of each call of rlsrl in a line, alone or as kubectl's plugin."""
     for part in re.split(r"&&|\||;", line):
         words = shlex.split(part, comments=True) if part.count("'") % 2 == 0 else []
         if words[:2] == ["kubectl", "rlsrl"]:
@@ -57,7 +57,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_targets_of_make_are_there() -> None:
+def test_named_make_targets_exist() -> None:
     targets = set(re.findall(r"(?m)^([a-z0-9-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8")))
     named = {
         target
@@ -69,7 +69,7 @@ def test_targets_of_make_are_there() -> None:
     assert {"setup", "lint", "test", "images", "docs"} <= named
 
 
-def test_commands_have_the_options_that_pages_give_them() -> None:
+def test_commands_in_pages_have_existing_options() -> None:
     found = [(page, words) for page in PAGES for line in command_lines(page) for words in calls(line)]
     assert len(found) >= 10
     for page, words in found:

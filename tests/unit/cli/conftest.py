@@ -1,4 +1,4 @@
-"""A cluster for commands, shown by a kubectl that is a program of the tests'."""
+"""A fake cluster for commands: a program of the tests replaces kubectl."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsrl.testing.kubectl_standin import KubectlStandIn
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubectlStandIn:
-    """The only kubectl on the PATH."""
+    """Yield the fake kubectl, the only one on the PATH."""
     folder = tmp_path / "kubectl"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")

@@ -1,4 +1,4 @@
-"""``kubectl rlsrl status``, ``why`` and ``logs``, with a kubectl that is a program of the tests'."""
+"""``kubectl rlsrl status``, ``why`` and ``logs`` with a fake kubectl."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_misspelt_experiment_is_named_with_the_nearest(cluster: KubectlStandIn
     assert cluster.calls[0].startswith("--namespace research get rlexperiments.rlsrl.dev cartpol ")
 
 
-def test_where_no_name_is_near_those_there_are_are_listed(cluster: KubectlStandIn) -> None:
+def test_experiments_are_listed_if_no_name_is_similar(cluster: KubectlStandIn) -> None:
     cluster.show(RUNNING, OTHER)
     assert "in this namespace; experiments here: cartpole, pong\n" in called("status", "x").output
     cluster.show()
@@ -63,21 +63,19 @@ FORBIDDEN = 'Error from server (Forbidden): rlexperiments.rlsrl.dev is forbidden
         ("", "it failed without a message"),
     ],
 )
-def test_what_kubectl_cannot_do_is_one_line_with_the_cure(
-    cluster: KubectlStandIn, command: str, said: str, told: str
-) -> None:
+def test_kubectl_errors_are_one_line_with_the_cure(cluster: KubectlStandIn, command: str, said: str, told: str) -> None:
     cluster.refuse(said)
     result = called(command, "cartpole")
     assert result.exit_code == 2
     assert result.output == f"Error: kubectl get rlexperiments.rlsrl.dev: {told}\n"
 
 
-def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_kubectl_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert called("status", "cartpole").output.startswith("Error: kubectl is not on the PATH")
 
 
-def test_the_story_counts_the_pods_of_this_experiment_alone(cluster: KubectlStandIn) -> None:
+def test_status_counts_only_the_pods_of_this_experiment(cluster: KubectlStandIn) -> None:
     before = workload("actor", ready=9, replicas=9)
     before["metadata"]["labels"]["rlsrl.dev/uid"] = "of an earlier one"
     cluster.show(RUNNING, workload("actor", ready=1, replicas=2), before)
@@ -111,13 +109,13 @@ def test_an_interrupt_is_quiet(cluster: KubectlStandIn, arguments: tuple[str, ..
     assert said == ""
 
 
-def test_what_is_well_is_said_to_be_with_status_0(cluster: KubectlStandIn) -> None:
+def test_why_exits_with_0_without_problems(cluster: KubectlStandIn) -> None:
     cluster.show(RUNNING, TRAINER)
     result = called("why", "cartpole")
     assert (result.exit_code, result.output) == (0, "cartpole has no problems: Running: The trainers train.\n")
 
 
-def test_what_is_over_is_said_with_what_is_left_to_do(cluster: KubectlStandIn) -> None:
+def test_why_reports_the_end_of_an_experiment(cluster: KubectlStandIn) -> None:
     cluster.show(experiment("Succeeded", condition("Finished", "Succeeded", "stop.envSteps holds"), attempt=1))
     result = called("why", "cartpole")
     assert result.exit_code == 0
@@ -125,7 +123,7 @@ def test_what_is_over_is_said_with_what_is_left_to_do(cluster: KubectlStandIn) -
     assert result.output.endswith("params export cartpole -o weights.safetensors`, then delete the experiment.\n")
 
 
-def test_what_is_wrong_is_said_with_the_cure_and_status_1(cluster: KubectlStandIn) -> None:
+def test_why_reports_problems_with_cures_and_exits_with_1(cluster: KubectlStandIn) -> None:
     ended = {"reason": "Error", "exitCode": 1, "message": "ValueError: no such thing"}
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
     crashing = pod("cartpole-actor-x", "actor", state=waiting, lastState={"terminated": ended}, restartCount=4)
@@ -151,7 +149,7 @@ def test_what_is_wrong_is_said_with_the_cure_and_status_1(cluster: KubectlStandI
     ]
 
 
-def test_last_words_do_not_command_the_terminal(cluster: KubectlStandIn) -> None:
+def test_control_characters_in_the_last_output_are_replaced(cluster: KubectlStandIn) -> None:
     ended = {"reason": "Error", "exitCode": 1, "message": "a\tb\x1b[2J\x07 end"}
     crashing = pod("cartpole-actor-x", "actor", state={"terminated": ended})
     cluster.show(experiment("Running", condition("Ready", "Waiting", "\x1b]0;title\x07"), attempt=1), crashing)
@@ -162,7 +160,7 @@ def test_last_words_do_not_command_the_terminal(cluster: KubectlStandIn) -> None
     assert "    a   b\ufffd[2J\ufffd end\n" in called("why", "cartpole").output
 
 
-def test_of_many_alike_the_first_are_told_and_the_rest_counted(cluster: KubectlStandIn) -> None:
+def test_of_many_equal_problems_the_first_are_shown_and_the_rest_counted(cluster: KubectlStandIn) -> None:
     waiting = {"waiting": {"reason": "ErrImagePull"}}
     cluster.show(RUNNING, *(pod(f"cartpole-actor-{number}", "actor", state=waiting) for number in range(20)))
     output = called("why", "cartpole").output
@@ -184,7 +182,7 @@ def test_logs_have_their_pod_before_each_line(cluster: KubectlStandIn, capfd: py
     assert "--container worker --prefix --tail 7" in cluster.calls[-1]
 
 
-def test_logs_of_one_role_of_one_rank_and_of_the_time_before(
+def test_logs_of_one_role_of_one_rank_and_before_the_last_restart(
     cluster: KubectlStandIn, capfd: pytest.CaptureFixture[str]
 ) -> None:
     again = pod("cartpole-trainer-1", "trainer", index=1, ready=True, restartCount=1)
@@ -214,16 +212,14 @@ def test_a_pod_with_several_gpus_holds_as_many_ranks(
 
 
 @pytest.mark.parametrize("options", [(), ("--follow",)])
-def test_what_kubectl_cannot_read_is_told(cluster: KubectlStandIn, options: tuple[str, ...]) -> None:
+def test_unreadable_logs_are_reported(cluster: KubectlStandIn, options: tuple[str, ...]) -> None:
     cluster.show(RUNNING, TRAINER)
     result = called("logs", "cartpole", *options)
     assert result.exit_code == 2
     assert result.output.startswith("Error: kubectl logs cartpole-trainer-0: Error from server (BadRequest): container")
 
 
-def test_following_goes_on_with_those_that_can_be_read(
-    cluster: KubectlStandIn, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_following_continues_with_readable_logs(cluster: KubectlStandIn, capfd: pytest.CaptureFixture[str]) -> None:
     cluster.show(RUNNING, TRAINER, ACTOR)
     cluster.log("cartpole-actor-x", "a line", ended=True)
     result = called("logs", "cartpole", "--follow")
@@ -245,7 +241,7 @@ def test_following_goes_on_with_those_that_can_be_read(
         ),
     ],
 )
-def test_logs_that_are_not_there(cluster: KubectlStandIn, arguments: tuple[str, ...], told: str) -> None:
+def test_missing_logs_are_reported(cluster: KubectlStandIn, arguments: tuple[str, ...], told: str) -> None:
     cluster.show(RUNNING, TRAINER, ACTOR)
     result = called("logs", "cartpole", *arguments)
     assert (result.exit_code, result.output) == (2, f"Error: {told}\n")
@@ -261,7 +257,7 @@ main()
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
-    """The command as a process at the head of a group of its own, as a shell starts it."""
+    """Start the command as the leader of its own process group, as a shell does."""
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

@@ -21,7 +21,7 @@ HEAVY = {"torch", "gymnasium", "grpc", "numpy", "matplotlib", "tensorboardX", "r
 
 
 def modules_after(*arguments: str) -> set[str]:
-    """Top-level modules that a process has imported once the command is done."""
+    """Return the top-level modules that a command imports."""
     script = (
         "import json, sys\n"
         "from rlsrl.cli import main\n"
@@ -92,7 +92,7 @@ def test_a_user_error_is_one_line_and_exit_code_2() -> None:
     assert (result.exit_code, result.stderr) == (2, "Error: the disk is full: free 3 GB\n")
 
 
-def test_valid_files_are_said_to_be_with_their_warnings(tmp_path: Path) -> None:
+def test_valid_files_are_reported_with_their_warnings(tmp_path: Path) -> None:
     uneven = tmp_path / "uneven.yaml"
     uneven.write_text(EXAMPLE.read_text().replace("replicas: 1", "replicas: 3"))
 

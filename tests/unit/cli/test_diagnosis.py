@@ -1,4 +1,4 @@
-"""What is wrong with an experiment on the cluster."""
+"""Problems of an experiment on the cluster, as ``why`` reports them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def found(document: Object, *objects: Object, warnings: tuple[Object, ...] = ())
     return diagnose(document, read_status(document), objects, warnings, now=NOW)
 
 
-def test_nothing_is_wrong_with_what_runs() -> None:
+def test_a_running_experiment_has_no_problems() -> None:
     trainer, actors = pod("cartpole-trainer-0", "trainer"), workload("actor", ready=2, replicas=2)
     old_news = warning(actors, "FailedCreate", "quota")
     assert found(experiment("Running", *WELL), trainer, actors, warnings=(old_news,)) == []
 
 
-def test_without_a_status_it_is_for_want_of_an_operator() -> None:
+def test_a_missing_status_means_a_missing_operator() -> None:
     assert found(experiment(None)) == [Diagnosis(what="status", reason="None", since=MADE, explanation=UNSEEN)]
 
 
-def test_an_image_that_does_not_come_is_told_with_its_pod_and_the_cure_once() -> None:
+def test_a_missing_image_is_reported_once_with_its_pod_and_cure() -> None:
     message = "trainer 0/1 ready: cartpole-trainer-0, since 12:00: Back-off pulling image"
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
     trainer = pod("cartpole-trainer-0", "trainer", state=waiting)
@@ -54,7 +54,7 @@ def test_an_image_that_does_not_come_is_told_with_its_pod_and_the_cure_once() ->
     )
 
 
-def test_what_a_container_said_last_is_told_with_how_it_ended() -> None:
+def test_the_last_output_is_reported_with_the_exit_of_the_container() -> None:
     said = "\n".join(f"line {number}" for number in range(20))
     ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-01-01T12:03:00Z", "message": said}
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
@@ -66,7 +66,7 @@ def test_what_a_container_said_last_is_told_with_how_it_ended() -> None:
     assert finding.explanation == ENDS["OOMKilled"]
 
 
-def test_a_pod_that_no_node_takes() -> None:
+def test_an_unschedulable_pod_is_reported() -> None:
     stuck = pod("cartpole-trainer-0", "trainer", ready=False)
     stuck["status"]["conditions"] = [
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes have a GPU"}
@@ -76,7 +76,7 @@ def test_a_pod_that_no_node_takes() -> None:
     assert finding.explanation == explain("Ready", "Unschedulable")
 
 
-def test_a_volume_that_does_not_come() -> None:
+def test_an_unbound_volume_is_reported() -> None:
     claim = {
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": f"{NAME}-data", "uid": "1", "labels": labels("coordinator"), "creationTimestamp": MADE},
@@ -89,7 +89,7 @@ def test_a_volume_that_does_not_come() -> None:
     assert found(experiment("Starting"), {**claim, "status": {"phase": "Bound"}}) == []
 
 
-def test_a_role_whose_pods_may_not_be_made() -> None:
+def test_forbidden_pods_of_a_role_are_reported() -> None:
     actors = workload("actor", ready=0, replicas=2)
     (finding,) = found(experiment("Starting"), actors, warnings=(warning(actors, "FailedCreate", "exceeded quota"),))
     assert (finding.what, finding.reason) == ("Deployment cartpole-actor", "Warning")
@@ -97,7 +97,7 @@ def test_a_role_whose_pods_may_not_be_made() -> None:
     assert found(experiment("Starting"), actors) == []
 
 
-def test_numbers_that_grow_old_while_it_runs_are_told() -> None:
+def test_stale_numbers_of_a_running_experiment_are_reported() -> None:
     fresh, old = ({"training": {"updatedAt": f"2026-01-01T12:0{minute}:30Z"}} for minute in (4, 3))
     assert found(experiment("Running", *WELL, **fresh)) == []
     since = "2026-01-01T12:03:30Z"
@@ -107,26 +107,26 @@ def test_numbers_that_grow_old_while_it_runs_are_told() -> None:
     assert found(experiment("Starting", *WELL, **old)) == []
 
 
-def test_what_only_starts_is_no_news_beside_trouble() -> None:
+def test_starting_pods_are_not_listed_beside_problems() -> None:
     conditions = (condition("GangComplete", "Starting", "x"), condition("Ready", "FailedCreate", "quota"))
     assert [finding.what for finding in found(experiment("Starting", *conditions))] == ["Ready"]
 
 
-def test_what_is_starting_is_not_well_yet_and_conditions_come_in_their_order() -> None:
+def test_a_starting_experiment_has_problems_in_the_order_of_conditions() -> None:
     gang = condition("GangComplete", "Starting", "attempt 1 begins")
     findings = found(experiment("Starting", gang, condition("Ready", "Starting", "trainer 0/1 ready"), WELL[0]))
     assert [finding.what for finding in findings] == ["Ready", "GangComplete"]
 
 
 @pytest.mark.parametrize(("reason", "told"), [("Succeeded", []), ("BudgetExhausted", ["Finished"])])
-def test_of_what_is_over_only_the_end_counts(reason: str, told: list[str]) -> None:
+def test_an_ended_experiment_reports_only_its_end(reason: str, told: list[str]) -> None:
     phase = "Succeeded" if reason == "Succeeded" else "Failed"
     conditions = (condition("Finished", reason, "x"), condition("GangComplete", "Restarting", "y"))
     leaving = pod("cartpole-actor-x", "actor", ready=False)
     assert [each.what for each in found(experiment(phase, *conditions), leaving)] == told
 
 
-def test_what_is_suspended_is_well_while_its_pods_end() -> None:
+def test_a_suspended_experiment_has_no_problems_while_its_pods_end() -> None:
     suspended = (WELL[0], *(condition(aspect, "Suspended", "x") for aspect in ("GangComplete", "Ready")))
     training = {"training": {"updatedAt": MADE}}
     leaving = pod("cartpole-actor-x", "actor", ready=False)
@@ -136,14 +136,14 @@ def test_what_is_suspended_is_well_while_its_pods_end() -> None:
     assert [finding.reason for finding in findings] == ["EditRefused"]
 
 
-def test_a_pod_that_is_being_ended_is_told_without_a_cure() -> None:
+def test_a_terminating_pod_is_reported_without_a_cure() -> None:
     leaving = pod("cartpole-actor-x", "actor")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T12:04:00Z"
     (finding,) = found(experiment("Running", *WELL), leaving)
     assert (finding.reason, finding.since, finding.explanation) == ("Terminating", "2026-01-01T12:04:00Z", None)
 
 
-def test_earlier_ends_of_what_is_well_are_known() -> None:
+def test_earlier_exits_of_a_healthy_pod_are_available() -> None:
     ended = {"reason": "Error", "exitCode": 1, "finishedAt": "2026-01-01T12:03:00Z"}
     again = pod("cartpole-actor-x", "actor", ready=True, lastState={"terminated": ended}, restartCount=2)
     assert past_restarts([again, pod("cartpole-actor-y", "actor")]) == [

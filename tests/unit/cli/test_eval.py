@@ -1,4 +1,4 @@
-"""``rlsrl eval`` on run folders made here: which version is played, how, and what is said when it cannot be."""
+"""``rlsrl eval`` on generated run folders: the played version, the options, and errors."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ LINEAR = ExportedActor(
     head=CategoricalHead(num_actions=2),
 )
 BALANCES = [0, 0, 0, 0, 0.1, 0.5, 3, 1, 0, 0]
-"""Pushes to where the pole falls: 500 steps, every time."""
+"""A policy that balances the pole: always 500 steps."""
 LETS_FALL = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0]
-"""Always pushes left: some ten steps."""
+"""A policy that always pushes left: about ten steps."""
 
 
 def make_run(folder: Path, experiment: str = CARTPOLE) -> Path:
@@ -88,7 +88,7 @@ def cartpole(tmp_path: Path) -> Path:
     return run
 
 
-def test_the_last_version_is_played_unless_told_otherwise(cartpole: Path) -> None:
+def test_the_last_version_is_played_by_default(cartpole: Path) -> None:
     best = evaluated(cartpole, "--episodes=4", "--environments=2")
     assert (best["version"], best["episodes"], best["environments"]) == ("1.20", 4, 2)
     assert (best["return_mean"], best["return_std"], best["return_min"], best["return_max"]) == (500, 0, 500, 500)
@@ -105,7 +105,7 @@ def test_the_report_for_people(cartpole: Path) -> None:
     assert re.search(r"return: mean (8|9)\.\d\d, std \d\.\d\d, min \d\.00, max \d+\.00\n", result.output)
 
 
-def test_equal_seeds_repeat_and_drawn_actions_differ_from_greedy_ones(cartpole: Path) -> None:
+def test_equal_seeds_repeat_and_sampled_actions_differ_from_greedy_ones(cartpole: Path) -> None:
     arguments = ["--version=1.10", "--episodes=20"]
     greedy, again = evaluated(cartpole, *arguments), evaluated(cartpole, *arguments)
     assert greedy == again
@@ -115,7 +115,7 @@ def test_equal_seeds_repeat_and_drawn_actions_differ_from_greedy_ones(cartpole: 
     assert {**other, "seed": 0} != drawn
 
 
-def test_the_network_plays_where_there_is_no_program_and_as_its_program_would(tmp_path: Path) -> None:
+def test_without_an_exported_actor_the_network_plays_identically(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     network = load_text(CARTPOLE).spec.policy.network
     policy = torch_policy(network, environment_spec(EnvironmentSource(id="CartPole-v1")), seed=0)
@@ -176,7 +176,7 @@ main(["eval", "run", "--episodes=4"])
     assert run.exists()
 
 
-def test_exported_weights_are_played_where_there_is_no_run(cartpole: Path, tmp_path: Path) -> None:
+def test_exported_weights_are_played_without_a_run(cartpole: Path, tmp_path: Path) -> None:
     weights, experiment = tmp_path / "elsewhere" / "weights.safetensors", tmp_path / "elsewhere" / "balance.yaml"
     weights.parent.mkdir()
     experiment.write_text(CARTPOLE)
@@ -208,7 +208,7 @@ def test_exported_weights_are_played_where_there_is_no_run(cartpole: Path, tmp_p
         (["--episodes=0"], "Invalid value for '--episodes'"),
     ],
 )
-def test_what_cannot_be_played_is_named(cartpole: Path, arguments: list[str], says: str) -> None:
+def test_versions_that_cannot_be_played_are_named(cartpole: Path, arguments: list[str], says: str) -> None:
     result = run_eval(cartpole, *arguments)
     assert result.exit_code == 2
     assert says in result.output
@@ -237,7 +237,7 @@ def test_a_run_without_a_version_is_named(tmp_path: Path) -> None:
     assert POLICY_NAME in result.output
 
 
-def test_an_environment_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_missing_environment_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", CARTPOLE.replace("{id: CartPole-v1}", "{factory: 'gone_module_q:make'}"))
     push(run, 1, BALANCES)
     result = run_eval(run)
@@ -252,7 +252,7 @@ def test_weights_of_another_network_are_refused(cartpole: Path) -> None:
     assert "weights of layout another" in result.output
 
 
-def test_episodes_that_do_not_end_are_given_up(cartpole: Path) -> None:
+def test_evaluation_fails_if_episodes_do_not_end(cartpole: Path) -> None:
     result = run_eval(cartpole, "--max-steps=100")
     assert result.exit_code == 1
     assert "ended 0 of 10 episodes in 128 steps" in result.output

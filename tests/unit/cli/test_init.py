@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def importable(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The project on the import path, as the local controller puts it on its workers'."""
+    """Put the project on the import path, as the local controller does for its workers."""
     monkeypatch.syspath_prepend(project)
     for name in ("my_env", "my_network"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -119,7 +119,7 @@ def test_experiment_names_are_made_from_folder_names(folder: str, name: str) -> 
 
 
 def test_the_wheel_would_hold_the_templates() -> None:
-    """hatchling packs what stands in the package's folder, unless git ignores it."""
+    """hatchling packs all files in the package's folder that git does not ignore."""
     assert set(templates()) == FILES
     root = Path(__file__).parents[3]
     ignored = subprocess.run(

@@ -149,7 +149,7 @@ def test_prune_removes_old_versions_without_tags(run: Path) -> None:
     assert stored(database(run)) == ["1.128"]
 
 
-def test_an_export_stands_alone(run: Path, tmp_path: Path) -> None:
+def test_an_export_contains_everything(run: Path, tmp_path: Path) -> None:
     database(run).annotate(POLICY, Version(1, 64), {"evaluation": {"return_mean": 475.5}})
     target = tmp_path / "best.safetensors"
     assert output("export", run, "best", "-o", target).startswith(f"1.64: {target} (")
@@ -162,7 +162,7 @@ def test_an_export_stands_alone(run: Path, tmp_path: Path) -> None:
     assert (metadata["env_steps"], metadata["evaluation"]) == (131072, {"return_mean": 475.5})
 
 
-def test_an_export_replaces_a_file_only_when_told(run: Path, tmp_path: Path) -> None:
+def test_an_export_replaces_a_file_only_with_force(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "weights.safetensors"
     target.write_bytes(b"precious")
     assert "--force replaces it" in refusal("export", run, "-o", target)
@@ -188,13 +188,13 @@ def test_an_export_replaces_a_file_only_when_told(run: Path, tmp_path: Path) -> 
         (["prune", "cartpole", "--keep-last", "-1"], "x>=0"),
     ],
 )
-def test_a_mistake_is_answered_with_what_is_right(run: Path, arguments: list[str], says: str) -> None:
+def test_errors_name_the_valid_values(run: Path, arguments: list[str], says: str) -> None:
     assert says in refusal(*arguments)
     assert stored(database(run)) == ["1.0", "1.64", "1.128"]
     assert not (run / "parameters" / "x").exists()
 
 
-def test_damage_is_told_beside_the_output(run: Path) -> None:
+def test_damage_is_reported_on_stderr(run: Path) -> None:
     versions = run / "parameters" / POLICY / "versions"
     header = versions / f"{file_stem(Version(1, 64))}.safetensors"
     header.write_bytes(header.read_bytes().replace(b"layout-1", b"layout-2"))

@@ -30,7 +30,7 @@ def env_steps(result: Result) -> float:
     return float(found[1].replace(",", ""))
 
 
-def test_it_says_how_fast_what_limits_and_what_would_change_it() -> None:
+def test_size_reports_speed_bottleneck_and_effective_changes() -> None:
     result = size(CARTPOLE, "--env-step-seconds", "1e-5")
 
     assert result.exit_code == 0, result.output
@@ -55,7 +55,7 @@ def test_an_environment_of_unknown_speed_is_stepped() -> None:
     assert re.search(r"environment: .* us a step.* \(one environment measured here for 1 s\)", result.stdout)
 
 
-def test_slow_environments_are_what_limits_and_more_actors_pay() -> None:
+def test_slow_environments_limit_the_speed_and_more_actors_help() -> None:
     result = size(CARTPOLE, "--env-step-seconds", "0.01", "--set", "actors.replicas=2")
 
     assert env_steps(result) == pytest.approx(200, rel=0.05)
@@ -111,7 +111,7 @@ def test_bad_input_is_one_clear_error(arguments: list[str], said: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     result = size(tmp_path / "absent.yaml")
 
     assert (result.exit_code, "cannot be read: No such file" in result.stderr) == (2, True)

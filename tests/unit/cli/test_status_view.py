@@ -53,7 +53,7 @@ def test_numbers_of_a_coordinator_that_stopped_answering_are_marked_stale() -> N
     assert "updated     54m59s ago: The coordinator does not answer the operator" in status_view(RUNNING, [], later)
 
 
-def test_what_is_suspended_says_since_when_and_its_numbers_are_as_old_as_they_should_be() -> None:
+def test_a_suspended_experiment_shows_its_age_and_no_stale_numbers() -> None:
     suspended = condition("GangComplete", "Suspended", "suspend is true")
     text = status_view(
         experiment("Suspended", suspended, attempt=1, training=TRAINING), [], datetime(2026, 1, 2, tzinfo=UTC)
@@ -62,7 +62,7 @@ def test_what_is_suspended_says_since_when_and_its_numbers_are_as_old_as_they_sh
     assert "updated     11h54m ago\n" in text
 
 
-def test_what_has_its_result_says_it_and_no_numbers_are_old_then() -> None:
+def test_a_finished_experiment_shows_its_result_and_no_stale_numbers() -> None:
     message = "stop.returnMean holds: mean return 480.6 after 104869 transitions"
     over = experiment("Succeeded", condition("Finished", "Succeeded", message), attempt=1, training=TRAINING)
     text = status_view(over, [], datetime(2026, 1, 2, tzinfo=UTC))
@@ -71,11 +71,11 @@ def test_what_has_its_result_says_it_and_no_numbers_are_old_then() -> None:
     assert "updated" not in text
 
 
-def test_without_a_status_it_says_that_no_operator_has_looked() -> None:
+def test_a_missing_status_is_reported() -> None:
     assert "phase       none: No operator manages the experiment" in status_view(experiment(None), [], NOW)
 
 
-def test_numbers_that_are_not_known_are_not_made_up() -> None:
+def test_unknown_numbers_are_shown_as_unknown() -> None:
     text = status_view(experiment("Running", attempt=1, training={}), [], NOW)
     assert "trained     - env steps, - train steps, - env steps/s" in text
     assert "policy      return -, lag -, version -" in text

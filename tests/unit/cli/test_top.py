@@ -29,7 +29,7 @@ PAGE: dict[str, Any] = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run's, in runs/, that nobody runs."""
+    """Make the folder of a run in runs/ without processes."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "runs" / "cartpole"
     with RunFolder.open(path) as opened:
@@ -59,7 +59,7 @@ def test_a_run_that_goes_on_is_shown_by_its_name_or_folder(folder: Path, run: st
     assert "ago" not in said
 
 
-def test_a_coordinator_that_does_not_answer_is_told_with_what_it_said_last(folder: Path) -> None:
+def test_a_silent_coordinator_is_reported_with_its_last_status(folder: Path) -> None:
     put(folder, age=90.0)
     with RunFolder.open(folder):
         assert told("cartpole")[1].endswith("\n\n1m30s old: the coordinator does not answer\n")
@@ -70,7 +70,7 @@ def test_before_the_coordinator_has_answered_the_run_starts(folder: Path) -> Non
         assert told("cartpole") == (0, "cartpole: starting\n")
 
 
-def test_a_run_that_has_ended_is_shown_as_it_was_last(folder: Path) -> None:
+def test_an_ended_run_shows_its_last_status(folder: Path) -> None:
     put(folder, age=7200.0)
     code, said = told("cartpole")
     assert code == 0
@@ -78,11 +78,11 @@ def test_a_run_that_has_ended_is_shown_as_it_was_last(folder: Path) -> None:
     assert said.endswith("\n\n2h old: the run has ended\n")
 
 
-def test_a_run_of_which_nothing_is_left_is_told(folder: Path) -> None:
+def test_a_run_without_a_status_is_reported(folder: Path) -> None:
     assert told("cartpole") == (2, "Error: runs/cartpole is not running and has no status.json of an earlier life\n")
 
 
-def test_a_folder_that_is_no_run_and_a_name_that_is_none_are_told_with_the_nearest(folder: Path) -> None:
+def test_wrong_folders_and_names_are_reported_with_the_nearest_match(folder: Path) -> None:
     (folder.parent / "cartpoles").mkdir()
     assert told("cartpol") == (2, "Error: run cartpol does not exist (did you mean 'cartpole'?)\n")
     assert told("runs/cartpoles") == (
@@ -92,7 +92,7 @@ def test_a_folder_that_is_no_run_and_a_name_that_is_none_are_told_with_the_neare
     assert told("else") == (2, "Error: run else does not exist\n")
 
 
-def test_what_is_no_status_is_told_in_one_line(folder: Path) -> None:
+def test_an_invalid_status_is_reported_in_one_line(folder: Path) -> None:
     (folder / "status.json").write_text("[]")
     code, said = told("cartpole")
     assert code == 2
@@ -100,7 +100,7 @@ def test_what_is_no_status_is_told_in_one_line(folder: Path) -> None:
     assert len(said.splitlines()) == 1
 
 
-def test_the_last_look_is_after_the_end(folder: Path) -> None:
+def test_the_last_refresh_is_after_the_end(folder: Path) -> None:
     put(folder)
     status = RunStatus.find(folder)
     with RunFolder.open(folder):

@@ -1,4 +1,4 @@
-"""What an experiment's workers do, as a table."""
+"""The table of ``top``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAGE: dict[str, Any] = {
 }
 
 
-def test_roles_and_their_workers_with_what_they_wait_for() -> None:
+def test_the_table_shows_roles_and_workers_with_their_waits() -> None:
     assert top_table(PAGE).splitlines() == [
         "cartpole: training, env steps 62,971, train steps 62, env steps/s 5,381, return 243.0, lag 1, version 1.62",
         "",
@@ -71,18 +71,18 @@ def test_large_roles_are_counted_unless_all_is_asked_for() -> None:
         {"roles": {"actor": 3, "trainer": [None, {"index": None, "stats": 4, "activity": {"working": "x"}}]}},
     ],
 )
-def test_a_page_that_is_not_as_expected_is_shown_as_far_as_it_goes(page: dict[str, Any]) -> None:
+def test_an_unexpected_page_is_shown_as_far_as_possible(page: dict[str, Any]) -> None:
     assert "ROLE" in top_table(page)
     assert "\x1b" not in top_table(page)
 
 
-def test_shares_are_means_over_those_who_said_them() -> None:
+def test_shares_are_means_over_reporting_workers() -> None:
     reports = [{"activity": {"working": 1.0}}, {"activity": {"working": 0.5, "batch": 0.5}}, {"activity": {}}, {}]
     assert activity(reports) == {"working": 0.75, "batch": 0.25}
     assert activity([]) == {}
 
 
-def test_the_stages_of_the_work_are_told_the_longest_first() -> None:
+def test_stages_of_work_are_listed_by_share() -> None:
     shares = {"working": 0.1, "working: inference": 0.25, "working: environment": 0.5, "inference": 0.15}
     assert (busy(shares), works(shares), waits(shares)) == (
         "85%",
@@ -91,6 +91,6 @@ def test_the_stages_of_the_work_are_told_the_longest_first() -> None:
     )
 
 
-def test_what_is_not_known_is_no_0_and_what_is_little_is_no_word() -> None:
+def test_unknown_shares_are_not_0_and_small_ones_are_left_out() -> None:
     assert (busy({}), works({}), waits({})) == ("-", "", "")
     assert (busy({"batch": 1.0}), waits({"batch": 0.996, "credit": 0.004})) == ("0%", "batch 100%")

@@ -32,7 +32,7 @@ def viewer() -> Viewer:
     return Viewer(EXPERIMENT, lambda: ({"totals": {"env_steps": 50}}, 0.0), clock=lambda: float(next(times)))
 
 
-def test_elsewhere_than_on_a_terminal_lines_are_plain() -> None:
+def test_output_without_a_terminal_is_plain_lines() -> None:
     output = io.StringIO()
     display = open_display(viewer(), output)
     display.show(PROCESSES)
@@ -47,7 +47,7 @@ def test_elsewhere_than_on_a_terminal_lines_are_plain() -> None:
     assert "\x1b" not in output.getvalue()
 
 
-def test_on_a_terminal_the_picture_is_drawn_over_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_view_is_redrawn_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     output = Terminal()
     display = open_display(viewer(), output)
@@ -68,7 +68,7 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_broken_output_ends_the_showing_only(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+def test_a_broken_output_ends_only_the_display(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
     class Broken(Terminal):

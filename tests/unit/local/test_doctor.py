@@ -113,7 +113,7 @@ PROBLEMS: dict[str, tuple[Callable[[Path], str], str, str]] = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_an_unwell_machine_gets_a_cure(name: str, tmp_path: Path) -> None:
+def test_each_problem_has_a_cure(name: str, tmp_path: Path) -> None:
     check, finding, cure = PROBLEMS[name]
     with pytest.raises(CheckFailed) as raised:
         check(tmp_path)

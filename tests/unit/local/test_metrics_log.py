@@ -23,18 +23,18 @@ def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl") == []
 
 
-def test_a_resumed_history_replaces_what_was_undone() -> None:
+def test_a_resumed_run_replaces_rolled_back_rows() -> None:
     rows = [row(1, life=1), row(5, life=1), row(9, life=1), row(5, life=2), row(8, life=2), row(7, life=3)]
     kept = training_rows(rows)
     assert [(each.step, each.scalars["life"]) for each in kept] == [(1, 1), (5, 2), (7, 3)]
 
 
-def test_an_evaluation_that_comes_late_undoes_nothing() -> None:
+def test_a_late_evaluation_removes_no_training_rows() -> None:
     rows = [row(1), row(5), row(1, role="evaluator"), row(9), row(5, role="evaluator")]
     assert [each.step for each in training_rows(rows)] == [1, 5, 9]
 
 
-def test_evaluations_stand_by_step_each_once() -> None:
+def test_each_step_has_one_evaluation() -> None:
     rows = [
         row(5, role="evaluator", by=1),
         row(1, role="evaluator", by=2),

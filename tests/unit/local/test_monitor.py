@@ -13,7 +13,7 @@ DEADLINE = 10.0
 
 
 class ScriptedClient:
-    """Gives the next answer when the test puts one; says when it is asked."""
+    """A client whose answers the test provides, and whose requests the test can await."""
 
     def __init__(self) -> None:
         self.asked: queue.Queue[None] = queue.Queue()
@@ -64,7 +64,7 @@ def test_each_status_is_published_once() -> None:
     assert published.empty()
 
 
-def test_closing_ends_the_thread_in_a_question_and_in_a_wait() -> None:
+def test_close_ends_the_thread_during_a_request_and_during_a_wait() -> None:
     for interval_seconds, answer in ((0.0, None), (3600.0, {"phase": "training"})):
         client = ScriptedClient()
         monitor = StatusMonitor(client)
@@ -77,7 +77,7 @@ def test_closing_ends_the_thread_in_a_question_and_in_a_wait() -> None:
         assert not any(thread.name == "status-monitor" for thread in threading.enumerate())
 
 
-def test_closing_what_was_never_started() -> None:
+def test_close_before_start_does_nothing() -> None:
     client = ScriptedClient()
     StatusMonitor(client).close()
     assert client.closed.is_set()

@@ -35,7 +35,7 @@ def run_folder(path: Path, *returns: float) -> Path:
     return path
 
 
-def test_a_curve_is_returns_against_env_steps_without_what_was_undone() -> None:
+def test_a_curve_is_returns_over_env_steps_without_rolled_back_rows() -> None:
     rows = [
         row(0, env_steps=0.0),
         row(1, env_steps=10.0, return_mean=1.0),
@@ -73,7 +73,7 @@ def test_evaluations_are_points_in_the_colour_of_their_run() -> None:
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "a, evaluated"]
 
 
-def test_evaluations_alone_are_worth_a_picture() -> None:
+def test_evaluations_alone_can_be_plotted() -> None:
     assert Curve(label="a", env_steps=(), return_mean=(), evaluations=((0.0, 1.0),)).has_points
     assert not Curve(label="a", env_steps=(), return_mean=()).has_points
 
@@ -109,7 +109,7 @@ def test_several_runs_go_into_one_named_picture(tmp_path: Path) -> None:
         (["{full}/nothing"], "does not exist"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(
+def test_plot_reports_input_that_it_cannot_draw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

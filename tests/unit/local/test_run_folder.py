@@ -68,8 +68,10 @@ def test_a_held_folder_is_refused_with_its_holder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_workers_of_a_dead_holder_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
-    """A child of the holder keeps the lock: until its input ends, which is when this test lets it."""
+def test_opening_waits_for_workers_of_a_dead_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """A child of the dead controller keeps the lock until this test closes the child's input."""
     if not ends:
         monkeypatch.setattr("rlsrl.local.run_folder.PREDECESSOR_GRACE_SECONDS", 0.05)
     code = f"""
@@ -115,14 +117,14 @@ def test_fresh_on_an_empty_folder_is_just_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path, fresh: bool) -> None:
+def test_a_folder_with_other_files_is_left_unchanged(tmp_path: Path, fresh: bool) -> None:
     (tmp_path / "thesis.tex").write_text("dear to somebody")
     with pytest.raises(RunFolderError, match=r"thesis\.tex"):
         RunFolder.open(tmp_path, fresh=fresh)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_what_a_killed_create_left_is_no_run_and_no_obstacle(tmp_path: Path) -> None:
+def test_the_rest_of_a_killed_create_is_reused(tmp_path: Path) -> None:
     create(tmp_path).close()
     (tmp_path / RECORD).rename(tmp_path / f".{RECORD}.1-abc.tmp")
     with RunFolder.open(tmp_path) as folder:

@@ -24,7 +24,7 @@ def test_time_adds_up_over_lives() -> None:
 
 
 @pytest.mark.parametrize(("last_sign", "seconds"), [(7.0, 7.0), (-1.0, 0.0)])
-def test_a_killed_life_counts_up_to_its_last_sign(last_sign: float, seconds: float) -> None:
+def test_a_killed_life_counts_until_its_last_write(last_sign: float, seconds: float) -> None:
     killed = NEW.begin_life(0.0, last_sign=0.0).begin_attempt(0.0)
     resumed = killed.begin_life(100.0, last_sign=last_sign)
     assert resumed.wall_seconds == seconds
@@ -43,6 +43,6 @@ def test_a_record_survives_json() -> None:
 
 
 @pytest.mark.parametrize("value", [{}, {**NEW.to_json(), "lives": 3}, {**NEW.to_json(), "attempt": "first"}, []])
-def test_what_is_no_record_is_refused(value: object) -> None:
+def test_an_invalid_record_is_refused(value: object) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         RunRecord.from_json(value)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 from rlsrl.local.status_file import StatusFile, read_status
 
 
-def test_what_was_written_last_is_read_with_its_age(tmp_path: Path) -> None:
+def test_the_last_written_page_is_read_with_its_age(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     file = StatusFile(path)
     assert read_status(path) is None
@@ -27,7 +27,7 @@ def test_what_was_written_last_is_read_with_its_age(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_never_meets_a_part(tmp_path: Path) -> None:
+def test_a_reader_never_sees_a_partial_page(tmp_path: Path) -> None:
     path, done = tmp_path / "status.json", threading.Event()
     file, page = StatusFile(path), {"roles": {"actor": [{"index": index} for index in range(2000)]}}
     file.write(page)
@@ -48,14 +48,14 @@ def test_a_reader_never_meets_a_part(tmp_path: Path) -> None:
         writer.join()
 
 
-def test_a_folder_that_is_gone_costs_the_copy_only(tmp_path: Path) -> None:
+def test_a_missing_folder_loses_only_the_copy(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "status.json"
     StatusFile(path).write({"phase": "training"})
     assert not path.exists()
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{"])
-def test_what_is_no_page_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_page_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "status.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"status page|Expecting"):

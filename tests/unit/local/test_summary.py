@@ -82,13 +82,13 @@ def test_a_finished_run() -> None:
     }
 
 
-def test_an_unfinished_run_is_as_far_as_its_newest_version() -> None:
+def test_the_summary_of_an_unfinished_run_is_that_of_its_newest_version() -> None:
     summary = summarize(replace(FACTS, terminal=None))
     assert (summary["finished"], summary["reason"], summary["env_steps"]) == (False, None, 900)
     assert summary["return_mean"] is None
 
 
-def test_what_evaluations_came_to_is_in_summary_and_closing_lines() -> None:
+def test_evaluations_are_in_summary_and_closing_lines() -> None:
     best = {"episodes": 20, "return_mean": 481.26}
     versions = (info(4, "best", evaluation=best), info(9, evaluation={"episodes": 20, "return_mean": 400.0}))
 
@@ -102,7 +102,7 @@ def test_what_evaluations_came_to_is_in_summary_and_closing_lines() -> None:
     ]
 
 
-def test_an_unfinished_evaluation_says_why_and_a_best_last_version_is_said_once() -> None:
+def test_an_unfinished_evaluation_has_its_reason_and_a_best_last_version_one_line() -> None:
     unfinished = summarize(replace(FACTS, versions=(info(9, evaluation={"unfinished": "too long"}),)))
     assert (unfinished["evaluation"], unfinished["best"]) == ({"version": "1.9", "unfinished": "too long"}, None)
     assert "evaluation of the last version, 1.9: unfinished: too long" in closing_lines(unfinished, Path("x"))
@@ -132,7 +132,7 @@ def test_the_closing_lines_name_result_folder_and_next_commands() -> None:
 
 
 @pytest.mark.parametrize("ledger", [{"produced": 10, "trained": 9, "balanced": False}, {}])
-def test_a_ledger_that_does_not_add_up_is_told_loudly(ledger: dict[str, Any]) -> None:
+def test_an_unbalanced_ledger_is_a_loud_warning(ledger: dict[str, Any]) -> None:
     warning = ledger_warning(ledger)
     assert "DOES NOT ADD UP" in warning[0]
     assert [

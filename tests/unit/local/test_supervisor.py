@@ -26,18 +26,18 @@ LIMITS = RestartLimits(budget=3, decay_seconds=100.0)
 
 
 @pytest.mark.parametrize("code", [0, 1, -9, -15, 137])
-def test_any_other_end_than_a_configuration_error_is_restarted_at_once(code: int) -> None:
+def test_every_exit_but_a_configuration_error_restarts_at_once(code: int) -> None:
     assert decisions(LIMITS, ("actor", code, 50.0)) == [Restart(delay_seconds=0.0, used=1)]
 
 
-def test_a_configuration_error_fails_whatever_the_budget_and_costs_none_of_it() -> None:
+def test_a_configuration_error_fails_without_using_the_budget() -> None:
     failed, restarted = decisions(LIMITS, ("trainer", 2, 0.0), ("trainer", 1, 0.0))
     assert isinstance(failed, Fail)
     assert "configuration" in failed.reason
     assert restarted == Restart(delay_seconds=0.0, used=1)
 
 
-def test_the_budget_is_what_is_forgiven_and_waits_grow() -> None:
+def test_restarts_are_limited_by_the_budget_and_waits_grow() -> None:
     made = decisions(LIMITS, *[("actor", 1, 0.0)] * 4)
     assert made[:3] == [
         Restart(delay_seconds=0.0, used=1),
@@ -48,7 +48,7 @@ def test_the_budget_is_what_is_forgiven_and_waits_grow() -> None:
     assert "all 3 restarts of this role are spent" in made[3].reason
 
 
-def test_no_budget_forgives_nothing() -> None:
+def test_a_budget_of_0_allows_no_restart() -> None:
     (made,) = decisions(RestartLimits(budget=0, decay_seconds=1.0), ("actor", 1, 1e9))
     assert isinstance(made, Fail)
 
@@ -63,7 +63,7 @@ def test_each_role_has_a_budget_of_its_own() -> None:
     [(99.0, False), (100.0, True), (250.0, True)],
 )
 def test_one_restart_comes_back_each_decay(at: float, forgiven: bool) -> None:
-    """Three are spent at second 0; the fourth is forgiven once one has come back."""
+    """Three restarts are spent at second 0; the fourth is allowed once one is given back."""
     *_, last = decisions(LIMITS, *[("actor", 1, 0.0)] * 3, ("actor", 1, at))
     assert isinstance(last, Restart) is forgiven
 
@@ -85,7 +85,7 @@ def early(words: str = "KeyError: 'x'", *, code: int = 1, lived: float = 1.0, nu
 
 
 def outcome(*exits: Exit) -> list[bool]:
-    """Whether each of the ends was forgiven; the budget is no matter."""
+    """Return for each exit whether it led to a restart, with an unlimited budget."""
     supervisor, forgiven = Supervisor(limits=RestartLimits(budget=1000, decay_seconds=1.0)), []
     for ended in exits:
         decision, supervisor = supervisor.decide(ended)
@@ -96,11 +96,11 @@ def outcome(*exits: Exit) -> list[bool]:
 FEW = FUTILE_STARTS - 1
 
 
-def test_a_process_that_never_gets_to_work_is_given_up_soon() -> None:
+def test_a_process_that_never_works_fails_soon() -> None:
     assert outcome(*[early()] * FUTILE_STARTS) == [True] * FEW + [False]
 
 
-def test_the_reason_says_so() -> None:
+def test_the_reason_names_repeated_start_failures() -> None:
     supervisor = Supervisor(limits=RestartLimits(budget=1000, decay_seconds=1.0))
     for _ in range(FEW):
         _, supervisor = supervisor.decide(early())
@@ -126,9 +126,9 @@ def test_the_same_failure_may_name_other_numbers() -> None:
     ],
     ids=["other words", "other code", "other process", "killed", "silent", "worked at first", "worked in between"],
 )
-def test_a_process_that_fails_otherwise_has_its_budget(exits: list[Exit]) -> None:
+def test_other_failures_use_the_budget(exits: list[Exit]) -> None:
     assert all(outcome(*exits))
 
 
-def test_a_kill_in_between_is_no_sign_of_work() -> None:
+def test_a_kill_does_not_prove_that_a_process_works() -> None:
     assert outcome(*[early()] * FEW, early(code=-9), early())[-1] is False

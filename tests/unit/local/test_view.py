@@ -13,7 +13,7 @@ from rlsrl.local.view import Goal, ProcessRow, RunView, goals, line, render, row
 
 
 def process(role: str, number: int, pid: int | None) -> ProcessState:
-    """Without a pid it waits to be started again."""
+    """Return the state of a process; without a pid it waits for its restart."""
     return ProcessState(role=role, number=number, state="running" if pid else "restarting", pid=pid)
 
 
@@ -76,11 +76,11 @@ def test_goals_are_the_stop_conditions_that_are_set() -> None:
     ("target", "current", "fraction"),
     [(10, 5, 0.5), (10, None, 0.0), (10, 20, 1.0), (10, -5, 0.0), (-15, -21, 0.0), (-15, -14, 1.0), (0, 0, 1.0)],
 )
-def test_how_far_a_goal_is(target: float, current: float | None, fraction: float) -> None:
+def test_progress_of_a_goal(target: float, current: float | None, fraction: float) -> None:
     assert Goal(label="x", target=target, current=current).fraction == fraction
 
 
-def test_rows_join_what_the_controller_and_the_coordinator_know() -> None:
+def test_rows_combine_controller_and_coordinator() -> None:
     assert rows(VIEW) == [
         ProcessRow(name="coordinator-0", state="running"),
         ProcessRow(
@@ -91,7 +91,7 @@ def test_rows_join_what_the_controller_and_the_coordinator_know() -> None:
     ]
 
 
-def test_rank_0_speaks_for_a_gang() -> None:
+def test_rank_0_stands_for_a_gang() -> None:
     launcher = replace(process("trainer", 0, 99), is_gang=True)
     assert rows(replace(VIEW, processes=(launcher,)))[0].state == "running"
     gone = {**STATUS, "roles": {"trainer": []}}
@@ -103,17 +103,17 @@ def test_before_the_first_status_everything_is_starting() -> None:
     assert "starting" in drawn(replace(VIEW, status=None))
 
 
-def test_a_worker_that_has_said_goodbye_at_the_end_is_not_starting() -> None:
+def test_a_worker_without_a_report_at_the_end_is_ending() -> None:
     finished = replace(VIEW, status={"phase": "finished", "roles": {}})
     assert [row.state for row in rows(finished)] == ["running", "ending", "ending", "restarting"]
 
 
-def test_a_worker_that_has_gone_silent_is_told() -> None:
+def test_a_silent_worker_is_marked() -> None:
     status = {**STATUS, "roles": {"trainer": [{"pid": 11, "state": "running", "stale": True}]}}
     assert [row.state for row in rows(replace(VIEW, status=status))][1] == "silent"
 
 
-def test_an_old_status_is_told_and_shown_all_the_same() -> None:
+def test_an_old_status_is_marked_and_still_shown() -> None:
     old = replace(VIEW, status_age_seconds=9.0)
     assert "status is 9 s old" in line(old)
     assert "status is 9 s old" in drawn(old)
@@ -146,14 +146,14 @@ def test_the_newest_evaluation_is_shown() -> None:
     assert "evaluated 481.3 at step 40" in " ".join(drawn(view).split())
 
 
-def test_processes_that_have_ended_are_no_trouble() -> None:
+def test_ended_processes_are_not_listed_as_problems() -> None:
     ended = ProcessState(role="trainer", number=0, state="ended", pid=None)
     view = replace(VIEW, processes=(ended,))
     assert rows(view) == [ProcessRow(name="trainer-0", state="ended")]
     assert "trainer-0" not in line(view)
 
 
-def test_the_plain_line_before_anything_is_known() -> None:
+def test_the_plain_line_before_the_first_numbers() -> None:
     assert line(replace(VIEW, status=None)) == "   12.3 s | starting"
     assert line(replace(VIEW, status={}, processes=())) == "   12.3 s | starting"
     totals = {"totals": {"env_steps": 3}}
@@ -161,7 +161,7 @@ def test_the_plain_line_before_anything_is_known() -> None:
     assert text == "   12.3 s | return - | env steps 3 | train steps - of 7 | - steps/s | lag - | version -"
 
 
-def test_the_picture_has_it_all() -> None:
+def test_the_view_contains_all_parts() -> None:
     text = drawn(VIEW)
     for expected in (
         "toy",
@@ -191,7 +191,7 @@ def test_the_picture_has_it_all() -> None:
         {"roles": {"actor": [{"pid": 12, "activity": {"[red]markup[/red]": 1.0}, "state": "running"}]}},
     ],
 )
-def test_a_status_that_is_not_as_expected_is_shown_as_far_as_it_goes(status: dict[str, Any]) -> None:
+def test_an_unexpected_status_is_shown_as_far_as_possible(status: dict[str, Any]) -> None:
     view = replace(VIEW, status=status)
     assert line(view)
     assert "actor-0" in drawn(view)

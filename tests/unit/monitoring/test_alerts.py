@@ -1,4 +1,4 @@
-"""Each alert is silent while all is well and while what heals by itself heals, and fires when its cause is there."""
+"""Each alert fires for its cause, and is silent without problems and for problems that heal without help."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PHASE = f"rlsrl_experiment_phase{{{EXPERIMENT},phase="
 MINUTES = 180
 
 Series = Mapping[str, str | None]
-"""By series: its values, one a minute, in promtool's notation; None takes one away."""
+"""Values of each series, one a minute, in promtool's notation; None removes a series."""
 
 WELL: dict[str, str | None] = {
     f'{PHASE}"Running"}}': "1x180",
@@ -47,7 +47,7 @@ WELL: dict[str, str | None] = {
 
 
 def series(name: str) -> str:
-    """The one of that name in ``WELL``."""
+    """Return the series of that name in ``WELL``."""
     found = [each for each in WELL if each.startswith(f"{name}{{")]
     assert len(found) == 1, name
     return found[0]
@@ -100,7 +100,7 @@ SILENT: dict[str, Series] = {
         series("rlsrl_operator_failing_experiments"): "0x60 1x5 0x115",
     },
 }
-"""What nobody has to do anything about."""
+"""Series of problems that heal without help."""
 
 FIRING: dict[str, Sequence[Series]] = {
     "RlsrlExperimentNotStarting": [
@@ -120,11 +120,11 @@ FIRING: dict[str, Sequence[Series]] = {
     "RlsrlReconcileFailing": [{series("rlsrl_operator_failing_experiments"): "0x160 1x20"}],
     "RlsrlOperatorQueueStuck": [{series("rlsrl_operator_oldest_key_seconds"): "0.2x160 0+60x20"}],
 }
-"""By alert: what has to be seen for it to fire, each alone."""
+"""For each alert the series that make it fire, each alone."""
 
 
 def firing(changes: Series, folder: Path, *moments: int) -> list[set[str]]:
-    """The alerts that fire at each of those minutes."""
+    """Return the alerts that fire at each of these minutes."""
     values = {name: value for name, value in {**WELL, **changes}.items() if value is not None}
     asked = {
         "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
@@ -158,17 +158,17 @@ def test_promtool_takes_the_rules() -> None:
 
 
 @pytest.mark.parametrize("what", SILENT)
-def test_nobody_is_called(what: str, tmp_path: Path) -> None:
+def test_no_alert_fires_for_problems_that_heal(what: str, tmp_path: Path) -> None:
     moments = (10, 30, 66, 75, 110, 130, 179)
     assert firing(SILENT[what], tmp_path, *moments) == [set() for _ in moments]
 
 
 @pytest.mark.parametrize(("alert", "cause"), [(alert, cause) for alert, causes in FIRING.items() for cause in causes])
-def test_its_cause_makes_it_fire_and_no_other(alert: str, cause: Series, tmp_path: Path) -> None:
+def test_each_cause_fires_its_alert_only(alert: str, cause: Series, tmp_path: Path) -> None:
     assert firing(cause, tmp_path, 179) == [{alert}]
 
 
-def test_a_failure_is_told_for_an_hour(tmp_path: Path) -> None:
+def test_a_failure_fires_for_an_hour(tmp_path: Path) -> None:
     cause = {RUNNING: "1x20", f'{PHASE}"Failed"}}': "_x20 1x160"}
     assert firing(cause, tmp_path, 19, 30, 75, 90, 179) == [set(), *[{"RlsrlExperimentFailed"}] * 2, set(), set()]
 
@@ -186,7 +186,7 @@ def test_each_alert_says_what_to_do(alert: str) -> None:
     assert re.search(r"[Ll]ook at|report|mend|`kubectl|[Ff]ind out", rule["annotations"]["description"])
 
 
-def test_alerts_ask_for_metrics_that_there_are() -> None:
+def test_alerts_use_existing_metrics() -> None:
     workers = {each.name for each in Metrics.declared()}
     families = OperatorMetrics(CollectorRegistry()).registry.collect()
     operator = {f"{each.name}_total" if each.type == "counter" else each.name for each in families}

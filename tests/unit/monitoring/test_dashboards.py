@@ -1,4 +1,4 @@
-"""The dashboards show every metric that is declared, and ask for no other."""
+"""The dashboards show every declared metric, and use no other."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NOT_SHOWN = {
     "process_virtual_memory_bytes": "address space costs nothing; resident memory is shown",
     "process_start_time_seconds": "joins and attempts show restarts; it tells the dashboards which roles there are",
 }
-"""Metrics that are in no panel, and why."""
+"""Metrics without a panel, and the reason."""
 
 
 def queries(dashboard: str) -> list[tuple[str, str]]:
-    """Panel titles and what they ask."""
+    """Yield panel titles and their queries."""
     return [
         (panel["title"], target["expr"])
         for panel in DASHBOARDS[dashboard]["panels"]
@@ -33,7 +33,7 @@ def queries(dashboard: str) -> list[tuple[str, str]]:
 
 
 def names(expression: str, declared: set[str]) -> set[str]:
-    """The metrics in an expression; for the series of a histogram its own name."""
+    """Return the metrics in an expression; for a histogram's series the histogram's name."""
     found = re.findall(r"\b((?:rlsrl|process)_[a-z_]+)\{", expression)
     return {name if name in declared else re.sub(r"_(bucket|sum|count)$", "", name) for name in found}
 
@@ -54,7 +54,7 @@ def process(registry: CollectorRegistry) -> set[str]:
 
 
 @pytest.mark.parametrize(("dashboard", "declared"), [("experiment", of_workers()), ("operator", of_the_operator())])
-def test_every_metric_is_in_a_panel_or_said_not_to_be(dashboard: str, declared: set[str]) -> None:
+def test_every_metric_is_in_a_panel_or_listed_as_absent(dashboard: str, declared: set[str]) -> None:
     asked = set().union(*(names(expression, declared) for _, expression in queries(dashboard)))
     assert asked <= declared, "these do not exist"
     assert not declared - asked - set(NOT_SHOWN), "put them into a panel, or say why not"

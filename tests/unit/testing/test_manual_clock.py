@@ -3,7 +3,7 @@ import pytest
 from rlsrl.testing.clock import ManualClock
 
 
-def test_time_stands_still_until_it_is_moved() -> None:
+def test_only_advance_moves_the_clock() -> None:
     clock = ManualClock(monotonic=5.0, time=1000.0)
     assert (clock.monotonic(), clock.time()) == (5.0, 1000.0)
     clock.advance(2.5)
