@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.local.controller import (
+    EndDeadlines,
     Failed,
     Finished,
     Interrupted,
@@ -83,7 +84,9 @@ class Stage:
         (self.folder / f"{role}.script").write_text(json.dumps(lives))
         self.plans.append(RolePlan(role=role, replicas=replicas, config=self.folder / f"{role}.json"))
 
-    def controller(self, *, budget: int = 5, keep_fds: tuple[int, ...] = ()) -> LocalController:
+    def controller(
+        self, *, budget: int = 5, keep_fds: tuple[int, ...] = (), deadlines: EndDeadlines | None = None
+    ) -> LocalController:
         return LocalController(
             plans=self.plans,
             limits=RestartLimits(budget=budget, decay_seconds=600.0),
@@ -95,6 +98,7 @@ class Stage:
                 command=STANDIN,
                 keep_fds=keep_fds,
             ),
+            deadlines=deadlines,
         )
 
     def lives(self, role: str) -> list[dict]:
@@ -183,12 +187,11 @@ def test_the_evaluators_of_a_finished_run_end_by_themselves(stage: Stage) -> Non
     assert_gone(stage.pids(), timeout=0)
 
 
-def test_an_evaluation_that_takes_too_long_is_cut_short(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlsrl.local.controller.EVALUATION_SECONDS", 0.1)
+def test_an_evaluation_that_takes_too_long_is_cut_short(stage: Stage) -> None:
     stage.script("evaluator", [READY, {"until": "SIGTERM"}, {"touch": "told"}, {"exit": 0}])
     stage.script("trainer", [ready_after(stage, 1), *FINISH])
 
-    assert stage.controller().run() == Finished()
+    assert stage.controller(deadlines=EndDeadlines(evaluation=0.1)).run() == Finished()
 
     assert stage.display.notes == [
         "Evaluating the last version; Ctrl-C skips this.",
@@ -348,11 +351,11 @@ def test_a_second_signal_kills_everything_at_once(stage: Stage) -> None:
     assert_gone(stage.pids(), timeout=0)
 
 
-def test_what_does_not_end_in_time_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlsrl.local.controller.TRAINER_GRACE_SECONDS", 0.1)
+def test_a_process_that_does_not_end_in_time_is_killed(stage: Stage) -> None:
     stage.script("trainer", [{"signal_parent": "SIGINT"}, {"until": "SIGUSR1"}])
 
-    assert stage.controller().run() == Interrupted(signum=signal.SIGINT, killed=False)
+    controller = stage.controller(deadlines=EndDeadlines(trainer=0.1))
+    assert controller.run() == Interrupted(signum=signal.SIGINT, killed=False)
 
     assert "killing the processes that did not end within 0.1 s" in stage.display.notes
     assert_gone(stage.pids(), timeout=0)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from rlsrl.cli import main
+from rlsrl.cli.doctor import report
 from rlsrl.local import doctor
 from rlsrl.local.doctor import Check, CheckFailed, Finding, examine
 
@@ -121,27 +120,25 @@ def test_each_problem_has_a_cure(name: str, tmp_path: Path) -> None:
     assert cure in raised.value.cure
 
 
-def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rlsrl.local.doctor.MIN_SHARED_MEMORY_BYTES", 2**80)
+def test_small_shared_memory(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="less than"):
-        doctor.check_shared_memory(tmp_path)
+        doctor.check_shared_memory(tmp_path, required=2**80)
 
 
-def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # Root may write everywhere.
+def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="is not writable"):
-        doctor.check_disk(tmp_path, lambda _: 5 * GIB)
+        doctor.check_disk(tmp_path, lambda _: 5 * GIB, lambda _: False)
 
 
-def unwell() -> str:
+def failing() -> str:
     raise CheckFailed("it is broken", "mend it")
 
 
 def test_findings_come_in_order_with_their_cures() -> None:
     checks = [
         Check(name="a", required=True, examine=lambda: "fine"),
-        Check(name="b", required=False, examine=unwell),
-        Check(name="c", required=True, examine=unwell),
+        Check(name="b", required=False, examine=failing),
+        Check(name="c", required=True, examine=failing),
     ]
     assert list(examine(checks)) == [
         Finding(name="a", required=True, passed=True, text="fine"),
@@ -155,14 +152,13 @@ def test_findings_come_in_order_with_their_cures() -> None:
     ("required", "exit_code", "said"),
     [(True, 1, "no experiment can run here: part"), (False, 0, "experiments can run here; warnings: 1")],
 )
-def test_the_command_fails_only_for_what_is_required(
-    monkeypatch: pytest.MonkeyPatch, required: bool, exit_code: int, said: str
+def test_only_required_checks_make_the_command_fail(
+    capsys: pytest.CaptureFixture[str], required: bool, exit_code: int, said: str
 ) -> None:
-    monkeypatch.setattr("rlsrl.cli.doctor.CHECKS", (Check(name="part", required=required, examine=unwell),))
-    result = CliRunner().invoke(main, ["doctor"])
-    assert result.exit_code == exit_code
-    assert "part: it is broken\n        cure: mend it" in result.output
-    assert said in result.output
+    assert report((Check(name="part", required=required, examine=failing),)) == exit_code
+    output = "".join(capsys.readouterr())
+    assert "part: it is broken\n        cure: mend it" in output
+    assert said in output
 
 
 def test_every_check_has_its_own_name() -> None:

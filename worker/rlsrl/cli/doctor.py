@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
-from rlsrl.local.doctor import CHECKS, Finding, examine
+from rlsrl.local.doctor import CHECKS, Check, Finding, examine
 
 
 @click.command()
@@ -15,16 +16,22 @@ def doctor() -> None:
 
     Exit status: 1 if no experiment can run here, else 0.
     """
+    sys.exit(report(CHECKS))
+
+
+def report(checks: Sequence[Check]) -> int:
+    """Make the checks, print each finding at once, and return the exit status."""
     findings = []
-    for finding in examine(CHECKS):
+    for finding in examine(checks):
         findings.append(finding)
         click.echo(_line(finding))
     fatal = [finding.name for finding in findings if finding.is_fatal]
     if fatal:
         click.echo(f"no experiment can run here: {', '.join(fatal)}", err=True)
-        sys.exit(1)
+        return 1
     problems = sum(not finding.passed for finding in findings)
     click.echo("all checks passed" if not problems else f"experiments can run here; warnings: {problems}")
+    return 0
 
 
 def _line(finding: Finding) -> str:

@@ -28,18 +28,6 @@ WORKER_COMMAND = (sys.executable, "-m", "rlsrl.workers")
 GANG_COMMAND = (sys.executable, "-m", "rlsrl.workers.gang_launcher")
 """Starts several trainer ranks; the controller handles them as one process."""
 
-TRAINER_GRACE_SECONDS = 60.0
-"""Time for the trainer to finish its step and store a checkpoint; a large one takes seconds to write."""
-
-WORKER_GRACE_SECONDS = 10.0
-"""Time for any other worker to end by itself."""
-
-EVALUATION_SECONDS = 300.0
-"""Time for the evaluators to play the last version of a finished run."""
-
-KILL_GRACE_SECONDS = 10.0
-"""Time for the kernel to end a killed process."""
-
 QUOTED_LINES = 15
 """Number of a failed process's last lines in the message."""
 
@@ -57,6 +45,20 @@ class RolePlan:
     """The role's resolved config, JSON."""
     command: tuple[str, ...] | None = None
     """Starts one of its processes; None: the command of the ``LaunchOptions``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndDeadlines:
+    """How long processes may take to end, in seconds."""
+
+    trainer: float = 60.0
+    """For the trainer to finish its step and store a checkpoint; a large one takes seconds to write."""
+    worker: float = 10.0
+    """For any other worker to end by itself."""
+    evaluation: float = 300.0
+    """For the evaluators to play the last version of a finished run."""
+    kill: float = 10.0
+    """For the kernel to end a killed process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,7 @@ class LocalController:
         journal: Journal,
         display: Display,
         launch: LaunchOptions,
+        deadlines: EndDeadlines | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare a run without starting a process.
@@ -182,12 +185,14 @@ class LocalController:
         Args:
             plans: In the order of starting. Workers wait for their peers, so the controller does not.
             launch: How to start every worker.
+            deadlines: How long processes may take to end; None: the defaults.
         """
         self._plans = {plan.role: plan for plan in plans}
         self._supervisor = Supervisor(limits=limits)
         self._journal = journal
         self._display = display
         self._launch = launch
+        self._deadlines = deadlines or EndDeadlines()
         self._clock = clock
         self._inbox = SignalInbox()
         self._selector = selectors.DefaultSelector()
@@ -277,22 +282,25 @@ class LocalController:
         time to play its last version.
         """
         self._waiting.clear()
-        self._end_matching(lambda child: child.role == TRAINER, TRAINER_GRACE_SECONDS)
-        self._end_matching(lambda child: child.role not in (COORDINATOR, EVALUATOR), WORKER_GRACE_SECONDS)
+        self._end_matching(lambda child: child.role == TRAINER, self._deadlines.trainer)
+        self._end_matching(lambda child: child.role not in (COORDINATOR, EVALUATOR), self._deadlines.worker)
         if finished:
             self._await_evaluators()
-        self._end_matching(lambda child: child.role != COORDINATOR, WORKER_GRACE_SECONDS)
-        self._end_matching(lambda _: True, WORKER_GRACE_SECONDS)
+        self._end_matching(lambda child: child.role != COORDINATOR, self._deadlines.worker)
+        self._end_matching(lambda _: True, self._deadlines.worker)
 
     def _await_evaluators(self) -> None:
         """Wait until the evaluators have ended by themselves; any signal ends the wait."""
         evaluators = [child for child in self._children if child.role == EVALUATOR]
         if evaluators and not self._signals:
             self._display.note("Evaluating the last version; Ctrl-C skips this.")
-        deadline = self._clock() + EVALUATION_SECONDS
+        seconds = self._deadlines.evaluation
+        deadline = self._clock() + seconds
         while any(child in self._children for child in evaluators) and not self._signals:
             if self._clock() >= deadline:
-                self._display.note(f"the last version is not evaluated: no result within {EVALUATION_SECONDS:g} s")
+                self._display.note(
+                    f"the last version is not evaluated: no result within {seconds:g} s"
+                )
                 return
             self._note_bad_exits(self._wait(deadline))
 
@@ -322,7 +330,7 @@ class LocalController:
         for child in doomed:
             if child in self._children:
                 child.send_signal(signal.SIGKILL)
-        deadline = self._clock() + KILL_GRACE_SECONDS
+        deadline = self._clock() + self._deadlines.kill
         while left := [child for child in doomed if child in self._children]:
             if self._clock() >= deadline:
                 self._display.note("the kernel has not ended " + ", ".join(f"process {child.pid}" for child in left))

@@ -142,10 +142,14 @@ def check_compiler(environ: Mapping[str, str] = os.environ) -> str:
     return compiler
 
 
-def check_disk(folder: Path = RUNS, free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free) -> str:
+def check_disk(
+    folder: Path = RUNS,
+    free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
+    is_writable: Callable[[Path], bool] = lambda path: os.access(path, os.W_OK | os.X_OK),
+) -> str:
     """Return the free space of the disk with the run folders, which must be writable."""
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
-    if not os.access(there, os.W_OK | os.X_OK):
+    if not is_writable(there):
         raise CheckFailed(f"{there} is not writable", "run from another folder, or give --run-dir")
     available = free(there)
     text = f"{_gib(available)} free in {there}"
@@ -156,7 +160,7 @@ def check_disk(folder: Path = RUNS, free: Callable[[Path], int] = lambda path: s
     return text
 
 
-def check_shared_memory(path: Path = Path("/dev/shm")) -> str:  # noqa: S108 - looked at, not used
+def check_shared_memory(path: Path = Path("/dev/shm"), required: int = MIN_SHARED_MEMORY_BYTES) -> str:  # noqa: S108 - only read
     """Return the size of /dev/shm, where torch's processes share tensors. rlsrl itself uses anonymous memory."""
     cure = "mount one: docker run --shm-size=1g, or in Kubernetes an emptyDir with medium Memory"
     try:
@@ -164,8 +168,8 @@ def check_shared_memory(path: Path = Path("/dev/shm")) -> str:  # noqa: S108 - l
     except OSError as error:
         raise CheckFailed(f"{path} does not exist: {error.strerror}", cure) from error
     size = usage.f_blocks * usage.f_frsize
-    if size < MIN_SHARED_MEMORY_BYTES:
-        raise CheckFailed(f"{path} has {size // 1024**2} MiB, less than {MIN_SHARED_MEMORY_BYTES // 1024**2}", cure)
+    if size < required:
+        raise CheckFailed(f"{path} has {size // 1024**2} MiB, less than {required // 1024**2}", cure)
     return f"{_gib(size)} in {path}"
 
 
