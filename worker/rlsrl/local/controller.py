@@ -298,9 +298,7 @@ class LocalController:
         deadline = self._clock() + seconds
         while any(child in self._children for child in evaluators) and not self._signals:
             if self._clock() >= deadline:
-                self._display.note(
-                    f"the last version is not evaluated: no result within {seconds:g} s"
-                )
+                self._display.note(f"the last version is not evaluated: no result within {seconds:g} s")
                 return
             self._note_bad_exits(self._wait(deadline))
 
