@@ -35,7 +35,7 @@ def turns_of(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def any_round_counts() -> Iterator[None]:
-    """Whatever else this machine does beside tests."""
+    """Let noisy rounds count, because other tests run on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("figures.QUIET_SHARE", 1.0)
         yield
@@ -43,11 +43,11 @@ def any_round_counts() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def result(any_round_counts: None) -> dict[str, Any]:
-    """Of one round."""
+    """The result of one round."""
     return throughput.measure(W1, CONTESTANTS, wanted=1)
 
 
-def test_everybody_trains_and_is_watched(result: dict[str, Any]) -> None:
+def test_each_contestant_trains_and_is_measured(result: dict[str, Any]) -> None:
     turns = turns_of(result)
     assert [turn["contestant"] for turn in turns] == [RLSRL, SINGLE_FILE]
     for turn in turns:
@@ -56,7 +56,7 @@ def test_everybody_trains_and_is_watched(result: dict[str, Any]) -> None:
         assert turn["megabytes"] > 50.0
 
 
-def test_the_ratio_is_that_of_the_two(result: dict[str, Any]) -> None:
+def test_the_ratio_is_that_of_the_two_figures(result: dict[str, Any]) -> None:
     assert result["verdict"] == SHOWN
     mine, theirs = (turn["figure"] for turn in turns_of(result))
     assert result["ratio"]["median"] == pytest.approx(mine / theirs)
@@ -71,7 +71,7 @@ def test_a_setting_was_chosen_and_everything_is_kept(result: dict[str, Any]) -> 
     assert "How rlsrl spent its time" in page(Measured(throughput={"W1": result}))
 
 
-def test_the_profile_says_what_each_role_did(result: dict[str, Any]) -> None:
+def test_the_profile_has_the_activities_of_each_role(result: dict[str, Any]) -> None:
     profile = next(turn for turn in turns_of(result) if turn["contestant"] == RLSRL)["more"]["profile"]
     assert profile.keys() == {"actor", "trainer"}
     assert {"waits for credit", "rest", "cpu"} <= profile["actor"].keys()
@@ -93,7 +93,7 @@ def test_seconds_to_the_goal_are_from_the_start_of_the_process() -> None:
         assert turn["more"]["seed"] == 1
 
 
-def test_a_contestant_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_failed_contestant_is_reported_with_its_output(tmp_path: Path) -> None:
     (program := tmp_path / "fails.py").write_text("raise SystemExit('there is no such thing')")
     failing = Peer(name="failing", program=str(program), ways=((),), python=lambda name: Path(sys.executable))
     with pytest.raises(ContestantFailed, match="failing ended before it trained:\nthere is no such thing"):

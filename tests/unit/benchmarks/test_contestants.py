@@ -1,4 +1,4 @@
-"""Contestants: what is started, and what is read from what they write."""
+"""Contestants: their commands, and what is read from their output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_peers_progress_is_what_it_prints_as_json(tmp_path: Path) -> None:
     assert progress.return_means[1] == 20.5
 
 
-def test_what_a_peers_other_processes_write_into_its_lines_is_passed_over(tmp_path: Path) -> None:
+def test_output_of_a_peers_other_processes_is_ignored(tmp_path: Path) -> None:
     line = '{"wall": 2.5, "env_steps": 1024, "return_mean": 20.5}'
     (tmp_path / OUTPUT).write_text(f"{line}[2026] a worker has ended\n{line[:20]}[2026] another{line[20:]}\n7 of 8\n")
     assert PEER.progress(tmp_path).points == [(2.5, 1024)]
@@ -49,19 +49,19 @@ def test_rlsrls_progress_is_its_learning_curve(tmp_path: Path) -> None:
     assert progress.return_means == [None, 21.0]
 
 
-def test_a_start_is_over_when_there_is_training_to_watch(tmp_path: Path) -> None:
+def test_a_contestant_has_started_once_it_trains_and_can_be_measured(tmp_path: Path) -> None:
     (tmp_path / OUTPUT).write_text('{"wall": 1.5, "env_steps": 0, "return_mean": NaN}\n')
     assert not PEER.has_started(tmp_path)
     (tmp_path / OUTPUT).write_text('{"wall": 1.5, "env_steps": 1024, "return_mean": NaN}\n')
     assert PEER.has_started(tmp_path)
     (tmp_path / RUN).mkdir()
     (tmp_path / RUN / "metrics.jsonl").write_text(f"{row(1, 10.0, 1024.0)}\n")
-    assert not Rlsrl().has_started(tmp_path), "nobody has told where the metrics are"
+    assert not Rlsrl().has_started(tmp_path), "no metrics address is published yet"
     (tmp_path / RUN / "status.json").write_text('{"roles": {"actor": [{"index": 0, "endpoints": {}}]}}')
     assert Rlsrl().has_started(tmp_path)
 
 
-def test_a_run_whose_ledger_does_not_add_up_is_no_run(tmp_path: Path) -> None:
+def test_a_run_with_an_unbalanced_ledger_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ContestantFailed, match="left no summary"):
         Rlsrl().check(tmp_path)
     (tmp_path / RUN).mkdir()
@@ -73,7 +73,7 @@ def test_a_run_whose_ledger_does_not_add_up_is_no_run(tmp_path: Path) -> None:
     Rlsrl().check(tmp_path)
 
 
-def test_peers_try_one_thread_and_more_here_and_in_processes() -> None:
+def test_peers_try_threads_and_processes() -> None:
     settings = PEER.settings(WORKLOADS["W1"])
     assert {"1", "2", str(CORES)} == {threads for *_, threads in settings}
     assert {setting[:2] for setting in settings} == {("--vector", vector) for vector in ("sync", "async")}
@@ -81,13 +81,13 @@ def test_peers_try_one_thread_and_more_here_and_in_processes() -> None:
     assert Rlsrl().settings(WORKLOADS["W1"]) == [()]
 
 
-def test_where_environments_wait_for_something_else_more_of_their_processes_are_tried() -> None:
+def test_more_processes_are_tried_for_environments_that_wait() -> None:
     (factory,) = [peer for peer in PEERS if peer.name == SAMPLE_FACTORY]
     assert ("--workers", "16") in factory.settings(WORKLOADS["W4-16"])
     assert set(factory.settings(WORKLOADS["W1"])) < set(factory.settings(WORKLOADS["W4-16"]))
 
 
-def test_who_has_not_the_environment_says_so() -> None:
+def test_a_peer_without_the_environment_names_it() -> None:
     peers = {peer.name: peer for peer in PEERS}
     assert peers[SAMPLE_FACTORY].unable(WORKLOADS["R1"]) is None
     why = peers[SAMPLE_FACTORY].unable(WORKLOADS["W3"])
@@ -102,7 +102,7 @@ def test_rlsrl_is_started_as_a_user_starts_it(tmp_path: Path) -> None:
     assert str(REPOSITORY / "benchmarks") in Rlsrl().environment()["PYTHONPATH"], "its actors find the environments"
 
 
-def test_each_peer_has_an_environment_of_its_own_and_another_for_other_pins(
+def test_each_peer_and_each_set_of_pins_has_its_own_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -120,7 +120,7 @@ def test_environments_are_in_the_users_cache() -> None:
 
 
 @pytest.mark.parametrize("peer", [peer.name for peer in PEERS])
-def test_pins_are_those_of_our_own_environment(peer: str) -> None:
+def test_pins_agree_with_this_environment(peer: str) -> None:
     def pins(path: Path) -> dict[str, str]:
         return dict(re.findall(r"(?m)^([A-Za-z0-9_.-]+)==(\S+)$", path.read_text()))
 

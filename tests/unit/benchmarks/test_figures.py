@@ -1,4 +1,4 @@
-"""From what was measured to what may be said of it."""
+"""From measurements to a result."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_spread_is_middle_lowest_and_highest() -> None:
 
 @pytest.mark.parametrize(
     ("single", "counts"), [(8.9, False), (9.0, True), (20.0, True)]
-)  # of Stable-Baselines3's 10: less than 0.9 of it is a strawman
+)  # of Stable-Baselines3's 10: below 0.9 of it, it does not count
 def test_the_single_file_counts_unless_it_is_slow(single: float, counts: bool) -> None:
     peers = counted_peers({RLSRL: 80.0, STABLE_BASELINES3: 10.0, SINGLE_FILE: single})
     assert set(peers) == {STABLE_BASELINES3, *([SINGLE_FILE] if counts else [])}
@@ -92,7 +92,7 @@ def test_three_quiet_rounds_are_a_result_with_its_spread() -> None:
     ]
     told = verdict(rounds, wanted=3, limit=100.0)
     assert told["verdict"] == SHOWN
-    assert told["ratio"] == {"median": 7.0, "low": 5.0, "high": 8.0}, "the noisy round is not among them"
+    assert told["ratio"] == {"median": 7.0, "low": 5.0, "high": 8.0}, "without the noisy round"
     assert told["figures"][RLSRL] == {"median": 70.0, "low": 60.0, "high": 80.0}
     assert told["fastest_peer"] in {STABLE_BASELINES3, SINGLE_FILE}
     assert told["others"] == 0.0
@@ -100,24 +100,24 @@ def test_three_quiet_rounds_are_a_result_with_its_spread() -> None:
     assert told["megabytes"][RLSRL] == 100.0
 
 
-def test_without_enough_quiet_rounds_there_is_no_result_however_good_it_looks() -> None:
+def test_without_enough_quiet_rounds_there_is_no_result() -> None:
     noisy = [round_of(1000.0, 1.0, others=NOISE)] * 5
     assert verdict([round_of(80.0, 10.0), round_of(80.0, 10.0), *noisy], wanted=3) == {"verdict": NO_QUIET_RUN}
     assert verdict([], wanted=3) == {"verdict": NO_QUIET_RUN}
 
 
-def test_time_that_runs_out_is_not_noise() -> None:
+def test_too_little_time_is_reported_as_such_and_not_as_noise() -> None:
     assert verdict([round_of(80.0, 10.0)] * 2, wanted=3) == {"verdict": TOO_FEW_ROUNDS}
 
 
-def test_who_came_to_no_figure_is_named() -> None:
+def test_a_contestant_without_figures_is_named() -> None:
     told = verdict([round_of(None, 10.0)] * 3, wanted=3)
     assert told == {"verdict": f"not shown: too few figures of {RLSRL}"}
     told = verdict([round_of(80.0, None)] * 3, wanted=3)
     assert told == {"verdict": f"not shown: too few figures of {STABLE_BASELINES3}"}
 
 
-def test_a_peer_without_figures_is_no_peer() -> None:
+def test_a_peer_without_figures_does_not_count() -> None:
     told = verdict([round_of(80.0, None, 10.0)] * 3, wanted=3)
     assert (told["fastest_peer"], told["counted_peers"]) == (SINGLE_FILE, [SINGLE_FILE])
     assert told["ratio"]["median"] == 8.0

@@ -1,4 +1,4 @@
-"""Runs for a comparison of learning: which are made, which are kept, and what comes of them. Programs are stand-ins."""
+"""A comparison of learning with stand-ins for the programs: runs made, runs kept, verdicts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ for part in (0.5, 1.0):
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[[], list[str]]:
-    """The runs that were made until now."""
+    """Return the runs made so far."""
     log = tmp_path / "log"
     log.touch()
     return lambda: log.read_text().splitlines()
@@ -45,7 +45,7 @@ Stage = Callable[..., Comparison]
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """Puts stand-ins in the programs' places, which come to so many steps, and ten more for each seed."""
+    """Replace the programs by stand-ins with fixed numbers of steps, plus ten for each seed."""
 
     def play(*, rlsrl: int, single: int, hindered: int, seeds: int = 3, most_seeds: int = 3) -> Comparison:
         comparison = replace(COMPARISONS["cartpole"], seeds=seeds, most_seeds=most_seeds, run_seconds=30.0)
@@ -54,7 +54,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
             text = STAND_IN.format(log=str(tmp_path / "log"), name=name, steps=steps)
             (path := tmp_path / f"{name}.py").write_text(text)
             contestant = Peer(name=name, program=str(path), ways=((),), python=lambda name: Path(sys.executable))
-            # The versions of a peer are those of its pins, which stand-ins have none of.
+            # Stand-ins have no pins, and so no versions.
             monkeypatch.setattr(Peer, "versions", {})
             return Program(name=name, contestant=contestant, workload=comparison.workload, at_once=2)
 
@@ -71,14 +71,14 @@ def judged(comparison: Comparison, folder: Path, *, anew: bool = False) -> tuple
     return good, json.loads((folder / "learning-cartpole.json").read_text())
 
 
-def test_who_takes_as_many_steps_learns_no_worse(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
+def test_equal_numbers_of_steps_are_alike(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
     good, kept = judged(stage(rlsrl=10_000, single=10_100, hindered=50_000), tmp_path)
     assert good
     assert (kept["verdict"], kept["control"]["verdict"]) == ("alike", "higher")
     assert sorted(made()) == sorted(f"{name} {seed}" for name in (RLSRL, SINGLE_FILE, HINDERED) for seed in (1, 2, 3))
 
 
-def test_who_takes_twice_as_many_learns_worse(tmp_path: Path, stage: Stage) -> None:
+def test_twice_as_many_steps_are_worse(tmp_path: Path, stage: Stage) -> None:
     good, kept = judged(stage(rlsrl=20_000, single=10_000, hindered=50_000), tmp_path)
     assert not good
     assert kept["verdict"] == "higher"
@@ -105,7 +105,7 @@ def test_a_control_that_passes_makes_the_check_worthless(tmp_path: Path, stage: 
 
 
 def test_seeds_are_added_until_it_is_decided(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
-    # A ratio of 1.25 to within the spread of the seeds never is.
+    # A ratio of about 1.25 is never decided.
     good, kept = judged(stage(rlsrl=125, single=100, hindered=5000, seeds=2, most_seeds=6), tmp_path)
     assert not good
     assert kept["verdict"] == "not decided"
@@ -124,7 +124,7 @@ def test_a_run_that_is_kept_is_not_made_again(tmp_path: Path, stage: Stage, made
     assert sorted(made()[len(first) :]) == sorted(f"{name} 4" for name in (RLSRL, SINGLE_FILE, HINDERED))
 
 
-def test_rlsrl_can_be_asked_anew(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
+def test_anew_repeats_rlsrls_runs(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
     comparison = stage(rlsrl=10_000, single=10_000, hindered=50_000)
     judged(comparison, tmp_path)
     first = made()
@@ -132,7 +132,7 @@ def test_rlsrl_can_be_asked_anew(tmp_path: Path, stage: Stage, made: Callable[[]
     assert sorted(made()[len(first) :]) == sorted(f"{name} {seed}" for name in (RLSRL, HINDERED) for seed in (1, 2, 3))
 
 
-def test_a_verdict_is_forgotten_with_the_next_run(tmp_path: Path) -> None:
+def test_the_next_run_removes_the_verdict(tmp_path: Path) -> None:
     program = Program(name=RLSRL, contestant=Rlsrl(), workload=WORKLOADS["W1"], at_once=1)
     path = tmp_path / "runs.json"
     Runs(path).add(program, 1, {"figure": 3.0})
@@ -177,7 +177,7 @@ make_runs(comparison, program, range(1, 9), Runs(Path({str(tmp_path / "runs.json
     assert not listed.stdout, "nobody is left"
 
 
-def test_runs_with_other_settings_are_no_runs_of_this(tmp_path: Path) -> None:
+def test_runs_with_other_settings_do_not_count(tmp_path: Path) -> None:
     contestant = Peer(name=SINGLE_FILE, program="none.py", ways=((),))
     one = Program(name=SINGLE_FILE, contestant=contestant, workload=WORKLOADS["W1"], at_once=1)
     other = replace(one, workload=replace(WORKLOADS["W1"], epochs=5))
@@ -190,14 +190,14 @@ def test_runs_with_other_settings_are_no_runs_of_this(tmp_path: Path) -> None:
     assert Runs(path).series(other) == {8: 4.0}
 
 
-def test_a_setting_that_a_program_is_not_told_leaves_its_runs_what_they_are() -> None:
+def test_a_setting_that_is_no_input_of_a_program_keeps_its_runs() -> None:
     more_actors = replace(WORKLOADS["W1"], actors=7)
     for contestant, is_told in ((Peer(name=SINGLE_FILE, program="none.py", ways=((),)), False), (Rlsrl(), True)):
         one = Program(name=contestant.name, contestant=contestant, workload=WORKLOADS["W1"], at_once=1)
         assert (replace(one, workload=more_actors).digest != one.digest) is is_told
 
 
-def test_a_run_that_fails_is_told_and_those_before_it_are_kept(tmp_path: Path, stage: Stage) -> None:
+def test_a_failed_run_is_reported_and_earlier_runs_are_kept(tmp_path: Path, stage: Stage) -> None:
     comparison = stage(rlsrl=10_000, single=10_000, hindered=50_000)
     script = tmp_path / f"{SINGLE_FILE}.py"
     script.write_text("raise SystemExit('no room')")
@@ -207,7 +207,7 @@ def test_a_run_that_fails_is_told_and_those_before_it_are_kept(tmp_path: Path, s
     assert {name: len(each["runs"]) for name, each in programs.items()} == {RLSRL: 3}
 
 
-def test_a_run_that_fails_takes_none_of_those_beside_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_does_not_stop_runs_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = json.dumps({"wall": 1.0, "env_steps": 1024, "return_mean": 5.0})
     failed = tmp_path / "failed"
     script = tmp_path / "some.py"
@@ -235,7 +235,7 @@ print({told!r})
     assert [*json.loads((tmp_path / "runs.json").read_text())["programs"]["x"]["runs"]] == ["2"]
 
 
-def test_two_may_add_to_the_same_file(tmp_path: Path) -> None:
+def test_two_threads_may_add_to_one_file(tmp_path: Path) -> None:
     program = Program(name=RLSRL, contestant=Rlsrl(), workload=WORKLOADS["W1"], at_once=1)
     one, other = Runs(tmp_path / "runs.json"), Runs(tmp_path / "runs.json")
     one.add(program, 1, {"figure": 3.0})

@@ -1,4 +1,4 @@
-"""From what seeds came to, to whether one program learns no worse."""
+"""The verdict on the seeds' figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_figures_without_spread_have_an_interval_of_one_point() -> None:
     assert ratio_of_medians([30.0] * 5, [20.0] * 4) == Interval(ratio=1.5, low=1.5, high=1.5)
 
 
-def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_true_ratio_as_often_as_it_claims() -> None:
     rng = np.random.default_rng(1)
     held = []
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Who takes part, and in which setting."""
+"""Which contestants take part, with which setting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPEEDS: dict[Setting, float | None] = {("a",): 10.0, ("b",): 30.0, ("c",): None}
 
 @dataclass
 class Bench:
-    """Trials without anybody who trains."""
+    """Trials without real contestants."""
 
     goals: list[float | None]
     others: Iterator[float]
@@ -45,12 +45,12 @@ def refuse(name: str) -> None:
 PEER = Peer(name="one", program="one.py", ways=tuple(SPEEDS), python=lambda name: name)  # type: ignore[arg-type,return-value]
 
 
-def test_the_setting_that_comes_to_most_is_chosen() -> None:
+def test_the_fastest_setting_is_chosen() -> None:
     assert fastest(SPEEDS) == ("b",)
     assert fastest({("a",): None}) == ("a",)
 
 
-def test_each_setting_is_tried_and_all_is_told(bench: Bench) -> None:
+def test_each_setting_is_tried_and_printed(bench: Bench) -> None:
     said: list[str] = []
     lineup = line_up(WORKLOADS["L"], [PEER], said.append)
     assert (lineup.chosen, lineup.trials, lineup.absent) == ({"one": ("b",)}, {"one": SPEEDS}, {})
@@ -59,45 +59,45 @@ def test_each_setting_is_tried_and_all_is_told(bench: Bench) -> None:
     assert said[-1] == "one: b"
 
 
-def test_a_trial_that_others_spoilt_is_made_again_and_the_best_counts(
+def test_a_noisy_trial_is_repeated_and_the_best_counts(
     bench: Bench,
 ) -> None:
     bench.others = chain([0.5], repeat(0.0))
     lineup = line_up(WORKLOADS["W1"], [PEER], lambda text: None)
     assert len(bench.goals) == len(SPEEDS) + 1
-    assert lineup.trials["one"] == SPEEDS, "not what the spoilt one came to"
+    assert lineup.trials["one"] == SPEEDS, "the noisy trial does not count"
     bench.others = repeat(0.5)
     line_up(WORKLOADS["W1"], [PEER], lambda text: None)
-    assert len(bench.goals) == len(SPEEDS) + 1 + TRIES * len(SPEEDS), "it goes on all the same: rounds are judged, too"
+    assert len(bench.goals) == len(SPEEDS) + 1 + TRIES * len(SPEEDS), "it goes on: noisy rounds are discarded later"
 
 
-def test_who_is_left_out_later_is_told_with_the_others(bench: Bench) -> None:
+def test_a_contestant_that_is_left_out_later_is_listed_as_absent(bench: Bench) -> None:
     lineup = line_up(WORKLOADS["W1"], [PEER, replace(PEER, name="slow")], lambda text: None)
     left = lineup.without({"slow": "too slow"})
     assert list(left.contestants) == ["one"]
     assert left.absent == {"slow": "too slow"}
 
 
-def test_of_an_only_setting_nothing_is_asked(bench: Bench) -> None:
+def test_an_only_setting_needs_no_trial(bench: Bench) -> None:
     lineup = line_up(WORKLOADS["W1"], [replace(PEER, ways=(("a",),))], lambda text: None)
     assert lineup.chosen == {"one": ("a",)}
     assert bench.goals == []
 
 
-def test_who_cannot_be_installed_is_told_with_the_error_and_the_others_go_on(bench: Bench) -> None:
+def test_an_optional_peer_that_cannot_be_installed_is_listed_as_absent(bench: Bench) -> None:
     other = replace(PEER, name="other", python=refuse, is_optional=True)
     lineup = line_up(WORKLOADS["W1"], [PEER, other], lambda text: None)
     assert list(lineup.contestants) == ["one"]
     assert lineup.absent == {"other": "other does not install with Python 3.99: no wheel"}
 
 
-def test_without_one_that_has_to_take_part_nothing_is_measured(bench: Bench) -> None:
+def test_without_a_required_peer_nothing_is_measured(bench: Bench) -> None:
     with pytest.raises(PeerUnavailable, match="no wheel"):
         line_up(WORKLOADS["W1"], [replace(PEER, python=refuse)], lambda text: None)
     assert bench.goals == []
 
 
-def test_who_has_not_the_environment_is_not_even_installed(bench: Bench) -> None:
+def test_a_peer_without_the_environment_is_not_installed(bench: Bench) -> None:
     other = replace(PEER, name="other", python=refuse, env_ids=("CartPole-v1",))
     lineup = line_up(WORKLOADS["W2"], [PEER, other], lambda text: None)
     assert "its Gymnasium has no ALE/Pong-v5" in lineup.absent["other"]

@@ -1,4 +1,4 @@
-"""Who used the processors."""
+"""The use of the processors and the description of the machine."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ TICKS = os.sysconf("SC_CLK_TCK")
 BURN = "import time\nwhile time.process_time() < 0.5: pass"
 
 
-def test_idle_is_not_busy_interrupts_are_nobodys_and_stolen_time_is_somebodys() -> None:
+def test_busy_time_includes_stolen_time_and_excludes_interrupts() -> None:
     user, nice, system, idle, iowait, irq, softirq, steal = (each * TICKS for each in (5, 1, 2, 80, 3, 1, 2, 6))
     stat = f"cpu  {user} {nice} {system} {idle} {iowait} {irq} {softirq} {steal} 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
     assert processor_seconds(stat) == (100.0, 14.0)
 
 
-def test_what_is_left_of_the_busy_time_others_used() -> None:
+def test_other_programs_used_the_rest_of_the_busy_time() -> None:
     before, after = Usage(all=100.0, busy=10.0, own=5.0), Usage(all=120.0, busy=25.0, own=18.0)
     assert shares(before, after) == (0.65, 0.1)
 
 
-def test_what_two_clocks_do_not_agree_on_is_told_and_no_time_is_none() -> None:
+def test_a_share_may_be_below_zero_and_is_zero_without_time() -> None:
     before = Usage(all=100.0, busy=10.0, own=5.0)
     assert shares(before, Usage(all=110.0, busy=11.0, own=6.5)) == (0.15, -0.05)
     assert shares(before, before) == (0.0, 0.0)
 
 
-def test_what_a_process_of_ours_used_is_ours_though_it_has_ended() -> None:
+def test_the_time_of_ended_children_is_own_time() -> None:
     before = Usage.now()
     subprocess.run([sys.executable, "-c", BURN], check=True)
     assert Usage.now().own - before.own >= 0.45
 
 
-def test_a_process_that_is_gone_has_no_tree_and_no_memory() -> None:
+def test_an_ended_process_has_no_tree_and_no_memory() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert tree_of(gone.pid) == []
@@ -47,7 +47,7 @@ def test_a_process_that_is_gone_has_no_tree_and_no_memory() -> None:
     assert megabytes_of(os.getpid()) > written_megabytes_of(os.getpid()) > 5.0
 
 
-def test_written_memory_is_what_was_written_wherever() -> None:
+def test_written_memory_includes_private_and_shared_pages() -> None:
     content = b"x" * 20_000_000
     before = written_megabytes_of(os.getpid())
     private, shared = mmap.mmap(-1, 20_000_000, flags=mmap.MAP_PRIVATE), mmap.mmap(-1, 10_000_000)
@@ -61,7 +61,7 @@ def test_written_memory_is_what_was_written_wherever() -> None:
     ("flags", "told"),
     [("fpu avx2 amx_bf16 avx512f avx512_bf16", ["amx_bf16", "avx512_bf16", "avx512f", "avx2"]), ("fpu sse2", [])],
 )
-def test_the_processor_is_named_with_what_makes_networks_fast(flags: str, told: list[str]) -> None:
+def test_the_processor_is_named_with_its_relevant_flags(flags: str, told: list[str]) -> None:
     text = (
         f"processor\t: 0\nmodel name\t: A Processor @ 2: fast\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t: other\n"
     )

@@ -14,7 +14,7 @@ from workloads import WORKLOADS
 SECONDS = np.arange(0.0, 3600.0, 10.0)
 
 
-def test_a_line_is_found_whole() -> None:
+def test_a_line_is_fitted_exactly() -> None:
     found = growth([*SECONDS], [*(100.0 + SECONDS / 3600.0 * 12.0)])
     assert found.per_hour == pytest.approx(12.0)
     assert found.error == pytest.approx(0.0, abs=1e-6)
@@ -22,7 +22,7 @@ def test_a_line_is_found_whole() -> None:
     assert found.grows
 
 
-def test_noise_alone_is_no_growth_as_often_as_the_interval_says() -> None:
+def test_noise_alone_is_growth_as_rarely_as_the_interval_claims() -> None:
     rng = np.random.default_rng(1)
     grows = [growth([*SECONDS], [*rng.normal(100.0, 1.0, SECONDS.size)]).grows for _ in range(200)]
     assert np.mean(grows) < 0.06, "2.5 % of them, by the interval"
@@ -35,7 +35,7 @@ def test_a_leak_is_seen_through_noise() -> None:
     assert abs(found.per_hour - 3.0) < 2 * found.error
 
 
-def test_what_shrinks_does_not_grow() -> None:
+def test_shrinking_memory_does_not_grow() -> None:
     assert not growth([*SECONDS], [*(100.0 - SECONDS / 3600.0)]).grows
 
 
@@ -44,7 +44,7 @@ def test_too_few_samples_are_refused() -> None:
         growth([1.0] * (PARTS - 1), [1.0] * (PARTS - 1))
 
 
-def test_a_time_that_is_too_short_is_said_before_it_has_passed() -> None:
+def test_a_time_that_is_too_short_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match=f"1 seconds are too few: {PARTS} samples take {PARTS * SAMPLE_SECONDS:.0f}"):
         watch(WORKLOADS["W1"], warm_seconds=0.0, seconds=1.0)
 

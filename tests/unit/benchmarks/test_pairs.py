@@ -1,4 +1,4 @@
-"""What pairs of turns of two commits say."""
+"""The result of pairs of turns of two commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run's time went, from its workers' metrics."""
+"""How a run spent its time, from its workers' metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rlsrl.runtime.metrics import Metrics
 
 
-def test_seconds_are_read_from_what_workers_show() -> None:
+def test_seconds_are_read_from_the_workers_metrics() -> None:
     metrics = Metrics(CollectorRegistry())
     metrics.waiting_seconds.labels(reason="batch").inc(2.5)
     metrics.working_seconds.labels(stage="update").inc(0.5)
@@ -25,7 +25,7 @@ def test_seconds_are_read_from_what_workers_show() -> None:
     assert seconds == {"waits for batch": 2.5, "update": 0.75, "inference": 0.125}
 
 
-def test_shares_are_of_the_time_between_two_looks_and_means_over_a_role() -> None:
+def test_shares_are_of_the_time_between_two_profiles_and_means_over_a_role() -> None:
     before = RunProfile(at=100.0, seconds={("actor", 0): {"waits for credit": 10.0, "cpu": 3.0}})
     after = RunProfile(
         at=110.0,
@@ -41,7 +41,7 @@ def test_shares_are_of_the_time_between_two_looks_and_means_over_a_role() -> Non
     }
 
 
-def test_without_two_looks_there_are_no_shares() -> None:
+def test_without_two_profiles_there_are_no_shares() -> None:
     look = RunProfile(at=100.0, seconds={})
     assert time_shares(None, look) == time_shares(look, None) == time_shares(look, look) == {}
 
@@ -52,7 +52,7 @@ def test_a_run_without_a_status_has_no_profile(tmp_path: Path) -> None:
     assert RunProfile.read(tmp_path) is None, "nobody has joined"
 
 
-def test_workers_that_do_not_answer_have_spent_nothing_that_is_known(tmp_path: Path) -> None:
+def test_workers_that_do_not_answer_have_no_times(tmp_path: Path) -> None:
     worker = '{"index": 0, "endpoints": {"metrics": "127.0.0.1:1"}}'
     (tmp_path / "status.json").write_text(f'{{"roles": {{"actor": [{worker}], "trainer": []}}}}')
     profile = RunProfile.read(tmp_path)

@@ -1,4 +1,4 @@
-"""Table and picture of what was measured."""
+"""Table and picture of the results."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def rows(text: str) -> dict[str, str]:
     return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
 
 
-def test_every_workload_has_a_row_and_what_was_not_measured_is_not_shown() -> None:
+def test_every_workload_has_a_row_and_shows_whether_it_was_measured() -> None:
     told = rows(table({}))
     assert list(told) == list(WORKLOADS)
     assert all(NOT_MEASURED in row for row in told.values())
@@ -90,7 +90,7 @@ def test_a_row_has_both_figures_and_the_ratio_with_its_spread() -> None:
     assert "| 40,000 | stable-baselines3 5,000 | **8.00** (7.70 to 8.25) | 1.2% | A Processor |" in told
 
 
-def test_of_seconds_it_is_said_that_less_is_better(tmp_path: Path) -> None:
+def test_a_ratio_of_seconds_says_that_less_is_better(tmp_path: Path) -> None:
     seconds = result("L", unit="seconds", ratio={"median": 0.5, "low": 0.4, "high": 0.8})
     told = rows(table({"L": seconds}))["L"]
     assert "| 40,000 s | stable-baselines3 5,000 s | **0.50** (0.40 to 0.80), less is better |" in told
@@ -98,21 +98,21 @@ def test_of_seconds_it_is_said_that_less_is_better(tmp_path: Path) -> None:
     assert times_as_fast(result()) == result()["ratio"]
 
 
-def test_where_there_is_a_limit_the_share_of_it_and_the_memory_are_told() -> None:
+def test_a_limit_adds_its_share_and_the_memory() -> None:
     limited = result("W4-16", of_the_limit={RLSRL: 0.977, STABLE_BASELINES3: 0.4})
     told = rows(table({"W4-16": limited}))["W4-16"]
     assert "40,000 (97.7% of the limit, 512 MB)" in told
     assert "5,000 (40.0% of the limit, 300 MB)" in told
 
 
-def test_a_noisy_run_is_no_result_and_all_its_rounds_are_told() -> None:
+def test_a_noisy_run_is_no_result_but_all_its_rounds_are_listed() -> None:
     assert f"| {NO_QUIET_RUN} |" in rows(table({"B1": NOISY}))["B1"]
     assert "8.00" not in table({"B1": NOISY})
     told = page(Measured(throughput={"B1": NOISY}))
     assert "| 1, not quiet | rlsrl | 30,000 | 90% | 20.0% | 512 |" in told
 
 
-def test_the_page_tells_how_it_was_measured_and_where_the_time_went() -> None:
+def test_the_page_has_the_conditions_and_the_profile() -> None:
     told = page(Measured(throughput={"W1": result()}))
     assert f"![ratios]({PICTURE})" in told
     assert "A Processor, 2 cores (amx_bf16), Python 3.11.7, torch 2.13.0" in told
@@ -122,12 +122,12 @@ def test_the_page_tells_how_it_was_measured_and_where_the_time_went() -> None:
     assert "- actor: rest 75%, cpu 70%, waits for credit 25%" in told
 
 
-def test_the_picture_is_of_what_is_shown(tmp_path: Path) -> None:
+def test_the_picture_shows_the_results(tmp_path: Path) -> None:
     path = tmp_path / "ratios.png"
     draw({"W1": result(), "B1": NOISY}, path)
     assert image.imread(path).size > 0
     draw({"B1": NOISY}, path)
-    assert not path.exists(), "of nothing there is no picture"
+    assert not path.exists(), "without a result there is no picture"
 
 
 def test_only_what_is_between_the_marks_is_replaced() -> None:
@@ -141,29 +141,29 @@ def test_without_the_marks_nothing_is_written(text: str) -> None:
         with_part(text, "new\n")
 
 
-def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
+def test_a_kept_result_is_read_again(tmp_path: Path) -> None:
     assert kept("W1", tmp_path) is None
     assert keep(result(), tmp_path) == tmp_path / "W1.json"
     assert kept("W1", tmp_path) == result()
 
 
-def test_what_was_shown_is_not_replaced_by_what_shows_nothing(tmp_path: Path) -> None:
+def test_a_result_is_not_replaced_by_a_noisy_run(tmp_path: Path) -> None:
     keep(result(), tmp_path)
     assert keep(result(verdict=NO_QUIET_RUN), tmp_path) is None
     assert kept("W1", tmp_path) == result()
     of_another = result(verdict=NO_QUIET_RUN, experiment={"seed": 2})
-    assert keep(of_another, tmp_path) == tmp_path / "W1.json", "what was shown is not of this"
+    assert keep(of_another, tmp_path) == tmp_path / "W1.json", "the earlier result is of another experiment"
     assert kept("W1", tmp_path) == of_another
 
 
-def test_whoever_is_interrupted_leaves_what_was_kept_as_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_write_keeps_the_old_result(tmp_path: Path) -> None:
     keep(result(), tmp_path)
     with pytest.raises(TypeError, match="not JSON serializable"):
         keep(result(more=object()), tmp_path)
     assert kept("W1", tmp_path) == result()
 
 
-def test_page_and_readme_are_what_the_kept_results_come_to() -> None:
+def test_page_and_readme_agree_with_the_kept_results() -> None:
     measured = Measured.read()
     results = measured.throughput
     readme = (REPOSITORY / "README.md").read_text()
@@ -172,7 +172,7 @@ def test_page_and_readme_are_what_the_kept_results_come_to() -> None:
     assert (FOLDER / PICTURE).exists() == any(each["verdict"] == SHOWN for each in results.values())
 
 
-def test_what_is_kept_is_of_the_workloads_as_they_are_now() -> None:
+def test_kept_results_are_of_the_present_workloads() -> None:
     measured = {
         name: (result["experiment"], result["peer_arguments"]) for name, result in Measured.read().throughput.items()
     }
@@ -180,7 +180,7 @@ def test_what_is_kept_is_of_the_workloads_as_they_are_now() -> None:
     assert measured == today, "measure it again"
 
 
-def test_learning_and_memory_are_told_and_what_is_missing_as_well() -> None:
+def test_learning_and_memory_have_tables_that_show_what_is_missing() -> None:
     origin = {"when": "2026-01-01T00:00:00+00:00", "machine": {"commit": "0123", "processor": "A Processor"}}
     control = {"why": "ratio 3", "verdict": "higher"}
     judged = {"programs": {}, "why": "ratio 1.0", "verdict": "alike", "control": control, **origin}

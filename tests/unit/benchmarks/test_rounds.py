@@ -1,4 +1,4 @@
-"""Everybody in turn, until enough rounds were quiet."""
+"""Rounds until enough of them were quiet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = ("a", "b", "c")
 
 
 class Table:
-    """Where turns are played: who was when, which round was noisy, how long a turn takes."""
+    """Plays turns on a manual clock, with some noisy rounds, and records them."""
 
     def __init__(self, noisy: Iterator[bool], seconds: float = 1.0) -> None:
         self.played: list[tuple[str, int]] = []
@@ -45,14 +45,14 @@ def endlessly(*noisy: bool) -> Iterator[bool]:
         yield noisy[-1]
 
 
-def test_contestants_take_turns_and_nobody_is_always_first() -> None:
+def test_contestants_take_turns_in_rotating_order() -> None:
     table = Table(endlessly(False))
     assert table.play() == (3, 3)
     assert [name for name, _ in table.played] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
     assert [number for _, number in table.played] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
-def test_a_noisy_round_is_kept_told_and_played_again() -> None:
+def test_a_noisy_round_is_kept_printed_and_repeated() -> None:
     table = Table(endlessly(False, True, True, False))
     assert table.play() == (5, 3)
     assert [number for _, number in table.played[::3]] == [0, 1, 1, 1, 2], "the same round, with the same seed"
@@ -60,13 +60,13 @@ def test_a_noisy_round_is_kept_told_and_played_again() -> None:
     assert all(f"others {2 * QUIET_SHARE:5.1%}" in line for line in table.said[3:6]), "with what others used"
 
 
-def test_it_gives_up_after_so_many_tries_and_keeps_them_all() -> None:
+def test_it_gives_up_after_the_allowed_tries_and_keeps_them_all() -> None:
     table = Table(endlessly(False, True))
     assert table.play() == (1 + TRIES, 1)
     assert f"(try {TRIES} of {TRIES})" in table.said[-1]
 
 
-def test_no_round_is_begun_that_would_end_too_late() -> None:
+def test_no_round_begins_that_would_end_too_late() -> None:
     table = Table(endlessly(False), seconds=MAX_SECONDS / 3 / 2.5)
     assert table.play() == (2, 2)
     assert "no time for another round" in table.said[-1]

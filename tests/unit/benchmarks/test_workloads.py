@@ -1,4 +1,4 @@
-"""Everybody is asked for the same work."""
+"""All contestants get the same work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlsrl.api.spec import RLExperiment
 
 
 def told(workload: Workload) -> RLExperiment:
-    """The experiment as rlsrl reads it."""
+    """Return the experiment as rlsrl reads it."""
     return load_text(yaml.safe_dump(workload.experiment(seed=7)).encode(), source=workload.name)
 
 
@@ -43,7 +43,7 @@ def test_all_workloads_are_there_in_order() -> None:
         ("R2", 8, 128, 256, 4),
     ],
 )
-def test_workloads_are_of_the_size_that_was_agreed(
+def test_workloads_have_their_agreed_sizes(
     name: str, num_envs: int, num_steps: int, minibatch_size: int, epochs: int
 ) -> None:
     spec = told(WORKLOADS[name]).spec
@@ -54,7 +54,7 @@ def test_workloads_are_of_the_size_that_was_agreed(
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_peers_are_told_what_rlsrl_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_get_the_same_inputs_as_rlsrl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = WORKLOADS[name]
     (single,) = [peer for peer in PEERS if peer.name == SINGLE_FILE]
     monkeypatch.setattr("sys.argv", ["reference_ppo.py", *single.inputs(workload, seed=7)])
@@ -79,7 +79,7 @@ def test_peers_are_told_what_rlsrl_is_told(name: str, monkeypatch: pytest.Monkey
     assert peer.network == ("mlp" if spec.policy.network.cnn is None else "cnn")
 
 
-def test_the_policy_worker_is_what_the_remote_ones_add() -> None:
+def test_remote_workloads_only_add_a_policy_worker() -> None:
     for remote, inline in (("R1", "W1"), ("RB1", "B1"), ("R2", "W2")):
         spec, without = told(WORKLOADS[remote]).spec, told(WORKLOADS[inline]).spec
         assert spec.policy_workers is not None
@@ -91,7 +91,7 @@ def test_the_policy_worker_is_what_the_remote_ones_add() -> None:
         )
 
 
-def test_without_a_gpu_what_takes_one_is_skipped_and_said_to_be(
+def test_without_a_gpu_its_workload_is_skipped_with_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -22,7 +22,7 @@ def changed_fields(of: ExperimentSpec) -> set[str]:
 
 
 def with_change(file: Path, change: SpecChange) -> ExperimentSpec | str:
-    """The changed experiment, or what is wrong with it."""
+    """Return the changed experiment, or the error."""
     try:
         return load_file(file, change.overrides).spec
     except SpecError as error:
@@ -35,13 +35,13 @@ def test_most_changes_are_allowed_by_the_spec_and_change_it(file: Path) -> None:
     found = [with_change(file, change) for change in changes(before)]
     problems = [each for each in found if isinstance(each, str)]
 
-    # Sizes that do not fit each other, never a field that is none or a value of the wrong type.
+    # Only sizes may conflict. Unknown fields and wrong types would be bugs.
     assert not any("is not a field of" in problem or "wrong type" in problem for problem in problems)
     assert len(problems) <= len(found) / 2
     assert before not in found
 
 
-def test_changes_are_of_what_there_is() -> None:
+def test_changes_fit_the_roles_of_the_experiment() -> None:
     assert "policyWorkers" in changed_fields(spec("cartpole-policy-worker"))
     assert "bufferWorkers" in changed_fields(spec("cartpole-buffer-worker"))
     assert "bufferWorkers" not in changed_fields(spec("cartpole"))
@@ -49,7 +49,7 @@ def test_changes_are_of_what_there_is() -> None:
     assert "pacing.maxPolicyLag" not in changed_fields(spec("cartpole", "pacing.maxPolicyLag=1"))
 
 
-def test_environments_are_changed_where_they_are_said() -> None:
+def test_environments_are_changed_in_the_field_that_sets_them() -> None:
     total = changed_fields(spec("cartpole"))
     each = changed_fields(spec("cartpole", "actors.environments=null", "actors.environmentsPerActor=8"))
 

@@ -5,7 +5,7 @@ import pytest
 from rlsrl.sizing.costs import Costs, MeasuredCosts, measured_costs
 
 
-def test_the_package_comes_with_costs_that_say_where_they_are_from() -> None:
+def test_the_packages_costs_name_their_origin() -> None:
     measured = measured_costs()
 
     assert measured.machine
@@ -25,7 +25,7 @@ def test_costs_are_read_back_as_they_were_written() -> None:
     ("name", "value"),
     [("ask_seconds", -1e-6), ("ask_seconds", float("nan")), ("full_load_speed", 0.0), ("full_load_speed", 1.1)],
 )
-def test_costs_that_cannot_be_are_refused_by_name(name: str, value: float) -> None:
+def test_impossible_costs_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         replace(measured_costs().costs, **{name: value})
 

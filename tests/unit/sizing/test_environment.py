@@ -21,7 +21,7 @@ def test_an_environment_that_sleeps_waits_and_computes_little() -> None:
     assert speed.step_seconds < speed.wait_seconds
 
 
-def test_resets_are_steps_that_are_no_transitions() -> None:
+def test_resets_are_steps_but_not_transitions() -> None:
     speed = measure_environment(source(gate="/nowhere"), seconds=0.2)
 
     assert speed.transition_share == pytest.approx(8 / 9, abs=0.02)

@@ -39,7 +39,7 @@ def test_costs_that_points_depend_on_are_recovered() -> None:
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.15), name
 
 
-def test_what_points_say_nothing_of_stays_where_it_was() -> None:
+def test_costs_that_points_do_not_depend_on_stay_unchanged() -> None:
     start = TYPICAL
 
     found = fit(measured(POINTS[:1], start), start, ("answer_seconds",))
@@ -69,7 +69,7 @@ def test_bad_input_is_refused() -> None:
 
 
 @pytest.mark.parametrize("ripple", [0.0, 0.02])
-def test_a_valley_that_bends_is_followed_to_its_end(ripple: float) -> None:
+def test_the_minimum_of_a_curved_valley_is_found(ripple: float) -> None:
     def rosenbrock(place: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.array([10 * (place[1] - place[0] ** 2), 1 - place[0], *(ripple * np.sin(40 * place))])
 

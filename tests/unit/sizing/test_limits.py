@@ -19,7 +19,7 @@ from rlsrl.testing.workloads import costs, pods, workload
         (pods(1, lane_bytes=1e7), "a rollout has 80 MB, and a message takes 67 MB: a smaller actors.rolloutLength"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_said_with_the_cure(given: Workload, said: str) -> None:
+def test_a_broken_limit_is_reported_with_the_cure(given: Workload, said: str) -> None:
     (line,) = broken_limits(given, costs())
 
     assert line.startswith(said)

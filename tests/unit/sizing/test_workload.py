@@ -83,7 +83,7 @@ def test_what_actors_send_is_what_trainers_receive() -> None:
     assert found["trainer"].messages == pytest.approx(3 * 100 / 2 + 1)
 
 
-def test_weights_go_from_the_coordinator_to_all_who_act() -> None:
+def test_weights_go_from_the_coordinator_to_all_that_act() -> None:
     rates = Rates(slots=100.0, versions=2.0)
     weight_bytes = pods(10).network.weight_bytes
     inline = traffic(pods(10), rates)
@@ -112,6 +112,6 @@ def test_policy_workers_get_a_request_a_step() -> None:
         {"step_seconds": 1.0, "transition_share": 0.0},
     ],
 )
-def test_speeds_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+def test_impossible_speeds_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="times must be 0 or above"):
         EnvironmentSpeed(**wrong)
