@@ -89,7 +89,7 @@ def case(name: str, step_seconds: float, num_envs: int, num_steps: int, num_slot
     group, load, spec, envs = made(name, step_seconds > 0, num_envs, num_steps)
     layout = rollout_layout(spec, num_steps=num_steps, num_lanes=num_envs)
     free = [Slot(arrays=layout.view(bytearray(layout.nbytes))) for _ in range(2)]
-    load(balancing(program()))
+    load(balancing(exported()))
     num_filled, transitions = 0, 0
     while num_filled <= num_slots:
         if free and group.has_room:
@@ -122,15 +122,15 @@ def made(
     if name == "threads":
         wake_threads_promptly()
         threads = EnvironmentThreads(make, seeds=range(num_envs))
-        actors = NumpyLanes(program(), **sizes), NumpyLanes(program(), **sizes)
+        actors = NumpyLanes(exported(), **sizes), NumpyLanes(exported(), **sizes)
         group = ThreadedEnvGroup(threads, actors, num_steps=num_steps)
         return group, group.load, threads.spec, threads
     envs = make_native(CARTPOLE, num_envs, seed=0) if name == "native" else LoopVectorEnv(make, seeds=range(num_envs))
-    actor = NumpyActor(program(), **sizes)
+    actor = NumpyActor(exported(), **sizes)
     return LockstepEnvGroup(envs, actor, num_steps=num_steps), actor.load, envs.spec, envs
 
 
-def program() -> ExportedActor:
+def exported() -> ExportedActor:
     """Return a network with two hidden layers of 64, as in a small experiment."""
     sizes, offset, layers = (4, HIDDEN, HIDDEN, 2), 0, []
     for number, (in_size, out_size) in enumerate(pairwise(sizes)):

@@ -1,4 +1,4 @@
-"""The evaluator over the parameter databases: what it plays, what it writes down, what it survives, when it obeys."""
+"""The evaluator over each parameter database: its choices, its records, failures of the store, and commands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LENGTH = 3
 """Steps of an episode; its return is the policy's grade times this."""
 PLAY_STEPS = 64
 """Steps until an evaluation looks whether its episodes have ended, and so of each evaluation here."""
-PROGRAM = ExportedActor(
+EXPORTED = ExportedActor(
     layout="graded",
     num_parameters=3 * NUM_GRADES,
     observation={"observation": ArraySpec(shape=(2,), dtype="float32")},
@@ -53,7 +53,7 @@ PROGRAM = ExportedActor(
 
 
 class GradedEnv(gymnasium.Env[Any, Any]):
-    """Rewards each step with the action, which is the policy's grade."""
+    """Rewards each step with the action, so that the return grades the policy."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(NUM_GRADES)
@@ -91,7 +91,7 @@ def graded_environment() -> Iterator[None]:
 
 
 class Members:
-    """The line to the coordinator: keeps what it is told."""
+    """Stands in for the coordinator: keeps each report."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, Mapping[str, float]]] = []
@@ -122,7 +122,7 @@ class Members:
 
 
 class Bench:
-    """A parameter database with a trainer's hand on it, and evaluators."""
+    """A parameter database, with methods that act as the trainer, and evaluators."""
 
     def __init__(self, open_db: Callable[[], ParameterDB], corrupt: Callable[[Version], None]) -> None:
         self.open_db = open_db
@@ -138,7 +138,7 @@ class Bench:
         vector = np.zeros(3 * NUM_GRADES, np.float32)
         vector[20 + grade] = 1.0
         version = Version(1, step)
-        metadata = {EXPORTED_ACTOR_KEY: PROGRAM.to_json(), NUMBER_KEY: self._number, "env_steps": 100 * step}
+        metadata = {EXPORTED_ACTOR_KEY: EXPORTED.to_json(), NUMBER_KEY: self._number, "env_steps": 100 * step}
         self._number += 1
         self.db.push(POLICY, Parameters(version=version, vector=vector, layout="graded"), metadata=metadata)
         if terminal:
@@ -151,7 +151,7 @@ class Bench:
     def evaluator(
         self, *, index: int = 0, open_db: Callable[[], ParameterDB] | None = None, **config: Any
     ) -> EvaluatorWorker:
-        """A configured evaluator that is told to start."""
+        """Return a configured and started evaluator."""
         context = WorkerContext(
             role="evaluator",
             index=index,
@@ -174,7 +174,7 @@ class Bench:
         return {str(info.version): info for info in self.db.versions(POLICY)}
 
     def means(self) -> dict[str, Any]:
-        """Mean return of each version that was evaluated; None if it is unfinished."""
+        """Return the mean return of each evaluated version; None if it is unfinished."""
         evaluations = {version: evaluation_of(info) for version, info in self.infos().items()}
         return {version: each.get("return_mean") for version, each in evaluations.items() if each is not None}
 
@@ -258,7 +258,7 @@ def test_the_last_version_of_a_finished_run_is_evaluated_and_the_evaluator_ends(
         "length_mean": 3.0,
         "greedy": True,
     }
-    assert bench.means().keys() == {"1.10"}, "older ones were passed over"
+    assert bench.means().keys() == {"1.10"}, "older ones are skipped"
     assert bench.best() == ["1.10"]
     assert bench.members.rows == [
         (
@@ -294,7 +294,7 @@ def test_versions_are_played_as_they_come_and_the_best_stays_tagged(bench: Bench
     assert bench.means() == {"1.10": 15.0, "1.20": 6.0, "1.30": 21.0, "1.40": 21.0, "1.50": 18.0}
     assert bench.best() == ["1.30"]
     assert [step for step, _ in bench.members.rows] == [10, 20, 30, 40, 50]
-    assert len(bench.members.waits) == 5, "it ends by itself, without another look"
+    assert len(bench.members.waits) == 5, "it exits without another check"
 
 
 def test_a_run_that_ends_while_an_older_version_is_played_has_its_last_version_evaluated(bench: Bench) -> None:
@@ -319,7 +319,7 @@ def test_what_carries_an_evaluation_is_not_played_again(bench: Bench) -> None:
 
 
 def test_what_a_killed_evaluator_had_begun_is_played_again(bench: Bench) -> None:
-    """Nothing is written before the end, so a successor finds what a kill leaves: nothing."""
+    """An evaluator writes nothing before the end. So its successor finds no trace of it."""
     bench.push(10, grade=3, terminal=True)
     first = bench.evaluator()
     at_step(7, first.exit)
@@ -366,7 +366,7 @@ def test_a_pause_changes_no_result(bench: Bench) -> None:
 
 
 def test_an_idle_evaluator_is_woken_to_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for an hour; the test's own time limit would show it."""
+    """Without the wake-up it would wait for an hour, and the test would time out."""
     monkeypatch.setattr("rlsrl.workers.evaluator.CHECK_SECONDS", 3600.0)
     worker = bench.evaluator()
     bench.members.on_wait = lambda: threading.Thread(target=worker.exit).start()
@@ -396,7 +396,7 @@ def test_a_version_that_is_pruned_before_it_is_read_is_passed_over(bench: Bench)
     trainer = bench.db
 
     class Slow(MemoryParameterDB):
-        """Lists a version, and by the time it is asked for it the version is gone."""
+        """Lists a version that is gone by the time it is read."""
 
         def versions(self, policy: str) -> list[VersionInfo]:
             return trainer.versions(policy)
@@ -561,7 +561,7 @@ def test_two_evaluators_play_each_version_once_and_both_end(bench: Bench) -> Non
 
 
 def at_step(number: int, action: Callable[[], object]) -> None:
-    """Have something happen during that step of all that are taken."""
+    """Run an action during that step, counted over all steps."""
     before = GradedEnv.on_step
 
     def on_step(step: int) -> None:

@@ -1,4 +1,4 @@
-"""What every LocalActor promises, and that all of them act alike: by program and by torch."""
+"""The contract of every LocalActor. All implementations choose the same actions: exported and torch."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def actor_of(kind: str, policy: TorchPolicy, *, seed: int = 5, greedy: bool = Fa
     rng = np.random.default_rng(seed)
     if kind == "torch":
         return PolicyActor(policy, policy.env_spec, rng=rng, **sizes)
-    program = policy.export()
-    assert program is not None
-    return NumpyActor(program, rng=rng, **sizes)
+    exported = policy.export()
+    assert exported is not None
+    return NumpyActor(exported, rng=rng, **sizes)
 
 
 def slot_with(seed: int, env_spec: EnvSpec = DISCRETE) -> Slot:
@@ -74,7 +74,7 @@ def fill(actor: LocalActor, slot: Slot) -> list[np.ndarray]:
 
 
 def reference(policy: TorchPolicy, slot: Slot) -> Distribution:
-    """All steps' distributions, [T, N], from the network itself and torch's own classes."""
+    """Return all steps' distributions, [T, N], by the network itself and torch's own classes."""
     frames = {path: slot.arrays[path][:-1].reshape(-1, *slot.arrays[path].shape[2:]) for path in OBSERVATION}
     loaded = policy.parameters(Version(0, 0))
     if loaded.statistics:
@@ -90,7 +90,7 @@ def reference(policy: TorchPolicy, slot: Slot) -> Distribution:
 
 
 def reference_log_probs(policy: TorchPolicy, slot: Slot) -> np.ndarray:
-    """Of the actions in the slot, [T, N]."""
+    """Return the log-probabilities of the slot's actions, [T, N]."""
     return reference(policy, slot).log_prob(torch.from_numpy(slot.arrays["action"])).numpy()
 
 
@@ -98,7 +98,7 @@ def most_probable(policy: TorchPolicy, slot: Slot) -> np.ndarray:
     return reference(policy, slot).mode.numpy()
 
 
-@pytest.fixture(params=["program", "torch"])
+@pytest.fixture(params=["exported", "torch"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -127,19 +127,19 @@ def test_writes_what_the_slot_needs(kind: str, activation: str, env_spec: EnvSpe
 
 
 @CASES
-def test_program_and_torch_choose_the_same_actions_from_the_same_seed(env_spec: EnvSpec, statistics: Arrays) -> None:
+def test_exported_and_torch_actors_choose_the_same_actions(env_spec: EnvSpec, statistics: Arrays) -> None:
     policy = policy_with(env_spec, statistics=statistics)
     slots = {}
-    for kind in ("program", "torch"):
+    for kind in ("exported", "torch"):
         actor = actor_of(kind, policy, seed=11)
         actor.load(policy.parameters(Version(1, 0)))
         slots[kind] = [slot_with(seed, env_spec) for seed in range(20)]
         for slot in slots[kind]:
             fill(actor, slot)
-    for by_program, by_torch in zip(slots["program"], slots["torch"], strict=True):
-        np.testing.assert_allclose(by_program.arrays["action"], by_torch.arrays["action"], rtol=1e-5, atol=1e-5)
+    for by_export, by_torch in zip(slots["exported"], slots["torch"], strict=True):
+        np.testing.assert_allclose(by_export.arrays["action"], by_torch.arrays["action"], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(
-            by_program.arrays["behavior_log_prob"], by_torch.arrays["behavior_log_prob"], rtol=0, atol=5e-5
+            by_export.arrays["behavior_log_prob"], by_torch.arrays["behavior_log_prob"], rtol=0, atol=5e-5
         )
 
 
@@ -164,7 +164,7 @@ def test_continuous_actions_are_kept_as_drawn_beyond_the_bounds(kind: str) -> No
 
 @pytest.mark.parametrize("env_spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 def test_statistics_go_with_their_version(kind: str, env_spec: EnvSpec) -> None:
-    """Loaded with the weights and dropped with them: each step is acted by those of its own version."""
+    """Statistics are loaded and replaced with the weights: each step uses those of its own version."""
     plain, normalised = policy_with(env_spec), policy_with(env_spec, statistics=STATISTICS)
     actor, slot = actor_of(kind, policy_with(env_spec), greedy=True), slot_with(4, env_spec)
     versions = [normalised.parameters(Version(1, 0)), plain.parameters(Version(1, 1))] * (NUM_STEPS // 2)

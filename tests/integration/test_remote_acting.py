@@ -1,4 +1,4 @@
-"""An actor acts alike whoever evaluates its policy: the exported program, torch, a policy worker over gRPC, threads."""
+"""An actor acts alike whoever evaluates its policy: the exported actor, torch, a policy worker over gRPC, threads."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class Stage:
         vector = np.random.default_rng(3).standard_normal(self._policy.layout.num_parameters).astype(np.float32) / 4
         self._parameters = Parameters(version=VERSION, vector=vector, layout=self._policy.layout.digest)
 
-    def publish(self, *, program: bool) -> None:
+    def publish(self, *, exports: bool) -> None:
         exported = self._policy.export()
         assert exported is not None
         assert self.told.actor.parameters_endpoint is not None
         publisher = BroadcastPublisher(
-            self.told.actor.parameters_endpoint, TOKEN, {EXPORTED_ACTOR_KEY: exported.to_json() if program else None}
+            self.told.actor.parameters_endpoint, TOKEN, {EXPORTED_ACTOR_KEY: exported.to_json() if exports else None}
         )
         self._resources.callback(publisher.close)
         publisher.publish(self._parameters)
@@ -123,13 +123,15 @@ def running(worker: Worker[Any], config: Any) -> Iterator[None]:
 
 
 def gather(folder: Path, kind: str, environment: str, ring_size: int = 1, incarnation: int = 0) -> Rollouts:
-    """``kind`` is who evaluates: the actor or a policy worker ("remote"), by the program or by torch; or the actor's
-    vectorization.
+    """Return rollouts of an actor of that kind.
+
+    ``kind`` says who evaluates the policy: the actor or a policy worker ("remote"), by the exported actor or by torch.
+    Or it is the actor's vectorization.
     """
     folder.mkdir()
     with ExitStack() as resources:
         stage = Stage(folder, resources, environment, ring_size)
-        stage.publish(program="torch" not in kind)
+        stage.publish(exports="torch" not in kind)
         context = make_context("actor", folder, incarnation=incarnation)
         if "remote" not in kind:
             vectorization = kind if kind in ("native", "threads") else "loop"
@@ -143,22 +145,22 @@ def gather(folder: Path, kind: str, environment: str, ring_size: int = 1, incarn
 
 @pytest.mark.parametrize("environment", ["CartPole-v1", "Pendulum-v1"])
 def test_actions_do_not_depend_on_where_the_policy_is_evaluated(tmp_path: Path, environment: str) -> None:
-    kinds = ("program", "torch", "remote", "remote torch", "threads")
+    kinds = ("exported", "torch", "remote", "remote torch", "threads")
     by = {kind: gather(tmp_path / kind, kind, environment) for kind in kinds}
     exact = environment == "CartPole-v1"
     for kind in kinds[1:]:
-        for expected, actual in zip(by["program"], by[kind], strict=True):
+        for expected, actual in zip(by["exported"], by[kind], strict=True):
             for name in ("observation", "reward", "terminated", "mask", "action"):
                 np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=0 if exact else 1e-3)
             np.testing.assert_allclose(actual["behavior_log_prob"], expected["behavior_log_prob"], atol=1e-5)
             assert (actual["version_step"] == VERSION.step).all()
-    for kind, kind_there in (("program", "remote"), ("torch", "remote torch")):
+    for kind, kind_there in (("exported", "remote"), ("torch", "remote torch")):
         for here, there in zip(by[kind], by[kind_there], strict=True):
             for name, array in here.items():
                 np.testing.assert_array_equal(there[name], array, err_msg=f"{name} by {kind}")
 
 
-def test_a_rings_groups_step_the_same_environments_and_each_its_own(tmp_path: Path) -> None:
+def test_groups_divide_the_environments_among_them(tmp_path: Path) -> None:
     alone = gather(tmp_path / "alone", "remote", "CartPole-v1")
     ring = gather(tmp_path / "ring", "remote", "CartPole-v1", ring_size=2)
     first, second = ring[0], ring[1]
@@ -168,7 +170,7 @@ def test_a_rings_groups_step_the_same_environments_and_each_its_own(tmp_path: Pa
     assert not np.array_equal(first["action"], second["action"])
 
 
-@pytest.mark.parametrize("kind", ["program", "remote", "native", "threads"])
+@pytest.mark.parametrize("kind", ["exported", "remote", "native", "threads"])
 def test_an_actor_that_was_started_again_plays_other_episodes(tmp_path: Path, kind: str) -> None:
     first, second = (gather(tmp_path / str(life), kind, "CartPole-v1", incarnation=life) for life in range(2))
     assert not np.isin(first[0]["observation"][0], second[0]["observation"][0]).any()

@@ -1,4 +1,4 @@
-"""Atari games through the wrappers that an experiment names."""
+"""Atari games in the wrappers that an experiment names."""
 
 from __future__ import annotations
 

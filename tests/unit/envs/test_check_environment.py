@@ -1,4 +1,4 @@
-"""The conformance check: a sound environment passes, each breach is named."""
+"""The conformance check passes a sound environment and names each breach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlsrl.testing.environments import Episode, ScriptedEnv
 
 
 class Walk(gymnasium.Env):
-    """A sound environment whose answers tests replace."""
+    """A sound environment whose results tests replace."""
 
     observation_space: spaces.Space = spaces.Box(-10, 10, (2,), np.float32)
     action_space = spaces.Discrete(2)

@@ -15,7 +15,7 @@ def slot() -> Slot:
 
 
 def by_definition(arrays: dict[str, np.ndarray], t: int, lane: int) -> float:
-    """The sum over the episode's steps up to t, from scratch."""
+    """Return the sum over the episode's steps up to t, by definition."""
     total, weight = 0.0, 1.0
     for s in range(t, -1, -1):
         before = s < t and (arrays["terminated"][s, lane] or arrays["truncated"][s, lane])

@@ -1,4 +1,4 @@
-"""Seeds are spread so that no two environments, lives or purposes share one, and they never change."""
+"""No two environments, incarnations or purposes share a seed, and seeds never change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments in threads: made, stepped and closed there, doing jobs in order; and what becomes of those that fail."""
+"""Environments in threads: each thread makes, steps and closes its own, does jobs in order, and reports failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 
 class Witness(gymnasium.Env[Any, Any]):
-    """Notes who calls it, and waits in a step while it is told to."""
+    """Records the calling threads, and waits in a step while the test holds it."""
 
     def __init__(self, size: int = 2) -> None:
         self.observation_space = spaces.Box(-1, 1, (size,), np.float32)
@@ -76,7 +76,7 @@ def arrays_for(envs: EnvironmentThreads) -> Arrays:
 
 
 def stepping(envs: EnvironmentThreads) -> Callable[[int, VectorEnv], None]:
-    """A job of two steps in arrays that nobody looks at."""
+    """A job of two steps, in arrays that no test reads."""
     arrays = [arrays_for(envs) for _ in range(envs.num_envs)]
 
     def job(lane: int, env: VectorEnv) -> None:
@@ -213,7 +213,7 @@ def test_closing_closes_all_also_after_a_failure(made: list[Witness], monkeypatc
 
 
 def test_a_failure_is_told_before_the_environment_is_closed(made: list[Witness]) -> None:
-    """Who fails to step may never be done with closing."""
+    """An environment that failed in a step may hang in ``close``."""
     closing = threading.Event()
     with witnesses(made) as envs:
         made[0].reset = lambda **_: 1 / 0  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Making environments, and what each mistake is answered with."""
+"""Making environments, and the error for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop writes into slots: ends, resets, frames that carry over, and who failed."""
+"""The loop writes episode ends, resets and frames across slots, and names the environment that failed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv
 
 
 def slot_for(envs: LoopVectorEnv, num_steps: int) -> dict[str, NDArray[Any]]:
-    """A slot full of rubbish, so that whatever is not written shows."""
+    """Return a slot full of garbage, so that fields which are not written show."""
     layout = rollout_layout(envs.spec, num_steps=num_steps, num_lanes=envs.num_envs)
     arrays = layout.view(bytearray(b"\x2a" * layout.nbytes))
-    arrays["mask"].fill(False)  # any other byte would read as True, which most of it has to become
+    arrays["mask"].fill(False)  # any other byte reads as True, and most entries must become True
     return arrays
 
 
@@ -230,7 +230,7 @@ def test_zero_environments_are_refused() -> None:
 
 
 def decorrelated(max_steps: int, num_envs: int = 32) -> dict[str, NDArray[Any]]:
-    """The first slot of environments whose episodes all have five steps of reward 1."""
+    """Return the first slot of environments whose episodes all have five steps of reward 1."""
     script = [Episode(rewards=(1.0,) * 5, end="terminated")] * 9
     envs = LoopVectorEnv(lambda: ScriptedEnv(script), seeds=range(num_envs), max_decorrelation_steps=max_steps)
     arrays = slot_for(envs, 12)
@@ -242,8 +242,8 @@ def test_decorrelated_environments_end_their_episodes_at_different_times() -> No
     assert decorrelated(0)["terminated"].any(axis=1).tolist() == [step in (4, 10) for step in range(12)]
     arrays = decorrelated(7)
     first_ends = np.argmax(arrays["terminated"], axis=0)
-    assert set(first_ends.tolist()) == {0, 1, 2, 3, 4}, "every place in an episode is begun with"
-    # What is reported is whole episodes, and nothing of those that ended before the slot.
+    assert set(first_ends.tolist()) == {0, 1, 2, 3, 4}, "slots begin at every place of an episode"
+    # Only whole episodes are reported, and none that ended before the slot.
     assert set(arrays["episode_return"].ravel().tolist()) == {0.0, 5.0}
     assert set(arrays["episode_length"].ravel().tolist()) == {0, 5}
     np.testing.assert_array_equal(arrays["observation"], decorrelated(7)["observation"], "equal seeds, equal starts")

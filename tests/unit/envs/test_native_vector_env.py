@@ -1,4 +1,4 @@
-"""Environments that step in bulk: what they write into slots is what single ones do, and only true steps count."""
+"""Environments that step in bulk write the same transitions as single environments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORT = EnvironmentSource(id="CartPole-v1", kwargs={"max_episode_steps": 17})
 
 
 def slot_for(envs: VectorEnv, num_steps: int) -> Arrays:
-    """A slot full of rubbish, so that whatever is not written shows."""
+    """Return a slot full of garbage, so that fields which are not written show."""
     layout = rollout_layout(envs.spec, num_steps=num_steps, num_lanes=envs.num_envs)
     arrays = layout.view(bytearray(b"\x2a" * layout.nbytes))
     for name in ("mask", "terminated", "truncated"):
@@ -35,7 +35,7 @@ def slot_for(envs: VectorEnv, num_steps: int) -> Arrays:
 
 
 def filled(envs: VectorEnv, *, num_steps: int = 50, num_slots: int = 4) -> list[Arrays]:
-    """Slots by random actions, the same for all."""
+    """Return slots filled with random actions, the same for every environment kind."""
     rng, slots = np.random.default_rng(0), []
     for _ in range(num_slots):
         arrays = slot_for(envs, num_steps)
@@ -58,7 +58,7 @@ def looped(make: Callable[[], gymnasium.Env[Any, Any]], number: int, seed: int =
 
 
 def in_bulk(make: Callable[[], gymnasium.Env[Any, Any]], number: int, seed: int = 3) -> NativeVectorEnv:
-    """Gymnasium's own loop in place of a vectorisation; it gives its environments ``seed`` and those after it."""
+    """Return Gymnasium's own loop in place of a vectorised form. Environment i has the seed ``seed + i``."""
     return NativeVectorEnv(SyncVectorEnv([make] * number, copy=False), seed=seed)
 
 
@@ -101,7 +101,7 @@ def test_one_environment_in_bulk_is_one_by_itself_to_the_bit() -> None:
 
 
 def test_every_transition_is_one_that_a_single_environment_makes() -> None:
-    """From each frame the single environment goes where the next frame is; steps after an end are none of them."""
+    """From each frame a single environment steps to the next frame. Steps after an end are not transitions."""
     slots = filled(make_native(SHORT, 16, seed=2))
     cartpole = make_environment(EnvironmentSource(id="CartPole-v1", kwargs={"max_episode_steps": 10**9}))
     cartpole.reset()
@@ -157,7 +157,7 @@ def test_an_end_with_the_slots_last_step_is_reset_by_the_next_slots_first() -> N
 
 
 class Rude(SyncVectorEnv):
-    """Gives rubbish where a step only resets."""
+    """Returns garbage where a step only resets."""
 
     def step(self, actions: Any) -> Any:
         resets = self._autoreset_envs.copy()

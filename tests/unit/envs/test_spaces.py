@@ -1,4 +1,4 @@
-"""Gymnasium's spaces in our words, and actions back in theirs."""
+"""Gymnasium's spaces as array specs, and actions in Gymnasium's form."""
 
 from __future__ import annotations
 

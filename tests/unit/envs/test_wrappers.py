@@ -1,4 +1,4 @@
-"""Action masks in the observation, and episodes of a life."""
+"""Action masks in the observation, and episodes that end with a life."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_mask_in_info_joins_an_observation_that_is_no_dict() -> None:
     assert observation["observation"].tolist() == [0, 0]
     assert observation["legal"].tolist() == [0, 1]
     assert env.step(0)[0]["legal"].tolist() == [1, 0]
-    assert env.step(0)[0]["legal"].tolist() == [0, 0], "at the end none need be said"
+    assert env.step(0)[0]["legal"].tolist() == [0, 0], "the final observation needs no mask"
 
 
 @pytest.mark.parametrize("in_info", [False, True])
@@ -93,7 +93,7 @@ def test_the_check_of_an_environment_takes_legal_actions_only(in_info: bool) -> 
 
 
 class NoneLegal(MaskedEnv):
-    """Forbids everything from the third step on."""
+    """Has no legal action from the third step on."""
 
     def _draw(self) -> None:
         super()._draw()
@@ -136,7 +136,7 @@ def test_what_can_have_no_mask_is_refused(env: gymnasium.Env[Any, Any], says: st
 
 
 class Lives(ScriptedEnv):
-    """A game of three lives whose episodes are whole games; a life is lost with each reward that is negative."""
+    """A game of three lives whose episodes are whole games. Each negative reward costs a life."""
 
     def __init__(self, *episodes: Episode) -> None:
         super().__init__(episodes)

@@ -1,4 +1,4 @@
-"""The convolutional network: the published one, for the images it was made for, wherever a policy is evaluated."""
+"""The convolutional network equals the published one, takes its images only, and acts in every kind of actor."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_other_observations_are_refused_with_the_cure(env_spec: EnvSpec) -> None
         network_for(env_spec)
 
 
-def test_a_policy_acts_with_it_and_has_no_program() -> None:
+def test_a_policy_acts_with_it_and_is_not_exported() -> None:
     env_spec = images(2, 40, 40)
     policy = torch_policy(Network(cnn=Cnn(hidden_size=16)), env_spec, seed=0)
     assert policy.export() is None

@@ -1,4 +1,4 @@
-"""Who trains and evaluates where, and that what is on the CPU is not copied."""
+"""The choice of devices, and arrays on the CPU that are not copied."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlsrl.runtime.errors import ConfigurationError
 
 
 def see(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the machine had so many."""
+    """Pretend that the machine has that many GPUs."""
     for name in ("deterministic", "allow_tf32"):  # put back afterwards
         monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)

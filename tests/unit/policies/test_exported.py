@@ -23,7 +23,7 @@ from rlsrl.testing.rollouts import discrete_env_spec, empty_slot
 
 FIRST = DenseLayer(name="a", weight_offset=2, bias_offset=14, in_size=4, out_size=3, activation="relu")
 LAST = DenseLayer(name="b", weight_offset=20, bias_offset=0, in_size=3, out_size=2, activation="identity")
-PROGRAM = ExportedActor(
+EXPORTED = ExportedActor(
     layout="0123",
     num_parameters=26,
     observation={
@@ -36,8 +36,8 @@ PROGRAM = ExportedActor(
 
 
 def test_json_round_trip_keeps_the_order_of_observations() -> None:
-    again = ExportedActor.from_json(json.loads(json.dumps(PROGRAM.to_json(), sort_keys=True)))
-    assert again == PROGRAM
+    again = ExportedActor.from_json(json.loads(json.dumps(EXPORTED.to_json(), sort_keys=True)))
+    assert again == EXPORTED
     assert list(again.observation) == ["observation/z", "observation/a"]
 
 
@@ -45,7 +45,7 @@ def test_evaluates_the_layers_at_their_offsets() -> None:
     vector = np.random.default_rng(0).standard_normal(26).astype(np.float32)
     z = np.random.default_rng(1).standard_normal((6, 3)).astype(np.float32)
     a = np.arange(6, dtype=np.int32)
-    weights = DenseWeights(PROGRAM)
+    weights = DenseWeights(EXPORTED)
     stack = DenseStack(weights, num_lanes=6)
     weights.load(Parameters(version=Version(1, 0), vector=vector, layout="0123"))
     out = np.empty((2, 6), np.float32)
@@ -56,13 +56,13 @@ def test_evaluates_the_layers_at_their_offsets() -> None:
 
 
 def test_a_gaussian_head_adds_the_deviations_that_stand_in_the_vector() -> None:
-    program = replace(PROGRAM, head=GaussianHead(num_dimensions=2, log_std_offset=18))
-    assert ExportedActor.from_json(json.loads(json.dumps(program.to_json()))) == program
+    gaussian = replace(EXPORTED, head=GaussianHead(num_dimensions=2, log_std_offset=18))
+    assert ExportedActor.from_json(json.loads(json.dumps(gaussian.to_json()))) == gaussian
     vector = np.random.default_rng(0).standard_normal(26).astype(np.float32)
     parameters = Parameters(version=Version(1, 0), vector=vector, layout="0123")
     frames = [np.ones((3, 6), np.float32), np.arange(6, dtype=np.int32)[np.newaxis]]
     outputs = {}
-    for name, each in {"means": PROGRAM, "both": program}.items():
+    for name, each in {"means": EXPORTED, "both": gaussian}.items():
         weights = DenseWeights(each)
         weights.load(parameters)
         stack = DenseStack(weights, num_lanes=6)
@@ -90,39 +90,39 @@ def test_a_gaussian_head_adds_the_deviations_that_stand_in_the_vector() -> None:
 )
 def test_layers_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        replace(PROGRAM, **change)
+        replace(EXPORTED, **change)
 
 
 @pytest.mark.parametrize("missing", ["layout", "layers", "head", "observation"])
-def test_json_that_is_no_program_is_refused(missing: str) -> None:
-    value = PROGRAM.to_json()
+def test_json_that_is_not_an_exported_actor_is_refused(missing: str) -> None:
+    value = EXPORTED.to_json()
     del value[missing]
     with pytest.raises(KeyError):
         ExportedActor.from_json(value)
 
 
 def test_a_head_of_another_kind_is_refused() -> None:
-    value = PROGRAM.to_json()
+    value = EXPORTED.to_json()
     value["head"] = {"kind": "quantile", "num_actions": 2}
     with pytest.raises(ValueError, match="quantile"):
         ExportedActor.from_json(value)
 
 
 def test_acting_needs_weights() -> None:
-    actor = NumpyActor(PROGRAM, num_steps=2, num_lanes=1, rng=np.random.default_rng(0))
+    actor = NumpyActor(EXPORTED, num_steps=2, num_lanes=1, rng=np.random.default_rng(0))
     with pytest.raises(RuntimeError, match="load"):
         actor.begin(empty_slot(discrete_env_spec(), num_steps=2, num_lanes=1))
 
 
 def test_weights_are_copied_not_shared() -> None:
     vector = np.ones(26, np.float32)
-    weights = DenseWeights(PROGRAM)
+    weights = DenseWeights(EXPORTED)
     weights.load(Parameters(version=Version(1, 1), vector=vector, layout="0123"))
     vector[:] = np.nan
     assert all(np.isfinite(layer).all() for layer in weights.layers)
 
 
-def test_acting_by_program_imports_no_torch() -> None:
+def test_acting_by_an_exported_actor_imports_no_torch() -> None:
     code = (
         "import sys, rlsrl.policies.numpy_policy, rlsrl.workers.actor, rlsrl.workers.policy\n"
         "print('torch' in sys.modules)"

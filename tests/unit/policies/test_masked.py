@@ -1,4 +1,4 @@
-"""Illegal actions: never taken, of probability 0 in every number that is made of them, whoever evaluates the policy."""
+"""Illegal actions are never taken and have probability 0, in every kind of actor and policy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def masked_envs() -> LoopVectorEnv:
 
 
 def policy_for(env_spec: EnvSpec, seed: int = 1) -> TorchPolicy:
-    """With weights large enough to want some action very much."""
+    """Return a policy with large weights, so that it strongly prefers one action."""
     policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {"hidden_sizes": (16,)}, seed=seed), env_spec)
     vector = 2.0 * np.random.default_rng(seed).standard_normal(policy.layout.num_parameters).astype(np.float32)
     policy.load(Parameters(version=Version(1, 0), vector=vector, layout=policy.layout.digest))
@@ -67,7 +67,7 @@ def actor_of(kind: str, policy: TorchPolicy, *, greedy: bool) -> LocalActor:
 
 
 def rollout(kind: str, *, greedy: bool = False, seed: int = 1) -> tuple[TorchPolicy, dict[str, NDArray]]:
-    """A slot of an environment that refuses what is illegal."""
+    """Return a slot of an environment that raises on an illegal action."""
     envs = masked_envs()
     policy = policy_for(envs.spec, seed)
     layout = rollout_layout(envs.spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES)
@@ -82,7 +82,7 @@ def rollout(kind: str, *, greedy: bool = False, seed: int = 1) -> tuple[TorchPol
 
 
 def legal_choices(policy: TorchPolicy, arrays: Mapping[str, NDArray]) -> list[tuple[NDArray, Categorical, int]]:
-    """Of each transition (legal actions, distribution over those alone, the place of the chosen one among them)."""
+    """Return (legal actions, distribution over them, index of the chosen action among them) of each transition."""
     network = build_network(MlpActorCritic, policy.env_spec.unmasked, {"hidden_sizes": (16,)}, seed=0)
     torch.nn.utils.vector_to_parameters(
         torch.from_numpy(policy.parameters(Version(1, 0)).vector.copy()), network.parameters()
@@ -168,7 +168,7 @@ def test_a_single_legal_action_is_certain_and_teaches_the_policy_nothing() -> No
 
 
 def test_training_on_masked_rollouts_is_finite_though_final_frames_allow_nothing() -> None:
-    policy, arrays = rollout("program")
+    policy, arrays = rollout("exported")
     assert (arrays[MASK].sum(axis=-1) == 0).any()
     ppo = Ppo(
         policy, discount=0.99, gae_lambda=0.95, clip_range=0.2, clip_value_loss=True, entropy_coefficient=0.01,
@@ -184,35 +184,35 @@ def test_training_on_masked_rollouts_is_finite_though_final_frames_allow_nothing
     (gradient,) = torch.autograd.grad(loss, params)
     assert torch.isfinite(gradient).all()
     assert gradient.any()
-    # The ratio to what the actor wrote is 1 with the very same weights: both saw the mask alike.
+    # With equal weights the ratio to the actor's probability is 1: both applied the mask.
     assert abs(batch.metrics["behavior_kl"]) < 1e-6
     assert abs(float(aux.metrics["approx_kl"])) < 1e-6
     assert float(aux.metrics["clip_fraction"]) == 0.0
 
 
-def test_the_mask_goes_with_the_exported_program() -> None:
+def test_the_mask_is_exported_with_the_actor() -> None:
     policy = policy_for(masked_envs().spec)
-    program = policy.export()
-    assert program is not None
-    assert program.head.mask == MASK
-    assert MASK not in program.observation
-    check_export(policy, program, policy.parameters(Version(1, 0)))
+    exported = policy.export()
+    assert exported is not None
+    assert exported.head.mask == MASK
+    assert MASK not in exported.observation
+    check_export(policy, exported, policy.parameters(Version(1, 0)))
 
 
-def test_a_program_that_masks_otherwise_than_its_network_is_found_out() -> None:
+def test_an_export_with_another_mask_than_its_network_is_refused() -> None:
     policy = policy_for(masked_envs().spec)
-    program = policy.export()
-    assert program is not None
-    layers = (replace(program.layers[0], bias_offset=0), *program.layers[1:])
+    exported = policy.export()
+    assert exported is not None
+    layers = (replace(exported.layers[0], bias_offset=0), *exported.layers[1:])
     with pytest.raises(ExportMismatch):
-        check_export(policy, replace(program, layers=layers), policy.parameters(Version(1, 0)))
+        check_export(policy, replace(exported, layers=layers), policy.parameters(Version(1, 0)))
     inverse = TorchPolicy(Inverted(policy.env_spec), policy.env_spec)
     with pytest.raises(ExportMismatch):
         check_export(inverse, inverse.export(), inverse.parameters(Version(1, 0)))
 
 
 class Inverted(nn.Module):
-    """Allows what is illegal."""
+    """Swaps legal and illegal actions."""
 
     def __init__(self, env_spec: EnvSpec) -> None:
         super().__init__()
@@ -222,12 +222,12 @@ class Inverted(nn.Module):
         return self.masked({**observation, MASK: observation[MASK] == 0})
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor:
-        program = self.masked.export_actor(layout.below("masked"))
-        return replace(program, layout=layout.digest)
+        exported = self.masked.export_actor(layout.below("masked"))
+        return replace(exported, layout=layout.digest)
 
 
 class Opaque(nn.Module):
-    """Says nothing of how to export it; notes what it is given."""
+    """Has no exported form; records its observations."""
 
     def __init__(self, env_spec: EnvSpec) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ ENV_SPEC = discrete_env_spec(num_features=4, num_actions=3)
 
 
 class Returns(nn.Module):
-    """A network that returns what it was told to."""
+    """A network that returns fixed outputs."""
 
     def __init__(self, outputs: Any) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_tanh_is_torchs_to_the_last_bits_and_so_is_its_gradient() -> None:
 
 
 class Heads(nn.Module):
-    """Its layers have names that somebody else might call."""
+    """Its layers' names clash with others."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A program as a policy answers as the network that it was exported from."""
+"""A NumpyPolicy gives the results of the network that it was exported from."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ KINDS = {"discrete": discrete_env_spec(), "continuous": continuous_env_spec(), "
 
 
 def twins(env_spec: EnvSpec) -> tuple[TorchPolicy, NumpyPolicy]:
-    """A network and its program, with weights of their own and statistics of what is normalised."""
+    """Return a network and its exported actor as policies, with random weights and statistics."""
     network = TorchPolicy(build_network(MlpActorCritic, env_spec, {"hidden_sizes": (8,)}, seed=0), env_spec)
-    program = network.export()
-    assert program is not None
+    actor = network.export()
+    assert actor is not None
     rng = np.random.default_rng(0)
     vector = rng.standard_normal(network.layout.num_parameters).astype(np.float32)
     path = next(iter(env_spec.observation))
     shape = env_spec.observation[path].shape
     statistics = {mean_of(path): rng.standard_normal(shape), variance_of(path): rng.uniform(0.5, 2.0, shape)}
     parameters = replace(network.parameters(Version(3, 7)), vector=vector, statistics=statistics)
-    exported = NumpyPolicy(program)
+    exported = NumpyPolicy(actor)
     for policy in (network, exported):
         policy.load(parameters)
     return network, exported
@@ -87,7 +87,7 @@ def test_it_exports_itself_and_takes_no_other_weights() -> None:
 
 
 def test_nothing_is_evaluated_before_weights_are_there() -> None:
-    program = twins(KINDS["discrete"])[0].export()
-    assert program is not None
+    actor = twins(KINDS["discrete"])[0].export()
+    assert actor is not None
     with pytest.raises(RuntimeError, match=r"load\(\) comes before predict\(\)"):
-        NumpyPolicy(program).predict([request_of(KINDS["discrete"], 1, seed=0)])
+        NumpyPolicy(actor).predict([request_of(KINDS["discrete"], 1, seed=0)])

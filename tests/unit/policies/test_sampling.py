@@ -59,7 +59,7 @@ def test_noise_is_finite_and_new_each_rollout() -> None:
 
 
 class ZeroDraws:
-    """A generator whose exponential draws are all 0, as one in eight million is."""
+    """A generator whose exponential draws are all 0. A real draw is 0 once in eight million."""
 
     def standard_exponential(self, *, out: np.ndarray, dtype: type) -> None:
         out[...] = 0

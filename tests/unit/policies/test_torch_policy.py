@@ -37,7 +37,7 @@ class Scaled(nn.Module):
 
 
 class Opaque(nn.Module):
-    """Says nothing of how to export it."""
+    """Has no exported form."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,18 +115,18 @@ def test_what_a_network_cannot_export_it_does_not() -> None:
 
 def test_a_true_export_passes_the_check() -> None:
     for policy in (mlp_policy(), TorchPolicy(Scaled(1.0), ENV_SPEC)):
-        program = policy.export()
-        assert program is not None
-        check_export(policy, program, policy.parameters(Version(1, 0)))
+        exported = policy.export()
+        assert exported is not None
+        check_export(policy, exported, policy.parameters(Version(1, 0)))
 
 
 @pytest.mark.parametrize("scale", [1.001, 0.0, float("nan")])
 def test_an_export_that_computes_something_else_is_refused(scale: float) -> None:
     policy = TorchPolicy(Scaled(scale), ENV_SPEC)
-    program = policy.export()
-    assert program is not None
+    exported = policy.export()
+    assert exported is not None
     with pytest.raises(ExportMismatch, match="differ from the network's"):
-        check_export(policy, program, policy.parameters(Version(1, 0)))
+        check_export(policy, exported, policy.parameters(Version(1, 0)))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_an_export_that_computes_something_else_is_refused(scale: float) -> None
         ([nn.Linear(4, 3, bias=False)], "actor.0 has no bias"),
     ],
 )
-def test_towers_that_are_no_program_are_refused(modules: list[nn.Module], message: str) -> None:
+def test_towers_without_an_exported_form_are_refused(modules: list[nn.Module], message: str) -> None:
     tower = nn.Sequential(*modules)
     layout = FlatLayout.of(nn.ModuleDict({"actor": tower}))
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""What an actor does with a slot before it fills it."""
+"""An actor waits for weights before it fills a slot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlsrl.workers.env_groups import LockstepEnvGroup
 
 
 class Stage:
-    """What stands around an actor: one slot that asks for weights, and weights that come when they come."""
+    """The surroundings of an actor: one slot that asks for newer weights, and weights that the test provides."""
 
     def __init__(self, folder: Path, asked: Version) -> None:
         self.newest: Parameters | None = None

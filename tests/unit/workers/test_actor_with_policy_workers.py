@@ -1,4 +1,4 @@
-"""An actor that asks policy workers: its streams are those within one process, and the test answers."""
+"""An actor with policy workers. Its streams stay within the process, and the test answers its requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CARTPOLE = EnvironmentSource(id="CartPole-v1", factory=None, kwargs={})
 
 
 class Bench:
-    """An actor of two groups, and the test in the places of its trainer and its policy worker."""
+    """An actor with two env groups. The test acts as its trainer and its policy worker."""
 
     def __init__(self, folder: Path, resources: ExitStack) -> None:
         self.join_session = RecordingSession()
@@ -88,15 +88,15 @@ class Bench:
         return LockstepEnvGroup(envs, actor, num_steps=STEPS)
 
     def poll(self) -> PollResult:
-        """One poll of the worker, and what its consumer has to do."""
+        """Poll the worker once, and let its consumer do its part."""
         self.consumer.receive(0, 0.0)
         result = self.worker._poll()
         self.consumer.receive(0, 0.0)
         return result
 
     def asked(self) -> InferenceBatch:
-        """What the worker asks now."""
-        self.poll()  # that which sees no answer, and waits
+        """Return the worker's present requests."""
+        self.poll()  # finds no answer, waits, and sends the requests
         batch = self.server.next_batch(1000, 0.0)
         assert batch is not None
         return batch
@@ -112,13 +112,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def answer(batch: InferenceBatch, version: Version = V1) -> None:
-    """Go right, for certain."""
+    """Answer with logits that always choose action 1."""
     logits = np.tile(np.array([-100.0, 100.0], np.float32), (LANES, 1))
     batch.respond([RolloutResult(distribution=logits, version=version) for _ in batch.requests])
 
 
 def start(bench: Bench, num_slots: int, min_version: Version = V1) -> None:
-    """Grant, and let the worker begin on as many slots as it can."""
+    """Grant credits, and poll until the worker has sent requests."""
     bench.consumer.grant(num_slots * LANES, min_version)
     while not bench.server.num_waiting:
         bench.poll()
@@ -156,9 +156,9 @@ def test_a_group_goes_on_while_the_other_waits(bench: Bench) -> None:
 def test_groups_that_were_answered_together_do_not_ask_together_again(bench: Bench) -> None:
     start(bench, 2)
     answer(bench.asked())
-    bench.poll()  # the first group steps and asks
+    bench.poll()  # the first group steps and submits a request
     assert bench.server.num_waiting == 0
-    bench.poll()  # so does the second, when the first one's question is under way
+    bench.poll()  # the second does the same, while the first group's request is under way
     batch = bench.server.next_batch(1000, 0.0)
     assert batch is not None
     questions = (*batch.requests, *bench.asked().requests)

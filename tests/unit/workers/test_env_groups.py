@@ -1,4 +1,4 @@
-"""Threads fill the slots that lockstep fills, to the bit; and what becomes of a slot that is not wanted any more."""
+"""Threads fill slots as lockstep does, bit for bit. Abandoned slots stay as they are."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ Made = tuple[EnvGroup, Load, Any]
 
 
 class WalkEnv(gymnasium.Env[Any, Any]):
-    """A walk over small whole numbers that ends either way, and that takes a moment, longer or shorter by chance.
+    """A walk over small integers that ends on either side. Its steps take random times.
 
-    Of whole numbers, and weights that are, a network's sums are exact in any order. So all rollouts that see and draw
-    the same are equal to the bit, whatever the matrix products' sizes.
+    With integer observations and simple fractions as weights, a network's sums are exact in any order. So equal
+    rollouts are equal bit for bit, whatever the sizes of the matrix products.
     """
 
     def __init__(self, *, continuous: bool = False) -> None:
@@ -84,8 +84,8 @@ def masked() -> gymnasium.Env[Any, Any]:
     return ActionMask(MaskedEnv(3), "action_mask")
 
 
-def program_for(env_spec: EnvSpec) -> ExportedActor:
-    """Two layers."""
+def exported_for(env_spec: EnvSpec) -> ExportedActor:
+    """Return an exported actor of two layers."""
     unmasked = env_spec.unmasked
     in_size = sum(int(np.prod(spec.shape)) for spec in unmasked.observation.values())
     size = env_spec.action.num_actions or env_spec.action.array.shape[0]
@@ -117,9 +117,9 @@ def layer(
     )
 
 
-def weights_for(program: ExportedActor, step: int, *, whole: bool) -> Parameters:
+def weights_for(exported: ExportedActor, step: int, *, whole: bool) -> Parameters:
     rng = np.random.default_rng(step)
-    vector = rng.integers(-3, 4, program.num_parameters) / 8 if whole else rng.standard_normal(program.num_parameters)
+    vector = rng.integers(-3, 4, exported.num_parameters) / 8 if whole else rng.standard_normal(exported.num_parameters)
     return Parameters(version=Version(1, step), vector=vector.astype(np.float32), layout="test")
 
 
@@ -128,8 +128,8 @@ def lockstep(
 ) -> tuple[EnvGroup, Load, Any]:
     envs = LoopVectorEnv(make, seeds=options.pop("seeds", range(NUM_ENVS)), **options)
     resources.callback(envs.close)
-    program, rng = program_for(envs.spec), np.random.default_rng(7)
-    actor = NumpyActor(program, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng)
+    exported, rng = exported_for(envs.spec), np.random.default_rng(7)
+    actor = NumpyActor(exported, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng)
     return LockstepEnvGroup(envs, actor, num_steps=NUM_STEPS), actor.load, envs
 
 
@@ -138,14 +138,14 @@ def threaded(
 ) -> tuple[EnvGroup, Load, Any]:
     envs = EnvironmentThreads(make, seeds=options.pop("seeds", range(NUM_ENVS)), **options)
     resources.callback(envs.close)
-    program, rng = program_for(envs.spec), np.random.default_rng(7)
-    one, another = (NumpyLanes(program, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng) for _ in range(2))
+    exported, rng = exported_for(envs.spec), np.random.default_rng(7)
+    one, another = (NumpyLanes(exported, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng) for _ in range(2))
     group = ThreadedEnvGroup(envs, (one, another), num_steps=NUM_STEPS)
     return group, group.load, envs
 
 
 def slot_for(env_spec: EnvSpec, num_lanes: int = NUM_ENVS) -> Slot:
-    """A slot full of rubbish."""
+    """Return a slot full of garbage."""
     layout = rollout_layout(env_spec, num_steps=NUM_STEPS, num_lanes=num_lanes)
     slot = Slot(arrays=layout.view(bytearray(b"\x2a" * layout.nbytes)))
     slot.arrays["mask"].fill(False)
@@ -153,14 +153,14 @@ def slot_for(env_spec: EnvSpec, num_lanes: int = NUM_ENVS) -> Slot:
 
 
 def slots_of(kind: Any, make: Callable[[], gymnasium.Env[Any, Any]], *, whole: bool, **options: Any) -> list[Slot]:
-    """Several in turn, each with other weights."""
+    """Fill several slots in turn, each with other weights."""
     with ExitStack() as resources:
         group, load, envs = kind(make, resources, **options)
         slots, filled = [slot_for(envs.spec) for _ in range(NUM_SLOTS)], list[Slot]()
         begun = 0
         while len(filled) < NUM_SLOTS:
             if begun < NUM_SLOTS and group.has_room:
-                load(weights_for(program_for(envs.spec), begun, whole=whole))
+                load(weights_for(exported_for(envs.spec), begun, whole=whole))
                 group.begin(slots[begun])
                 begun += 1
             if (slot := group.advance(touch=lambda: None, still_wanted=lambda: True)) is not None:
@@ -181,7 +181,7 @@ def slots_of(kind: Any, make: Callable[[], gymnasium.Env[Any, Any]], *, whole: b
 )
 def test_threads_fill_slots_as_lockstep_does_to_the_bit(make: Any, options: dict[str, Any]) -> None:
     expected = slots_of(lockstep, make, whole=True, **options)
-    for _ in range(2):  # the environments take other times each time
+    for _ in range(2):  # environments take different times in each round
         for slot, other in zip(slots_of(threaded, make, whole=True, **options), expected, strict=True):
             for name, array in other.arrays.items():
                 np.testing.assert_array_equal(slot.arrays[name], array, name)
@@ -200,7 +200,7 @@ def test_with_any_weights_they_differ_by_how_products_of_other_sizes_are_rounded
 
 
 class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A step takes that long."""
+    """Steps that take ``SECONDS``."""
 
     SECONDS = 0.01
 
@@ -213,7 +213,7 @@ class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
 def test_it_tells_how_long_environments_and_choosing_took(kind: Any, at_once: int) -> None:
     with ExitStack() as resources:
         group, load, envs = kind(lambda: Slow(cartpole()), resources)
-        load(weights_for(program_for(envs.spec), 1, whole=True))
+        load(weights_for(exported_for(envs.spec), 1, whole=True))
         began = time.monotonic()
         group.begin(slot_for(envs.spec))
         until(lambda: group.advance(touch=lambda: None, still_wanted=lambda: True) is not None, "a slot")
@@ -221,11 +221,11 @@ def test_it_tells_how_long_environments_and_choosing_took(kind: Any, at_once: in
         least = 0.5 * NUM_STEPS * NUM_ENVS / at_once * Slow.SECONDS  # the step after an end only resets
         assert least < spent["environment"] <= took
         assert 0.0 < spent["inference"] <= took
-        assert sum(group.take_spent().values()) == 0.0, "told once"
+        assert sum(group.take_spent().values()) == 0.0, "reported once"
 
 
 class Gated(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Steps that wait for a test's word."""
+    """Steps that wait until the test opens a gate."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -241,7 +241,7 @@ class Gated(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 @pytest.fixture
 def gates() -> list[Gated]:
-    """The environments that were made."""
+    """The environments that the test has made."""
     return []
 
 
@@ -254,7 +254,7 @@ def gated(gates: list[Gated], num_envs: int = 3) -> Iterator[tuple[ThreadedEnvGr
     with ExitStack() as resources:
         group, load, envs = threaded(make, resources, seeds=range(num_envs), first_rank=40)
         resources.callback(lambda: [gate.opened.set() for gate in gates])
-        load(weights_for(program_for(envs.spec), 0, whole=True))
+        load(weights_for(exported_for(envs.spec), 0, whole=True))
         assert isinstance(group, ThreadedEnvGroup)
         yield group, envs, slot_for(envs.spec, num_envs)
 
@@ -271,7 +271,7 @@ def test_a_slot_is_begun_when_the_first_environment_is_through_with_the_one_befo
         until(lambda: group.advance(touch=never, still_wanted=lambda: True) or group.has_room, "the first is through")
         assert not group.is_idle
         following = slot_for(envs.spec, 3)
-        group.load(weights_for(program_for(envs.spec), 1, whole=True))
+        group.load(weights_for(exported_for(envs.spec), 1, whole=True))
         group.begin(following)
         until(lambda: group.advance(touch=never, still_wanted=lambda: True) or envs.num_done_by_first == 2, "again")
         assert not group.has_room, "no more than two slots"
@@ -335,7 +335,7 @@ def test_lockstep_that_is_not_wanted_any_more_ends_after_the_present_step() -> N
     script, wanted = ScriptedEnv([Episode(rewards=(1.0,) * 50)]), iter([True, True, False])
     with ExitStack() as resources:
         group, load, envs = lockstep(lambda: script, resources, seeds=[0])
-        load(weights_for(program_for(envs.spec), 0, whole=True))
+        load(weights_for(exported_for(envs.spec), 0, whole=True))
         group.begin(slot_for(envs.spec, 1))
         assert group.advance(touch=lambda: None, still_wanted=lambda: next(wanted)) is None
     assert len(script.actions) == 3

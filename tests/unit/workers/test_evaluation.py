@@ -1,4 +1,4 @@
-"""Evaluation plays exactly the episodes it should, whoever ends first."""
+"""An evaluation counts exactly its episodes, whichever environment ends first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluator plays next: the newest that is its own and due, never a backlog, always the last of a run."""
+"""The next version of an evaluator: the newest of its share that is due, and always the last of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALWAYS = EvaluationInterval(every_seconds=None, every_versions=None)
 
 
 def stored(number: int, *, at: float = 0.0, **metadata: Any) -> VersionInfo:
-    """A version at step 10 x its number."""
+    """Return a version whose step is 10 times its number."""
     return VersionInfo(
         policy="default",
         version=Version(1, 10 * number),
@@ -122,7 +122,7 @@ def test_a_version_of_a_newer_attempt_is_newer() -> None:
 def test_every_version_has_one_evaluator_and_the_last_is_always_played(
     num_evaluators: int, every_versions: int | None, looks: list[tuple[int, int]]
 ) -> None:
-    """Versions come, the old ones go, and evaluators look when they like: nobody plays twice or another's version."""
+    """Versions come and go, and evaluators check at random times: none plays a version twice or another's version."""
     interval = EvaluationInterval(every_seconds=None, every_versions=every_versions)
     results: dict[int, int] = {}
     versions: list[VersionInfo] = [stored(0)]

@@ -1,4 +1,4 @@
-"""The busy threads of a policy worker and the weights they are given; only the policy is a fake."""
+"""The threads of a policy worker that answer requests. Only the policy is a fake."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parameters(version: Version) -> Parameters:
 
 
 class FakePolicy(Policy):
-    """Answers with the request's value and the version loaded; waits or fails when told to."""
+    """Answers with the request's value and the loaded version. The test makes it wait or fail."""
 
     def __init__(self) -> None:
         self.loaded: list[Version] = []
