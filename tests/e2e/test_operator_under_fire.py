@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 IDLE_SECONDS = 0.4
 """An operator that asked for nothing for that long has done what it had to."""
 QUIET_SECONDS = 3.0
-CALM_SECONDS = 20.0
+STEADY_SECONDS = 20.0
 """Of an operator whose news are lost: by itself it would take minutes to look whether there were any."""
 NOT_READY = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
 """What the node controller says of pods on a node that it does not hear of."""
@@ -88,7 +88,7 @@ class Place:
     num_operators: Iterator[int] = field(default_factory=itertools.count)
 
     def operator(
-        self, *, kill_at: int | None = None, calm_seconds: float | None = None, **settings: Any
+        self, *, kill_at: int | None = None, steady_seconds: float | None = None, **settings: Any
     ) -> OperatorProcess:
         """Another life of the operator that looks after this namespace alone."""
         told = {
@@ -101,7 +101,7 @@ class Place:
         }
         folder = self.folder / str(next(self.num_operators))
         api = f"http://{self.address}"
-        return OperatorProcess(api, told, folder, kill_at=kill_at, calm_seconds=calm_seconds)
+        return OperatorProcess(api, told, folder, kill_at=kill_at, steady_seconds=steady_seconds)
 
     def path(self, kind: str, name: str = "") -> str:
         return KINDS[kind].format(self.name) + (f"/{name}" if name else "")
@@ -446,7 +446,7 @@ def test_misled_by_its_watches_it_comes_to_the_same(
     fault: str, make_place: MakePlace, told_in_life: tuple[Manifests, ...], recovered: Recovered
 ) -> None:
     place, seconds = make_place(), []
-    with place.operator(statusSeconds=1, calm_seconds=CALM_SECONDS) as operator:
+    with place.operator(statusSeconds=1, steady_seconds=STEADY_SECONDS) as operator:
         harmed = FAULTS[fault]()
         operator.proxy.line = lambda request, read: harmed(request, read) if "watch=true" in request.path else read
         for (act, _), expected in zip(LIFE, told_in_life, strict=True):

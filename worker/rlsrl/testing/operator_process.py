@@ -48,7 +48,7 @@ class OperatorProcess:
         folder: Path,
         *,
         kill_at: int | None = None,
-        calm_seconds: float | None = None,
+        steady_seconds: float | None = None,
     ) -> None:
         """Start an operator.
 
@@ -57,7 +57,7 @@ class OperatorProcess:
             settings: The operator's settings.
             folder: For its files and its log.
             kill_at: See ``count``.
-            calm_seconds: Longest time without a pass over an experiment in a steady state; minutes by default.
+            steady_seconds: Longest time without a pass over an experiment in a steady state; minutes by default.
         """
         self.proxy = FaultyProxy(api)
         self.proxy.before = self._before
@@ -75,7 +75,7 @@ class OperatorProcess:
         (folder / "kubeconfig").write_text(json.dumps(_kubeconfig(self.proxy.endpoint)))
         number = next(_numbers)
         self._process = _context.Process(
-            target=_run, args=(folder, f"127.81.{number >> 8}.{number & 255}", calm_seconds), daemon=True
+            target=_run, args=(folder, f"127.81.{number >> 8}.{number & 255}", steady_seconds), daemon=True
         )
         self._process.start()
 
@@ -147,7 +147,7 @@ def _kubeconfig(server: str) -> Mapping[str, Any]:
     }
 
 
-def _run(folder: Path, address: str, calm_seconds: float | None) -> None:
+def _run(folder: Path, address: str, steady_seconds: float | None) -> None:
     """Run ``python -m rlsrl_operator`` in a forked process."""
     log = os.open(folder / "operator.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -155,8 +155,8 @@ def _run(folder: Path, address: str, calm_seconds: float | None) -> None:
     # kopf reads the variable now; the client read it when it was imported.
     os.environ["KUBECONFIG"] = kube_config.KUBE_CONFIG_DEFAULT_LOCATION = str(folder / "kubeconfig")
     tempfile.tempdir = str(folder)  # the client stores its discovery cache there
-    if calm_seconds is not None:
-        importlib.import_module(f"{_MODULE}.reconcile").CALM_SECONDS = calm_seconds  # type: ignore[attr-defined]
+    if steady_seconds is not None:
+        importlib.import_module(f"{_MODULE}.reconcile").STEADY_SECONDS = steady_seconds  # type: ignore[attr-defined]
     health = f"http://{address}:8081/healthz"
     sys.argv = [_MODULE, "--settings", str(folder / "settings.yaml"), "--health", health, "--metrics-port", "0"]
     runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)
