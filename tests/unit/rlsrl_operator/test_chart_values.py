@@ -1,4 +1,4 @@
-"""The chart's values and their schema say the same, and the schema says what the operator takes."""
+"""The chart's values match their schema, and the schema matches the operator's settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHART = Path(__file__).parents[3] / "charts"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 NOT_IN_VALUES = {"global", *(f"roles.{role}" for role in BY_NAME)}
-"""Helm's own; and roles, which have the default as long as they are not named."""
+"""Helm's own values, and the roles, which have the default without an entry."""
 
 Schema = dict[str, Any]
 
@@ -30,7 +30,7 @@ def resolved(found: Schema) -> Schema:
 
 
 def described(found: Schema, value: Any, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Schemas by path, as deep as values.yaml has values of its own."""
+    """Return schemas by path, as deep as the values of values.yaml."""
     for name, member in found.get("properties", {}).items():
         inner, inner_path = resolved(member), f"{path}.{name}" if path else name
         yield inner_path, inner
@@ -39,7 +39,7 @@ def described(found: Schema, value: Any, path: str = "") -> Iterator[tuple[str, 
 
 
 def given(value: Any, found: Schema | None, path: str = "") -> Iterator[str]:
-    """Paths of values.yaml, as deep as the schema names fields."""
+    """Return paths of values.yaml, as deep as the fields of the schema."""
     if isinstance(value, dict) and found is not None and "properties" in found:
         for name, member in value.items():
             inner = found["properties"].get(name)
@@ -47,14 +47,14 @@ def given(value: Any, found: Schema | None, path: str = "") -> Iterator[str]:
             yield from given(member, inner and resolved(inner), f"{path}.{name}" if path else name)
 
 
-def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
+def test_values_and_schema_have_the_same_fields() -> None:
     in_schema = {path for path, _ in described(SCHEMA, VALUES)}
     assert in_schema - NOT_IN_VALUES == set(given(VALUES, SCHEMA))
     assert in_schema >= NOT_IN_VALUES
 
 
 @pytest.mark.parametrize("definition", [None, *SCHEMA["definitions"]])
-def test_everything_in_the_schema_has_a_description_and_a_kind(definition: str | None) -> None:
+def test_every_field_of_the_schema_has_a_description_and_a_type(definition: str | None) -> None:
     start = SCHEMA if definition is None else SCHEMA["definitions"][definition]
     for path, found in described(start, VALUES if definition is None else None):
         assert found.get("description", "").endswith("."), path
@@ -63,18 +63,18 @@ def test_everything_in_the_schema_has_a_description_and_a_kind(definition: str |
         assert "properties" not in found or found.get("additionalProperties") is False, path
 
 
-def test_the_schema_has_the_operators_roles_and_what_their_pods_can_be_given() -> None:
+def test_the_schema_has_the_operators_roles_and_pod_defaults() -> None:
     assert set(SCHEMA["properties"]["roles"]["properties"]) == {"default", *BY_NAME}
     assert set(SCHEMA["definitions"]["pod"]["properties"]) == set(map(to_camel, PodDefaults.model_fields))
     assert set(SCHEMA["definitions"]["securityContext"]["properties"]) == set(get_args(Identity))
 
 
-def test_the_operators_pod_can_be_given_what_roles_pods_can() -> None:
+def test_the_operators_pod_has_the_same_options_as_the_roles_pods() -> None:
     own = SCHEMA["properties"]["operator"]["properties"]
     assert set(own) == {*SCHEMA["definitions"]["pod"]["properties"], "statusSeconds", "podLabels"}
 
 
-def test_the_chart_has_the_projects_version_and_asks_for_its_images() -> None:
+def test_the_chart_has_the_projects_version_and_images() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((CHART.parent / "pyproject.toml").read_text())["project"]
     assert chart["version"] == chart["appVersion"] == project["version"]

@@ -1,4 +1,4 @@
-"""What the API server's refusals are taken for."""
+"""Errors of the API server become conflicts, refusals or the client's exceptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlsrl_operator.testing import pod
 
 
 class Refusing:
-    """A client to which every write is refused with one answer."""
+    """A client whose writes all fail with one answer."""
 
     def __init__(self, status: int, **body: Any) -> None:
         self._error = ApiException(status=status)
@@ -37,7 +37,7 @@ def blaming(field: str) -> dict[str, Any]:
     ("refusing", "expected"),
     [
         (Refusing(409), ResourceConflict),
-        # How a patch is refused that names an object by its uid when there is another one of that name by now.
+        # The answer to a patch with a uid, if another object has that name by now.
         (Refusing(422, **blaming("metadata.uid")), ResourceConflict),
         (Refusing(422, **blaming("spec.replicas")), Refused),
         (Refusing(422), Refused),
@@ -45,7 +45,7 @@ def blaming(field: str) -> dict[str, Any]:
         (Refusing(500), ApiException),
     ],
 )
-def test_another_object_of_the_same_name_is_a_conflict(refusing: Any, expected: type[Exception]) -> None:
+def test_answers_of_the_api_server_become_these_errors(refusing: Any, expected: type[Exception]) -> None:
     cluster = Cluster(refusing, on_write=lambda _, __: None)
     about = pod()
     about |= {"apiVersion": "v1", "kind": "Pod"}

@@ -1,4 +1,4 @@
-"""Asking a coordinator for its coordinator_status, over real HTTP: what is no answer is None, and never an error."""
+"""Fetching a coordinator's status page over real HTTP: an invalid answer is None, and never an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = b'{"totals": {"env_steps": 7}}'
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> tuple[dict[str, object] | None, list[bytes]]:
-    """What is made of an answer, and the request; None: the connection is closed without one."""
+    """Return the parsed page and the requests. ``answer`` None closes the connection without an answer."""
     requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,7 +40,7 @@ def response(body: bytes, *, status: str = "200 OK", content_type: str = "applic
     return head.encode() + body
 
 
-def test_the_page_is_asked_for_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_request_carries_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     page, (request,) = ask(monkeypatch, response(PAGE))
     assert page == {"totals": {"env_steps": 7}}
     assert request.startswith(b"GET /status HTTP/1.1\r\n")
@@ -68,12 +68,12 @@ NO_ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", NO_ANSWERS.values(), ids=NO_ANSWERS)
-def test_what_is_no_answer_is_none(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_answer_is_none(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     page, _ = ask(monkeypatch, answer)
     assert page is None
 
 
-def test_who_is_led_elsewhere_does_not_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         elsewhere.setblocking(False)
         url = f"http://127.0.0.1:{elsewhere.getsockname()[1]}/"
@@ -85,7 +85,7 @@ def test_who_is_led_elsewhere_does_not_go(monkeypatch: pytest.MonkeyPatch) -> No
             elsewhere.accept()
 
 
-def test_nobody_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_connection_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     monkeypatch.setattr(coordinator_status, "HTTP_PORT", port)
@@ -97,9 +97,9 @@ def test_nobody_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
-def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator_status, "ANSWER_SECONDS", 0.05)
-    # The kernel accepts, nobody answers.
+    # The kernel accepts the connection, and no process answers.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(coordinator_status, "HTTP_PORT", silent.getsockname()[1])
 

@@ -1,4 +1,4 @@
-"""Planning again after applying changes nothing; whatever somebody else does to an object is noticed."""
+"""Planning again after an apply changes nothing, and changes by others are found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlsrl_operator.manifests.context import MANAGER
 from rlsrl_operator.testing import context_of, pod
 
 COUNTED = ("Deployment", "StatefulSet", "NetworkPolicy")
-"""Kinds of which the server counts the generations."""
+"""Kinds with a ``generation``."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "Deployment": {"progressDeadlineSeconds": 600},
     "StatefulSet": {"persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"}},
@@ -43,7 +43,7 @@ KINDS = ("Service", *COUNTED)
 
 
 def served(wanted: Manifest) -> Manifest:
-    """The object as a server returns it: with an identity, defaults, a status and others' notes."""
+    """Return the object as a server returns it: with uid, defaults, status and annotations of others."""
     made = copy.deepcopy(wanted)
     made["metadata"] |= {
         "uid": "5e2c1f5e-0000-4000-8000-000000000001",
@@ -75,7 +75,7 @@ def test_planning_again_after_applying_changes_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", COUNTED)
-def test_what_only_moves_the_status_is_nothing_to_do(kind: str) -> None:
+def test_a_change_of_the_status_alone_needs_no_write(kind: str) -> None:
     wanted = of_kind(kind)
     there = served(wanted)
     memory = applied(wanted, there)
@@ -86,7 +86,7 @@ def test_what_only_moves_the_status_is_nothing_to_do(kind: str) -> None:
 
 
 def content_changed(there: Manifest) -> None:
-    """Whatever it was: the server counts it."""
+    """Change spec or data: the server counts any such change."""
     there["metadata"]["resourceVersion"] = "42"
     if there["kind"] in COUNTED:
         there["metadata"]["generation"] = 2
@@ -149,7 +149,9 @@ def owners_removed(there: Manifest) -> None:
         (owners_removed, Action.NOT_OWNED),
     ],
 )
-def test_foreign_changes_are_noticed(kind: str, change: Callable[[Manifest], None], expected: Action) -> None:
+def test_changes_by_others_are_corrected_or_reported(
+    kind: str, change: Callable[[Manifest], None], expected: Action
+) -> None:
     wanted = of_kind(kind)
     wanted["metadata"]["annotations"] = {"note": "ours"}
     there = served(wanted)
@@ -160,7 +162,7 @@ def test_foreign_changes_are_noticed(kind: str, change: Callable[[Manifest], Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_wanted_anew_and_what_is_not_remembered_is_applied(kind: str) -> None:
+def test_a_changed_manifest_and_a_forgotten_object_are_applied(kind: str) -> None:
     wanted = of_kind(kind)
     there = served(wanted)
     memory = applied(wanted, there)
@@ -171,7 +173,7 @@ def test_what_is_wanted_anew_and_what_is_not_remembered_is_applied(kind: str) ->
     assert action_for(wanted, None, memory) is Action.APPLY, "it was deleted"
 
 
-def test_what_outlives_its_experiment_is_known_by_its_labels() -> None:
+def test_an_object_without_owner_is_recognized_by_its_labels() -> None:
     about = context_of(minimal())
     kept = {"kind": "PersistentVolumeClaim", "metadata": about.metadata("a-data", owned=False)}
     there = copy.deepcopy(kept)
@@ -195,13 +197,13 @@ def test_what_outlives_its_experiment_is_known_by_its_labels() -> None:
         ({"manager": MANAGER, "fieldsV1": {"f:spec": {}}}, False),
     ],
 )
-def test_others_additions_to_the_contents_are_seen(entry: Manifest, expected: bool) -> None:
+def test_additions_of_other_managers_are_found(entry: Manifest, expected: bool) -> None:
     there = served(of_kind("Deployment"))
     there["metadata"]["managedFields"].append(entry)
     assert is_overruled(there) is expected
 
 
-def test_an_object_is_put_back_whole_but_for_what_the_server_and_others_may_say() -> None:
+def test_a_replacement_keeps_the_servers_choices_and_others_metadata() -> None:
     wanted = of_kind("Service")
     there = served(wanted)
     there["spec"]["externalIPs"] = ["192.0.2.1"]

@@ -1,4 +1,4 @@
-"""What the trainers' pods show of an attempt, case by case."""
+"""What the trainers' pods show of an attempt: a table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ours(index: int = 0, **about: Any) -> Manifest:
 
 
 def pair(**about: Any) -> list[Manifest]:
-    """Rank 0's pod as it should be, and another."""
+    """Return a healthy pod of rank 0, and another pod."""
     return [ours(), ours(1, **about)]
 
 
@@ -139,29 +139,29 @@ def test_an_attempt_is_over(name: str, complete: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ONCE_COMPLETE)
-def test_a_gang_that_was_complete_is_joined_by_nobody(name: str) -> None:
+def test_no_pod_joins_a_gang_that_was_complete(name: str) -> None:
     pods, expected = ONCE_COMPLETE[name]
     verdict = judge(pods, gang())
     assert (verdict.done, verdict.end) == (False, expected)
 
 
 @pytest.mark.parametrize("name", ["deleted", "evicted", "replaced", "gone", "all gone"])
-def test_a_gang_that_is_being_made_may_still_be_joined(name: str) -> None:
+def test_a_pod_may_be_replaced_before_the_gang_is_complete(name: str) -> None:
     assert judge(ONCE_COMPLETE[name][0], gang(complete=False)).end is None
 
 
-def test_a_pod_that_ends_is_not_ready_whatever_it_says() -> None:
+def test_a_terminating_pod_is_not_ready() -> None:
     assert not judge(pair(deleted=AFTER), gang(complete=False)).complete
 
 
-def test_an_attempt_waits_for_pods_that_cannot_be_made_yet() -> None:
+def test_an_attempt_waits_for_pods_that_cannot_be_created_yet() -> None:
     unscheduled = pod(attempt=2, template="3", ready=False)
     unscheduled["status"] = {"phase": "Pending"}
     assert judge([unscheduled], gang(complete=False)) == Verdict()
     assert judge([], gang(complete=False)) == Verdict()
 
 
-def test_other_containers_are_not_the_workers() -> None:
+def test_only_the_workers_container_counts() -> None:
     own = ours(restarts=1, last_state=ended(0, "done"))
     own["status"]["containerStatuses"].append({"name": "sidecar", "restartCount": 7, "state": ended(2)})
     assert restarts(own) == 1
@@ -176,6 +176,6 @@ def test_other_containers_are_not_the_workers() -> None:
         {"state": ended(2, '{"event": "configuring"}\nrlsrl: no such field\nE1121 launcher.py: failed\n')},
     ],
 )
-def test_a_worker_that_cannot_run_so_is_named(state: dict[str, Any]) -> None:
+def test_a_configuration_error_names_its_pod(state: dict[str, Any]) -> None:
     pods = [ours(), pod("actor", 3, **state), pod("actor", 4, state=waiting("CrashLoopBackOff"), last_state=ended(1))]
     assert configuration_error(pods) == ("a-actor-3", "no such field")

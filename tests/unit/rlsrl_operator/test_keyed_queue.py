@@ -1,4 +1,4 @@
-"""Keys are looked at once for any number of calls, one at a time, and again when they failed. Real asyncio."""
+"""Each key is worked on once for any number of additions, one call at a time, and again after a failure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlsrl_operator.keyed_queue import KeyedQueue
 
 DEADLINE_SECONDS = 20
 LATER = 0.001
-"""Seconds after which work asks to be called again, where the test waits for just that."""
+"""Delay until the next call, in tests that wait for it."""
 
 
 class Work:
-    """Notes each call, and holds it until it is let go; how calls end is the test's to say."""
+    """Records each call and blocks it until the test releases it with a result."""
 
     def __init__(self, end: Callable[[str, int], float | None] = lambda key, number: None) -> None:
         self.begun: asyncio.Queue[str] = asyncio.Queue()
@@ -38,7 +38,7 @@ class Work:
         assert self.busy[key] == 1, "never twice at a time"
         self.begun.put_nowait(key)
         try:
-            await asyncio.sleep(0)  # others get a turn
+            await asyncio.sleep(0)  # let other tasks run
             await self.gate.wait()
             return self._end(key, self.calls[key])
         finally:
@@ -69,7 +69,7 @@ async def running(
             await task
 
 
-def test_a_key_that_waits_is_in_line_once() -> None:
+def test_a_waiting_key_is_queued_once() -> None:
     async def test() -> None:
         work = Work()
         work.gate.clear()
@@ -110,8 +110,8 @@ def test_a_key_that_is_added_while_it_is_busy_is_worked_on_once_more() -> None:
     run(test())
 
 
-def test_keys_are_worked_on_side_by_side_and_never_one_twice() -> None:
-    """``Work`` refuses a second call for a busy key; keys add themselves and each other while others are busy."""
+def test_keys_are_worked_on_in_parallel_and_never_one_twice() -> None:
+    """``Work`` refuses a second call for a busy key. Keys add themselves and each other while others are busy."""
     keys: list[KeyedQueue[str]] = []
 
     async def test() -> None:
@@ -139,7 +139,7 @@ def failing(key: str, number: int) -> float | None:
 
 
 class Retries:
-    """What the queue logs of failures."""
+    """Return the failures that the queue has logged."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -158,9 +158,7 @@ def retries(monkeypatch: pytest.MonkeyPatch) -> Retries:
     return noted
 
 
-def test_a_key_that_fails_comes_again_ever_later_and_success_forgets_it(
-    retries: Retries, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_back_off_and_success_resets_the_back_off(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed_queue, "FIRST_RETRY_SECONDS", 0.0001)
     monkeypatch.setattr(keyed_queue, "LAST_RETRY_SECONDS", 0.0012)
 
@@ -180,7 +178,7 @@ def test_a_key_that_fails_comes_again_ever_later_and_success_forgets_it(
     assert retries.errors[0] == "RuntimeError: a failed for the 1th time"
 
 
-def test_by_default_it_comes_again_within_half_a_minute() -> None:
+def test_the_back_off_ends_at_half_a_minute() -> None:
     assert 0 < keyed_queue.FIRST_RETRY_SECONDS < 1
     assert keyed_queue.LAST_RETRY_SECONDS == 30
 
@@ -211,7 +209,7 @@ def test_one_keys_failure_stops_no_other(retries: Retries) -> None:
     assert len(retries.seconds) == 1
 
 
-def test_a_key_that_waits_for_its_next_try_is_woken_by_news(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_a_key_ends_its_back_off(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyed_queue, "FIRST_RETRY_SECONDS", 3600.0)
 
     async def test() -> None:
@@ -227,7 +225,7 @@ def test_a_key_that_waits_for_its_next_try_is_woken_by_news(retries: Retries, mo
     run(test())
 
 
-def test_work_that_wants_to_be_called_again_is_and_otherwise_not() -> None:
+def test_a_returned_delay_schedules_the_next_call() -> None:
     async def test() -> None:
         work = Work(lambda key, number: LATER if key == "again" and number < 3 else None)
         async with running(work) as keys:
@@ -239,7 +237,7 @@ def test_work_that_wants_to_be_called_again_is_and_otherwise_not() -> None:
     run(test())
 
 
-def test_a_burst_of_news_is_worked_on_at_once_and_once_more_after_a_pause() -> None:
+def test_a_burst_causes_one_call_at_once_and_one_after_a_pause() -> None:
     async def test() -> None:
         work = Work()
         async with running(work, pause=1.0) as keys:
@@ -259,7 +257,7 @@ def test_a_burst_of_news_is_worked_on_at_once_and_once_more_after_a_pause() -> N
     run(test())
 
 
-def test_cancelling_ends_it_with_the_work_at_hand() -> None:
+def test_cancelling_ends_the_calls_under_way() -> None:
     async def test() -> None:
         work = Work()
         work.gate.clear()

@@ -1,4 +1,4 @@
-"""Experiments whose trainers wait in one of Kueue's queues: who is there, what is said, what is asked for."""
+"""Experiments whose trainers wait in a queue of Kueue: their pods, their status, their manifests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def waiting_gang(*, seconds: float, attempt: int = 1) -> list[Manifest]:
     return gang(attempt=attempt, held=True, ready=False, created=stamp(NOW - timedelta(seconds=seconds)))
 
 
-def test_only_what_is_queued_by_the_table_of_roles_names_the_queue() -> None:
+def test_only_queued_roles_name_the_queue() -> None:
     labelled = {
         each["metadata"]["labels"][ROLE_LABEL]: queue_labels(each["metadata"]["labels"])
         for each in render(context())
@@ -133,7 +133,7 @@ def test_suspending_goes_before_waiting() -> None:
     assert decided(waiting, waiting_gang(seconds=60), about=about).phase == "Suspended"
 
 
-def test_to_be_taken_out_of_the_queue_is_no_failure() -> None:
+def test_an_eviction_by_the_queue_is_no_failure() -> None:
     removed = {"type": REMOVED_CONDITION, "status": "True", "reason": "WorkloadEvictedDueToClusterQueueStopped"}
     made = decided(running(), gang(deleted=stamp(NOW), conditions=[removed]))
     assert (made.attempt, made.recent_failures, made.restarts) == (2, 0, 1)
@@ -155,7 +155,7 @@ TRAINERS_ALONE = dict.fromkeys(ROLE_NAMES, 0) | {"trainer": 2}
         ([pod(attempt=1), pod("coordinator")], TRAINERS_ALONE | {"coordinator": 1, "trainer": 0}),
     ],
 )
-def test_while_it_waits_the_others_make_room_and_the_coordinator_goes_last(
+def test_a_queued_experiment_keeps_only_trainers_and_the_coordinator_goes_last(
     pods: Sequence[Manifest], expected: dict[str, int]
 ) -> None:
     attempt = 2 if expected["trainer"] == 0 else 1
@@ -167,7 +167,7 @@ def test_while_it_waits_the_others_make_room_and_the_coordinator_goes_last(
     assert replicas == expected
 
 
-def test_it_is_said_that_it_waits_and_nobody_is_called() -> None:
+def test_a_queued_experiment_is_reported_without_a_warning() -> None:
     status = summarize(ExperimentStatus(phase="Queued", attempt=1), context(), waiting_gang(seconds=60), NOW)
     said = condition(status, READY)
     assert said is not None
@@ -183,7 +183,7 @@ def test_it_is_said_that_it_waits_and_nobody_is_called() -> None:
     assert said.message.endswith(": scaling down is still in progress")
 
 
-def test_a_gang_that_waits_for_a_moment_is_told_of_as_such() -> None:
+def test_a_short_wait_in_the_queue_names_the_pod() -> None:
     assert blocker([pod("actor"), *waiting_gang(seconds=1)], attempt=1) == (
         "Queued",
         f"a-trainer-0 has waited for its queue since {stamp(NOW - timedelta(seconds=1))}",
@@ -206,7 +206,9 @@ def workload(replicas: int | None, **labels: str) -> Manifest:
         (0, 0, 0, False),
     ],
 )
-def test_what_is_queued_is_resized_by_way_of_none(wanted: int, observed: int | None, asked: int, begins: bool) -> None:
+def test_a_queued_workload_is_resized_by_way_of_zero(
+    wanted: int, observed: int | None, asked: int, begins: bool
+) -> None:
     queued = workload(wanted, **{QUEUE_LABEL: "team"})
     there = workload(observed, **{QUEUE_LABEL: "team"})
     assert stepwise(queued, there) == workload(asked, **{QUEUE_LABEL: "team"})
@@ -217,14 +219,14 @@ def test_what_is_queued_is_resized_by_way_of_none(wanted: int, observed: int | N
     assert not begins_in_queue(free, there)
 
 
-def test_what_is_not_there_yet_is_asked_for_as_it_should_be() -> None:
+def test_a_new_queued_workload_gets_its_size_at_once() -> None:
     queued = workload(3, **{QUEUE_LABEL: "team"})
     assert stepwise(queued, None) is queued
     secret = {"metadata": {"labels": {QUEUE_LABEL: "team"}}}
     assert stepwise(secret, secret) is secret
 
 
-def test_the_queue_is_the_one_on_record_whatever_the_object_says_now() -> None:
+def test_the_queue_is_the_recorded_one_after_an_edit() -> None:
     about = context()
     assert about.queue == "team"
     assert replace(about, experiment=context(labels={"a": "b"}).experiment).queue is None

@@ -1,4 +1,4 @@
-"""Which attempt and phase the pods call for, and who should be there in it."""
+"""The attempt and the phase that follow from the pods, and the replicas in each phase."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def context(*, generation: int = 1, budget: int = BUDGET, suspend: bool = False)
 def decided(
     status: ExperimentStatus, about: ExperimentContext, pods: Sequence[Manifest], now: datetime
 ) -> ExperimentStatus:
-    """With templates that say which generation they are of."""
+    """Decide with template digests that equal the generation."""
     return decide(status, about, dict.fromkeys(BY_NAME, str(about.generation)), pods, now)
 
 
 def running(*, attempt: int = 1, failed: int = 0, seconds_ago: float = 0, **about: Any) -> ExperimentStatus:
-    """An experiment whose gang was complete five minutes ago."""
+    """Return the status of an experiment whose gang was complete five minutes ago."""
     counted = {"recent_failures": failed, "last_failure_at": stamp(NOW - timedelta(seconds=seconds_ago))}
     status = ExperimentStatus(
         phase="Running", attempt=attempt, restarts=attempt - 1, **(counted if failed else {}), **about
@@ -54,14 +54,14 @@ def running(*, attempt: int = 1, failed: int = 0, seconds_ago: float = 0, **abou
 
 
 def gang(*, attempt: int = 1, template: str = "1", **second: Any) -> list[Manifest]:
-    """Rank 0's pod as it should be, and another."""
+    """Return a healthy pod of rank 0, and another pod."""
     common = {"attempt": attempt, "template": template}
     return [pod(**common), pod(index=1, **(common | second))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is decided, of which status and pods; ``reason`` is that of Finished where it is over, else GangComplete."""
+    """A status, pods and the decision. ``reason`` is that of Finished in a terminal phase, else of GangComplete."""
 
     before: ExperimentStatus = field(default_factory=running)
     pods: Sequence[Manifest] = field(default_factory=gang)
@@ -71,7 +71,7 @@ class Case:
     phase: Phase = "Running"
     attempt: int = 1
     restarts: int | None = None
-    """As many as attempts before this one, unless said."""
+    """None: as many as earlier attempts."""
     failures: int | None = None
     reason: str
     message: str = ""
@@ -249,19 +249,19 @@ TERMINAL_PODS: dict[str, list[Manifest]] = {
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 @pytest.mark.parametrize("pods", TERMINAL_PODS)
-def test_what_is_over_stays_over(phase: Phase, pods: str) -> None:
+def test_a_terminal_phase_is_final(phase: Phase, pods: str) -> None:
     before = running(attempt=3, finished_at=stamp(EARLIER)).model_copy(update={"phase": phase})
     assert decided(before, context(generation=2), TERMINAL_PODS[pods], NOW) == before
 
 
-def test_forgetting_begins_anew_with_each_failure_and_with_nothing_else() -> None:
+def test_only_a_failure_restarts_the_decay() -> None:
     before = running(failed=1, seconds_ago=DECAY_SECONDS / 2)
     assert decided(before, context(), gang(state=ended(1)), NOW).last_failure_at == stamp(NOW)
     assert decided(before, context(generation=2), gang(), NOW).last_failure_at == before.last_failure_at
 
 
 def test_a_restart_is_decided_once() -> None:
-    """The attempt is written before anything is done; whoever sees the same pods with it decides nothing new."""
+    """The attempt is written before the pass acts, so a second decision from the same pods is the same."""
     failed = gang(state=ended(1))
     once = decided(running(), context(), failed, NOW)
     assert decided(once, context(), failed, NOW + timedelta(seconds=1)) == once
@@ -289,7 +289,7 @@ STATUSES = st.builds(running, attempt=st.just(3), failed=st.integers(0, 3)) | st
 
 @settings(max_examples=300, deadline=None)
 @given(STATUSES, PODS, st.sampled_from([1, 2]), st.floats(0, 100))
-def test_deciding_again_with_what_was_seen_changes_nothing(
+def test_deciding_again_from_the_same_pods_changes_nothing(
     before: ExperimentStatus, pods: list[Manifest], generation: int, seconds: float
 ) -> None:
     about = context(generation=generation)
@@ -301,7 +301,7 @@ def test_deciding_again_with_what_was_seen_changes_nothing(
     assert [getattr(once, name) for name in facts] == [getattr(other, name) for name in facts], "in any order"
 
 
-def test_a_gang_that_is_made_anew_is_complete_anew() -> None:
+def test_a_new_gang_has_a_new_time_of_completion() -> None:
     later = NOW + timedelta(seconds=30)
     restarting = decided(running(), context(), gang(state=ended(1)), NOW)
     being_made = decided(restarting, context(), gang(attempt=2, ready=False), later)
@@ -313,7 +313,7 @@ def test_a_gang_that_is_made_anew_is_complete_anew() -> None:
     assert (said.status, said.last_transition_time) == ("True", stamp(later))
 
 
-def test_an_edit_of_trainers_that_are_not_there_yet_needs_no_restart() -> None:
+def test_an_edit_before_the_trainers_exist_needs_no_restart() -> None:
     before = ExperimentStatus(phase="Starting", attempt=1, restarts=0)
     assert decided(before, context(generation=2), [], NOW).attempt == 1
 
@@ -323,8 +323,8 @@ def test_an_edit_of_trainers_that_are_not_there_yet_needs_no_restart() -> None:
     ago=st.floats(-100, 3000),
     then=st.floats(0, 3000),
 )
-def test_failures_are_forgotten_one_by_one_whenever_it_is_looked(count: int, ago: float, then: float) -> None:
-    """Looking at it in between changes nothing; a clock that is behind forgets nothing and adds nothing."""
+def test_failures_expire_one_by_one_whenever_passes_happen(count: int, ago: float, then: float) -> None:
+    """Passes in between change nothing, and a clock that is behind changes no count."""
     status = ExperimentStatus(recent_failures=count, last_failure_at=stamp(NOW - timedelta(seconds=ago)))
     left, since = failures(status, decay_seconds=DECAY_SECONDS, now=NOW)
     assert 0 <= left <= count
@@ -371,7 +371,7 @@ def test_trainers_end_first_then_the_others_and_the_coordinator_stays(
     assert replicas == expected
 
 
-def test_evaluators_do_not_play_for_ever() -> None:
+def test_evaluators_have_a_time_limit() -> None:
     status = ExperimentStatus(phase="Succeeded", attempt=1, finished_at=stamp(NOW))
     rendered = {(each["kind"], each["metadata"]["name"]): each for each in render(context())}
     (evaluators,) = [
@@ -399,7 +399,7 @@ def test_only_the_trainers_know_the_attempt_and_nothing_rendered_is_changed() ->
         ("Running", "False", gang(), False),
         ("Running", "True", gang(template="0"), False),
         ("Starting", None, [], False),
-        # A role that an edit took away goes, also where it comes together with suspending or just before the end.
+        # A role removed by an edit is deleted, even if the edit also suspends or comes just before the end.
         ("Running", "True", [*gang(), pod("policy")], True),
         ("Suspended", "False", gang(), False),
         ("Suspended", "False", [pod("policy")], True),
@@ -408,7 +408,7 @@ def test_only_the_trainers_know_the_attempt_and_nothing_rendered_is_changed() ->
         ("Failed", "False", [], True),
     ],
 )
-def test_what_earlier_generations_needed_goes_once_nobody_needs_it(
+def test_an_experiment_is_settled_once_no_pod_needs_an_earlier_generation(
     phase: Phase, ready: Literal["True", "False"] | None, pods: Sequence[Manifest], expected: bool
 ) -> None:
     status = ExperimentStatus(phase=phase, attempt=1)

@@ -1,4 +1,4 @@
-"""What holds of every experiment's manifests, whatever it is: beside the golden files, which show what they are."""
+"""Properties of every experiment's manifests. The golden files show the manifests themselves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OPEN_SETTINGS = SETTINGS.model_copy(
 
 
 def document_of(seed: int) -> JsonDocument:
-    """A variation, with several ranks and GPUs where it stays legal with them."""
+    """Return a variation with several ranks and GPUs, if it is valid with them."""
     rng = random.Random(seed)
     document = variation(rng)
     several = copy.deepcopy(document)
@@ -98,7 +98,7 @@ def everything(context: ExperimentContext) -> list[Manifest]:
 
 
 def workloads(context: ExperimentContext) -> dict[str, Manifest]:
-    """By role."""
+    """Return the workloads by role."""
     found = [each for each in render(context) if each["kind"] in ("Deployment", "StatefulSet")]
     return {each["metadata"]["labels"]["rlsrl.dev/role"]: each for each in found}
 
@@ -109,7 +109,7 @@ def container(workload: Manifest) -> Manifest:
 
 
 def ports(workload: Manifest, prefix: str = "") -> set[int]:
-    """Those that the container declares under a name that begins so."""
+    """Return the container's ports whose names begin with the prefix."""
     return {each["containerPort"] for each in container(workload)["ports"] if each["name"].startswith(prefix)}
 
 
@@ -133,7 +133,7 @@ def test_every_pod_satisfies_the_restricted_profile(context: ExperimentContext) 
         ("allowPrivilegeEscalation", {"containers": [{"securityContext": {"capabilities": {"drop": ["ALL"]}}}]}),
     ],
 )
-def test_the_check_of_the_profile_finds(fault: str, change: dict[str, Any]) -> None:
+def test_the_check_of_the_restricted_profile_finds_violations(fault: str, change: dict[str, Any]) -> None:
     pod = workloads(context_of(minimal()))[TRAINER]["spec"]["template"]["spec"]
     assert fault in set(faults_of_restricted(pod | change))
 
@@ -153,7 +153,7 @@ def test_gpus_ranks_and_ports_of_a_trainer_pod_are_as_many(context: ExperimentCo
     assert workload["spec"]["replicas"] == int(option(workload, "--machines")) == trainers.replicas / ranks
 
 
-def test_gpus_stand_beside_the_administrators_limits_and_only_at_the_trainers() -> None:
+def test_gpus_are_added_to_the_administrators_limits_of_trainers_alone() -> None:
     resources = {"requests": {"cpu": "2"}, "limits": {"memory": "64Gi", "nvidia.com/gpu": "7"}}
     document = minimal()
     document["spec"]["trainers"] = {"gpusPerPod": 1}
@@ -166,7 +166,7 @@ def test_gpus_stand_beside_the_administrators_limits_and_only_at_the_trainers() 
 
 
 def allowed(context: ExperimentContext, direction: str, peers: str) -> set[tuple[str, str, int | None]]:
-    """(source, target, port) of the experiment's own pods that the policies of one direction allow; None: any port."""
+    """Return the allowed (source, target, port) between the experiment's pods in one direction; port None: any."""
     found = set()
     for policy in (each for each in render(context) if each["kind"] == "NetworkPolicy"):
         role = policy["metadata"]["labels"]["rlsrl.dev/role"]
@@ -213,7 +213,7 @@ def test_every_port_that_a_policy_opens_is_one_that_the_container_declares(conte
     for role, policy in policies.items():
         opened = {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule.get("ports", ())}
         unused = ports(made[role], "streams") - used(context, role)
-        kubelets = ports(made[role], "health")  # of the pod's own node, which no policy keeps out
+        kubelets = ports(made[role], "health")  # the kubelet of the pod's node, which no policy blocks
         assert opened == ports(made[role]) - unused - kubelets
         scraped = [rule for rule in policy["spec"].get("ingress", ()) if rule["from"] == [SCRAPER]]
         assert [{port["port"] for port in rule["ports"]} for rule in scraped] == [ports(made[role], "http")]
@@ -222,7 +222,7 @@ def test_every_port_that_a_policy_opens_is_one_that_the_container_declares(conte
 
 
 def used(context: ExperimentContext, role: str) -> set[int]:
-    """Ports at which some other role looks for this one."""
+    """Return the ports at which other roles connect to this one."""
     return {port for _, target, port in allowed(context, "egress", "to") if target == role and port is not None}
 
 
@@ -238,8 +238,8 @@ def used(context: ExperimentContext, role: str) -> set[int]:
         ("http://s3.example.com:65536", 65536),
     ],
 )
-def test_the_store_is_reached_by_whom_it_concerns(endpoint: str | None, port: int) -> None:
-    """A port that is none is the API server's to refuse, in words that become the experiment's condition."""
+def test_only_the_stores_roles_reach_the_object_store(endpoint: str | None, port: int) -> None:
+    """The API server refuses an invalid port, and its message becomes the experiment's condition."""
     document = minimal()
     store = {"url": "s3://bucket/prefix", **({} if endpoint is None else {"endpoint": endpoint})}
     document["spec"] |= {"parameters": {"store": {"objectStore": store}}, "evaluators": {}, "bufferWorkers": {}}
@@ -255,7 +255,7 @@ def test_the_store_is_reached_by_whom_it_concerns(endpoint: str | None, port: in
 
 
 @pytest.mark.parametrize("endpoint", ["https://s3:9O00", "https://::::", "https://s3:", "https://[s3]", "https://s3:0"])
-def test_an_endpoint_whose_port_cannot_be_told_is_refused(endpoint: str) -> None:
+def test_an_endpoint_with_an_invalid_port_is_refused(endpoint: str) -> None:
     document = minimal()
     store = {"url": "s3://bucket/prefix", "endpoint": endpoint}
     document["spec"]["parameters"] = {"store": {"objectStore": store}}
@@ -263,7 +263,7 @@ def test_an_endpoint_whose_port_cannot_be_told_is_refused(endpoint: str) -> None
         context_of(document)
 
 
-def test_without_policies_none_is_made() -> None:
+def test_network_policies_can_be_disabled() -> None:
     closed = SETTINGS.model_copy(update={"network_policies": NetworkPolicies(enabled=False)})
     assert {each["kind"] for each in render(context_of(minimal(), settings=closed))} == {
         *("ConfigMap", "Service", "StatefulSet", "Deployment"),
@@ -283,7 +283,7 @@ def test_names_fit_with_the_longest_experiment_name(context: ExperimentContext) 
     names = [(each["kind"], each["metadata"]["name"]) for each in made]
     assert len(set(names)) == len(names)
     for kind, name in names:
-        # A StatefulSet's name and a hash of ten are a label of its pods.
+        # A label of a StatefulSet's pods holds its name and ten characters of a hash.
         most = {"StatefulSet": 63 - len("-0123456789"), "ConfigMap": 253}
         assert len(name) <= most.get(kind, 63), name
         assert name.startswith(about.name)
@@ -297,7 +297,7 @@ def test_names_fit_with_the_longest_experiment_name(context: ExperimentContext) 
 
 
 @of_any_context
-def test_whatever_a_pod_names_is_made(context: ExperimentContext) -> None:
+def test_every_object_that_a_pod_names_is_created(context: ExperimentContext) -> None:
     made = {(each["kind"], each["metadata"]["name"]): each for each in everything(context)}
     for role, workload in workloads(context).items():
         for volume in workload["spec"]["template"]["spec"]["volumes"]:
@@ -336,7 +336,7 @@ def test_all_pods_have_the_certificates_that_the_user_names_or_none_has(context:
 
 
 @of_any_context
-def test_workers_read_what_they_are_told_and_no_secret_stands_in_it(context: ExperimentContext) -> None:
+def test_config_maps_hold_the_configs_and_no_secret(context: ExperimentContext) -> None:
     told = {each["metadata"]["name"]: each for each in render(context) if each["kind"] == "ConfigMap"}
     settings = json.loads(told.pop(context.settings_name)["data"]["settings.json"])
     for role in roles_of(context.configs):
@@ -351,7 +351,7 @@ def test_workers_read_what_they_are_told_and_no_secret_stands_in_it(context: Exp
 
 
 @of_any_context
-def test_everything_goes_with_its_experiment_but_a_volume_that_is_kept(context: ExperimentContext) -> None:
+def test_every_object_is_owned_except_a_retained_volume_claim(context: ExperimentContext) -> None:
     for each in everything(context):
         owners = each["metadata"].get("ownerReferences", [])
         kept = context.experiment.spec.parameters.store.filesystem
@@ -371,7 +371,7 @@ def test_rendering_again_gives_the_same(seed: int) -> None:
 
 
 def test_rendering_in_another_process_gives_the_same() -> None:
-    """Sets have another order there."""
+    """Another process orders sets differently."""
     program = (
         "import json, sys\n"
         "from rlsrl_operator.manifests import render; from rlsrl_operator.testing import context_of\n"
@@ -394,7 +394,7 @@ def test_rendering_in_another_process_gives_the_same() -> None:
     assert printed == {json.dumps(render(context_of(document))) + "\n"}
 
 
-def test_another_generation_has_another_record_and_pods_of_their_own_only_where_it_says_something_else() -> None:
+def test_another_generation_has_another_revision_and_new_pods_only_where_it_differs() -> None:
     first, second = (context_of(minimal(), generation=generation) for generation in (1, 2))
     assert first.revision_name != second.revision_name
     assert first.token_name == second.token_name
@@ -421,7 +421,7 @@ def test_settings_reach_the_pods_of_their_role() -> None:
     assert trainer["imagePullSecrets"] == actor["imagePullSecrets"] == [{"name": "registry"}]
 
 
-def test_whom_pods_run_as_is_chosen_or_left_to_the_cluster_within_the_restricted_profile() -> None:
+def test_user_and_groups_are_chosen_or_left_to_the_cluster_within_the_restricted_profile() -> None:
     chosen = {
         "trainer": PodDefaults(security_context={"runAsUser": 2000, "fsGroup": None}),
         "default": PodDefaults(security_context={"runAsUser": None, "runAsGroup": None, "fsGroup": None}),
@@ -448,7 +448,7 @@ def test_whom_pods_run_as_is_chosen_or_left_to_the_cluster_within_the_restricted
         ),
     ],
 )
-def test_who_evaluates_a_network_that_needs_torch_has_it(spec: dict[str, Any], images: dict[str, str]) -> None:
+def test_roles_that_evaluate_a_torch_network_have_torch(spec: dict[str, Any], images: dict[str, str]) -> None:
     document = minimal()
     document["spec"] |= {"evaluators": {}, **spec}
     made = workloads(context_of(document))

@@ -1,4 +1,4 @@
-"""What the operator shows of itself: over real HTTP, about a real queue."""
+"""The operator's metrics, over real HTTP and with a real queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def value(metrics: OperatorMetrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
-def test_all_that_there_is_has_our_prefix_and_a_sentence(metrics: OperatorMetrics) -> None:
+def test_every_metric_has_the_prefix_and_a_sentence(metrics: OperatorMetrics) -> None:
     families = [each for each in metrics.registry.collect() if not each.name.startswith("process_")]
     assert len(families) == 9
     for family in families:
@@ -33,7 +33,7 @@ def test_all_that_there_is_has_our_prefix_and_a_sentence(metrics: OperatorMetric
         assert family.documentation.endswith(".")
 
 
-def test_looks_are_counted_by_how_they_ended(metrics: OperatorMetrics) -> None:
+def test_passes_are_counted_by_outcome(metrics: OperatorMetrics) -> None:
     async def look(key: str) -> float | None:
         if key == "bad":
             raise RuntimeError("no")
@@ -107,7 +107,7 @@ def test_an_experiment_is_in_one_phase_until_it_is_gone(metrics: OperatorMetrics
     assert phases() == {("lab", "b", "Running"): 1}
 
 
-def test_it_is_served_to_whoever_asks(metrics: OperatorMetrics) -> None:
+def test_metrics_are_served_over_http(metrics: OperatorMetrics) -> None:
     async def test() -> str:
         metrics.count_write("Deployment", "apply")
         async with serving(metrics.registry, host="127.0.0.1", port=0) as port, aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""Every word that the operator says is explained, and none that it does not, in the table and on the page."""
+"""The table of reasons and the operations page explain exactly what the operator reports."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ASPECTS: tuple[ConditionType, ...] = get_args(ConditionType)
 
 
 def section(title: str) -> str:
-    """What stands under a heading, up to the next one."""
+    """Return the text under a heading, up to the next heading."""
     found = re.split(rf"(?m)^#+ {title}$", PAGE)
     assert len(found) == 2, f"one heading {title}"
     return re.split(r"(?m)^#+ ", found[1])[0]
 
 
 def first_table(text: str) -> dict[str, list[str]]:
-    """By the word in code style that a row begins with: its other cells."""
+    """Return the other cells of each row by the code word in its first cell."""
     found = re.search(r"(?m)^\| --- .*\n((?:\|.*\n)+)", text)
     assert found is not None, "a table"
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()]
@@ -69,13 +69,13 @@ def test_every_reason_of_a_condition_is_explained(condition_type: ConditionType,
         assert meaning.endswith(".") and cure.endswith((".", "`")), reason
 
 
-def test_words_of_kubernetes_are_explained_and_unknown_ones_lead_somewhere() -> None:
+def test_reasons_of_kubernetes_are_explained_and_unknown_ones_have_a_cure() -> None:
     assert explain("Ready", "ErrImagePull").meaning == "The node cannot pull the image."
     assert explain("GangComplete", "Starting") != explain("Ready", "Starting")
     assert "kubectl describe pod" in explain("Ready", "ContainerStatusUnknown").cure
 
 
-def test_no_reason_is_one_that_nothing_says() -> None:
+def test_every_explained_reason_is_used() -> None:
     said = {word for text in SOURCES.values() for word in re.findall(r'"([A-Za-z]+)"', text)}
     assert {reason for reasons in REASONS.values() for reason in reasons} <= said
 

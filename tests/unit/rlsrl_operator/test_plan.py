@@ -157,7 +157,7 @@ def test_a_new_experiment_is_made_in_order_after_its_attempt_is_written() -> Non
     assert decided.requeue_after == SETTINGS.status_seconds
 
 
-def test_planning_again_from_the_status_that_was_written_ahead_comes_to_the_same() -> None:
+def test_planning_again_from_the_status_written_ahead_gives_the_same_plan() -> None:
     first = of_new_experiment()
     before = plan(first, key=KEY, now=NOW)
     assert before.attempt is not None
@@ -246,7 +246,7 @@ BLOCKED = {
 
 
 @pytest.mark.parametrize("case", BLOCKED.values(), ids=BLOCKED)
-def test_what_blocks_an_experiment_is_reported_once_and_nothing_else_happens(case: Blocked) -> None:
+def test_a_blocked_experiment_is_reported_once_and_nothing_else_happens(case: Blocked) -> None:
     about = case.about()
     decided = plan(about, key=KEY, now=NOW)
     assert said(decided, ACCEPTED) == ("False", case.reason)
@@ -263,7 +263,7 @@ def test_what_blocks_an_experiment_is_reported_once_and_nothing_else_happens(cas
     assert again.final is None, "it settles"
 
 
-def test_what_is_written_before_the_object_that_blocks_is_written() -> None:
+def test_objects_before_the_blocking_one_are_written() -> None:
     about = with_child(of_new_experiment(), SERVICE, foreign(SERVICE)().children[SERVICE])
     decided = plan(about, key=KEY, now=NOW)
     assert (Action.CREATE, REVISION) in actions(decided)
@@ -322,7 +322,7 @@ def test_an_edit_that_is_refused_is_reported_and_changes_nothing() -> None:
     assert decided.pod_deletions == ()
 
 
-def test_what_earlier_generations_needed_goes_once_the_pods_are_of_this_one() -> None:
+def test_obsolete_objects_are_deleted_once_the_pods_are_of_this_generation() -> None:
     edited = context(generation=2, stop={"envSteps": 2000})
     ours = {"ownerReferences": [{"uid": edited.uid}]}
     names = {
@@ -352,7 +352,7 @@ def test_new_live_settings_are_announced_to_the_coordinators_node() -> None:
 @pytest.mark.parametrize(
     ("queue_refusal", "expected"), [(None, SETTINGS.status_seconds), ("still there", QUEUE_SECONDS)]
 )
-def test_a_queue_that_refuses_is_asked_again_soon(queue_refusal: str | None, expected: float) -> None:
+def test_a_queue_that_refuses_is_retried_soon(queue_refusal: str | None, expected: float) -> None:
     assert plan(replace(STEADY, queue_refusal=queue_refusal), key=KEY, now=NOW).requeue_after == expected
 
 
@@ -383,7 +383,7 @@ def test_the_progress_of_a_steady_experiment_changes_its_numbers_alone() -> None
     assert progress(STEADY.document, status, None, NOW) == (status, None)
 
 
-def test_each_change_of_a_condition_is_an_event_and_equal_news_have_equal_names() -> None:
+def test_each_change_of_a_condition_is_one_event() -> None:
     decided = plan(of_new_experiment(), key=KEY, now=NOW)
     assert decided.attempt is not None
     assert decided.final is not None

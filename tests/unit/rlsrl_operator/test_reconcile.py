@@ -1,4 +1,4 @@
-"""What one look at an experiment does to the objects, and in which order: with a stand-in for the API server.
+"""What a pass writes, and in which order, with a stand-in for the API server.
 
 The stand-in keeps what the operator relies on: uids, resourceVersions, generations, preconditions, conflicts. What it
 cannot show (defaulting, field managers, admission) is tried on a real cluster in ``tests/e2e``.
@@ -40,7 +40,7 @@ Place = tuple[str, str, str]
 
 
 class Resource(SimpleNamespace):
-    """A kind, as the dynamic client names it."""
+    """A kind, as the dynamic client represents it."""
 
     @property
     def subresources(self) -> Mapping[str, Resource]:
@@ -53,17 +53,17 @@ class ApiServer:
     def __init__(self) -> None:
         self.objects: dict[Place, Manifest] = {}
         self.writes: list[str] = []
-        """What was written: verb, kind and name."""
-        self.asked: list[tuple[str, str]] = []
-        """What was read: how, and of which kind."""
+        """Each write: verb, kind and name."""
+        self.reads: list[tuple[str, str]] = []
+        """Each read: verb and kind."""
         self.refuses: Callable[[str], bool] = lambda write: False
-        """Which writes end in a conflict."""
+        """Selects the writes that end in a conflict."""
         self.forbids: Callable[[str], bool] = lambda write: False
-        """Which writes an admission policy or a quota refuses."""
+        """Selects the writes that an admission policy or a quota refuses."""
         self.meanwhile: Callable[[str], object] = lambda kind: None
-        """What happens whenever something of a kind is read."""
-        self.news: list[tuple[str, Manifest]] = []
-        """What a watch has not told yet: objects, and whether they are gone."""
+        """Called with the kind at each read."""
+        self.events: list[tuple[str, Manifest]] = []
+        """Watch events that nobody has received: type and object."""
         self.resources = self
         self._numbers = itertools.count(1)
 
@@ -74,23 +74,23 @@ class ApiServer:
         return [each for (kind, *_), each in self.objects.items() if kind in kinds]
 
     def put(self, body: Manifest) -> Manifest:
-        """Whatever the object was before, it is a new one now."""
+        """Store a new object, with a new uid."""
         made = copy.deepcopy(body)
         number = next(self._numbers)
         made["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number), "generation": 1}
         made["metadata"] = {"namespace": NAMESPACE} | made["metadata"]
         self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
-        self.news.append(("MODIFIED", made))
+        self.events.append(("MODIFIED", made))
         return made
 
     def remove(self, kind: str, name: str) -> Manifest:
-        """Take it away."""
+        """Delete an object."""
         found = self.objects.pop(self.place(kind, name))
-        self.news.append(("DELETED", found))
+        self.events.append(("DELETED", found))
         return found
 
     def change(self, found: Manifest, contents: Manifest) -> Manifest:
-        """Give it these contents; its resourceVersion and generation move if they are others."""
+        """Replace contents; resourceVersion and generation change as on a real server."""
         made = {**copy.deepcopy(found), **copy.deepcopy(contents)}
         moved = {name: value for name, value in made.items() if name not in ("metadata", "status")} != {
             name: value for name, value in found.items() if name not in ("metadata", "status")
@@ -99,15 +99,15 @@ class ApiServer:
             made["metadata"]["resourceVersion"] = str(next(self._numbers))
             made["metadata"]["generation"] = found["metadata"]["generation"] + moved
             self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
-            self.news.append(("MODIFIED", made))
+            self.events.append(("MODIFIED", made))
         return made
 
-    # What the dynamic client is called for, with the operator's serializer. ``get`` is that of its resources, too.
+    # The methods of the dynamic client. ``get`` is also the method of its ``resources``.
 
     async def get(self, resource: Resource | None = None, **asked: Any) -> Any:
         if resource is None:
             return Resource(kind=asked["kind"], of_status=False)
-        self.asked.append(("get" if "name" in asked else "list", resource.kind))
+        self.reads.append(("get" if "name" in asked else "list", resource.kind))
         self.meanwhile(resource.kind)
         if "name" in asked:
             return self._answer(self._found(resource, asked["name"]))
@@ -183,7 +183,7 @@ class Silent:
 
 
 class Counting:
-    """A coordinator that answers each time, with one more step."""
+    """A coordinator that answers with one more step each time."""
 
     def __init__(self) -> None:
         self.answers = 0
@@ -197,7 +197,7 @@ class Counting:
 
 
 class World:
-    """An experiment, the operator that looks at it, and the controllers that make its pods."""
+    """An experiment, its operator, and the controllers that create its pods."""
 
     def __init__(self, coordinator: CoordinatorStatus | None = None, **spec: Any) -> None:
         document = minimal()
@@ -218,19 +218,19 @@ class World:
     def document(self) -> Manifest:
         return self.server.objects[self.server.place("RLExperiment", NAME)]
 
-    def said(self, condition_type: Any) -> tuple[str, str]:
-        """Whether it holds, and why."""
+    def condition(self, condition_type: Any) -> tuple[str, str]:
+        """Return the status and the reason of a condition."""
         found = condition(read(self.document), condition_type)
         assert found is not None
         return found.status, found.reason
 
-    def hear(self) -> list[bool]:
-        """What watches tell; returns what of it is news to the operator."""
-        told, self.server.news = self.server.news, []
-        return [self.wake(about, is_gone=event == "DELETED") for event, about in told]
+    def deliver_events(self) -> list[bool]:
+        """Deliver the watch events; return which of them wake the operator."""
+        received, self.server.events = self.server.events, []
+        return [self.wake(about, is_gone=event == "DELETED") for event, about in received]
 
     def wake(self, about: Manifest, *, is_gone: bool = False) -> bool:
-        """One of them."""
+        """Deliver one watch event."""
         kind, metadata = about["kind"], about["metadata"]
         names = {metadata.get("labels", {}).get(EXPERIMENT_LABEL)}
         names |= {metadata["name"]} if kind == "RLExperiment" else set()
@@ -241,23 +241,23 @@ class World:
     def edit(self, **spec: Any) -> None:
         self.server.change(self.document, {"spec": {**self.document["spec"], **spec}})
 
-    def look(self) -> list[str]:
-        """Look once, after what watches tell and as if a pod had changed; returns what was written."""
-        self.hear()
+    def run_pass(self) -> list[str]:
+        """Run a full pass after delivering all events; return its writes."""
+        self.deliver_events()
         self.reconciler.wake(self.key, kind="Pod", name="any")
-        return self.come_back()
+        return self.run_unwoken_pass()
 
-    def come_back(self) -> list[str]:
-        """What it does when it was not woken; returns what was written."""
+    def run_unwoken_pass(self) -> list[str]:
+        """Run a pass without a wake-up; return its writes."""
         before = len(self.server.writes)
         asyncio.run(self.reconciler.reconcile(self.key))
         return self.server.writes[before:]
 
     def settle(self) -> None:
-        """Look, and let the controllers do their part, until nothing moves."""
+        """Run passes and controllers until nothing changes."""
         for _ in range(20):
             self.now += timedelta(seconds=1)
-            if not self.look() and not self.make_pods():
+            if not self.run_pass() and not self.make_pods():
                 return
         pytest.fail(f"it never settles: {self.server.writes[-20:]}")
 
@@ -265,7 +265,7 @@ class World:
         return [pod for pod in self.server.of_kind("Pod") if pod["metadata"]["labels"][ROLE_LABEL] == role]
 
     def make_pods(self) -> bool:
-        """What Kubernetes' controllers do; returns whether there was anything to do."""
+        """Create and delete pods as Kubernetes' controllers do; return whether anything changed."""
         wanted: dict[str, Manifest] = {}
         for workload in self.server.of_kind(*POD_KINDS):
             template = workload["spec"]["template"]["metadata"]
@@ -288,12 +288,12 @@ class World:
         return there != wanted.keys()
 
     def end(self, pod: Manifest, exit_code: int, message: str = "") -> None:
-        """Its worker ends."""
+        """End the pod's worker."""
         container = {"name": "worker", "restartCount": 0, "state": ended(exit_code, message)}
         self.server.change(pod, {"status": {"phase": "Running", "containerStatuses": [container]}})
 
     def contents(self, *kinds: str) -> dict[str, Manifest]:
-        """What the objects of these kinds hold, by name."""
+        """Return spec and data of the objects of these kinds, by name."""
         kept = ("spec", "data")
         return {
             each["metadata"]["name"]: {part: each[part] for part in kept if part in each}
@@ -303,10 +303,10 @@ class World:
 
 @pytest.fixture
 def world() -> World:
-    """A run whose pods are all ready."""
+    """An experiment whose pods are all ready."""
     world = World()
     world.settle()
-    assert world.said(READY) == ("True", "Ready")
+    assert world.condition(READY) == ("True", "Ready")
     return world
 
 
@@ -314,46 +314,46 @@ def uids(objects: list[Manifest]) -> set[str]:
     return {each["metadata"]["uid"] for each in objects}
 
 
-def test_where_all_is_as_it_should_be_nothing_is_written() -> None:
+def test_a_steady_experiment_causes_no_writes() -> None:
     world = World()
     for _ in range(5):
         world.now += timedelta(seconds=1)
-        world.look()
+        world.run_pass()
         world.make_pods()
-    assert world.said(READY) == ("True", "Ready")
+    assert world.condition(READY) == ("True", "Ready")
     for _ in range(3):
         world.now += timedelta(minutes=1)
-        assert world.look() == []
+        assert world.run_pass() == []
 
 
-def test_to_make_an_experiment_nothing_is_written_twice_and_nothing_listed_but_pods() -> None:
+def test_a_new_experiment_writes_each_object_once_and_lists_only_pods() -> None:
     world = World()
     world.settle()
     made = Counter(write for write in world.server.writes if not write.startswith("replace RLExperiment/status"))
     assert set(made.values()) == {1}
-    assert "list" not in {how for how, kind in world.server.asked if kind != "Pod"}
+    assert "list" not in {how for how, kind in world.server.reads if kind != "Pod"}
 
 
-def test_a_record_that_is_deleted_during_a_look_comes_back_whole(world: World) -> None:
-    world.look()
+def test_a_revision_that_is_deleted_during_a_pass_comes_back_whole(world: World) -> None:
+    world.run_pass()
     place = next(place for place in world.server.objects if place[2].startswith("a-record-"))
     before = world.server.objects[place]
 
     def delete(kind: str) -> None:
-        if kind == "Pod":  # pods are asked for after the revision was found to be as it was left
+        if kind == "Pod":  # the pass lists the pods after it has found the revision unchanged
             world.server.meanwhile = lambda kind: None
             world.server.remove("ConfigMap", place[2])
-            world.hear()
+            world.deliver_events()
 
     world.server.meanwhile = delete
-    world.look()
+    world.run_pass()
     world.settle()
     after = world.server.objects[place]
     assert (after["data"], after["immutable"]) == (before["data"], True)
-    assert world.said(ACCEPTED) == ("True", "Accepted")
+    assert world.condition(ACCEPTED) == ("True", "Accepted")
 
 
-def test_an_operator_that_comes_after_another_applies_nothing_that_cannot_be_changed(world: World) -> None:
+def test_a_restarted_operator_does_not_apply_immutable_objects(world: World) -> None:
     other = Reconciler(world.cluster, SETTINGS, Silent(), key=b"key", now=lambda: world.now)
     before = len(world.server.writes)
     asyncio.run(other.reconcile(world.key))
@@ -366,16 +366,16 @@ def test_an_operator_that_comes_after_another_applies_nothing_that_cannot_be_cha
     assert not written & kept
 
 
-def test_of_what_is_as_it_was_left_only_pods_are_asked_for(world: World) -> None:
-    world.server.asked.clear()
-    assert world.look() == []
-    assert world.server.asked == [("get", "RLExperiment"), ("list", "Pod")]
+def test_a_pass_over_unchanged_objects_reads_only_experiment_and_pods(world: World) -> None:
+    world.server.reads.clear()
+    assert world.run_pass() == []
+    assert world.server.reads == [("get", "RLExperiment"), ("list", "Pod")]
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Service", "ConfigMap", "Secret"])
 @pytest.mark.parametrize("how", ["gone", "changed", "unlabelled"])
-def test_an_object_of_which_there_is_news_is_looked_at_and_made_good(world: World, kind: str, how: str) -> None:
-    world.look()
+def test_a_reported_change_is_read_and_corrected(world: World, kind: str, how: str) -> None:
+    world.run_pass()
     before = world.server.of_kind(kind)[0]
     name, metadata = before["metadata"]["name"], before["metadata"]
     if how == "gone":
@@ -384,24 +384,24 @@ def test_an_object_of_which_there_is_news_is_looked_at_and_made_good(world: Worl
         world.server.change(before, {"metadata": {**metadata, "labels": {**metadata["labels"], EXPERIMENT_LABEL: "b"}}})
     else:
         world.server.change(before, {"metadata": {each: metadata[each] for each in metadata if each != "labels"}})
-    world.server.asked.clear()
-    assert [write.split()[1:] for write in world.look()] == [[kind, name]]
-    assert Counter(world.server.asked)["get", kind] == 1
+    world.server.reads.clear()
+    assert [write.split()[1:] for write in world.run_pass()] == [[kind, name]]
+    assert Counter(world.server.reads)["get", kind] == 1
     after = world.server.objects[world.server.place(kind, name)]
     assert after["metadata"]["labels"] == metadata["labels"]
     assert {part: after.get(part) for part in ("spec", "data")} == {part: before.get(part) for part in ("spec", "data")}
-    assert world.look() == []
+    assert world.run_pass() == []
 
 
-def test_a_look_at_objects_of_which_there_was_no_news_for_long_asks_once_for_each_kind(world: World) -> None:
+def test_a_relist_lists_each_kind_once_and_corrects_lost_reports(world: World) -> None:
     (actor,) = (each for each in world.server.of_kind("Deployment") if each["metadata"]["name"] == "a-actor")
     del world.server.objects[world.server.place("Deployment", "a-actor")]
-    assert world.look() == []
+    assert world.run_pass() == []
     world.now += timedelta(seconds=RELIST_SECONDS)
-    world.server.asked.clear()
-    assert world.look() == ["apply Deployment a-actor"]
+    world.server.reads.clear()
+    assert world.run_pass() == ["apply Deployment a-actor"]
     assert world.contents("Deployment")["a-actor"]["spec"] == actor["spec"]
-    assert Counter(world.server.asked) == {("get", "RLExperiment"): 1, ("get", "Deployment"): 1} | {
+    assert Counter(world.server.reads) == {("get", "RLExperiment"): 1, ("get", "Deployment"): 1} | {
         ("list", kind): 1
         for kind in (
             *("ConfigMap", "Deployment", "NetworkPolicy", "PersistentVolumeClaim", "Pod"),
@@ -410,91 +410,91 @@ def test_a_look_at_objects_of_which_there_was_no_news_for_long_asks_once_for_eac
     }
 
 
-def test_a_look_at_what_is_well_asks_once_for_each_kind_and_not_for_each_object(world: World) -> None:
+def test_a_relist_without_changes_reads_each_kind_once(world: World) -> None:
     world.now += timedelta(seconds=RELIST_SECONDS)
-    world.server.asked.clear()
-    assert world.look() == []
-    assert set(Counter(world.server.asked).values()) == {1}
-    assert len(world.server.asked) < len(world.server.objects) / 2
+    world.server.reads.clear()
+    assert world.run_pass() == []
+    assert set(Counter(world.server.reads).values()) == {1}
+    assert len(world.server.reads) < len(world.server.objects) / 2
 
 
 @pytest.fixture
 def training() -> World:
-    """A run whose coordinator tells of it, and that was looked at since it changed last."""
+    """A steady experiment whose coordinator answers."""
     world = World(Counting())
     world.settle()
-    world.look()
+    world.run_pass()
     return world
 
 
-def test_while_nothing_changes_only_the_numbers_are_asked_for_and_told(training: World) -> None:
-    training.server.asked.clear()
+def test_a_steady_pass_reads_only_the_coordinators_numbers(training: World) -> None:
+    training.server.reads.clear()
     for _ in range(3):
         training.now += timedelta(seconds=SETTINGS.status_seconds)
         steps = read(training.document).training
-        assert training.come_back() == [f"replace RLExperiment/status {NAME}"]
-        told = read(training.document).training
-        assert told is not None and steps is not None
-        assert told.env_steps == (steps.env_steps or 0) + 1
-    assert training.server.asked == []
+        assert training.run_unwoken_pass() == [f"replace RLExperiment/status {NAME}"]
+        training_status = read(training.document).training
+        assert training_status is not None and steps is not None
+        assert training_status.env_steps == (steps.env_steps or 0) + 1
+    assert training.server.reads == []
 
 
-def test_what_it_said_itself_is_no_news_and_everything_else_is(training: World) -> None:
+def test_own_writes_wake_nothing_and_all_other_changes_do(training: World) -> None:
     training.now += timedelta(seconds=SETTINGS.status_seconds)
-    training.come_back()
-    assert not any(training.hear())
+    training.run_unwoken_pass()
+    assert not any(training.deliver_events())
     (actor,) = (each for each in training.server.of_kind("Deployment") if each["metadata"]["name"] == "a-actor")
-    training.server.asked.clear()
-    training.come_back()
-    assert training.server.asked == []
+    training.server.reads.clear()
+    training.run_unwoken_pass()
+    assert training.server.reads == []
     for changed in (training.document, actor, training.pods()[0]):
         training.server.change(changed, {"status": {**changed.get("status", {}), "observedGeneration": 7}})
-        assert training.hear() == [True]
-    training.server.asked.clear()
-    training.come_back()
-    assert training.server.asked != []
+        assert training.deliver_events() == [True]
+    training.server.reads.clear()
+    training.run_unwoken_pass()
+    assert training.server.reads != []
 
 
-def test_that_an_experiment_is_gone_is_news_also_before_it_was_looked_at() -> None:
+def test_a_deleted_experiment_wakes_the_operator_before_the_first_pass() -> None:
     world = World()
     world.server.remove("RLExperiment", NAME)
-    assert True in world.hear()
+    assert True in world.deliver_events()
 
 
-def test_news_that_were_lost_are_made_good_after_a_while(training: World) -> None:
+def test_lost_reports_are_corrected_after_the_steady_period(training: World) -> None:
     (actor,) = (each for each in training.server.of_kind("Deployment") if each["metadata"]["name"] == "a-actor")
     del training.server.objects[training.server.place("Deployment", "a-actor")]
     training.now += timedelta(seconds=STEADY_SECONDS - SETTINGS.status_seconds)
-    training.come_back()
+    training.run_unwoken_pass()
     assert "a-actor" not in training.contents("Deployment")
     training.now += timedelta(seconds=SETTINGS.status_seconds)
-    training.come_back()
+    training.run_unwoken_pass()
     assert training.contents("Deployment")["a-actor"]["spec"] == actor["spec"]
 
 
-@pytest.mark.parametrize("how", ["look", "come_back"])
-def test_news_that_come_during_a_look_are_looked_at(training: World, how: str) -> None:
+@pytest.mark.parametrize("how", ["run_pass", "run_unwoken_pass"])
+def test_a_report_during_a_pass_causes_another_pass(training: World, how: str) -> None:
     coordinator = cast("Counting", training.coordinator)
     coordinator.meanwhile = lambda: training.reconciler.wake(training.key, kind="Pod", name="any")
     training.now += timedelta(seconds=SETTINGS.status_seconds)
     getattr(training, how)()
     coordinator.meanwhile = lambda: None
-    training.server.asked.clear()
-    training.come_back()
-    assert training.server.asked != []
+    training.server.reads.clear()
+    training.run_unwoken_pass()
+    assert training.server.reads != []
 
 
-def test_numbers_are_not_told_of_an_experiment_that_has_changed(training: World) -> None:
+def test_numbers_are_not_written_to_an_edited_experiment(training: World) -> None:
     training.edit(suspend=True)
     before = copy.deepcopy(training.document)
     training.now += timedelta(seconds=SETTINGS.status_seconds)
-    training.come_back()
+    training.run_unwoken_pass()
     assert training.document == before
-    training.come_back()
+    training.run_unwoken_pass()
     assert read(training.document).phase == "Suspended"
 
 
-def test_an_object_that_took_anothers_name_is_not_deleted_for_it(world: World) -> None:
+def test_a_delete_spares_a_new_object_of_the_same_name(world: World) -> None:
     pod = world.pods()[0]
     successor = world.server.put(pod)
     asyncio.run(world.cluster.delete(pod))
@@ -503,18 +503,18 @@ def test_an_object_that_took_anothers_name_is_not_deleted_for_it(world: World) -
     assert successor not in world.pods()
 
 
-def test_a_status_that_somebody_else_wrote_meanwhile_is_not_overwritten(world: World) -> None:
+def test_a_status_write_conflicts_with_a_change_meanwhile(world: World) -> None:
     before = copy.deepcopy(world.document)
     world.edit(suspend=True)
     with pytest.raises(ResourceConflict):
         asyncio.run(world.cluster.replace_status(before))
 
 
-def test_a_new_attempt_is_written_down_before_anything_follows_from_it(world: World) -> None:
+def test_a_new_attempt_is_written_before_the_pass_acts_on_it(world: World) -> None:
     world.end(world.pods()[1], exit_code=1)
     gang, sets = uids(world.pods()), world.contents("StatefulSet")
     world.server.refuses = lambda write: write.startswith("replace RLExperiment/status")
-    world.look()
+    world.run_pass()
     assert uids(world.pods()) == gang
     assert world.contents("StatefulSet") == sets
     world.server.refuses = lambda write: False
@@ -522,7 +522,7 @@ def test_a_new_attempt_is_written_down_before_anything_follows_from_it(world: Wo
     assert read(world.document).attempt == 2
 
 
-def test_the_gang_of_the_attempt_before_goes_as_one_and_nobody_else(world: World) -> None:
+def test_a_restart_replaces_the_whole_gang_and_no_other_pod(world: World) -> None:
     others = uids(world.pods("actor")) | uids(world.pods("coordinator"))
     gang = uids(world.pods())
     world.end(world.pods()[1], exit_code=1)
@@ -530,15 +530,15 @@ def test_the_gang_of_the_attempt_before_goes_as_one_and_nobody_else(world: World
     assert not uids(world.pods()) & gang
     assert [pod["metadata"]["annotations"][ATTEMPT_ANNOTATION] for pod in world.pods()] == ["2", "2"]
     assert uids(world.pods("actor")) | uids(world.pods("coordinator")) == others
-    assert world.said(READY) == ("True", "Ready")
+    assert world.condition(READY) == ("True", "Ready")
 
 
 class Killed(Exception):
-    """The operator's process ends in front of a write."""
+    """The operator's process ends before a write."""
 
 
 def settled_after_a_kill(write: int | None) -> tuple[World, int]:
-    """A run that lost a trainer and an operator that is killed in front of that write; how many writes there were."""
+    """Lose a trainer, kill the operator before that write, start another; return the writes before the kill."""
     world = World()
     world.settle()
     world.end(world.pods()[1], exit_code=1)
@@ -559,42 +559,42 @@ def settled_after_a_kill(write: int | None) -> tuple[World, int]:
     return world, num_writes
 
 
-def test_an_operator_that_is_killed_in_front_of_any_write_comes_to_the_same_attempt() -> None:
+def test_an_operator_killed_before_any_write_comes_to_the_same_attempt() -> None:
     expected, num_writes = settled_after_a_kill(None)
     assert num_writes > 5
     for write in range(num_writes):
         world, _ = settled_after_a_kill(write)
         status = read(world.document)
         assert (status.attempt, status.restarts, status.recent_failures) == (2, 1, 1), write
-        assert world.said(READY) == ("True", "Ready")
+        assert world.condition(READY) == ("True", "Ready")
         assert world.contents(*POD_KINDS) == expected.contents(*POD_KINDS)
 
 
 @pytest.mark.parametrize("kind", ["PersistentVolumeClaim", "Service", "NetworkPolicy", "StatefulSet", "Deployment"])
-def test_a_refused_object_is_reported_once_and_not_tried_again_for_a_while(kind: str) -> None:
+def test_a_refused_object_is_reported_once_and_retried_later(kind: str) -> None:
     world = World()
     world.server.forbids = lambda write: write.split()[1] == kind
-    world.look()
-    assert world.said(ACCEPTED) == ("False", "InvalidSpec")
+    world.run_pass()
+    assert world.condition(ACCEPTED) == ("False", "InvalidSpec")
     for _ in range(20):
         world.now += timedelta(seconds=1)
-        assert world.look() == []
+        assert world.run_pass() == []
     world.server.forbids = lambda write: False
     world.now += timedelta(seconds=REFUSED_SECONDS)
     world.settle()
-    assert world.said(ACCEPTED) == ("True", "Accepted")
+    assert world.condition(ACCEPTED) == ("True", "Accepted")
 
 
-def test_what_the_operator_wrote_into_the_status_is_no_news_at_any_time() -> None:
+def test_own_status_writes_wake_nothing_at_any_time() -> None:
     world = World()
-    world.hear()
-    world.come_back()
-    told = [about for event, about in world.server.news if about["kind"] == "RLExperiment"]
-    assert len(told) == 2, "an attempt written ahead, and the status at the end"
-    assert not any(world.wake(about) for about in told)
+    world.deliver_events()
+    world.run_unwoken_pass()
+    events = [about for _, about in world.server.events if about["kind"] == "RLExperiment"]
+    assert len(events) == 2, "an attempt written ahead, and the status at the end"
+    assert not any(world.wake(about) for about in events)
 
 
-def test_what_an_earlier_generation_needed_goes_once_this_one_runs_and_nothing_of_others(world: World) -> None:
+def test_objects_of_an_earlier_generation_are_deleted_once_this_one_runs(world: World) -> None:
     def config_maps() -> set[str]:
         return set(world.contents("ConfigMap"))
 
@@ -605,19 +605,19 @@ def test_what_an_earlier_generation_needed_goes_once_this_one_runs_and_nothing_o
     unlabelled = {name: value for name, value in found["metadata"].items() if name != "labels"}
     world.server.put({**found, "metadata": {**unlabelled, "name": "unlabelled"}})
     world.edit(environment={"id": "CartPole-v1"}, actors={"environments": 8, "rolloutLength": 32})
-    world.look()
+    world.run_pass()
     assert config in config_maps(), "pods of the earlier generation still need it"
     world.settle()
     for pod in [*world.pods("actor"), *world.pods()]:
         world.server.remove("Pod", pod["metadata"]["name"])
     world.settle()
-    assert world.said(READY) == ("True", "Ready")
+    assert world.condition(READY) == ("True", "Ready")
     assert config not in config_maps()
     assert {"theirs", "unlabelled"} <= config_maps()
 
 
 @pytest.mark.parametrize("suspend", [False, True])
-def test_a_role_that_an_edit_takes_away_goes(suspend: bool) -> None:
+def test_a_role_removed_by_an_edit_is_deleted(suspend: bool) -> None:
     world = World(evaluators={"replicas": 1})
     world.settle()
     assert world.pods("evaluator")
@@ -626,15 +626,15 @@ def test_a_role_that_an_edit_takes_away_goes(suspend: bool) -> None:
     world.settle()
     assert not world.pods("evaluator")
     assert "a-evaluator" not in world.contents(*POD_KINDS)
-    assert world.said(READY) == (("False", "Suspended") if suspend else ("True", "Ready"))
+    assert world.condition(READY) == (("False", "Suspended") if suspend else ("True", "Ready"))
     assert bool(world.server.of_kind("Pod")) is not suspend, "the coordinator goes last, but it goes"
 
 
-def test_an_edit_that_cannot_be_is_told_and_changes_nothing(world: World) -> None:
+def test_a_refused_edit_is_reported_and_changes_nothing(world: World) -> None:
     before, pods = world.contents(*POD_KINDS, "Service"), uids(world.server.of_kind("Pod"))
     world.edit(environment={"id": "Acrobot-v1"})
     world.settle()
-    assert world.said(ACCEPTED) == ("False", "EditRefused")
+    assert world.condition(ACCEPTED) == ("False", "EditRefused")
     assert world.contents(*POD_KINDS, "Service") == before
     assert uids(world.server.of_kind("Pod")) == pods
 
@@ -650,21 +650,21 @@ def test_an_edit_that_cannot_be_is_told_and_changes_nothing(world: World) -> Non
         ("PersistentVolumeClaim", "a-data"),
     ],
 )
-def test_an_object_that_is_not_ours_is_left_alone_and_named(kind: str, name: str) -> None:
+def test_an_object_of_somebody_else_is_reported_and_not_touched(kind: str, name: str) -> None:
     world = World()
     theirs = world.server.put({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "data": {"it": "is"}})
-    world.look()
-    world.look()
-    assert world.said(ACCEPTED) == ("False", "NameConflict")
+    world.run_pass()
+    world.run_pass()
+    assert world.condition(ACCEPTED) == ("False", "NameConflict")
     assert world.server.objects[world.server.place(kind, name)] == theirs
 
 
-def test_once_an_experiment_is_over_nobody_is_made_again(world: World) -> None:
+def test_a_finished_experiment_gets_no_new_pods(world: World) -> None:
     result = json.dumps({"reason": "envSteps", "version": "1.3", "result": {}})
     first = next(pod for pod in world.pods() if pod["metadata"]["name"].endswith("-0"))
     world.end(first, exit_code=0, message=f"done {result}")
     world.settle()
-    assert world.said(FINISHED) == ("True", "Succeeded")
+    assert world.condition(FINISHED) == ("True", "Succeeded")
     for workload in world.server.of_kind(*POD_KINDS):
         world.server.remove(workload["kind"], workload["metadata"]["name"])
     world.settle()
@@ -672,12 +672,12 @@ def test_once_an_experiment_is_over_nobody_is_made_again(world: World) -> None:
     assert read(world.document).phase == "Succeeded"
 
 
-def test_a_suspended_experiment_ends_in_order_and_goes_on_as_a_new_attempt(world: World) -> None:
+def test_a_suspended_experiment_ends_in_order_and_resumes_as_a_new_attempt(world: World) -> None:
     world.edit(suspend=True)
     gone: list[str] = []
     for _ in range(10):
         there = {pod["metadata"]["labels"][ROLE_LABEL] for pod in world.server.of_kind("Pod")}
-        world.look()
+        world.run_pass()
         world.make_pods()
         left = {pod["metadata"]["labels"][ROLE_LABEL] for pod in world.server.of_kind("Pod")}
         gone += sorted(there - left)
@@ -685,10 +685,10 @@ def test_a_suspended_experiment_ends_in_order_and_goes_on_as_a_new_attempt(world
     world.edit(suspend=False)
     world.settle()
     assert (read(world.document).attempt, read(world.document).restarts) == (2, 0)
-    assert world.said(READY) == ("True", "Ready")
+    assert world.condition(READY) == ("True", "Ready")
 
 
-def test_of_two_operators_with_keys_of_their_own_one_looks_after_an_experiment() -> None:
+def test_of_two_operators_with_different_keys_one_manages_an_experiment() -> None:
     world = World()
     place = SecretName(namespace="elsewhere", name="its-key")
     theirs = SETTINGS.model_copy(update={"images": Images(actor="theirs:1", learner="theirs:2"), "key_secret": place})
@@ -701,6 +701,6 @@ def test_of_two_operators_with_keys_of_their_own_one_looks_after_an_experiment()
     world.settle()
     settled = list(world.server.writes)
     asyncio.run(other.reconcile(world.key))
-    assert world.look() == []
+    assert world.run_pass() == []
     assert world.server.writes == settled
     assert "theirs" not in str(world.contents(*POD_KINDS))

@@ -1,4 +1,4 @@
-"""What an edit changes of the objects, and what nobody's doing changes: other settings, another operator."""
+"""What an edit changes, and what other settings or a newer operator leave unchanged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def templates(revision: Revision) -> dict[str, Manifest]:
 
 
 def replaced(before: Revision, after: Revision) -> set[str]:
-    """Roles whose pods are others."""
+    """Return the roles with changed pod templates."""
     was, now = templates(before), templates(after)
     return {role for role in {*was, *now} if was.get(role) != now.get(role)}
 
@@ -94,20 +94,20 @@ EDITS: dict[str, tuple[dict[str, Any], OnEdit, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_replaces_the_pods_that_its_field_says(name: str) -> None:
+def test_an_edit_replaces_the_pods_of_its_effect(name: str) -> None:
     spec, does, roles = EDITS[name]
     before = context({})
     after = context(spec, generation=2)
     assert {edit.effect for edit in edits(before.experiment, after.experiment)} == {does}
     first = first_revision(before)
-    # A newer operator with other settings: what is kept is kept as it was.
+    # A newer operator with other settings: unchanged objects stay as recorded.
     second = next_revision(first, context(spec, generation=2, settings=NEWER))
     assert replaced(first, second) == roles
     assert "registry.example/actor:2" not in json.dumps(second.manifests)
     assert second.experiment == after.experiment
 
 
-def test_live_settings_are_in_the_one_object_that_changes() -> None:
+def test_an_edit_of_live_settings_changes_one_object() -> None:
     first = first_revision(context({}))
     second = next_revision(first, context({"stop": {"envSteps": 123_456}}, generation=2))
     was, now = ({each["metadata"]["name"]: each for each in revision.manifests} for revision in (first, second))
@@ -119,7 +119,7 @@ def test_live_settings_are_in_the_one_object_that_changes() -> None:
 CONTEXT = context({})
 
 
-def test_actors_are_scaled_without_touching_those_that_are_there() -> None:
+def test_scaling_actors_replaces_no_pod() -> None:
     alone: dict[str, Any] = {"bufferWorkers": None}
     first = first_revision(context(alone))
     second = next_revision(first, context({**alone, "actors": {"replicas": 5}}, generation=2))
@@ -132,7 +132,7 @@ def test_actors_are_scaled_without_touching_those_that_are_there() -> None:
     assert actors["spec"]["replicas"] == 5
 
 
-def test_an_operator_that_makes_pods_otherwise_replaces_those_alone_that_are_edited(
+def test_a_newer_operator_replaces_only_edited_pods(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = first_revision(context({}))
@@ -152,7 +152,7 @@ def test_an_operator_that_makes_pods_otherwise_replaces_those_alone_that_are_edi
     assert templates(second)["evaluator"]["spec"]["hostname"] == "of-a-newer-operator"
 
 
-def test_what_is_on_record_is_read_back_and_nothing_that_somebody_else_wrote() -> None:
+def test_only_a_signed_revision_is_read() -> None:
     revision = first_revision(CONTEXT)
     found = revision_object(CONTEXT, revision, KEY)
     assert read_revision(CONTEXT, found, KEY) == revision
@@ -165,13 +165,13 @@ def test_what_is_on_record_is_read_back_and_nothing_that_somebody_else_wrote() -
     assert read_revision(CONTEXT, elsewhere, KEY) is None, "an earlier revision does not pass for a later one"
 
 
-def test_a_record_says_whose_it_is() -> None:
+def test_a_revision_names_its_operator() -> None:
     other = OperatorSettings(images=SETTINGS.images, key_secret=SecretName(namespace="elsewhere", name="its-key"))
     theirs = revision_object(context({}, settings=other), first_revision(CONTEXT), b"another operator's")
     assert read_revision(CONTEXT, theirs, KEY) is None
     assert is_anothers(CONTEXT, theirs)
     assert read_revision(CONTEXT, theirs, b"another operator's") is not None, "with its key we are that operator"
-    # What nobody can read any more is nobody's: our own key was lost, or somebody wrote there.
+    # An unreadable revision that names this operator: its key was lost, or somebody changed the object.
     assert not is_anothers(CONTEXT, revision_object(CONTEXT, first_revision(CONTEXT), b"a lost one"))
     assert not is_anothers(CONTEXT, {**theirs, "data": {}})
     assert not is_anothers(CONTEXT, {name: value for name, value in theirs.items() if name != "data"})

@@ -1,4 +1,4 @@
-"""What the administrator may say, and what is said about mistakes: one line that names the file and each field."""
+"""The administrator's settings, and the errors for invalid ones: one line with the file and each field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "settings.yaml"
 
 
-def test_as_little_as_can_be(path: Path) -> None:
+def test_the_smallest_settings(path: Path) -> None:
     path.write_text(IMAGES)
     settings = read_settings(path)
     assert (settings.images.actor, settings.images.learner, settings.images.pull_policy) == ("a", "l", "IfNotPresent")
@@ -28,7 +28,7 @@ def test_as_little_as_can_be(path: Path) -> None:
     assert all(settings.defaults_of(role.name) == PodDefaults() for role in ROLES)
 
 
-def test_a_role_has_its_own_or_else_the_default(path: Path) -> None:
+def test_a_role_has_its_own_pod_defaults_or_the_common_ones(path: Path) -> None:
     roles = {role.name: {"priorityClassName": role.name} for role in ROLES[:2]}
     path.write_text(IMAGES + yaml.safe_dump({"roles": roles | {"default": {"priorityClassName": "default"}}}))
     settings = read_settings(path)
@@ -36,8 +36,8 @@ def test_a_role_has_its_own_or_else_the_default(path: Path) -> None:
     assert names == {role.name: role.name if role.name in roles else "default" for role in ROLES}
 
 
-def test_nulls_are_fields_left_out(path: Path) -> None:
-    """What the chart writes for values that are not set."""
+def test_null_means_that_a_field_is_absent(path: Path) -> None:
+    """Settings that the chart writes by default."""
     path.write_text(IMAGES + "namespaces:\nroles: {default: {resources: null, priorityClassName: ''}}\n")
     assert read_settings(path).roles == {"default": PodDefaults()}
 

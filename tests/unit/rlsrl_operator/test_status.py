@@ -1,4 +1,4 @@
-"""What is said of an experiment: conditions, the pod to blame, the run's numbers."""
+"""The status of an experiment: conditions, the blocking pod, the run's numbers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ready_of(status: ExperimentStatus) -> Condition:
     return found
 
 
-def test_since_when_a_condition_holds_moves_only_with_whether_it_holds() -> None:
+def test_the_transition_time_changes_only_with_the_status() -> None:
     status = with_ready(ExperimentStatus(), "False", "Starting", now=NOW)
     assert ready_of(status).last_transition_time == stamp(NOW) == "2026-01-01T12:00:00Z"
     status = with_ready(status, "False", "Unschedulable", now=later(10), generation=2)
@@ -61,7 +61,7 @@ def test_since_when_a_condition_holds_moves_only_with_whether_it_holds() -> None
     assert ready_of(status).last_transition_time == stamp(later(40))
 
 
-def test_a_condition_is_said_once_and_others_stay() -> None:
+def test_a_condition_replaces_the_one_of_its_type() -> None:
     status = ExperimentStatus()
     for name in (READY, ACCEPTED, READY, FINISHED, READY):
         status = with_condition(status, name, "True", "Some", "", generation=1, now=NOW)
@@ -123,12 +123,12 @@ BLOCKERS: dict[str, tuple[Sequence[Manifest], tuple[str, str] | None]] = {
 
 
 @pytest.mark.parametrize("name", BLOCKERS)
-def test_the_pod_to_blame(name: str) -> None:
+def test_the_blocking_pod(name: str) -> None:
     pods, expected = BLOCKERS[name]
     assert blocker(pods, attempt=1) == expected
 
 
-def test_a_pod_of_an_attempt_before_is_waited_for() -> None:
+def test_a_pod_of_an_earlier_attempt_is_terminating() -> None:
     assert blocker([pod(attempt=1, state=CRASHING)], attempt=2) == (
         "Starting",
         "a-trainer-0 of attempt 1 is terminating",
@@ -173,7 +173,7 @@ NUMBERS = {
         ({}, Training(updated_at=stamp(NOW))),
     ],
 )
-def test_numbers_of_a_run_that_may_not_be_there_yet(page: dict[str, Any], expected: Training | None) -> None:
+def test_numbers_of_a_run_may_be_missing(page: dict[str, Any], expected: Training | None) -> None:
     told = training(page, NOW)
     if expected is not None:
         assert told == expected
@@ -187,7 +187,7 @@ def test_numbers_of_a_run_that_may_not_be_there_yet(page: dict[str, Any], expect
     ("unstored", "expected"),
     [(0, ("True", "Stored")), (2.0, ("False", "NotStored")), (None, None), ("2", None), (float("nan"), None)],
 )
-def test_versions_that_cannot_be_stored_are_told(unstored: object, expected: tuple[str, str] | None) -> None:
+def test_unstored_versions_are_reported(unstored: object, expected: tuple[str, str] | None) -> None:
     status = durable(ExperimentStatus(), {"totals": {"unstored_versions": unstored}}, generation=1, now=NOW)
     said = condition(status, "Durable")
     assert (said and (said.status, said.reason)) == expected
@@ -215,7 +215,7 @@ def test_a_status_is_read_as_it_was_written(status: ExperimentStatus) -> None:
 
 
 @pytest.mark.parametrize("document", [{}, {"status": None}, {"status": {}}])
-def test_no_status_is_an_empty_one(document: dict[str, Any]) -> None:
+def test_a_missing_status_is_empty(document: dict[str, Any]) -> None:
     assert read(document) == ExperimentStatus()
 
 
@@ -253,7 +253,7 @@ ALL_READY = [pod("coordinator"), pod(), pod(index=1), pod("buffer"), pod("actor"
         ("Failed", "False", ALL_READY, "Failed", "Finished", "the experiment has finished"),
     ],
 )
-def test_the_whole_is_summed_up(
+def test_the_summary(
     phase: Phase, complete: Holds, pods: Sequence[Manifest], expected_phase: Phase, reason: str, message: str
 ) -> None:
     before = with_condition(
@@ -296,11 +296,11 @@ def test_pods_are_counted_by_role_and_found_by_selector() -> None:
         ("BudgetExhausted", True),
     ],
 )
-def test_what_somebody_should_look_at(reason: str, expected: bool) -> None:
+def test_reasons_that_need_attention(reason: str, expected: bool) -> None:
     assert is_trouble(reason) is expected
 
 
-def test_pods_that_may_not_be_made_are_told_unless_one_that_is_there_is_in_trouble() -> None:
+def test_refused_pods_are_reported_unless_an_existing_pod_blocks() -> None:
     before = ExperimentStatus(phase="Starting", attempt=1)
     told = condition(summarize(before, context(), [], NOW, failed_create="Deployment a-actor: exceeded quota"), "Ready")
     assert told is not None
@@ -314,7 +314,7 @@ def test_pods_that_may_not_be_made_are_told_unless_one_that_is_there_is_in_troub
     assert told.reason == "ImagePullBackOff"
 
 
-def test_pods_that_do_not_start_name_the_secret_that_they_may_lack() -> None:
+def test_starting_pods_name_the_secret_that_may_be_missing() -> None:
     document = minimal()
     creating = [pod("actor", state=waiting("ContainerCreating"))]
     said = ready_of(summarize(ExperimentStatus(), context_of(document), creating, NOW)).message
@@ -326,7 +326,7 @@ def test_pods_that_do_not_start_name_the_secret_that_they_may_lack() -> None:
     assert ready_of(summarize(ExperimentStatus(), context_of(document), running, NOW)).reason == "Ready"
 
 
-def test_a_deployment_says_what_keeps_it() -> None:
+def test_a_deployments_replica_failure() -> None:
     holding = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
     assert (
         replica_failure({"status": {"conditions": [{"type": "Available", "status": "False"}, holding]}})

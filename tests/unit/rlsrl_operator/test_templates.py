@@ -1,4 +1,4 @@
-"""What experiments say of their pods: laid over what the role needs, and nothing that lifts the security context."""
+"""Pod templates of experiments: merged into the role's pod, and never able to lift the security context."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def with_template(template: dict[str, Any], section: str = "actors", **more: Any
 
 
 def pods_of(template: dict[str, Any], **settings: Any) -> Manifest:
-    """The template of the actors' pods."""
+    """Return an experiment with that template for its actors."""
     context = context_of(with_template(template), settings=SETTINGS.model_copy(update=settings))
     (found,) = (
         each for each in render(context) if each["metadata"]["name"].endswith("-actor") and "Deploy" in each["kind"]
@@ -59,12 +59,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("template", "said"), REFUSED, ids=[said for _, said in REFUSED])
-def test_what_is_not_an_experiments_to_say_is_named(template: dict[str, Any], said: str) -> None:
+def test_a_field_that_is_not_allowed_is_named(template: dict[str, Any], said: str) -> None:
     (found,) = template_faults(context_of(with_template(template)).experiment)
     assert said in found
 
 
-def test_devices_have_one_source() -> None:
+def test_gpus_are_set_by_the_spec_alone() -> None:
     template = worker(resources={"limits": {"nvidia.com/gpu": "8"}})
     assert template_faults(context_of(with_template(template)).experiment) == []
     (said,) = template_faults(context_of(with_template(template, "trainers")).experiment)
@@ -95,7 +95,7 @@ FULL: dict[str, Any] = {
 }
 
 
-def test_it_is_laid_over_what_the_role_needs_and_the_administrator_gives() -> None:
+def test_a_template_is_merged_into_the_roles_pod() -> None:
     defaults = PodDefaults(
         node_selector={"pool": "any", "zone": "z"}, resources={"requests": {"cpu": "1"}}, affinity={"nodeAffinity": {}}
     )
@@ -120,7 +120,7 @@ def test_it_is_laid_over_what_the_role_needs_and_the_administrator_gives() -> No
     }
 
 
-def test_another_template_is_another_pod() -> None:
+def test_another_template_gives_another_digest() -> None:
     marks = {
         pods_of(each)["metadata"]["annotations"]["rlsrl.dev/template"]
         for each in ({}, FULL, {"metadata": FULL["metadata"]})
@@ -128,7 +128,7 @@ def test_another_template_is_another_pod() -> None:
     assert len(marks) == 3
 
 
-def test_whoever_is_trusted_with_anything_may_say_it() -> None:
+def test_with_any_every_field_is_allowed() -> None:
     spec = pods_of({"spec": {"hostNetwork": True, "containers": [{"name": "beside", "image": "x"}]}})["spec"]
     assert spec["hostNetwork"] is True
     assert [each["name"] for each in spec["containers"]] == ["worker", "beside"]
