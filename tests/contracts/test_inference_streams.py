@@ -30,7 +30,7 @@ class TestInline(InferenceStreamConformance):
     def transport(self) -> InferenceTransport:
         return InlineInferenceTransport()
 
-    def test_servers_that_come_and_go_leak_nothing(self, bench: InferenceBench) -> None:
+    def test_servers_that_start_and_close_leak_nothing(self, bench: InferenceBench) -> None:
         client = bench.client()
 
         def come_and_go() -> None:

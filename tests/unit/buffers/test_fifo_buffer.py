@@ -17,7 +17,7 @@ STEPS = 3
 
 
 def slot(credit: int, lanes: int, version: Version = Version(1, 0), *, masked: int = 0) -> Slot:
-    """A slot whose rewards tell its credit, lane and step apart; the first ``masked`` steps are no transitions."""
+    """Return a slot whose rewards identify credit, lane and step. The first ``masked`` steps are not transitions."""
     layout = rollout_layout(ENV, num_steps=STEPS, num_lanes=lanes)
     arrays = layout.view(bytearray(layout.nbytes))
     arrays["reward"][:] = credit * 100 + np.arange(lanes)[None] * 10 + np.arange(STEPS)[:, None]
@@ -57,13 +57,13 @@ def test_a_batch_waits_for_an_older_credit_that_a_live_producer_holds_and_not_fo
     assert credits_of(batch.arrays["reward"]) == [1, 1, 2, 2]
 
 
-def test_a_younger_outstanding_credit_holds_nothing_up() -> None:
+def test_a_younger_outstanding_credit_delays_no_batch() -> None:
     fifo = buffer()
     fifo.put([slot(0, 4)], oldest_outstanding=1)
     assert fifo.sample(timeout=0) is not None
 
 
-def test_memory_may_be_reused_once_put_returned() -> None:
+def test_slots_may_be_reused_after_put() -> None:
     fifo = buffer()
     filled = slot(0, 4)
     fifo.put([filled], oldest_outstanding=None)
@@ -73,7 +73,7 @@ def test_memory_may_be_reused_once_put_returned() -> None:
     assert (batch.arrays["reward"] >= 0).all()
 
 
-def test_what_may_not_be_trained_is_discarded_with_its_reason_and_counts() -> None:
+def test_stale_lanes_are_discarded_with_reason_and_counts() -> None:
     fifo = buffer(lag=1)
     fifo.put(
         [
@@ -92,8 +92,8 @@ def test_what_may_not_be_trained_is_discarded_with_its_reason_and_counts() -> No
     assert fifo.num_transitions == 9
 
 
-def test_what_may_not_be_trained_never_gets_into_a_batch_whenever_it_comes() -> None:
-    """A restarted trainer waits for its first batch, and an actor posts again what it filled for the trainer before."""
+def test_stale_lanes_never_enter_a_batch() -> None:
+    """A restarted trainer waits for its first batch, and an actor posts again a slot from before the restart."""
     fifo = buffer(lag=1)
     assert fifo.discard_stale(Version(2, 5)) == []
     batches: list[object] = []
@@ -118,7 +118,7 @@ def test_the_oldest_action_decides_the_age_of_a_batch() -> None:
     assert batch.oldest_version == Version(1, 5)
 
 
-def test_close_wakes_who_waits_and_hands_over_what_was_never_trained() -> None:
+def test_close_ends_the_wait_and_returns_untrained_lanes() -> None:
     fifo = buffer()
     fifo.put([slot(0, 2)], oldest_outstanding=None)
     results: list[object] = []

@@ -4,7 +4,7 @@ from rlsrl.buffers.limiter import RateLimiter
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
-def test_on_policy_grants_one_batch_a_step_after_a_head_start_of_the_lag(lag: int) -> None:
+def test_on_policy_grants_the_lag_first_and_then_one_batch_a_step(lag: int) -> None:
     limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=lag)
     assert limiter.take() == 8 * (1 + lag)
     assert limiter.take() == 0
@@ -13,7 +13,7 @@ def test_on_policy_grants_one_batch_a_step_after_a_head_start_of_the_lag(lag: in
         assert limiter.take() == 8
 
 
-def test_replay_grants_one_insert_for_so_many_samples() -> None:
+def test_replay_grants_one_insert_for_several_samples() -> None:
     limiter = RateLimiter(samples_per_insert=4.0, min_size=100, error_buffer=8.0)
     assert limiter.take() == 102
     granted = 0
@@ -23,14 +23,14 @@ def test_replay_grants_one_insert_for_so_many_samples() -> None:
     assert granted == 320 // 4
 
 
-def test_what_was_discarded_is_granted_again() -> None:
+def test_discarded_lanes_are_granted_again() -> None:
     limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=0)
     limiter.take()
     limiter.discarded(3)
     assert limiter.take() == 3
 
 
-def test_a_resumed_run_starts_with_the_full_head_start_again() -> None:
+def test_a_resumed_run_grants_the_lag_again() -> None:
     limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=1)
     limiter.take()
     limiter.sampled(8)
@@ -48,6 +48,6 @@ def test_a_resumed_run_starts_with_the_full_head_start_again() -> None:
         {"samples_per_insert": 1.0, "min_size": 1, "error_buffer": -1.0},
     ],
 )
-def test_impossible_limits_are_refused(arguments: dict[str, float]) -> None:
+def test_invalid_limits_are_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"samples_per_insert .* min_size .* error_buffer"):
         RateLimiter(**arguments)  # type: ignore[arg-type]

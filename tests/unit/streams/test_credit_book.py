@@ -1,4 +1,4 @@
-"""Credits: who is issued one, and that none is lost or doubled whatever happens in whatever order."""
+"""The credit book: which producer gets the next credit, and that no lane is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def holders(issued: list[Credit]) -> list[int]:
 
 
 def pass_on(book: CreditBook, credit: Credit) -> None:
-    """The slot came and its memory is free again."""
+    """Receive and release the slot."""
     book.receive(credit.connection, order=credit.order, slot=credit.slot)
     book.release(credit.connection, credit.slot)
 
@@ -49,8 +49,8 @@ def test_the_order_does_not_depend_on_which_memory_came_back_first() -> None:
     assert second_round([0, 1, 2]) == second_round([2, 1, 0]) == [0, 1, 2]
 
 
-def test_the_order_does_not_depend_on_who_answers_fast() -> None:
-    """With a lag of one batch: whether the fast one's second slot came back already makes no difference."""
+def test_the_order_does_not_depend_on_the_speed_of_producers() -> None:
+    """With a lag of one batch: the order is the same whether or not the fast producer has its second slot back."""
 
     def third_batch(returned: list[int]) -> list[int]:
         book = CreditBook()
@@ -65,8 +65,8 @@ def test_the_order_does_not_depend_on_who_answers_fast() -> None:
     assert third_batch([0, 1]) == third_batch([1, 3, 0]) == third_batch([0, 2, 1, 3]) == [0, 1]
 
 
-def test_a_producer_that_was_away_is_caught_up() -> None:
-    """A plain queue of free slots would hand whole batches to one producer for ever after."""
+def test_a_producer_that_was_disconnected_gets_the_next_credits() -> None:
+    """A plain queue of free slots would give whole batches to one producer from then on."""
     book = CreditBook()
     connect(book, 0, 1)
     book.grant(4, V1)
@@ -86,7 +86,7 @@ def test_a_producer_that_was_away_is_caught_up() -> None:
             pass_on(book, credit)
 
 
-def test_one_credit_at_a_time_goes_round() -> None:
+def test_single_credits_rotate() -> None:
     book = CreditBook()
     connect(book, 0, 1, 2)
     served = []
@@ -98,7 +98,7 @@ def test_one_credit_at_a_time_goes_round() -> None:
     assert served == [0, 1, 2, 0, 1, 2]
 
 
-def test_what_no_slot_can_take_is_kept() -> None:
+def test_lanes_without_a_free_slot_are_kept() -> None:
     book = CreditBook()
     book.grant(6, V1)
     assert book.issue() == []
@@ -111,7 +111,7 @@ def test_what_no_slot_can_take_is_kept() -> None:
     assert book.allowance == 0
 
 
-def test_a_slot_wider_than_what_is_left_waits_and_one_that_fits_goes() -> None:
+def test_a_slot_wider_than_the_allowance_waits_and_a_narrower_one_is_issued() -> None:
     book = CreditBook()
     book.connect(0, index=0, num_lanes=5, num_slots=2, num_claims=0)
     book.connect(1, index=1, num_lanes=3, num_slots=2, num_claims=0)
@@ -145,7 +145,7 @@ def test_claims_are_credits_that_come_off_the_allowance() -> None:
     assert [(credit.order, credit.slot) for credit in book.issue()] == [(2, 2)]
 
 
-def test_claims_of_one_that_dies_are_issued_to_others() -> None:
+def test_claims_of_a_dead_producer_are_issued_to_others() -> None:
     book = CreditBook()
     book.connect(0, index=0, num_lanes=2, num_slots=2, num_claims=1)
     connect(book, 1)
@@ -155,7 +155,7 @@ def test_claims_of_one_that_dies_are_issued_to_others() -> None:
     assert [(credit.order, credit.connection, credit.min_version) for credit in book.issue()] == [(1, 1, V1)]
 
 
-def test_nothing_is_issued_before_the_expected_producers_came() -> None:
+def test_no_credit_is_issued_before_the_expected_producers_connect() -> None:
     book = CreditBook(expected_producers=2)
     book.grant(4, V1)
     connect(book, 1)
@@ -164,7 +164,7 @@ def test_nothing_is_issued_before_the_expected_producers_came() -> None:
     connect(book, 0)
     assert holders(book.issue()) == [0, 1]
     book.disconnect(0)
-    assert holders(book.issue()) == [1], "once open, it stays open"
+    assert holders(book.issue()) == [1], "an open book stays open"
 
 
 def test_waiting_for_producers_can_be_ended() -> None:
@@ -203,7 +203,7 @@ def test_a_negative_grant_is_an_error() -> None:
 
 
 class Stream(RuleBasedStateMachine):
-    """Producers connect, die, post; the consumer grants and releases; a model keeps its own simple books."""
+    """Producers connect, die and post; the consumer grants and releases. A simple model is compared at each step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a gRPC inference server does with those who do not speak its language, and a client with such a server."""
+"""Invalid messages on gRPC inference streams: to a server and to a client."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def bench() -> Iterator[InferenceBench]:
 
 
 class Stranger:
-    """A client that sends what it likes."""
+    """A client that sends any bytes."""
 
     def __init__(self, address: str, token: str = TOKEN) -> None:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -61,7 +61,7 @@ class Stranger:
             self._outgoing.put(message)
 
     def hears(self) -> wire.InferenceMessage:
-        """The next message that is no mere sign of life."""
+        """Return the next message that is not ALIVE."""
         return next(message for message in map(wire.read, self._call) if message.kind is not InferenceMessageKind.ALIVE)
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ def stranger(bench: InferenceBench) -> Iterator[Callable[..., Stranger]]:
         each.close()
 
 
-def test_no_answer_waits_for_what_is_done_afterwards(bench: InferenceBench) -> None:
+def test_answers_do_not_wait_for_afterwards(bench: InferenceBench) -> None:
     server, client = bench.server(), bench.client()
     answered = threading.Event()
     heard: list[bool] = []
@@ -144,7 +144,7 @@ def header(kind: int, num_lanes: int = 2) -> bytes:
     ],
     ids=range(12),
 )
-def test_bad_introductions_are_refused_and_counted(
+def test_invalid_hellos_are_refused_and_counted(
     bench: InferenceBench, stranger: Callable[..., Stranger], message: bytes, kind: str, text: str
 ) -> None:
     server = bench.server()
@@ -192,16 +192,16 @@ def test_a_message_over_the_limit_is_refused_before_it_is_read(bench: InferenceB
     assert_serves_others(bench, server)
 
 
-def test_without_the_token_nothing_is_read(bench: InferenceBench) -> None:
+def test_a_call_without_the_token_is_refused(bench: InferenceBench) -> None:
     server = bench.server()
     client = bench.client(token="another")
-    # It may be refused before it asks: whoever comes then is told at once.
+    # The client may be refused before it sends a request.
     with pytest.raises(HandshakeRefused, match="not this experiment's"):
         client.submit(request(1)).result(DEADLINE)
     assert_serves_others(bench, server)
 
 
-def test_what_cannot_be_sent_is_said_at_once(bench: InferenceBench) -> None:
+def test_an_invalid_request_raises_in_submit(bench: InferenceBench) -> None:
     server, client = bench.server(), bench.client()
     for wrong in (
         RolloutRequest(observation={"observation": np.zeros((2, 4), np.float32)}),
@@ -213,7 +213,7 @@ def test_what_cannot_be_sent_is_said_at_once(bench: InferenceBench) -> None:
     assert_serves_others(bench, server)
 
 
-def test_a_client_with_too_much_unanswered_is_not_read_from(
+def test_the_server_reads_no_more_from_a_client_with_too_many_unanswered_requests(
     bench: InferenceBench, stranger: Callable[..., Stranger]
 ) -> None:
     server = bench.server()
@@ -232,7 +232,7 @@ def test_a_client_with_too_much_unanswered_is_not_read_from(
 
 
 @pytest.mark.parametrize("num_lanes", [1, 2, 65])
-def test_requests_and_results_travel_as_they_are(num_lanes: int) -> None:
+def test_requests_and_results_are_unchanged_by_encoding(num_lanes: int) -> None:
     asked = request(3, num_lanes=num_lanes, min_version=Version(4, 5))
     message = wire.read(MESSAGES.request(9, asked))
     read = MESSAGES.read_request(message)

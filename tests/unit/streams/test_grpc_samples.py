@@ -1,4 +1,4 @@
-"""What is particular to the sample stream over gRPC: strangers, liars, large slots, read-only arrays, crowds."""
+"""gRPC sample streams only: unauthenticated calls, invalid messages, large slots, read-only arrays, many calls."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from rlsrl.testing.waiting import until
 
 V1 = Version(1, 1)
 LAYOUT = small_layout()
-STRANGER = ProducerId(7, 0)
+CLIENT_ID = ProducerId(7, 0)
 
 
-class Liar:
-    """A client that sends whatever it is told to."""
+class RawClient:
+    """A client that sends any bytes."""
 
     def __init__(self, address: str, *, token: str = TOKEN) -> None:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -57,13 +57,13 @@ class Liar:
     def send(self, message: bytes) -> None:
         self._outgoing.put(message)
 
-    def introduce(self, bench: StreamBench, consumer: ObservableConsumer) -> None:
-        """Be admitted like an honest producer."""
-        self.send(wire.handshake(SampleMessageKind.HELLO, Hello(producer=STRANGER, layout=LAYOUT).to_json(TOKEN)))
-        bench.until(consumer, lambda: STRANGER in consumer.producers)
+    def be_admitted(self, bench: StreamBench, consumer: ObservableConsumer) -> None:
+        """Send a valid hello and wait for admission."""
+        self.send(wire.handshake(SampleMessageKind.HELLO, Hello(producer=CLIENT_ID, layout=LAYOUT).to_json(TOKEN)))
+        bench.until(consumer, lambda: CLIENT_ID in consumer.producers)
 
     def end(self) -> grpc.StatusCode:
-        """Read what comes until the call is over; how it ended."""
+        """Read every message; return the status with which the call ended."""
         try:
             for _ in self._call:
                 pass
@@ -93,14 +93,14 @@ def consumer(bench: StreamBench) -> GrpcSampleConsumer:
 
 
 @pytest.fixture
-def liar(bench: StreamBench, consumer: ObservableConsumer) -> Iterator[Liar]:
-    liar = Liar(bench.address)
-    yield liar
-    liar.close()
+def client(bench: StreamBench, consumer: ObservableConsumer) -> Iterator[RawClient]:
+    client = RawClient(bench.address)
+    yield client
+    client.close()
 
 
 def assert_lives_on(bench: StreamBench, consumer: ObservableConsumer) -> None:
-    """Whatever happened, an honest producer is served and the books are right."""
+    """Assert that a correct producer is served and that the ledgers balance."""
     consumer.grant(NUM_LANES, V1)
     producer = bench.producer(1)
     producer.post(fill(bench.acquire(consumer, producer), 3))
@@ -109,12 +109,12 @@ def assert_lives_on(bench: StreamBench, consumer: ObservableConsumer) -> None:
 
 
 def hello(**changes: Any) -> bytes:
-    """An introduction with some fields changed."""
-    return wire.handshake(SampleMessageKind.HELLO, Hello(producer=STRANGER, layout=LAYOUT).to_json(TOKEN) | changes)
+    """Return a hello with some fields changed."""
+    return wire.handshake(SampleMessageKind.HELLO, Hello(producer=CLIENT_ID, layout=LAYOUT).to_json(TOKEN) | changes)
 
 
 def post(*words: int, body: bytes | None = None) -> bytes:
-    """A post of those words; its body is a slot's unless given."""
+    """Return a post with these integers, and with the body of one slot unless ``body`` is given."""
     memory = bytearray(LAYOUT.nbytes) if body is None else bytearray(body)
     place, order, sequence, num_transitions = words
     return wire.post(memory, place, order, sequence, num_transitions, total=(sequence + 1) * num_transitions)
@@ -125,7 +125,7 @@ def post(*words: int, body: bytes | None = None) -> bytes:
     [
         pytest.param(b"", "malformed", id="nothing"),
         pytest.param(b"GET / HTTP/1.1\r\n\r\n", "malformed", id="another protocol"),
-        pytest.param(b"rls1" + bytes([255]) * 12, "malformed", id="lengths that are not there"),
+        pytest.param(b"rls1" + bytes([255]) * 12, "malformed", id="lengths beyond the message"),
         pytest.param(encode(b"\x01"), "malformed", id="a short header"),
         pytest.param(encode(bytes([200, *bytes(39)])), "malformed", id="an unknown kind"),
         pytest.param(wire.note(SampleMessageKind.HELLO), "malformed", id="a hello without JSON"),
@@ -140,12 +140,12 @@ def post(*words: int, body: bytes | None = None) -> bytes:
         pytest.param(hello(layout=small_layout(num_lanes=1 << 17).to_json()), "layout", id="too many lanes"),
     ],
 )
-def test_what_is_no_introduction_is_refused(
-    bench: StreamBench, consumer: ObservableConsumer, liar: Liar, message: bytes, counted: str
+def test_an_invalid_first_message_is_refused(
+    bench: StreamBench, consumer: ObservableConsumer, client: RawClient, message: bytes, counted: str
 ) -> None:
-    liar.send(message)
+    client.send(message)
     bench.until(consumer, lambda: consumer.counters.get(f"refused_{counted}", 0) == 1)
-    assert liar.end() is grpc.StatusCode.ABORTED
+    assert client.end() is grpc.StatusCode.ABORTED
     assert_lives_on(bench, consumer)
 
 
@@ -156,7 +156,7 @@ def test_what_is_no_introduction_is_refused(
         pytest.param(hello(), "message", id="a second hello"),
         pytest.param(wire.note(SampleMessageKind.ACK, 3), "message", id="a consumer's message"),
         pytest.param(post(0, 0, 0, 1), "credit", id="a slot without a credit"),
-        pytest.param(post(99, 0, 0, 1), "credit", id="a slot that there is not"),
+        pytest.param(post(99, 0, 0, 1), "credit", id="an unknown slot"),
         pytest.param(post(-1, 0, 0, 1), "credit", id="a negative slot"),
         pytest.param(post(0, 0, -5, 1), "sequence", id="a negative sequence"),
         pytest.param(post(0, 0, 0, 1 << 40), "transitions", id="more transitions than the slot has"),
@@ -165,25 +165,25 @@ def test_what_is_no_introduction_is_refused(
     ],
 )
 def test_a_violation_ends_the_connection_and_nothing_else(
-    bench: StreamBench, consumer: ObservableConsumer, liar: Liar, message: bytes, counted: str
+    bench: StreamBench, consumer: ObservableConsumer, client: RawClient, message: bytes, counted: str
 ) -> None:
-    liar.introduce(bench, consumer)
-    liar.send(message)
+    client.be_admitted(bench, consumer)
+    client.send(message)
     bench.until(consumer, lambda: consumer.counters.get(f"violation_{counted}", 0) == 1)
-    assert liar.end() is grpc.StatusCode.ABORTED
+    assert client.end() is grpc.StatusCode.ABORTED
     assert not consumer.producers
     assert_lives_on(bench, consumer)
 
 
-def assert_is_turned_away(bench: StreamBench) -> None:
-    """A call without the token is answered at once."""
-    stranger = Liar(bench.address, token="another")
+def assert_is_refused(bench: StreamBench) -> None:
+    """Assert that a call without the token is refused."""
+    stranger = RawClient(bench.address, token="another")
     assert stranger.end() is grpc.StatusCode.UNAUTHENTICATED
     stranger.close()
 
 
 def test_a_call_without_the_token_is_refused_and_counted(bench: StreamBench, consumer: ObservableConsumer) -> None:
-    assert_is_turned_away(bench)
+    assert_is_refused(bench)
     assert consumer.counters["refused_token"] == 1
     assert_lives_on(bench, consumer)
 
@@ -217,7 +217,7 @@ def test_slots_up_to_the_limit_cross_and_larger_ones_are_refused_by_name(bench: 
         bench.producer(3, layout=largest.with_lanes(largest.num_lanes + 1))
 
 
-def test_what_arrives_can_be_read_and_not_written(bench: StreamBench, consumer: ObservableConsumer) -> None:
+def test_received_arrays_are_read_only(bench: StreamBench, consumer: ObservableConsumer) -> None:
     consumer.grant(NUM_LANES, V1)
     producer = bench.producer()
     producer.post(fill(bench.acquire(consumer, producer), 1))
@@ -231,7 +231,7 @@ def test_what_arrives_can_be_read_and_not_written(bench: StreamBench, consumer: 
 def test_memory_may_be_filled_again_while_the_consumer_still_reads(
     bench: StreamBench, consumer: ObservableConsumer
 ) -> None:
-    """A post is a copy: what its producer writes afterwards is not in it."""
+    """A post is a copy: later writes of the producer do not change it."""
     consumer.grant(NUM_LANES, V1)
     producer = bench.producer()
     slot = fill(bench.acquire(consumer, producer), 1)
@@ -247,17 +247,17 @@ def test_a_message_goes_out_only_a_few_times_in_the_peer_time_out(tmp_path: Path
     consumer.grant(NUM_LANES, V1)
     bench.acquire(consumer, producer)
     assert isinstance(producer, GrpcSampleProducer)
-    told = set()
+    seen = set()
     for _ in range(80):
         clock.advance(0.1)
         producer.touch()
-        told.add(producer.touches)
+        seen.add(producer.touches)
     bench.close()
-    assert len(told) == 8
+    assert len(seen) == 8
 
 
-def test_a_consumer_that_makes_no_sense_is_told_apart_from_none(bench: StreamBench) -> None:
-    """A server of another kind at that address."""
+def test_an_unexpected_message_of_the_consumer_raises(bench: StreamBench) -> None:
+    """The address belongs to a server of another kind."""
 
     async def answer(stream: ServerStream) -> None:
         await stream.read()
@@ -300,49 +300,51 @@ def test_a_consumer_that_never_admits_is_asked_again_over_another_connection(tmp
     bench.close()
 
 
-def test_a_crowd_is_turned_away_at_the_door(
+def test_connections_beyond_the_limit_are_refused(
     bench: StreamBench, consumer: ObservableConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlsrl.streams.grpc_samples.consumer.MAX_CONNECTIONS", 2)
     consumer.close()
     crowded = bench.consumer()
-    crowd = [Liar(bench.address) for _ in range(3)]
+    crowd = [RawClient(bench.address) for _ in range(3)]
     codes: queue.SimpleQueue[grpc.StatusCode] = queue.SimpleQueue()
-    waiting = [threading.Thread(target=lambda liar=liar: codes.put(liar.end())) for liar in crowd]
+    waiting = [threading.Thread(target=lambda client=client: codes.put(client.end())) for client in crowd]
     for thread in waiting:
         thread.start()
     assert codes.get(timeout=DEADLINE) is grpc.StatusCode.RESOURCE_EXHAUSTED
-    for liar in crowd:
-        liar.close()
+    for client in crowd:
+        client.close()
     for thread in waiting:
         thread.join(DEADLINE)
     assert_lives_on(bench, crowded)
 
 
-def test_a_connection_that_never_speaks_is_ended(
+def test_a_connection_without_a_hello_is_ended(
     bench: StreamBench, consumer: ObservableConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlsrl.streams.grpc_samples.consumer.HANDSHAKE_TIMEOUT_SECONDS", 0.05)
-    silent = Liar(bench.address)
+    silent = RawClient(bench.address)
     assert silent.end() is grpc.StatusCode.ABORTED
     silent.close()
     bench.until(consumer, lambda: consumer.counters.get("dismissed", 0) == 1)
     assert_lives_on(bench, consumer)
 
 
-def test_a_flood_waits_outside(bench: StreamBench, consumer: GrpcSampleConsumer, liar: Liar) -> None:
-    """Messages that nobody receives are not read without end, and they are one violation."""
-    liar.introduce(bench, consumer)
+def test_the_consumer_holds_a_bounded_number_of_messages(
+    bench: StreamBench, consumer: GrpcSampleConsumer, client: RawClient
+) -> None:
+    """Without ``receive`` only a few messages are read; then all of them count as one violation."""
+    client.be_admitted(bench, consumer)
     for _ in range(1000):
-        liar.send(post(0, 0, 0, 1))
+        client.send(post(0, 0, 0, 1))
     deadline = time.monotonic() + DEADLINE
     while len(consumer._inbox) < MAX_UNANSWERED:
         assert time.monotonic() < deadline
-        assert_is_turned_away(bench)
-    assert_is_turned_away(bench)  # the event loop has turned: it would have read more
+        assert_is_refused(bench)
+    assert_is_refused(bench)  # the event loop has run, so it could have read more
     assert len(consumer._inbox) == MAX_UNANSWERED
     bench.until(consumer, lambda: consumer.counters.get("violation_credit", 0) == 1)
-    assert liar.end() is grpc.StatusCode.ABORTED
+    assert client.end() is grpc.StatusCode.ABORTED
     assert_lives_on(bench, consumer)
 
 

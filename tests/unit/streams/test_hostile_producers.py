@@ -1,4 +1,4 @@
-"""The shared-memory consumer against sockets that do not play by the rules: refused, counted, and it lives on."""
+"""The shared-memory consumer refuses and counts invalid messages of any socket, and keeps serving."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def consumer(bench: StreamBench) -> ObservableConsumer:
 
 
 class Stranger:
-    """A bare socket to the consumer."""
+    """A socket to the consumer without any protocol."""
 
     def __init__(self, bench: StreamBench, consumer: ObservableConsumer) -> None:
         self.bench, self.consumer = bench, consumer
@@ -82,7 +82,7 @@ class Stranger:
         self.send(MESSAGE.pack(POST, place, order, sequence, num_transitions, self.total))
 
     def credit(self) -> tuple[int, int]:
-        """(slot, order) of the next credit."""
+        """Return (slot, order) of the next credit."""
         what, place, order, _, _, _ = MESSAGE.unpack(self.socket.recv(1000))
         assert what == CREDIT
         return place, order
@@ -108,7 +108,7 @@ def stranger(bench: StreamBench, consumer: ObservableConsumer) -> Iterator[Calla
         each.socket.close()
         for fd in getattr(each, "fds", []):
             os.close(fd)
-    # Whatever was done to it, it serves a well-behaved producer afterwards.
+    # The consumer still serves a correct producer afterwards.
     consumer.grant(8 * NUM_LANES, Version(1, 0))
     honest = bench.producer(77)
     honest.post(fill(bench.acquire(consumer, honest), 5))
@@ -127,7 +127,7 @@ def stranger(bench: StreamBench, consumer: ObservableConsumer) -> Iterator[Calla
     ],
     ids=["http", "list", "not utf-8", "deep", "huge integer", "oversized"],
 )
-def test_nonsense_for_an_introduction(
+def test_a_malformed_hello_is_refused(
     stranger: Callable[[], Stranger], consumer: ObservableConsumer, payload: bytes, text: str
 ) -> None:
     visitor = stranger()
@@ -162,7 +162,7 @@ def test_a_protocol_mismatch_is_named_to_the_producer(
     assert consumer.counters["refused_protocol"] == 1
 
 
-def test_whoever_says_nothing_delays_nobody_and_is_dismissed(
+def test_a_silent_connection_delays_no_producer_and_is_dismissed(
     stranger: Callable[[], Stranger], bench: StreamBench, consumer: ObservableConsumer, clock: ManualClock
 ) -> None:
     visitor = stranger()
@@ -176,7 +176,7 @@ def test_whoever_says_nothing_delays_nobody_and_is_dismissed(
     assert consumer.counters["dismissed"] == 1
 
 
-def test_a_crowd_that_says_nothing_does_not_shut_others_out(
+def test_many_silent_connections_do_not_keep_others_out(
     stranger: Callable[[], Stranger], bench: StreamBench, consumer: ObservableConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "MAX_NEWCOMERS", 4)
@@ -187,7 +187,7 @@ def test_a_crowd_that_says_nothing_does_not_shut_others_out(
     assert all(visitor.is_cut_off() for visitor in crowd[:6])
 
 
-def test_more_producers_than_are_served_are_refused_by_number(
+def test_producers_beyond_the_limit_are_refused(
     stranger: Callable[[], Stranger], consumer: ObservableConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "MAX_PRODUCERS", 2)
@@ -200,7 +200,7 @@ def test_more_producers_than_are_served_are_refused_by_number(
     last.serve()
 
 
-def test_memory_that_cannot_be_had_is_a_refusal(
+def test_a_producer_without_memory_is_refused(
     stranger: Callable[[], Stranger], consumer: ObservableConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(name: str, nbytes: int) -> int:
@@ -231,7 +231,7 @@ def test_memory_that_cannot_be_had_is_a_refusal(
         (MESSAGE.pack(POST, 0, 0, 0, 1, 1 << 62), "total"),
     ],
 )
-def test_what_a_producer_has_no_right_to_ends_its_connection(
+def test_a_violation_ends_the_connection(
     stranger: Callable[[], Stranger], bench: StreamBench, consumer: ObservableConsumer, payload: bytes, kind: str
 ) -> None:
     consumer.grant(NUM_LANES, Version(1, 0))
@@ -283,7 +283,7 @@ def test_a_flood_ends_with_its_first_message(stranger: Callable[[], Stranger], c
     assert consumer.counters["violation_message"] == 1
 
 
-def test_one_that_never_reads_is_cut_off_before_it_holds_the_consumer_up(
+def test_a_producer_that_never_reads_is_disconnected(
     stranger: Callable[[], Stranger], bench: StreamBench, consumer: ObservableConsumer
 ) -> None:
     visitor = stranger()
@@ -302,10 +302,10 @@ def test_one_that_never_reads_is_cut_off_before_it_holds_the_consumer_up(
     assert consumer.counters == Counter(connected=1, gone=1)
 
 
-def test_what_was_posted_arrives_though_its_sender_died_with_unread_messages(
+def test_posts_of_a_producer_that_died_with_unread_messages_arrive(
     stranger: Callable[[], Stranger], bench: StreamBench, consumer: ObservableConsumer
 ) -> None:
-    """The kernel then reports a reset before it hands out what had been sent."""
+    """The kernel then reports a reset before it returns the messages sent before."""
     consumer.grant(2 * NUM_LANES, Version(1, 0))
     visitor = stranger()
     visitor.introduce()
@@ -315,7 +315,7 @@ def test_what_was_posted_arrives_though_its_sender_died_with_unread_messages(
     assert [slot.sequence for slot in bench.take(consumer, 2)] == [0, 1]
 
 
-def test_what_one_had_posted_is_taken_before_its_successor_replaces_it(
+def test_posts_are_taken_before_a_successor_replaces_the_producer(
     stranger: Callable[[], Stranger], bench: StreamBench, consumer: ObservableConsumer
 ) -> None:
     consumer.grant(NUM_LANES, Version(1, 0))
@@ -332,7 +332,7 @@ def test_what_one_had_posted_is_taken_before_its_successor_replaces_it(
     assert bench.trainer_page().record.counters["lost.producer_died"] == 0
 
 
-def test_the_memory_cannot_be_taken_from_under_the_consumer(stranger: Callable[[], Stranger]) -> None:
+def test_a_producer_cannot_shrink_the_memory(stranger: Callable[[], Stranger]) -> None:
     visitor = stranger()
     visitor.introduce()
     (fd,) = visitor.fds
@@ -342,7 +342,7 @@ def test_the_memory_cannot_be_taken_from_under_the_consumer(stranger: Callable[[
         os.ftruncate(fd, 1 << 30)
 
 
-def test_garbage_in_the_shared_memory_is_only_garbage_in_its_slot(
+def test_garbage_in_shared_memory_changes_only_its_slot(
     stranger: Callable[[], Stranger], bench: StreamBench, consumer: ObservableConsumer
 ) -> None:
     consumer.grant(NUM_LANES, Version(1, 0))
@@ -356,7 +356,7 @@ def test_garbage_in_the_shared_memory_is_only_garbage_in_its_slot(
 
 
 class FakeConsumer:
-    """Listens where a consumer should, and answers what it is told to."""
+    """Listens at a consumer's address and answers with any bytes."""
 
     def __init__(self, bench: StreamBench) -> None:
         self.listener = local.listen(bench.address)
@@ -382,7 +382,7 @@ class FakeConsumer:
         (b"x" * (local.MAX_MESSAGE + 1), StreamError, str(local.MAX_MESSAGE)),
     ],
 )
-def test_a_producer_names_what_is_wrong_with_the_answer_and_tries_again(
+def test_an_invalid_answer_raises_and_the_producer_tries_again(
     bench: StreamBench, clock: ManualClock, payload: bytes, error: type[Exception], text: str
 ) -> None:
     fake, producer = FakeConsumer(bench), bench.producer()
@@ -398,7 +398,7 @@ def test_a_producer_names_what_is_wrong_with_the_answer_and_tries_again(
     assert bench.acquire(consumer, producer).credit == 0
 
 
-def test_answers_that_are_not_believed_leave_no_descriptor_behind(bench: StreamBench, clock: ManualClock) -> None:
+def test_invalid_answers_leak_no_descriptor(bench: StreamBench, clock: ManualClock) -> None:
     fake, producer = FakeConsumer(bench), bench.producer()
     layout = small_layout()
     memory = local.create_memory("test", segment_nbytes(layout, 2))
@@ -425,7 +425,7 @@ def test_answers_that_are_not_believed_leave_no_descriptor_behind(bench: StreamB
     fake.listener.close()
 
 
-def test_refusals_leave_no_descriptor_behind(bench: StreamBench, clock: ManualClock) -> None:
+def test_refusals_leak_no_descriptor(bench: StreamBench, clock: ManualClock) -> None:
     consumer, producer = bench.consumer(), bench.producer(token="wrong")
 
     def be_refused() -> None:
@@ -460,7 +460,7 @@ def test_two_consumers_cannot_serve_one_name(bench: StreamBench, consumer: Obser
 
 
 @pytest.mark.parametrize("change", [{"slots_per_producer": 0}, {"slots_per_producer": 65}, {"peer_timeout": 0.0}])
-def test_impossible_arguments_are_named_and_leave_the_name_free(bench: StreamBench, change: dict[str, Any]) -> None:
+def test_invalid_options_are_named_and_leave_the_name_free(bench: StreamBench, change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         bench.consumer(**change)
     bench.consumer()

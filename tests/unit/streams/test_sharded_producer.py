@@ -66,7 +66,7 @@ class Fleet:
         return consumer
 
     def connect(self) -> None:
-        """Bring every handshake to its end."""
+        """Complete every handshake."""
         while any(not consumer.producers for consumer in self.consumers):
             with pytest.raises(StreamTimeout):
                 self.producer.acquire(timeout=0.01)
@@ -80,7 +80,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield Fleet(tmp_path, resources)
 
 
-def test_each_slot_goes_to_the_rank_that_granted_it_and_the_books_balance(fleet: Fleet) -> None:
+def test_each_slot_goes_to_the_rank_that_granted_it_and_the_ledgers_balance(fleet: Fleet) -> None:
     fleet.connect()
     fleet.consumers[0].grant(2, V1)
     fleet.consumers[1].grant(4, V1)
@@ -101,7 +101,7 @@ def test_each_slot_goes_to_the_rank_that_granted_it_and_the_books_balance(fleet:
     assert (books.produced, books.trained) == (15, 15)
 
 
-def test_a_credit_of_either_rank_wakes_who_waits(fleet: Fleet) -> None:
+def test_a_credit_of_either_rank_ends_the_wait(fleet: Fleet) -> None:
     fleet.connect()
     for rank in (1, 0):
         granting = threading.Timer(0.05, fleet.consumers[rank].grant, (2, V1))
@@ -114,7 +114,7 @@ def test_a_credit_of_either_rank_wakes_who_waits(fleet: Fleet) -> None:
         fleet.consumers[rank].release(received)
 
 
-def test_close_wakes_who_waits(fleet: Fleet) -> None:
+def test_close_ends_the_wait(fleet: Fleet) -> None:
     fleet.connect()
     closing = threading.Timer(0.05, fleet.producer.close)
     closing.start()
@@ -123,7 +123,7 @@ def test_close_wakes_who_waits(fleet: Fleet) -> None:
     closing.join()
 
 
-def test_a_slot_of_somebody_else_is_refused(fleet: Fleet) -> None:
+def test_a_slot_of_another_producer_is_refused(fleet: Fleet) -> None:
     fleet.connect()
     fleet.consumers[0].grant(2, V1)
     slot = fleet.producer.acquire(timeout=5)

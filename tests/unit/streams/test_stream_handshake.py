@@ -1,4 +1,4 @@
-"""Introductions and answers: what is believed of them."""
+"""The handshake of sample streams: each field of hello and welcome is checked."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def read(message: dict[str, Any]) -> Hello:
     return Hello.from_json(message, token=TOKEN, layout_digest=LAYOUT.step_digest)
 
 
-def test_a_hello_survives_the_wire() -> None:
+def test_a_hello_is_encoded_and_decoded() -> None:
     assert read(json.loads(json.dumps(HELLO.to_json(TOKEN)))) == HELLO
 
 
-def test_a_welcome_survives_the_wire() -> None:
+def test_a_welcome_is_encoded_and_decoded() -> None:
     welcome = Welcome(mark=-1, num_slots=2, claims=(4, 5))
     assert Welcome.from_json(json.loads(json.dumps(welcome.to_json())), stream="s") == welcome
 
@@ -66,12 +66,12 @@ def test_a_welcome_survives_the_wire() -> None:
         ({"account": [20, 3, 19]}, "malformed", ["from 20 to 19"]),
         ({"restored": 1}, "malformed", ["true or false"]),
         ({"layout": None}, "malformed", []),
-        ({"layout": {"num_steps": 0, "num_lanes": 1, "fields": {}}}, "malformed", ["at least one step"]),
+        ({"layout": {"num_steps": 0, "num_lanes": 1, "fields": {}}}, "malformed", ["at least 1"]),
         ({"layout": small_layout(observation=9).to_json()}, "layout", [LAYOUT.step_digest, "at the producer"]),
         ({"layout": LAYOUT.with_lanes(MAX_LANES + 1).to_json()}, "layout", [str(MAX_LANES), str(MAX_LANES + 1)]),
     ],
 )
-def test_a_hello_is_judged_field_by_field(change: dict[str, Any], kind: str | None, texts: list[str]) -> None:
+def test_each_field_of_a_hello_is_checked(change: dict[str, Any], kind: str | None, texts: list[str]) -> None:
     message = HELLO.to_json(TOKEN) | change
     if kind is None:
         read(message)
@@ -93,13 +93,13 @@ def test_a_missing_field_is_named(field: str) -> None:
     assert refusal.value.kind == "malformed"
 
 
-def test_the_token_is_looked_at_before_the_rest() -> None:
+def test_the_token_is_checked_first() -> None:
     with pytest.raises(PeerRefused) as refusal:
         read({"protocol": PROTOCOL, "token": "wrong", "layout": "nonsense"})
     assert refusal.value.kind == "token"
 
 
-def test_no_message_shows_the_expected_token() -> None:
+def test_no_message_contains_the_expected_token() -> None:
     with pytest.raises(PeerRefused) as refusal:
         read(HELLO.to_json("wrong"))
     assert TOKEN not in json.dumps(refusal_to_json(refusal.value))
@@ -118,6 +118,6 @@ def test_an_answer_of_another_protocol_is_refused_with_both_versions() -> None:
 
 
 @pytest.mark.parametrize("change", [{"mark": None}, {"num_slots": -1}, {"claims": ["x"]}, {"claims": None}])
-def test_an_answer_that_makes_no_sense_is_an_error(change: dict[str, Any]) -> None:
+def test_an_invalid_answer_is_an_error(change: dict[str, Any]) -> None:
     with pytest.raises(StreamError, match="is invalid"):
         Welcome.from_json(Welcome(mark=0, num_slots=2, claims=()).to_json() | change, stream="s")

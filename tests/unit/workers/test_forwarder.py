@@ -1,4 +1,4 @@
-"""Samples on their way from actors through a buffer worker to a trainer, over real streams."""
+"""The forwarder between actors and a trainer, over real streams."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TICK = 0.002
 
 
 class Chain:
-    """Actors, a buffer worker and a trainer, all in this process, worked from one thread."""
+    """Actors, a buffer worker and a trainer in this process, driven from one thread."""
 
     def __init__(self, folder: Path, resources: ExitStack, prefix: str) -> None:
         self._folder = folder
@@ -69,7 +69,7 @@ class Chain:
         return consumer
 
     def start_buffer(self, *, token: str = TOKEN) -> None:
-        """A life of the buffer worker."""
+        """Start one life of the buffer worker."""
         self.page = LedgerPage.open(self._folder / "buffer-0.page", "buffer", 0)
         self._resources.callback(self.page.close)
         self.ledger = BufferLedger(self.page)
@@ -96,13 +96,13 @@ class Chain:
         self.forwarder.start()
 
     def kill_buffer(self) -> None:
-        """It is gone from one moment to the next: nothing more is written, said or counted."""
+        """End the buffer worker at once: it writes, sends and counts nothing more."""
         self.page.close()
         self.downstream.close()
         self.upstream.close()
 
     def actor(self, index: int = 0, *, num_lanes: int = NUM_LANES) -> SampleProducer:
-        """An actor of the buffer worker."""
+        """Return an actor of the buffer worker."""
         producer = open_producer(
             {0: f"{self._name}-buffer"},
             token=TOKEN,
@@ -117,7 +117,7 @@ class Chain:
         return producer
 
     def serve(self) -> None:
-        """Let all of them do what is to be done now."""
+        """Let every part handle the messages that have arrived."""
         for actor in self._actors:
             with suppress(StreamTimeout, StreamClosed):
                 actor.flush(0)
@@ -129,21 +129,21 @@ class Chain:
         self.arrived += slots
 
     def until(self, happened: Callable[[], bool]) -> None:
-        """Serve until ``happened``."""
+        """Serve until ``happened`` returns True."""
         deadline = time.monotonic() + DEADLINE
         while not happened():
-            assert time.monotonic() < deadline, "it never happened"
+            assert time.monotonic() < deadline, "the awaited event did not happen"
             self.serve()
 
     def acquire(self, actor: SampleProducer, *, seconds: float = DEADLINE) -> Slot:
-        """A slot: serve until the credit is there, and for so long at most."""
+        """Serve until the actor has a credit; return its slot. Fail after the deadline."""
         deadline = time.monotonic() + seconds
         while (slot := self.try_acquire(actor)) is None:
             assert time.monotonic() < deadline, "no credit came"
         return slot
 
     def try_acquire(self, actor: SampleProducer) -> Slot | None:
-        """A slot, or None if there is no credit in a while."""
+        """Return a slot, or None if the actor gets no credit for a while."""
         for _ in range(20):
             self.serve()
             try:
@@ -153,17 +153,17 @@ class Chain:
         return None
 
     def flush(self, actor: SampleProducer) -> None:
-        """Serve until everybody knows of all acknowledgements."""
+        """Serve until every acknowledgement has arrived."""
         self.until(lambda: not (actor.unacknowledged or self.downstream.unacknowledged))
 
     def take(self, count: int) -> list[Slot]:
-        """What has arrived at the trainer, once there are so many."""
+        """Serve until ``count`` slots have reached the trainer; return them."""
         self.until(lambda: len(self.arrived) >= count)
         taken, self.arrived = self.arrived[:count], self.arrived[count:]
         return taken
 
     def balance(self, *, ended: bool = False) -> Balance:
-        """The run's books; fails if they are wrong."""
+        """Return the balance of all ledgers; fail if it does not add up."""
         books = balance(read_pages(self._folder), ended=ended)
         books.check()
         return books
@@ -176,18 +176,18 @@ def chain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Chain]:
 
 
 def rollout(slot: Slot, value: int, version: Version) -> Slot:
-    """A rollout of that value, acted with those weights."""
+    """Fill a slot with the value, as acted with these weights."""
     fill(slot, value)
     slot.arrays["version_attempt"][:], slot.arrays["version_step"][:] = version
     return slot
 
 
 def reward_of(slot: Slot) -> int:
-    """Its value."""
+    """Return a slot's value."""
     return int(slot.arrays["reward"][0, 0])
 
 
-def test_what_actors_fill_reaches_the_trainer_in_order(chain: Chain) -> None:
+def test_slots_of_actors_reach_the_trainer_in_order(chain: Chain) -> None:
     actor = chain.actor(3)
     chain.trainer.grant(6 * NUM_LANES, INITIAL)
     for value in range(6):
@@ -202,7 +202,7 @@ def test_what_actors_fill_reaches_the_trainer_in_order(chain: Chain) -> None:
     assert chain.page.record.counters["passed_on"] == 6 * TRANSITIONS
 
 
-def test_nobody_fills_more_than_the_trainer_granted(chain: Chain) -> None:
+def test_actors_fill_no_more_than_the_trainer_granted(chain: Chain) -> None:
     actor = chain.actor()
     assert chain.try_acquire(actor) is None
     chain.trainer.grant(NUM_LANES, INITIAL)
@@ -215,7 +215,7 @@ def test_nobody_fills_more_than_the_trainer_granted(chain: Chain) -> None:
     assert chain.acquire(actor).num_lanes == NUM_LANES
 
 
-def test_actors_hear_which_weights_the_trainer_asks_for(chain: Chain) -> None:
+def test_min_version_of_the_trainer_reaches_the_actors(chain: Chain) -> None:
     actor = chain.actor()
     chain.trainer.grant(NUM_LANES, V1)
     first = chain.acquire(actor)
@@ -224,7 +224,7 @@ def test_actors_hear_which_weights_the_trainer_asks_for(chain: Chain) -> None:
     assert [first.min_version, second.min_version] == [V1, V3]
 
 
-def test_lag_is_kept_in_whichever_order_rollouts_come(chain: Chain) -> None:
+def test_policy_lag_is_kept_in_any_order_of_arrival(chain: Chain) -> None:
     slow, fast = chain.actor(0), chain.actor(1)
     assert chain.try_acquire(fast) is chain.try_acquire(slow) is None  # both are connected
     chain.trainer.grant(NUM_LANES, V1)
@@ -239,13 +239,13 @@ def test_lag_is_kept_in_whichever_order_rollouts_come(chain: Chain) -> None:
     assert (slot.min_version, reward_of(slot)) == (V1, 1)
 
 
-def test_what_a_killed_buffer_worker_held_is_lost_and_nothing_else(chain: Chain) -> None:
+def test_only_slots_that_a_killed_buffer_worker_held_are_lost(chain: Chain) -> None:
     actor = chain.actor()
     chain.trainer.grant(2 * NUM_LANES, INITIAL)
     held, later = chain.acquire(actor), chain.acquire(actor)
     actor.post(fill(held, 1))
     taken: list[Slot] = []
-    while not taken:  # it is taken and acknowledged, and the worker dies before it passes it on
+    while not taken:  # the slot is acknowledged, and the worker dies before it forwards it
         taken += chain.upstream.receive(1, TICK)
         with pytest.raises(StreamTimeout):
             actor.acquire(TICK)
@@ -262,7 +262,7 @@ def test_what_a_killed_buffer_worker_held_is_lost_and_nothing_else(chain: Chain)
     assert (books.lost["receiver_died"], books.lost["producer_died"]) == (TRANSITIONS, 0)
 
 
-def test_what_it_posted_and_the_trainer_never_got_is_settled_by_its_next_life(chain: Chain) -> None:
+def test_posts_that_the_trainer_never_got_are_settled_by_the_next_life(chain: Chain) -> None:
     actor = chain.actor()
     chain.trainer.grant(NUM_LANES, INITIAL)
     actor.post(fill(chain.acquire(actor), 1))
@@ -279,12 +279,12 @@ def test_what_it_posted_and_the_trainer_never_got_is_settled_by_its_next_life(ch
     assert books.lost["receiver_died"] == 0
 
 
-def test_a_rollout_from_before_is_dropped_if_it_breaks_the_lag_and_asked_for_anew(chain: Chain) -> None:
+def test_a_stale_rollout_is_dropped_and_its_lanes_are_granted_again(chain: Chain) -> None:
     actor = chain.actor()
     chain.trainer.grant(NUM_LANES, V1)
     in_hand = chain.acquire(actor)
     chain.kill_buffer()
-    chain.trainer.grant(0, LATER)  # what is given to the next life asks for new weights
+    chain.trainer.grant(0, LATER)  # credits of the next life require new weights
     chain.start_buffer()
     chain.until(lambda: chain.forwarder.num_credits == 1)
     actor.post(rollout(in_hand, 1, V1))
@@ -297,10 +297,8 @@ def test_a_rollout_from_before_is_dropped_if_it_breaks_the_lag_and_asked_for_ane
 
 
 @pytest.mark.parametrize("num_lanes", [1, 2 * NUM_LANES])
-def test_what_an_actor_of_another_size_brings_is_dropped_and_all_its_lanes_asked_for_anew(
-    chain: Chain, num_lanes: int
-) -> None:
-    """From a life before, or by a credit of this one: until its successor is there."""
+def test_a_slot_of_another_width_is_dropped_and_all_its_lanes_are_granted_again(chain: Chain, num_lanes: int) -> None:
+    """Such a slot may come from a former life or under a current credit, until the actor is replaced."""
     former = chain.actor(0, num_lanes=num_lanes)
     transitions = TRANSITIONS // NUM_LANES * num_lanes
     chain.trainer.grant(2 * NUM_LANES, V1)
@@ -320,7 +318,7 @@ def test_what_an_actor_of_another_size_brings_is_dropped_and_all_its_lanes_asked
     assert chain.try_acquire(actor) is None, "nothing is granted twice"
 
 
-def test_a_clean_end_counts_what_is_left(chain: Chain) -> None:
+def test_close_counts_the_remaining_slots_as_dropped(chain: Chain) -> None:
     actor = chain.actor()
     chain.trainer.grant(2 * NUM_LANES, INITIAL)
     for value in range(2):
@@ -336,8 +334,8 @@ def test_a_clean_end_counts_what_is_left(chain: Chain) -> None:
     assert books.to_json() == {**chain.balance(ended=True).to_json()}
 
 
-def test_books_of_a_chain_can_be_closed(tmp_path: Path) -> None:
-    """Neither a slot that the buffer worker holds nor one it posted is taken for the actor's to lose."""
+def test_ledgers_of_a_chain_settle(tmp_path: Path) -> None:
+    """A slot that the buffer worker holds or has posted does not count as lost with the actor."""
     with ExitStack() as resources:
         chain = Chain(tmp_path, resources, "")
         actor = chain.actor()
@@ -364,7 +362,7 @@ def test_a_refusal_by_the_trainer_ends_the_worker(tmp_path: Path) -> None:
 
 
 class IdleShard:
-    """A producer without credits, that counts."""
+    """A producer without credits that counts touches."""
 
     def __init__(self) -> None:
         self.wake = EventFd()
@@ -393,11 +391,11 @@ class IdleShard:
         self.wake.close()
 
 
-def test_a_worker_that_hangs_shows_no_life(tmp_path: Path) -> None:
+def test_a_hanging_worker_shows_no_life(tmp_path: Path) -> None:
     with ExitStack() as resources:
         chain = Chain(tmp_path, resources, "")
         shard = IdleShard()
-        shard.wake.set()  # its thread looks all the time
+        shard.wake.set()  # keeps its thread running
         forwarder = Forwarder(
             upstream=chain.upstream,
             downstream=shard,
@@ -428,7 +426,7 @@ def credit(version: Version) -> Slot:
     return Slot(arrays={}, min_version=version)
 
 
-def test_a_rollout_fills_the_order_that_asks_for_the_newest_weights_it_has() -> None:
+def test_a_rollout_takes_the_credit_with_the_newest_version_that_it_satisfies() -> None:
     in_hand = DownstreamCredits()
     for version in (V1, V2, V2, V3):
         in_hand.add(credit(version))
@@ -438,7 +436,7 @@ def test_a_rollout_fills_the_order_that_asks_for_the_newest_weights_it_has() -> 
     assert len(in_hand) == 0
 
 
-def test_one_that_no_order_wants_is_named_stale_or_of_an_old_attempt() -> None:
+def test_a_rollout_without_a_credit_is_stale_or_of_an_old_attempt() -> None:
     in_hand = DownstreamCredits()
     in_hand.add(credit(V3))
     assert in_hand.take_for(V2) == "stale"
@@ -448,8 +446,8 @@ def test_one_that_no_order_wants_is_named_stale_or_of_an_old_attempt() -> None:
 
 
 @given(st.data())
-def test_whatever_was_granted_finds_its_order(data: st.DataObject) -> None:
-    """Credits of rising versions come and are granted on; rollouts come in any order, acted with any later weights."""
+def test_each_granted_rollout_finds_a_credit(data: st.DataObject) -> None:
+    """Credits of rising versions are granted upstream; rollouts arrive in any order, with any later weights."""
     in_hand = DownstreamCredits()
     granted = 0
     rolling: list[Version] = []

@@ -1,10 +1,10 @@
-"""Both ends of an inference stream, and the hands to work them with.
+"""Both ends of an inference stream, driven by tests.
 
-For the conformance suite (``inference_streams``) and the processes it starts (``inference_puppet``); imports no test
-runner, so that those start fast.
+Used by the conformance suite (``inference_streams``) and by the processes that it starts (``inference_stream_end``). It
+does not import the test runner, so that the processes start fast.
 """
 
-# ruff: noqa: D102 - methods make what they are called; what is asserted are the tests' own claims
+# ruff: noqa: D102 - names of methods say what they make
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from rlsrl.testing.inline_inference import InlineInferenceChannel, InlineInferen
 
 TOKEN = "token-of-the-tests"
 DEADLINE = 60.0
-"""Seconds to wait for what will come: never reached."""
+"""Longest wait for an event, in seconds. A passing test never reaches it."""
 TICK = 0.005
-"""Seconds between two looks at what cannot wake the one who looks."""
+"""Seconds between two checks of a condition without an event."""
 EVERYTHING = 1 << 20
-"""Lanes: more than ever wait."""
+"""More lanes than ever wait."""
 
 
 class ObservableServer(InferenceServer, Protocol):
@@ -46,24 +46,24 @@ class ObservableServer(InferenceServer, Protocol):
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a batch to be taken."""
+        """Number of requests that wait for a batch."""
 
 
 class InferenceTransport(Protocol):
-    """How to make both ends of a stream. The constructor takes no arguments: other processes make their own."""
+    """Makes both ends of a stream. The constructor has no arguments: each process makes its own transport."""
 
     def new_address(self) -> str:
-        """An address that nobody serves."""
+        """Return an unused address."""
 
     def server(self, address: str, *, layout: InferenceLayout, on_refused: Callable[[str], None]) -> ObservableServer:
-        """A server at that address."""
+        """Return a server at that address."""
 
     def client(self, addresses: Sequence[str], *, layout: InferenceLayout, **arguments: Any) -> InferenceClient:
-        """A client of the servers at those addresses; the arguments are those of ``InferenceClientOptions``."""
+        """Return a client of those servers. The arguments are those of ``InferenceClientOptions``."""
 
 
 class InlineInferenceTransport:
-    """Within one process; one server."""
+    """The test double within one process, with one server."""
 
     def __init__(self) -> None:
         self._channels: dict[str, InlineInferenceChannel] = {}
@@ -96,7 +96,7 @@ class UnixInferenceTransport:
         return GrpcInferenceClient(addresses, options)
 
     def tls(self) -> Tls | None:
-        """What both ends show each other."""
+        """Return the certificates of both ends."""
         return None
 
 
@@ -111,7 +111,7 @@ class TcpInferenceTransport(UnixInferenceTransport):
 
 
 class TlsInferenceTransport(TcpInferenceTransport):
-    """gRPC over TLS, with the certificates that the environment names: those of a worker."""
+    """gRPC over TLS, with the certificates that the environment names, as in a worker."""
 
     @override
     def tls(self) -> Tls | None:
@@ -119,7 +119,7 @@ class TlsInferenceTransport(TcpInferenceTransport):
 
 
 def small_layout(*, features: int = 3, state: int = 0) -> InferenceLayout:
-    """The requests of the tests: a few numbers, and as many of state."""
+    """Return the layout of the tests' requests, with ``state`` numbers of recurrent state."""
     return InferenceLayout(
         observation={"observation": ArraySpec(shape=(features,), dtype="float32")},
         distribution_size=2,
@@ -128,13 +128,13 @@ def small_layout(*, features: int = 3, state: int = 0) -> InferenceLayout:
 
 
 def request(value: int, *, num_lanes: int = 2, min_version: Version = INITIAL) -> RolloutRequest:
-    """A request that can be told from others by its value."""
+    """Return a request whose observation is ``value`` everywhere."""
     observation = np.full((num_lanes, 3), value, np.float32)
     return RolloutRequest(observation={"observation": observation}, min_version=min_version)
 
 
 def value_of(asked: RolloutRequest) -> int:
-    """What ``request`` was made with; fails if it is not everywhere."""
+    """Return the value of a ``request``; fail unless it is the same everywhere."""
     observation = asked.observation["observation"]
     value = int(observation.flat[0])
     assert (observation == value).all()
@@ -142,14 +142,14 @@ def value_of(asked: RolloutRequest) -> int:
 
 
 def result(value: int, *, num_lanes: int = 2, version: Version = INITIAL) -> RolloutResult:
-    """The answer to ``request(value)``: the value and each lane's number."""
+    """Return the answer to ``request(value)``: the value and each lane's number."""
     distribution = np.empty((num_lanes, 2), np.float32)
     distribution[:, 0], distribution[:, 1] = value, np.arange(num_lanes)
     return RolloutResult(distribution=distribution, version=version)
 
 
 def answer_of(answer: RolloutResult) -> int:
-    """The value in a ``result``; fails if it is another's or a lane is missing."""
+    """Return the value of a ``result``; fail if a lane is missing or has another value."""
     value = int(answer.distribution[0, 0])
     num_lanes = len(answer.distribution)
     assert np.array_equal(answer.distribution, result(value, num_lanes=num_lanes).distribution)
@@ -157,7 +157,7 @@ def answer_of(answer: RolloutResult) -> int:
 
 
 def answer(batch: InferenceBatch) -> list[int]:
-    """Answer a batch as ``result`` does; returns what was asked."""
+    """Answer a batch with ``result``; return the values of its requests."""
     values = [value_of(asked) for asked in batch.requests]
     batch.respond(
         [
@@ -169,10 +169,10 @@ def answer(batch: InferenceBatch) -> list[int]:
 
 
 def until(happened: Callable[[], bool]) -> None:
-    """Look until it has happened."""
+    """Wait until ``happened`` returns True."""
     deadline, pause = time.monotonic() + DEADLINE, threading.Event()
     while not happened():
-        assert time.monotonic() < deadline, "it never happened"
+        assert time.monotonic() < deadline, "the awaited event did not happen"
         pause.wait(TICK)
 
 
@@ -180,7 +180,7 @@ T = TypeVar("T")
 
 
 class _Driver:
-    """A thread that drives one client after another, so that all of them have its event loop, which stays for good."""
+    """A thread that runs one client after another. They share its event loop, since gRPC keeps every loop for good."""
 
     _idle: ClassVar[list[_Driver]] = []
 
@@ -190,11 +190,11 @@ class _Driver:
 
     @classmethod
     def idle(cls) -> _Driver:
-        """One that has nothing to do."""
+        """Return a driver without work."""
         return cls._idle.pop() if cls._idle else cls()
 
     def start(self, work: Callable[[], None]) -> Future[None]:
-        """Do that; whoever sees the future done may have this driver again."""
+        """Run ``work``. Once the future is done the driver is idle again."""
         done: Future[None] = Future()
 
         def drive() -> None:
@@ -203,7 +203,7 @@ class _Driver:
             except BaseException as error:
                 done.set_exception(error)
                 raise
-            # What is ready there would be kept until the next client comes, and with it all of gRPC's event loops.
+            # Callbacks that are ready would otherwise stay until the next client, and keep gRPC's objects alive.
             WaitingLoop.of_this_thread().turn(TICK)
             self._idle.append(self)
             done.set_result(None)
@@ -217,10 +217,10 @@ class _Driver:
 
 
 class DrivenClient:
-    """A client, and a thread that owns it and waits for answers all the time: so futures settle by themselves."""
+    """A client with a thread that owns it and always waits for answers, so that futures are set at once."""
 
     def __init__(self, make: Callable[[], InferenceClient]) -> None:
-        self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._asked: dict[int, Future[RolloutResult]] = {}
         self._is_closed = False
         made: Future[InferenceClient] = Future()
@@ -231,21 +231,21 @@ class DrivenClient:
         return self._do(lambda: self._submit(request))
 
     def submit_all(self, requests: Sequence[RolloutRequest]) -> list[Future[RolloutResult]]:
-        """Ask all of them at once."""
+        """Submit all requests before any is sent."""
         return self._do(lambda: [self._submit(request) for request in requests])
 
     def close(self) -> None:
-        """Whatever is not answered is given up."""
+        """Close the client. Unanswered requests are dropped."""
         if not self._driving.done():
             self._do(self._close)
         self._driving.result(DEADLINE)
 
     def _do(self, action: Callable[[], T]) -> T:
-        """Have it done in the client's thread; here, once that is over."""
+        """Run ``action`` in the client's thread, or in this thread after the client's has ended."""
         done: Future[T] = Future()
-        self._mail.put(lambda: _settle(done, action))
+        self._actions.put(lambda: _settle(done, action))
         if self._driving.done():
-            self._work_off_mail()
+            self._run_actions()
         return done.result(DEADLINE)
 
     def _submit(self, request: RolloutRequest) -> Future[RolloutResult]:
@@ -260,7 +260,7 @@ class DrivenClient:
         _settle(made, make)
         client = made.result()
         while not self._is_closed:
-            self._work_off_mail()
+            self._run_actions()
             try:
                 answers = client.wait(TICK)
             except StreamError as error:
@@ -276,16 +276,16 @@ class DrivenClient:
                 else:
                     future.set_result(result)
 
-    def _work_off_mail(self) -> None:
+    def _run_actions(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                self._mail.get_nowait()()
+                self._actions.get_nowait()()
 
 
 def _settle(future: Future[T], action: Callable[[], T]) -> None:
     try:
         future.set_result(action())
-    except Exception as error:  # noqa: BLE001 - raised to who waits for it
+    except Exception as error:  # noqa: BLE001 - the future's reader raises it
         future.set_exception(error)
 
 
@@ -296,7 +296,7 @@ class InferenceBench:
         self.transport = transport
         self.address = address or transport.new_address()
         self.refused: Counter[str] = Counter()
-        """What the servers made here refused, by kind."""
+        """Number of refused clients by kind."""
         self._ends: list[InferenceServer | InferenceClient | DrivenClient] = []
 
     def server(self, address: str | None = None, layout: InferenceLayout | None = None) -> ObservableServer:
@@ -312,7 +312,7 @@ class InferenceBench:
         return client
 
     def own_client(self, **arguments: Any) -> InferenceClient:
-        """A client of the calling thread."""
+        """Return a client that belongs to the calling thread."""
         client = self._make(**arguments)
         self._ends.append(client)
         return client
@@ -329,7 +329,7 @@ class InferenceBench:
 
 
 def serve(server: InferenceServer, stop: threading.Event) -> None:
-    """Answer whatever comes, until told to stop."""
+    """Answer every request until ``stop`` is set."""
     while not stop.is_set():
         if (batch := server.next_batch(EVERYTHING, timeout=0.05)) is not None:
             answer(batch)

@@ -1,7 +1,7 @@
-"""What every sample stream must do, as tests to inherit.
+"""The conformance suite of sample streams: tests that each transport inherits.
 
 A test module subclasses ``SampleStreamConformance`` and gives it a fixture ``transport``; for a transport between
-processes ``SampleStreamProcessConformance``, too, which plays each end in a process of its own and kills or stops it.
+processes also ``SampleStreamProcessConformance``, which runs each end in its own process and kills or stops it.
 """
 
 # ruff: noqa: D102 - these are tests, named for what they say
@@ -41,12 +41,12 @@ from rlsrl.testing.stream_bench import (
 )
 
 PATIENCE = 1.0
-"""Peer time-out in seconds where a stopped process is to be given up by the machine's clock."""
+"""Peer time-out in seconds for tests that wait, in real time, until a stopped process is revoked."""
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(2, 0)
 
 
 class SampleStreamConformance:
-    """One stream, all ends in this process."""
+    """One stream with all ends in this process."""
 
     @pytest.fixture
     def bench(self, transport: Transport, tmp_path: Path) -> Iterator[StreamBench]:
@@ -56,7 +56,7 @@ class SampleStreamConformance:
 
     @pytest.fixture
     def still(self, transport: Transport, tmp_path: Path) -> Iterator[tuple[StreamBench, ManualClock]]:
-        """A bench whose time stands still."""
+        """Return a bench with a clock that only the test advances."""
         clock = ManualClock()
         bench = StreamBench(transport, tmp_path, clock=clock)
         yield bench, clock
@@ -114,7 +114,7 @@ class SampleStreamConformance:
         assert bench.try_acquire(consumer, wide) is None
         assert bench.try_acquire(consumer, narrow) is None
 
-    def test_what_receive_has_not_returned_is_outstanding(self, bench: StreamBench) -> None:
+    def test_slots_that_receive_has_not_returned_are_outstanding(self, bench: StreamBench) -> None:
         consumer, producer = bench.consumer(), bench.producer()
         consumer.grant(2 * NUM_LANES, V1)
         slots = [bench.acquire(consumer, producer) for _ in range(2)]
@@ -128,7 +128,7 @@ class SampleStreamConformance:
 
     # Back-pressure.
 
-    def test_nobody_fills_more_than_was_granted(self, bench: StreamBench) -> None:
+    def test_producers_fill_no_more_than_was_granted(self, bench: StreamBench) -> None:
         consumer, producer = bench.consumer(), bench.producer()
         bench.connect(consumer, producer)
         consumer.grant(NUM_LANES, V1)
@@ -140,7 +140,7 @@ class SampleStreamConformance:
         consumer.grant(NUM_LANES, V2)
         assert bench.acquire(consumer, producer).credit == 1
 
-    def test_memory_is_not_filled_before_it_is_released(self, bench: StreamBench) -> None:
+    def test_a_slot_gets_no_credit_before_its_release(self, bench: StreamBench) -> None:
         consumer, producer = bench.consumer(), bench.producer()
         consumer.grant(3 * NUM_LANES, V1)
         for value in range(2):
@@ -172,7 +172,7 @@ class SampleStreamConformance:
             producer.post(slot)
         assert [value_of(slot) for slot in bench.take(consumer, 1)] == [1]
 
-    # Closing, while others wait.
+    # Close during a wait.
 
     def test_close_wakes_a_producer_that_waits_for_a_credit(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
         consumer, producer = bench.consumer(), bench.producer()
@@ -212,9 +212,7 @@ class SampleStreamConformance:
         assert not consumer.receive(1, DEADLINE)
         consumer.close()
 
-    def test_a_grant_from_another_thread_reaches_whoever_waits(
-        self, bench: StreamBench, pool: ThreadPoolExecutor
-    ) -> None:
+    def test_a_grant_from_another_thread_ends_both_waits(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
         consumer, producer = bench.consumer(), bench.producer()
         bench.connect(consumer, producer)
         receiving = pool.submit(consumer.receive, 1, DEADLINE)
@@ -223,9 +221,9 @@ class SampleStreamConformance:
         producer.post(fill(acquiring.result(DEADLINE), 4))
         assert [value_of(slot) for slot in receiving.result(DEADLINE)] == [4]
 
-    # Ends that go and come.
+    # Ends that close and return.
 
-    def test_credits_of_a_producer_that_goes_are_given_to_others(self, bench: StreamBench) -> None:
+    def test_credits_of_a_closed_producer_go_to_others(self, bench: StreamBench) -> None:
         consumer, leaver, stayer = bench.consumer(slots_per_producer=3), bench.producer(0), bench.producer(1)
         bench.connect(consumer, leaver, stayer)
         consumer.grant(2 * NUM_LANES, V1)
@@ -239,7 +237,7 @@ class SampleStreamConformance:
         assert [*consumer.outstanding] == [1, 3, 4]
         assert consumer.producers == (ProducerId(1, 0),)
 
-    def test_what_was_posted_before_going_arrives(self, bench: StreamBench) -> None:
+    def test_slots_posted_before_close_arrive(self, bench: StreamBench) -> None:
         consumer, producer = bench.consumer(), bench.producer()
         consumer.grant(2 * NUM_LANES, V1)
         slots = [bench.acquire(consumer, producer) for _ in range(2)]
@@ -265,7 +263,7 @@ class SampleStreamConformance:
         assert [(slot.sequence, value_of(slot)) for slot in bench.take(successor, 1)] == [(1, 6)]
         assert bench.balance().in_buffer == 2 * TRANSITIONS
         successor.grant(NUM_LANES, V3)
-        assert bench.try_acquire(successor, producer) is None, "the resent slot was taken off the grant"
+        assert bench.try_acquire(successor, producer) is None, "the slot that was posted again counts against the grant"
         successor.grant(NUM_LANES, V3)
         assert bench.acquire(successor, producer).min_version == V3
 
@@ -347,7 +345,7 @@ class SampleStreamConformance:
         for slot in arrived:
             successor.release(slot)
 
-    def test_a_slot_posted_while_nobody_serves_waits_for_the_next_consumer(self, bench: StreamBench) -> None:
+    def test_a_slot_posted_without_a_consumer_waits_for_the_next(self, bench: StreamBench) -> None:
         consumer, producer = bench.consumer(), bench.producer()
         consumer.grant(NUM_LANES, V1)
         slot = bench.acquire(consumer, producer)
@@ -362,7 +360,7 @@ class SampleStreamConformance:
         bench.flush(successor, producer)
         assert [value_of(slot) for slot in bench.take(successor, 1)] == [3]
 
-    def test_a_credit_dies_with_its_consumer(self, bench: StreamBench) -> None:
+    def test_a_credit_is_void_after_its_consumer_closes(self, bench: StreamBench) -> None:
         consumer, producer = bench.consumer(), bench.producer()
         consumer.grant(2 * NUM_LANES, V1)
         producer.post(fill(bench.acquire(consumer, producer), 1))
@@ -385,7 +383,7 @@ class SampleStreamConformance:
         successor.grant(NUM_LANES, V1)
         assert bench.acquire(successor, producer).credit == 0
 
-    def test_a_producer_may_come_before_its_consumer(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
+    def test_a_producer_may_start_before_its_consumer(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
         producer = bench.producer()
         waiting = pool.submit(producer.acquire, DEADLINE)
         consumer = bench.consumer()
@@ -417,7 +415,7 @@ class SampleStreamConformance:
         untaken = books.dropped["end_of_run"] if ends_cleanly else books.lost["producer_died"]
         assert (untaken, books.in_buffer, books.unsettled) == (TRANSITIONS, TRANSITIONS, 0)
 
-    def test_what_was_lost_is_counted_once_however_often_it_is_reported(self, bench: StreamBench) -> None:
+    def test_lost_slots_are_counted_once_however_often_they_are_reported(self, bench: StreamBench) -> None:
         consumer = bench.consumer()
         settled: list[int] = []
         ledger = bench.actor_ledger(0)
@@ -489,7 +487,7 @@ class SampleStreamConformance:
 
     # Time.
 
-    def test_a_silent_holder_of_a_credit_is_given_up(self, still: tuple[StreamBench, ManualClock]) -> None:
+    def test_a_silent_holder_of_a_credit_is_revoked(self, still: tuple[StreamBench, ManualClock]) -> None:
         bench, clock = still
         consumer, silent, lively = bench.consumer(peer_timeout=8.0), bench.producer(0), bench.producer(1)
         bench.connect(consumer, silent, lively)
@@ -505,7 +503,7 @@ class SampleStreamConformance:
         assert [*consumer.outstanding] == [1, 2]
         replacement = bench.acquire(consumer, lively)
         assert replacement.credit == 2
-        # It wakes up: what it made is not lost, comes once, and has spoilt nobody's memory.
+        # The silent producer continues: its slot arrives once, and no other slot is overwritten.
         fill(replacement, 2)
         fill(in_hand, 1)
         silent.post(in_hand)
@@ -536,7 +534,7 @@ class SampleStreamConformance:
             bench.serve(consumer)
         assert consumer.producers == (ProducerId(0, 0),)
 
-    def test_a_consumer_that_was_away_blames_nobody(self, still: tuple[StreamBench, ManualClock]) -> None:
+    def test_a_consumer_that_was_frozen_revokes_no_producer(self, still: tuple[StreamBench, ManualClock]) -> None:
         bench, clock = still
         consumer, producer = bench.consumer(peer_timeout=8.0), bench.producer()
         consumer.grant(NUM_LANES, V1)
@@ -545,7 +543,7 @@ class SampleStreamConformance:
         bench.serve(consumer)
         assert [*consumer.outstanding] == [0]
 
-    def test_the_first_credits_wait_for_the_fleet(self, bench: StreamBench) -> None:
+    def test_the_first_credits_wait_for_the_expected_producers(self, bench: StreamBench) -> None:
         consumer = bench.consumer(expected_producers=3)
         consumer.grant(3 * NUM_LANES, V1)
         producers = {index: bench.producer(index) for index in (2, 1, 0)}
@@ -566,9 +564,9 @@ class SampleStreamConformance:
         clock.advance(1.0)
         assert bench.acquire(consumer, producer).credit == 0
 
-    # The long run.
+    # Leaks.
 
-    def test_many_threads_lose_and_double_nothing(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
+    def test_many_threads_lose_and_duplicate_no_slot(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
         consumer = bench.consumer(peer_timeout=DEADLINE)
         producers = [bench.producer(index) for index in range(3)]
         count = 60
@@ -623,11 +621,11 @@ class SampleStreamConformance:
 
         def serve_and_go() -> SampleConsumer:
             consumer = bench.consumer()
-            clock.advance(1.0)  # over any back-off
+            clock.advance(1.0)  # longer than any back-off
             consumer.grant(2 * NUM_LANES, V1)
             producer.post(fill(bench.acquire(consumer, producer), 1))
-            # Where the end of the last connection has not come yet, that was its other credit, and the producer, who
-            # mends only in its calls, posts it again to this consumer.
+            # The producer reconnects only inside its calls. If it had not seen the end of the last connection, it used
+            # a credit of that connection, and posts the slot again to this consumer.
             bench.flush(consumer, producer)
             bench.take(consumer, 1)
             consumer.close()
@@ -659,14 +657,14 @@ class SampleStreamConformance:
             rollouts(20)
             before = traced_memory()
             rollouts(200)
-            # A slot or message that each rollout kept would be a kilobyte a rollout.
+            # A leaked slot or message would cost a kilobyte for each rollout.
             bench.until(consumer, lambda: traced_memory() - before < 8192)
         finally:
             tracemalloc.stop()
 
 
 class SampleStreamProcessConformance:
-    """One stream, its ends in processes that are killed and stopped."""
+    """One stream with ends in processes that are killed and stopped."""
 
     @pytest.fixture
     def bench(self, transport: Transport, tmp_path: Path) -> Iterator[StreamBench]:
@@ -676,13 +674,13 @@ class SampleStreamProcessConformance:
 
     @pytest.fixture
     def spawn(self, bench: StreamBench, transport: Transport, tmp_path: Path) -> Iterator[Callable[..., DrivenProcess]]:
-        """Starts one end of the stream in a process of its own."""
+        """Return a function that starts one end of the stream in its own process."""
         processes: list[DrivenProcess] = []
         reference = f"{type(transport).__module__}:{type(transport).__qualname__}"
 
         def spawn(role: str, **arguments: Any) -> DrivenProcess:
             process = DrivenProcess(
-                "rlsrl.testing.stream_puppet",
+                "rlsrl.testing.sample_stream_end",
                 role=role,
                 transport=reference,
                 address=bench.address,
@@ -739,7 +737,7 @@ class SampleStreamProcessConformance:
         assert [value_of(slot) for slot in arrived] in ([5], [])
         for slot in arrived:
             consumer.release(slot)
-        # Its successor reports the slot as unacknowledged; the mark says whether it came.
+        # The successor reports the slot as unacknowledged; the ledger's mark shows whether the slot arrived.
         reborn = bench.producer(0, 1)
         bench.acquire(consumer, reborn)
         bench.until_settled(consumer, reborn)
@@ -747,7 +745,7 @@ class SampleStreamProcessConformance:
         assert books.in_buffer == len(arrived) * TRANSITIONS
         assert books.lost["producer_died"] == (1 - len(arrived)) * TRANSITIONS
 
-    def test_a_stopped_holder_is_given_up_and_spoils_nothing_when_it_goes_on(
+    def test_a_stopped_holder_is_revoked_and_overwrites_no_slot_when_it_continues(
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
         consumer, lively = bench.consumer(peer_timeout=PATIENCE, expected_producers=2), bench.producer(1)
@@ -775,7 +773,7 @@ class SampleStreamProcessConformance:
         assert [value_of(slot) for slot in bench.take(consumer, 2)] == [2, 3]
         assert bench.balance().in_buffer == 3 * TRANSITIONS
 
-    def test_a_killed_consumer_is_replaced_without_loss_or_doubling(
+    def test_a_killed_consumer_is_replaced_without_lost_or_duplicate_slots(
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
         first, producer = spawn("consumer"), bench.producer()
@@ -813,9 +811,7 @@ class SampleStreamProcessConformance:
         producer.flush(DEADLINE)
         assert second.reply() == [[0, 0, 0, 4]]
 
-    def test_a_stopped_consumer_delays_and_loses_nothing(
-        self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
-    ) -> None:
+    def test_a_stopped_consumer_loses_no_slot(self, bench: StreamBench, spawn: Callable[..., DrivenProcess]) -> None:
         consumer, producer = spawn("consumer"), bench.producer()
         consumer.call("grant", num_lanes=NUM_LANES, min_version=V1)
         consumer.stop()
@@ -826,10 +822,10 @@ class SampleStreamProcessConformance:
         producer.post(fill(producer.acquire(DEADLINE), 1))
         assert consumer.reply() == [[0, 0, 0, 1]]
 
-    def test_kills_at_any_moment_keep_the_books_right(
+    def test_kills_at_any_moment_keep_the_ledger_balanced(
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess], pool: ThreadPoolExecutor
     ) -> None:
-        """Producers die while they produce, consumers while they take; every transition is accounted for in the end."""
+        """Producers die while they produce, consumers while they take; in the end every transition is counted."""
         rng = random.Random(7)
         stop = threading.Event()
         producer = bench.producer(0)
@@ -873,19 +869,19 @@ class SampleStreamProcessConformance:
 
 
 def acquire(bench: StreamBench, consumer: SampleConsumer, process: DrivenProcess) -> int:
-    """Have the process acquire while the consumer is served; returns the order of the credit."""
+    """Acquire a slot in the process while the consumer is served; return the order of its credit."""
     process.send("acquire", timeout=DEADLINE)
     bench.until(consumer, process.has_reply)
     return int(process.reply())
 
 
 def held_resources() -> tuple[int, int]:
-    """Descriptors and mapped segments of this process, without what only a collection would free."""
+    """Return the numbers of descriptors and mapped segments of this process, after a garbage collection."""
     gc.collect()
     return open_descriptors(), mapped_segments()
 
 
 def mapped_segments() -> int:
-    """Slots' memory mapped into this process."""
+    """Return the number of slot segments mapped into this process."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         return sum("rlsrl-slots" in line for line in maps)

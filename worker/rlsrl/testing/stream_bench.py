@@ -1,7 +1,7 @@
-"""Both ends of a sample stream, their ledgers, and the hands to work them with from one thread.
+"""Both ends of a sample stream with their ledgers, driven from one thread.
 
-For the conformance suite (``sample_streams``) and the processes it starts (``stream_puppet``); imports no test runner,
-so that those start fast.
+Used by the conformance suite (``sample_streams``) and by the processes that it starts (``sample_stream_end``). It does
+not import the test runner, so that the processes start fast.
 """
 
 # ruff: noqa: D102 - methods make what they are called; what is asserted are the tests' own claims
@@ -36,9 +36,9 @@ TOKEN = "token-of-the-tests"
 NUM_STEPS = 3
 NUM_LANES = 2
 TRANSITIONS = NUM_STEPS * NUM_LANES
-"""Of one full slot of the usual width."""
+"""Transitions of one full slot with ``NUM_LANES`` lanes."""
 DEADLINE = 60.0
-"""Seconds to wait for what will come: never reached."""
+"""Longest wait for an event, in seconds. A passing test never reaches it."""
 
 
 class ObservableConsumer(SampleConsumer, Protocol):
@@ -46,35 +46,35 @@ class ObservableConsumer(SampleConsumer, Protocol):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """``refused_<kind>``, ``revoked`` and the like."""
+        """See ``ConsumerCore.counters``."""
 
 
 class Transport(Protocol):
-    """How to make both ends of a stream. The constructor takes no arguments: other processes make their own."""
+    """Makes both ends of a stream. The constructor has no arguments: each process makes its own transport."""
 
     posts_outlive_producers: bool
-    """Whether a posted slot has left its producer when ``post`` returns, so that no kill can take it."""
+    """Whether a posted slot has left its producer when ``post`` returns, so that a kill cannot lose it."""
     delay: float
-    """Seconds between two looks at what is on its way, where a clock that stands still lets nobody wait for it."""
+    """Seconds between two checks for messages in transit, in tests with a clock that stands still."""
 
     def new_address(self) -> str:
-        """An address that nobody serves."""
+        """Return an unused address."""
 
     def consumer(self, address: str, options: ConsumerOptions) -> ObservableConsumer:
-        """A consumer that serves ``address``; the arguments are those of ``SharedMemoryConsumer``."""
+        """Return a consumer that serves ``address``."""
 
     def producer(self, address: str, options: ProducerOptions) -> SampleProducer:
-        """A producer for the consumer that serves ``address``; the arguments are those of ``ConnectingProducer``."""
+        """Return a producer for the consumer at ``address``."""
 
     def has_heard(self, consumer: ObservableConsumer, producer: SampleProducer, name: ProducerId) -> bool:
-        """Whether the producer's last touch has reached the consumer."""
+        """Return whether the producer's last touch has reached the consumer."""
 
     def has_lost(self, producer: SampleProducer) -> bool:
-        """Whether the producer, whose consumer is gone, knows that by now."""
+        """Return whether the producer has noticed that its consumer is gone."""
 
 
 class _ByName:
-    """What transports share whose addresses are any names, and whose ends share memory."""
+    """A transport with names as addresses, whose ends share memory."""
 
     posts_outlive_producers = True
     delay = 0.0
@@ -92,7 +92,7 @@ class _ByName:
 
 
 class InlineTransport(_ByName):
-    """Within one process."""
+    """The test double within one process."""
 
     def __init__(self) -> None:
         self._channels: dict[str, InlineChannel] = {}
@@ -108,7 +108,7 @@ class InlineTransport(_ByName):
 
 
 class SharedMemoryTransport(_ByName):
-    """Between processes of one machine."""
+    """Shared memory between processes of one machine."""
 
     def consumer(self, address: str, options: ConsumerOptions) -> ObservableConsumer:
         return SharedMemoryConsumer(address, options)
@@ -153,7 +153,7 @@ class TcpTransport(UnixTransport):
 
 
 class TlsTransport(TcpTransport):
-    """gRPC over TLS, with the certificates that the environment names: those of a worker."""
+    """gRPC over TLS, with the certificates that the environment names, as in a worker."""
 
     @override
     def consumer(self, address: str, options: ConsumerOptions) -> ObservableConsumer:
@@ -165,7 +165,7 @@ class TlsTransport(TcpTransport):
 
 
 def small_layout(*, num_lanes: int = NUM_LANES, num_steps: int = NUM_STEPS, observation: int = 4) -> SlotLayout:
-    """The slots of the tests."""
+    """Return the layout of the tests' slots."""
     env = EnvSpec(
         observation={"observation": ArraySpec(shape=(observation,), dtype="float32")},
         action=ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=2),
@@ -174,7 +174,7 @@ def small_layout(*, num_lanes: int = NUM_LANES, num_steps: int = NUM_STEPS, obse
 
 
 def fill(slot: Slot, value: int) -> Slot:
-    """Write ``value`` everywhere, make every step a transition, and say so."""
+    """Write ``value`` into every array, make every step a transition, and set ``num_transitions``."""
     for name, array in slot.arrays.items():
         array[...] = True if array.dtype == bool else value
         assert name == "mask" or array.dtype != object
@@ -183,7 +183,7 @@ def fill(slot: Slot, value: int) -> Slot:
 
 
 def value_of(slot: Slot) -> int:
-    """What ``fill`` wrote; fails if it is not everywhere."""
+    """Return the value that ``fill`` wrote; fail unless every array holds it."""
     value = int(slot.arrays["reward"].flat[0])
     for name, array in slot.arrays.items():
         assert (array == (True if array.dtype == bool else value)).all(), f"{name} is not {value} everywhere"
@@ -191,7 +191,7 @@ def value_of(slot: Slot) -> int:
 
 
 class StreamBench:
-    """Both ends of one stream, their ledgers in a folder, and the hands to work them with from one thread."""
+    """Both ends of one stream with their ledgers in a folder, driven from one thread."""
 
     def __init__(
         self, transport: Transport, folder: Path, *, address: str | None = None, clock: ManualClock | None = None
@@ -206,23 +206,23 @@ class StreamBench:
         self._names: dict[SampleProducer, ProducerId] = {}
         self._kept_alive: list[SampleProducer] = []
         self._pause = threading.Event()
-        # With a clock that stands still only calls that do not wait ever return.
+        # With a clock that stands still a call with a timeout above 0 never returns.
         self._tick = 0.002 if clock is None else 0.0
 
     def trainer_page(self) -> LedgerPage:
-        """The consumer's page."""
+        """Return the consumer's ledger page."""
         return self._page("trainer", 0)
 
     def trainer_ledger(self) -> TrainerLedger:
-        """The consumer's ledger."""
+        """Return the consumer's ledger."""
         return TrainerLedger(self.trainer_page())
 
     def actor_page(self, index: int) -> LedgerPage:
-        """A producer's page."""
+        """Return a producer's ledger page."""
         return self._page("actor", index)
 
     def actor_ledger(self, index: int) -> ActorLedger:
-        """A producer's ledger."""
+        """Return a producer's ledger."""
         return ActorLedger(self.actor_page(index))
 
     def _page(self, role: str, index: int) -> LedgerPage:
@@ -265,16 +265,16 @@ class StreamBench:
         return producer
 
     def touch(self, consumer: ObservableConsumer, producer: SampleProducer) -> None:
-        """Touch it and serve until the consumer has heard of that."""
+        """Touch the producer, and serve until the touch has reached the consumer."""
         producer.touch()
         self.until(consumer, lambda: self._transport.has_heard(consumer, producer, self._names[producer]))
 
     def keep_alive(self, producer: SampleProducer) -> None:
-        """Touch it whenever the consumer is served, so that no delay of the machine makes it look silent."""
+        """Touch the producer at each ``serve``, so that a slow machine does not make it look silent."""
         self._kept_alive.append(producer)
 
     def serve(self, consumer: SampleConsumer) -> None:
-        """Let the consumer do what is to be done now."""
+        """Let the consumer handle the messages that have arrived."""
         for producer in self._kept_alive:
             producer.touch()
         self.received += consumer.receive(64, self._tick)
@@ -282,20 +282,20 @@ class StreamBench:
             self._pause.wait(self._transport.delay)
 
     def until(self, consumer: SampleConsumer, happened: Callable[[], bool]) -> None:
-        """Serve until ``happened``."""
+        """Serve until ``happened`` returns True."""
         deadline = time.monotonic() + DEADLINE
         while not happened():
-            assert time.monotonic() < deadline, "it never happened"
+            assert time.monotonic() < deadline, "the awaited event did not happen"
             self.serve(consumer)
 
     def take(self, consumer: SampleConsumer, count: int) -> list[Slot]:
-        """Serve until ``count`` slots are there, and hand them over."""
+        """Serve until ``count`` slots have arrived, and return them."""
         self.until(consumer, lambda: len(self.received) >= count)
         taken, self.received = self.received[:count], self.received[count:]
         return taken
 
     def try_acquire(self, consumer: SampleConsumer, producer: SampleProducer) -> Slot | None:
-        """A slot, or None if the producer is connected and there is no credit for it."""
+        """Return a slot, or None if the producer gets no credit."""
         for _ in range(8):
             self.serve(consumer)
             try:
@@ -305,33 +305,33 @@ class StreamBench:
         return None
 
     def acquire(self, consumer: SampleConsumer, producer: SampleProducer) -> Slot:
-        """A slot: serve until the credit is there."""
+        """Serve until the producer has a credit; return its slot."""
         deadline = time.monotonic() + DEADLINE
         while (slot := self.try_acquire(consumer, producer)) is None:
             assert time.monotonic() < deadline, "no credit came"
         return slot
 
     def connect(self, consumer: SampleConsumer, *producers: SampleProducer) -> None:
-        """Let producers connect that shall have no credit yet."""
+        """Connect producers for which there are no credits yet."""
         for producer in producers:
             before = consumer.producers
             deadline = time.monotonic() + DEADLINE
             while consumer.producers == before:
                 assert self.try_acquire(consumer, producer) is None
-                assert time.monotonic() < deadline, "it never connected"
+                assert time.monotonic() < deadline, "the producer did not connect"
 
     def lose(self, producer: SampleProducer) -> None:
-        """Let a producer whose consumer is gone see that; until then it takes up the credits it has."""
+        """Wait until a producer notices that its consumer is gone. Until then it could still use its credits."""
         deadline = time.monotonic() + DEADLINE
         while True:
-            producer.flush(0.0)  # nothing is unacknowledged: a look at what has come
+            producer.flush(0.0)  # no slot is unacknowledged, so this only reads messages
             if self._transport.has_lost(producer):
                 return
-            assert time.monotonic() < deadline, "it never saw that"
+            assert time.monotonic() < deadline, "the producer did not notice"
             self._pause.wait(0.001)
 
     def flush(self, consumer: SampleConsumer, producer: SampleProducer) -> None:
-        """Serve until all that was posted is acknowledged."""
+        """Serve until every posted slot is acknowledged."""
         deadline = time.monotonic() + DEADLINE
         while producer.unacknowledged:
             assert time.monotonic() < deadline, "no acknowledgement came"
@@ -344,21 +344,21 @@ class StreamBench:
     def until_settled(
         self, consumer: SampleConsumer, producer: SampleProducer, settled: Callable[[], bool] | None = None
     ) -> None:
-        """Serve until the producer was told that its former incarnations are accounted for (or ``settled``)."""
+        """Serve until the slots of former incarnations are settled, or until ``settled`` returns True."""
         done = settled or (lambda: self.balance().unsettled == 0)
         deadline = time.monotonic() + DEADLINE
         while not done():
-            assert time.monotonic() < deadline, "it was never settled"
+            assert time.monotonic() < deadline, "the former incarnations were not settled"
             self.try_acquire(consumer, producer)
 
     def balance(self, *, ended: bool = False) -> Balance:
-        """The run's books; fails if they are wrong."""
+        """Return the balance of all ledgers; fail if it does not add up."""
         books = balance(read_pages(self._folder), ended=ended)
         books.check()
         return books
 
     def close(self) -> None:
-        """Close whatever was made here."""
+        """Close every end and ledger page."""
         for end in reversed(self._ends):
             end.close()
         for page in self._pages.values():

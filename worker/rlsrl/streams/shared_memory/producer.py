@@ -129,6 +129,7 @@ class SharedMemoryProducer(ConnectingProducer):
         segment = Segment(fds.pop(), self._layout, welcome.num_slots)
         segment.close_descriptor()
         self._is_admitted = True
+        self._back_off.reset()
         self._progress = segment.progress
         self._state.connected(welcome, _SharedMemoryConnection(connection, segment))
 
@@ -145,7 +146,6 @@ class SharedMemoryProducer(ConnectingProducer):
             if len(message) != MESSAGE.size:
                 self._disconnect()
                 raise StreamError(f"sample stream {self._address}: a message of {len(message)} bytes from the consumer")
-            self._back_off.reset()
             kind, first, second, attempt, step, _ = MESSAGE.unpack(message)
             if kind == CREDIT:
                 self._state.credited(first, second, Version(attempt, step))

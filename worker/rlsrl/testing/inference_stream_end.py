@@ -1,4 +1,4 @@
-"""One end of an inference stream in a process of its own: ``DrivenProcess("rlsrl.testing.inference_puppet", ...)``."""
+"""One end of an inference stream in its own process: ``DrivenProcess("rlsrl.testing.inference_stream_end", ...)``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlsrl.testing.process_driver import perform
 
 
 class InferenceEnd:
-    """The commands."""
+    """The commands of the process."""
 
     def __init__(self) -> None:
         self._server: ObservableServer | None = None
@@ -34,44 +34,44 @@ class InferenceEnd:
         self._served: list[int] = []
 
     def setup(self, role: str, transport: str, addresses: list[str]) -> None:
-        """Make the end that ``role`` names."""
+        """Make the server or client (``role``) of ``addresses``."""
         self._bench = InferenceBench(load_callable(transport, where="transport")(), address=addresses[0])
         if role == "server":
-            self.serve_anew()
+            self.restart()
         else:
             self._client = self._bench.client(*addresses)
 
-    def serve_anew(self) -> None:
-        """Make a server."""
+    def restart(self) -> None:
+        """Start a new server at the same address."""
         self._server = self._bench.server()
 
     @property
     def server(self) -> ObservableServer:
-        """The end, if that is what it is."""
-        assert self._server is not None, "set up as a server"
+        """This process's server."""
+        assert self._server is not None, "this end is a client"
         return self._server
 
     def wait_for(self, num_waiting: int) -> None:
-        """Until so many requests wait."""
+        """Wait until ``num_waiting`` requests wait."""
         until(lambda: self.server.num_waiting == num_waiting)
 
     def num_waiting(self) -> int:
-        """How many requests wait now."""
+        """Return the number of waiting requests."""
         return self.server.num_waiting
 
     def take(self, max_size: int) -> list[int]:
-        """Take a batch, and keep it; returns what it asks."""
+        """Take a batch for a later ``answer``; return the values of its requests."""
         batch = self.server.next_batch(max_size, DEADLINE)
-        assert batch is not None, "there is one"
+        assert batch is not None, "no request arrived"
         self._taken.append(batch)
         return [value_of(asked) for asked in batch.requests]
 
     def answer(self) -> None:
-        """Answer the oldest batch taken."""
+        """Answer the oldest batch that was taken."""
         answer(self._taken.pop(0))
 
     def serve(self) -> None:
-        """From now on answer whatever comes."""
+        """Start to answer every request."""
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -80,7 +80,7 @@ class InferenceEnd:
             answer(batch)
 
     def served(self) -> list[int]:
-        """What ``serve`` answered since the last call."""
+        """Return the values that ``serve`` has answered since the last call."""
         served, self._served = self._served, []
         return served
 
@@ -89,20 +89,20 @@ class InferenceEnd:
         self.server.close()
 
     def ask(self, values: list[int]) -> None:
-        """Ask for these values."""
-        assert self._client is not None, "set up as a client"
+        """Send a request for each value."""
+        assert self._client is not None, "this end is a server"
         self._asked += [self._client.submit(request(value)) for value in values]
 
     def answers(self) -> list[int]:
-        """The answers to all that was asked since the last call."""
+        """Return the answers to all requests since the last call."""
         asked, self._asked = self._asked, []
         return [answer_of(future.result(DEADLINE)) for future in asked]
 
 
 def main() -> None:
-    """Play until standard input ends."""
+    """Run commands until standard input ends."""
     end = InferenceEnd()
-    serving = ["wait_for", "num_waiting", "take", "answer", "serve", "served", "close", "serve_anew"]
+    serving = ["wait_for", "num_waiting", "take", "answer", "serve", "served", "close", "restart"]
     names = ["setup", *serving, "ask", "answers"]
     perform({name: getattr(end, name) for name in names})
 

@@ -1,4 +1,4 @@
-"""One end of a sample stream in a process of its own: ``DrivenProcess("rlsrl.testing.stream_puppet", ...)``."""
+"""One end of a sample stream in its own process: ``DrivenProcess("rlsrl.testing.sample_stream_end", ...)``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsrl.testing.stream_bench import ObservableConsumer, StreamBench, fill, va
 
 
 class StreamEnd:
-    """The commands."""
+    """The commands of the process."""
 
     def __init__(self) -> None:
         self._producer: SampleProducer | None = None
@@ -26,7 +26,7 @@ class StreamEnd:
         self._read: list[Slot] = []
 
     def setup(self, role: str, transport: str, address: str, folder: str, arguments: dict[str, Any]) -> None:
-        """Make the end that ``role`` names, at that address, with its ledger in that folder."""
+        """Make the producer or consumer (``role``) at ``address``, with its ledger in ``folder``."""
         bench = StreamBench(load_callable(transport, where="transport")(), Path(folder), address=address)
         if role == "producer":
             self._producer = bench.producer(**arguments)
@@ -36,59 +36,59 @@ class StreamEnd:
 
     @property
     def producer(self) -> SampleProducer:
-        """The end, if that is what it is."""
-        assert self._producer is not None, "set up as a producer"
+        """This process's end."""
+        assert self._producer is not None, "this end is a consumer"
         return self._producer
 
     @property
     def consumer(self) -> SampleConsumer:
-        """The end, if that is what it is."""
-        assert self._consumer is not None, "set up as a consumer"
+        """This process's end."""
+        assert self._consumer is not None, "this end is a producer"
         return self._consumer
 
     def acquire(self, timeout: float) -> int:
-        """Take a slot in hand; returns the order of its credit."""
+        """Acquire a slot; return the order of its credit."""
         self._in_hand.append(self.producer.acquire(timeout))
         return self._in_hand[-1].credit
 
     def fill(self, value: int) -> None:
-        """Write ``value`` everywhere into the oldest slot in hand."""
+        """Write ``value`` into every array of the oldest slot in hand."""
         fill(self._in_hand[0], value)
 
     def post(self) -> int:
-        """Post the oldest slot in hand; returns its sequence."""
+        """Post the oldest slot in hand; return its sequence."""
         slot = self._in_hand.popleft()
         self.producer.post(slot)
         return slot.sequence
 
     def post_and_die(self) -> None:
-        """Post, and be killed before anything else happens."""
+        """Post the oldest slot in hand, then kill this process at once."""
         self.post()
         os.kill(os.getpid(), signal.SIGKILL)
 
     def produce(self, count: int, timeout: float) -> None:
-        """Acquire, fill with 0, 1, ... and post that many slots."""
+        """Post ``count`` slots, filled with 0, 1, ..."""
         for value in range(count):
             self.producer.post(fill(self.producer.acquire(timeout), value))
 
     def touch(self) -> None:
-        """Show life."""
+        """Touch the producer."""
         self.producer.touch()
 
     def flush(self, timeout: float) -> None:
-        """Wait for acknowledgements."""
+        """Wait until every posted slot is acknowledged."""
         self.producer.flush(timeout)
 
     def unacknowledged(self) -> list[tuple[int, int]]:
-        """See ``SampleProducer``."""
+        """Return ``SampleProducer.unacknowledged``."""
         return [*self.producer.unacknowledged]
 
     def grant(self, num_lanes: int, min_version: tuple[int, int]) -> None:
-        """See ``SampleConsumer``."""
+        """Grant lanes to producers."""
         self.consumer.grant(num_lanes, Version(*min_version))
 
     def receive(self, max_items: int, timeout: float) -> list[tuple[int, int, int, int]]:
-        """(producer's index, sequence, credit, value) of slots received; they stay held until ``release``."""
+        """Receive slots; return (producer's index, sequence, credit, value) of each. ``release`` gives them back."""
         slots = self.consumer.receive(max_items, timeout)
         self._read += slots
         return [
@@ -98,17 +98,17 @@ class StreamEnd:
         ]
 
     def release(self) -> None:
-        """Release whatever was received."""
+        """Release every received slot."""
         while self._read:
             self.consumer.release(self._read.pop(0))
 
     def outstanding(self) -> list[int]:
-        """See ``SampleConsumer``."""
+        """Return ``SampleConsumer.outstanding``."""
         return [*self.consumer.outstanding]
 
 
 def main() -> None:
-    """Play until standard input ends."""
+    """Run commands until standard input ends."""
     end = StreamEnd()
     names = [name for name in dir(StreamEnd) if not name.startswith("_") and name not in ("producer", "consumer")]
     perform({name: getattr(end, name) for name in names})
