@@ -21,7 +21,7 @@ LOST_SECONDS = 30.0
 WORKED_SECONDS = 60.0
 """A worker that ran longer than this did not fail at once, so it need not wait before it starts again."""
 
-Reason = Literal["node lost", "earlier attempt", "restart back-off"]
+DeletionReason = Literal["node lost", "earlier attempt", "restart back-off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class PodDeletion:
     """Delete one pod."""
 
     pod: Manifest
-    reason: Reason
+    reason: DeletionReason
     grace_seconds: int | None = None
     """None: the pod's own grace period."""
 
@@ -47,7 +47,7 @@ def pod_deletions(status: ExperimentStatus, pods: Sequence[Manifest], now: datet
     return tuple(found)
 
 
-def _reason(pod: Manifest, status: ExperimentStatus, now: datetime) -> Reason | None:
+def _reason(pod: Manifest, status: ExperimentStatus, now: datetime) -> DeletionReason | None:
     if "deletionTimestamp" in pod["metadata"]:
         return "node lost" if now > _given_up_at(pod) else None
     if status.phase in TERMINAL:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from rlsrl.api.model import INTEGRAL, Model
 from rlsrl_operator.roles import BY_NAME
 
-Text = Annotated[str, Field(min_length=1, max_length=512)]
+SettingText = Annotated[str, Field(min_length=1, max_length=512)]
 RoleName = Annotated[str, Field(pattern=f"^({'|'.join(['default', *BY_NAME])})$")]
 Free = dict[str, JsonValue]
 """A part of a Kubernetes object, passed on unchanged."""
@@ -31,9 +31,9 @@ class SettingsError(ValueError):
 class SecretName(Model):
     """The name of a Secret."""
 
-    namespace: Text
+    namespace: SettingText
     """Its namespace."""
-    name: Text
+    name: SettingText
     """Its name."""
 
     @override
@@ -44,13 +44,13 @@ class SecretName(Model):
 class Images(Model):
     """The images of the pods."""
 
-    actor: Text
+    actor: SettingText
     """Image of the roles without torch."""
-    learner: Text
+    learner: SettingText
     """Image of the roles with torch."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When nodes pull them."""
-    pull_secrets: tuple[Text, ...] = Field(default=(), strict=False)
+    pull_secrets: tuple[SettingText, ...] = Field(default=(), strict=False)
     """Names of Secrets with a registry's credentials, in the experiment's namespace."""
 
 
@@ -89,7 +89,7 @@ class NetworkPolicies(Model):
 class OperatorSettings(Model):
     """All settings of the operator."""
 
-    namespaces: tuple[Text, ...] = Field(default=(), strict=False)
+    namespaces: tuple[SettingText, ...] = Field(default=(), strict=False)
     """The namespaces whose experiments this operator manages; empty for all."""
     key_secret: SecretName = SecretName(namespace="rlsrl-system", name="rlsrl-operator-key")
     """The Secret of the operator's key. The operator creates it if it does not exist."""

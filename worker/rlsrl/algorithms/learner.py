@@ -15,7 +15,7 @@ from torch import Tensor
 from rlsrl.algorithms.adam import AdamState
 from rlsrl.algorithms.base import Algorithm, Batch, Evaluate, Reduce, Tensors, one_rank
 from rlsrl.algorithms.evaluation import compiled_evaluation, evaluated_in_parts
-from rlsrl.algorithms.minibatch import Inputs, LocalSteps, ParallelSteps, Step
+from rlsrl.algorithms.minibatch import Inputs, LocalSteps, MinibatchStep, ParallelSteps
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
@@ -87,9 +87,9 @@ class Learner:
         bounds = {"adam_epsilon": adam_epsilon, "max_gradient_norm": max_gradient_norm}
         self._steps = ParallelSteps(algorithm, self._params, **bounds) if parallel else LocalSteps(algorithm, **bounds)
         self._evaluate = evaluated_in_parts(algorithm.evaluate)
-        self._minibatch_step: Step | None = None
+        self._minibatch_step: MinibatchStep | None = None
         """None until the first step: all ranks of a gang make theirs together."""
-        self._compiled: tuple[Evaluate, Callable[[], Step]] | None = None
+        self._compiled: tuple[Evaluate, Callable[[], MinibatchStep]] | None = None
         self._rng = np.random.default_rng(seed)
         self._adam = AdamState.zeros(self._params)
         self._state = algorithm.initial_state(self._params)

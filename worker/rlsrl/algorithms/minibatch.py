@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
     """float32 []."""
 
 
-class Outcome(NamedTuple):
+class MinibatchOutcome(NamedTuple):
     """The results of a step."""
 
     metrics: Tensors
@@ -60,17 +60,17 @@ class Outcome(NamedTuple):
     """The algorithm's state after the step."""
 
 
-Step = Callable[[Inputs], Outcome]
+MinibatchStep = Callable[[Inputs], MinibatchOutcome]
 """One optimizer step."""
 
 
 class Steps(Protocol):
     """Makes a Learner's step."""
 
-    def eager(self) -> Step:
+    def eager(self) -> MinibatchStep:
         """Return the eager step. All ranks call this together."""
 
-    def compile(self, example: Inputs) -> Callable[[], Step]:
+    def compile(self, example: Inputs) -> Callable[[], MinibatchStep]:
         """Compile the step for this rank and run it on ``example``, whose params and Adam state it may overwrite.
 
         Returns a function that makes the step; all ranks call theirs together. The step never compiles again: inputs of
@@ -89,17 +89,17 @@ class LocalSteps(Steps):
         self._update = OptimizerStep(algorithm, adam_epsilon=adam_epsilon, max_gradient_norm=max_gradient_norm)
 
     @override
-    def eager(self) -> Step:
+    def eager(self) -> MinibatchStep:
         return _step_of(LocalGradients(self._algorithm), self._update)
 
     @override
-    def compile(self, example: Inputs) -> Callable[[], Step]:
+    def compile(self, example: Inputs) -> Callable[[], MinibatchStep]:
         gradients, device = PureGradients(self._algorithm), example.params.device
         step = _step_of(gradients, self._update)
         with compiling():
             parts = microbatches(example.rows, example.minibatch)
             if len(parts) == 1:
-                graph: Step = compiled(step, device)
+                graph: MinibatchStep = compiled(step, device)
             else:
                 # Two threads call it at once. They may: compiled code does not change the network (PureNetwork).
                 microbatch_gradients: Gradients = compiled(gradients, device)
@@ -121,11 +121,11 @@ class ParallelSteps(Steps):
         self._update = OptimizerStep(algorithm, adam_epsilon=adam_epsilon, max_gradient_norm=max_gradient_norm)
 
     @override
-    def eager(self) -> Step:
+    def eager(self) -> MinibatchStep:
         return _step_of(ParallelGradients(FlatLoss(self._algorithm, self._params)), self._update)
 
     @override
-    def compile(self, example: Inputs) -> Callable[[], Step]:
+    def compile(self, example: Inputs) -> Callable[[], MinibatchStep]:
         loss = FlatLoss(self._algorithm, self._params)
         loss.compile(fullgraph=True, dynamic=False)
         with compiling():
@@ -140,7 +140,7 @@ class ParallelSteps(Steps):
         return lambda: _step_of(ParallelGradients(loss), update)
 
 
-_Update = Callable[[Inputs, Tensor, Tensors, Tensor], Outcome]
+_Update = Callable[[Inputs, Tensor, Tensors, Tensor], MinibatchOutcome]
 """Applies what ``Gradients`` return: (inputs, finite_check, metrics, gradient)."""
 
 
@@ -152,7 +152,7 @@ class OptimizerStep:
         self._adam_epsilon = adam_epsilon
         self._max_gradient_norm = max_gradient_norm
 
-    def __call__(self, inputs: Inputs, finite_check: Tensor, metrics: Tensors, gradient: Tensor) -> Outcome:
+    def __call__(self, inputs: Inputs, finite_check: Tensor, metrics: Tensors, gradient: Tensor) -> MinibatchOutcome:
         """Apply the gradient, unless it or ``finite_check`` is not finite."""
         with torch.no_grad():
             norm, finite = adam_step_(
@@ -165,7 +165,7 @@ class OptimizerStep:
                 max_gradient_norm=self._max_gradient_norm,
             )
             state = self._algorithm.update_state(inputs.params, inputs.state)
-        return Outcome(metrics=metrics, norm=norm, finite=finite, state=state)
+        return MinibatchOutcome(metrics=metrics, norm=norm, finite=finite, state=state)
 
 
 def _form(inputs: Inputs) -> list[Any]:
@@ -173,8 +173,8 @@ def _form(inputs: Inputs) -> list[Any]:
     return form([inputs.params, inputs.learning_rate], [vars(inputs.adam), inputs.state, inputs.rows, inputs.minibatch])
 
 
-def _step_of(gradients: Gradients, update: _Update) -> Step:
-    def step(inputs: Inputs) -> Outcome:
+def _step_of(gradients: Gradients, update: _Update) -> MinibatchStep:
+    def step(inputs: Inputs) -> MinibatchOutcome:
         finite_check, metrics, gradient = gradients(inputs.params, inputs.state, inputs.rows, inputs.minibatch)
         return update(inputs, finite_check, metrics, gradient)
 

@@ -18,7 +18,7 @@ from rlsrl.api.spec import CompileMode, Device, Environment, Network, ParameterV
 from rlsrl.api.spread import spread_environments
 
 PositiveInteger = Annotated[int, Field(ge=1), INTEGRAL]
-PositiveSeconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
 
 
 class Config(Model):
@@ -49,7 +49,7 @@ class ObjectStoreConfig(Config):
     """The store's URL; None for Amazon's, or the environment's."""
     region: str | None = None
     """None for the environment's."""
-    answer_seconds: PositiveSeconds
+    answer_seconds: Seconds
     """Seconds that a request waits for an answer, and for which failing ones are repeated."""
 
 
@@ -77,7 +77,7 @@ class RoleConfig(Config):
     """The experiment's seed; each worker derives its own from it and its identity."""
     coordinator_address: str
     """gRPC target of the coordinator's Join stream."""
-    heartbeat_seconds: PositiveSeconds
+    heartbeat_seconds: Seconds
     """Seconds between a worker's heartbeats to the coordinator."""
     serves_at: str | None = None
     """``:port`` of the worker's own host where it serves its streams, for others to find by the roster; None where the
@@ -105,7 +105,7 @@ class CoordinatorConfig(RoleConfig):
 
     http_address: str
     """``host:port`` of ``/status`` and ``/metrics``, or ``:port`` of its own host; port 0 takes any free one."""
-    lease_seconds: PositiveSeconds
+    lease_seconds: Seconds
     """Seconds without a heartbeat after which a worker's index is free for another."""
     roster_path: str | None = None
     """File that keeps the roster over the coordinator's own restarts; None where no file outlives it: it is kept beside
@@ -184,7 +184,7 @@ class TrainerConfig(RoleConfig):
     """Where rank 0 hands out weights in shared memory; None where nobody shares its memory."""
     publishes_live: bool
     """Whether rank 0 sends every version to the coordinator, for those who share no memory with it."""
-    peer_timeout_seconds: PositiveSeconds
+    peer_timeout_seconds: Seconds
     """Seconds of silence after which an actor's credits go to others."""
     policy_name: str
     """The policy's name in the parameter DB."""
@@ -299,7 +299,7 @@ class BufferConfig(RoleConfig):
     """Where each buffer worker takes samples, by index."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where trainers take samples, by rank."""
-    peer_timeout_seconds: PositiveSeconds
+    peer_timeout_seconds: Seconds
     """Seconds of silence after which an actor's credits go to others."""
 
     @property
@@ -324,7 +324,7 @@ class PolicyWorkerConfig(RoleConfig):
     """Where each policy worker serves actors, by index."""
     max_batch_size: PositiveInteger
     """Lanes that are evaluated together at most."""
-    parameter_pull_seconds: PositiveSeconds
+    parameter_pull_seconds: Seconds
     """Seconds after which newer weights are looked for."""
     device: Device
     """Where the network is evaluated, unless that needs no torch."""
@@ -354,7 +354,7 @@ class EvaluatorConfig(RoleConfig):
     """Episodes that are played in each environment."""
     max_steps_per_environment: PositiveInteger
     """Steps after which an environment that has not ended its episodes is given up."""
-    every_seconds: PositiveSeconds | None = None
+    every_seconds: Seconds | None = None
     """Seconds between the versions that one evaluator plays."""
     every_versions: PositiveInteger | None = None
     """Versions of its share of which an evaluator plays one."""

@@ -14,7 +14,7 @@ import click
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.api.spec import RLExperiment
 from rlsrl.cli.errors import UserError
-from rlsrl.local.controller import Failed, Finished, Interrupted, Outcome
+from rlsrl.local.controller import Failed, Finished, Interrupted, RunOutcome
 from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
 from rlsrl.local.session import claim, draw_curve, run_life, settle
 from rlsrl.local.summary import closing_lines
@@ -74,7 +74,7 @@ def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) ->
     return _report(summary, folder, outcome, again)
 
 
-def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: Outcome, again: str) -> int:
+def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: RunOutcome, again: str) -> int:
     if isinstance(outcome, Failed):
         click.echo(f"error: {outcome.message}", err=True)
     for line in closing_lines(summary, _short(folder.path)):

@@ -26,10 +26,10 @@ HEADER = ("ROLE", "INDEX", "HOST", "STATE", "BUSY", "VERSION", "PER SECOND", "WA
 RATE_UNITS = {"policy": "requests"}
 """The unit of a role's rate; by default transitions."""
 
-Page = Mapping[str, Any]
+StatusPage = Mapping[str, Any]
 
 
-def top_table(page: Page, *, whole: bool = False) -> str:
+def top_table(page: StatusPage, *, whole: bool = False) -> str:
     """Return the experiment in a line, then each role and its workers; ``whole`` shows every worker."""
     rows: list[tuple[str, ...]] = []
     for role in mapping(page, "roles"):
@@ -42,7 +42,7 @@ def top_table(page: Page, *, whole: bool = False) -> str:
     return printable(f"{_experiment(page)}\n\n{columns([HEADER, *rows])}")
 
 
-def _experiment(page: Page) -> str:
+def _experiment(page: StatusPage) -> str:
     totals = mapping(page, "totals")
     shown = {
         "env steps": ("env_steps", ",.0f"),
@@ -56,7 +56,7 @@ def _experiment(page: Page) -> str:
     return f"{page.get('experiment', '')}: {page.get('phase', UNKNOWN)}, {', '.join(figures)}, version {version}"
 
 
-def _role(role: str, reports: Sequence[Page]) -> tuple[str, ...]:
+def _role(role: str, reports: Sequence[StatusPage]) -> tuple[str, ...]:
     """Return a role's row: number of workers by state, mean activity, sum of rates."""
     states = [state(report) for report in reports]
     by_state = ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states)) or "none"
@@ -75,7 +75,7 @@ def _role(role: str, reports: Sequence[Page]) -> tuple[str, ...]:
     )
 
 
-def _worker(report: Page) -> tuple[str, ...]:
+def _worker(report: StatusPage) -> tuple[str, ...]:
     shares = activity([report])
     return (
         "",
@@ -90,7 +90,7 @@ def _worker(report: Page) -> tuple[str, ...]:
     )
 
 
-def _per_second(report: Page) -> float | None:
+def _per_second(report: StatusPage) -> float | None:
     return number(mapping(report, "stats"), "samples_per_second")
 
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 from rlsrl.envs.info_keys import EPISODE_CONTINUES
 from rlsrl.runtime.errors import ConfigurationError
 
-Step = tuple[Any, Any, bool, bool, dict[str, Any]]
+EnvStep = tuple[Any, Any, bool, bool, dict[str, Any]]
 """The return type of ``gymnasium.Env.step``."""
 Reset = tuple[Any, dict[str, Any]]
 """The return type of ``gymnasium.Env.reset``."""
@@ -44,7 +44,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
     @override
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         """Step the game. Terminate also when a life is lost and another is left."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         lives, before = self._ale.lives(), self._lives
@@ -94,7 +94,7 @@ class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._with_mask(observation, info, is_final=False), info
 
     @override
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> EnvStep:
         """Step the environment. The final observation of an episode may have no legal action."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         observation = self._with_mask(observation, info, is_final=terminated or truncated)

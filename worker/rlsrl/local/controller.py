@@ -130,7 +130,7 @@ class Failed:
         return f"{head} Last lines of {self.log}:{quoted}"
 
 
-Outcome = Finished | Interrupted | Failed
+RunOutcome = Finished | Interrupted | Failed
 
 
 class Journal(Protocol):
@@ -203,7 +203,7 @@ class LocalController:
         self._signals: list[signal.Signals] = []
         self._next_show = clock()
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Start all processes, restart failed ones, and end all after the finish, a signal or a lasting failure.
 
         No process is alive when this returns or raises.
@@ -227,7 +227,7 @@ class LocalController:
             return Interrupted(signum=outcome.signum, killed=len(self._signals) > 1)
         return outcome
 
-    def _supervise(self) -> Outcome:
+    def _supervise(self) -> RunOutcome:
         """Restart processes until the run ends; return its outcome.
 
         Waits for ended processes, signals and due restarts; each of them wakes it.
@@ -245,7 +245,7 @@ class LocalController:
                 role, number = key
                 self._start(self._plans[role], number)
 
-    def _handle_exit(self, child: ChildProcess, code: int) -> Outcome | None:
+    def _handle_exit(self, child: ChildProcess, code: int) -> RunOutcome | None:
         """Schedule a restart and return None, or return the outcome of the run."""
         if self._journal.is_finished():
             return Finished()

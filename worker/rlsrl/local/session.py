@@ -20,8 +20,8 @@ from rlsrl.local.controller import (
     WORKER_COMMAND,
     LaunchOptions,
     LocalController,
-    Outcome,
     RolePlan,
+    RunOutcome,
 )
 from rlsrl.local.display import Viewer, open_display
 from rlsrl.local.metrics_log import read_rows, training_rows
@@ -78,7 +78,7 @@ def run_life(
     modules: Path,
     output: TextIO,
     command: Sequence[str] = WORKER_COMMAND,
-) -> Outcome:
+) -> RunOutcome:
     """Start or resume the run, show it, and end it. Main thread only.
 
     Args:

@@ -15,11 +15,11 @@ from rlsrl.rpc.tls import Tls
 AUTHORIZATION = "authorization"
 """Metadata key of the token. The value is ``Bearer TOKEN``."""
 
-Metadata = tuple[tuple[str, str], ...]
+CallMetadata = tuple[tuple[str, str], ...]
 """Metadata of a call."""
 
 
-def token_metadata(token: str) -> Metadata:
+def token_metadata(token: str) -> CallMetadata:
     """Return the metadata that every call must carry."""
     return ((AUTHORIZATION, f"Bearer {token}"),)
 

@@ -22,7 +22,7 @@ import grpc
 import structlog
 from grpc import aio
 
-from rlsrl.rpc.channels import Metadata, cancel_call, end_call, open_channel
+from rlsrl.rpc.channels import CallMetadata, cancel_call, end_call, open_channel
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import Tls
 
@@ -55,7 +55,7 @@ class Conversation:
         address: str,
         method: str,
         *,
-        metadata: Metadata,
+        metadata: CallMetadata,
         tls: Tls | None,
         first: bytes,
         on_message: Callable[[bytes], None],

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from rlsrl.rpc.channels import Metadata, open_aio_channel
+from rlsrl.rpc.channels import CallMetadata, open_aio_channel
 from rlsrl.rpc.tls import Tls
 
 _of_thread = threading.local()
@@ -95,7 +95,7 @@ class InThreadConversation:
         address: str,
         method: str,
         *,
-        metadata: Metadata,
+        metadata: CallMetadata,
         tls: Tls | None,
         first: bytes,
         on_message: Callable[[bytes], None],
@@ -140,7 +140,7 @@ class InThreadConversation:
         """Wait for the conversation's end."""
         await self._task
 
-    async def _converse(self, address: str, method: str, metadata: Metadata, tls: Tls | None) -> None:
+    async def _converse(self, address: str, method: str, metadata: CallMetadata, tls: Tls | None) -> None:
         error: Exception | None = None
         try:
             if not self._is_cancelled:
@@ -152,7 +152,7 @@ class InThreadConversation:
             error = raised
         self._on_end(error)
 
-    async def _receive(self, address: str, method: str, metadata: Metadata, tls: Tls | None) -> None:
+    async def _receive(self, address: str, method: str, metadata: CallMetadata, tls: Tls | None) -> None:
         async with open_aio_channel(address, tls) as channel:
             begin: Any = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
             call = self._call = begin(metadata=metadata)

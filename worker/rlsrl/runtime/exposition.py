@@ -19,7 +19,7 @@ from typing import Self
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-Page = Callable[[], tuple[str, bytes]]
+PageHandler = Callable[[], tuple[str, bytes]]
 """Makes a page: content type and body. Called from a thread of the server's; TimeoutError if it cannot be had now."""
 
 HEALTH_PAGE = "/healthz"
@@ -58,8 +58,8 @@ class MetricsServer:
         host: str,
         port: int,
         token: str,
-        pages: Mapping[str, Page] | None = None,
-        guarded: Mapping[str, Page] | None = None,
+        pages: Mapping[str, PageHandler] | None = None,
+        guarded: Mapping[str, PageHandler] | None = None,
         on_refused: Callable[[str], None] = lambda kind: None,  # noqa: ARG005 - whoever counts
     ) -> None:
         """Bind and serve; pages are by path, for example ``/status``.
@@ -186,7 +186,7 @@ def _parse(request: bytes) -> tuple[str, dict[str, bytes]]:
     return path.partition("?")[0], headers
 
 
-async def _shown(page: Page) -> bytes:
+async def _shown(page: PageHandler) -> bytes:
     try:
         content_type, body = await asyncio.to_thread(page)
     except TimeoutError:

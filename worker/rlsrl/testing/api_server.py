@@ -16,7 +16,7 @@ import celpy
 from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
-Schema = Mapping[str, Any]
+OpenApiSchema = Mapping[str, Any]
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -28,18 +28,18 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def faults(schema: Schema, document: Mapping[str, Any], former: Mapping[str, Any] | None = None) -> list[str]:
+def faults(schema: OpenApiSchema, document: Mapping[str, Any], former: Mapping[str, Any] | None = None) -> list[str]:
     """Return why the document is refused, as a new object or as an update of ``former``; empty if it is accepted."""
     whole = _read(schema, document)
     before = None if former is None else _read(schema, former)
     return list(_misfits(schema, whole, "")) or list(_broken_rules(schema, whole, "", before))
 
 
-def _read(schema: Schema, document: Mapping[str, Any]) -> Any:
+def _read(schema: OpenApiSchema, document: Mapping[str, Any]) -> Any:
     return with_defaults(schema, _pruned_of_nulls(schema, copy.deepcopy(dict(document))))
 
 
-def faults_of_defaults(schema: Schema, path: str = "") -> list[str]:
+def faults_of_defaults(schema: OpenApiSchema, path: str = "") -> list[str]:
     """Return why the definition itself is refused: the API server applies the rules to each default alone, and as an
     unchanged former value."""
     found = list(_broken_rules(schema, schema["default"], path, schema["default"])) if "default" in schema else []
@@ -48,7 +48,7 @@ def faults_of_defaults(schema: Schema, path: str = "") -> list[str]:
     return found
 
 
-def with_defaults(schema: Schema, value: Any) -> Any:
+def with_defaults(schema: OpenApiSchema, value: Any) -> Any:
     """Return the value with the defaults of missing fields, also inside defaults."""
     if isinstance(value, dict):
         for name, each in schema.get("properties", {}).items():
@@ -59,7 +59,7 @@ def with_defaults(schema: Schema, value: Any) -> Any:
     return value
 
 
-def _pruned_of_nulls(schema: Schema, value: Any) -> Any:
+def _pruned_of_nulls(schema: OpenApiSchema, value: Any) -> Any:
     if isinstance(value, dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
         properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
         kept = {name: each for name, each in value.items() if each is not None or "additionalProperties" in schema}
@@ -67,7 +67,7 @@ def _pruned_of_nulls(schema: Schema, value: Any) -> Any:
     return value
 
 
-def _misfits(schema: Schema, value: Any, path: str) -> Iterator[str]:
+def _misfits(schema: OpenApiSchema, value: Any, path: str) -> Iterator[str]:
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return
     kind = schema["type"]
@@ -88,7 +88,7 @@ def _misfits(schema: Schema, value: Any, path: str) -> Iterator[str]:
         yield from _wrong_members(schema, value, path)
 
 
-def _out_of_bounds(schema: Schema, value: Any, path: str) -> Iterator[str]:
+def _out_of_bounds(schema: OpenApiSchema, value: Any, path: str) -> Iterator[str]:
     size = len(value) if isinstance(value, str | list | dict) else value
     for low in ("minimum", "minLength", "minItems"):
         if low in schema and (size < schema[low] or (schema.get("exclusiveMinimum") and size == schema[low])):
@@ -98,7 +98,7 @@ def _out_of_bounds(schema: Schema, value: Any, path: str) -> Iterator[str]:
             yield f"{path}: {value!r} is above {schema[high]}"
 
 
-def _wrong_members(schema: Schema, value: Mapping[str, Any], path: str) -> Iterator[str]:
+def _wrong_members(schema: OpenApiSchema, value: Mapping[str, Any], path: str) -> Iterator[str]:
     properties = schema.get("properties", {})
     for name in schema.get("required", []):
         if name not in value:
@@ -112,7 +112,7 @@ def _wrong_members(schema: Schema, value: Mapping[str, Any], path: str) -> Itera
             yield f"{path}.{name}: unknown field"
 
 
-def _broken_rules(schema: Schema, value: Any, path: str, former: Any = None) -> Iterator[str]:
+def _broken_rules(schema: OpenApiSchema, value: Any, path: str, former: Any = None) -> Iterator[str]:
     """Yield the broken rules. ``former`` is the previous value; without one the rules about edits are skipped."""
     names = {"self": json_to_cel(value), **({} if former is None else {"oldSelf": json_to_cel(former)})}
     for rule in schema.get("x-kubernetes-validations", []):

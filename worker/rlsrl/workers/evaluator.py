@@ -34,7 +34,7 @@ CHECK_SECONDS = 0.5
 
 NOTHING = PollResult()
 
-Outcome = Literal["stored", "unfinished", "pruned", "corrupt", "failed"]
+EvaluationOutcome = Literal["stored", "unfinished", "pruned", "corrupt", "failed"]
 """The outcome of an evaluation. stored: the result is stored with the version; unfinished: its episodes did not end;
 pruned: the version is gone; corrupt: the version is damaged; failed: the store failed to read or to write."""
 
@@ -186,7 +186,9 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         self._statistics |= {"return_mean": mean, "return_std": result.return_std, "step": float(info.version.step)}
         self._context.report_stats(self._statistics)
 
-    def _store(self, parts: EvaluatorParts, info: VersionInfo, evaluation: Mapping[str, Any], outcome: Outcome) -> None:
+    def _store(
+        self, parts: EvaluatorParts, info: VersionInfo, evaluation: Mapping[str, Any], outcome: EvaluationOutcome
+    ) -> None:
         """Store the evaluation with the version, and move the tag to the best version.
 
         If the store fails, this result is lost, but the evaluator goes on with the next version.
@@ -202,7 +204,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             outcome = "failed"
         self._count(outcome, info, best=None if best is None else str(best), **evaluation)
 
-    def _count(self, outcome: Outcome, info: VersionInfo, **details: Any) -> None:
+    def _count(self, outcome: EvaluationOutcome, info: VersionInfo, **details: Any) -> None:
         self._context.metrics.evaluations.labels(outcome=outcome).inc()
         self._statistics["evaluations"] = self._statistics.get("evaluations", 0.0) + 1
         self._context.log.info("evaluated", version=str(info.version), outcome=outcome, **details)

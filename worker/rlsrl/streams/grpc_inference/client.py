@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.rpc.back_off import BackOff
-from rlsrl.rpc.channels import Metadata, token_metadata
+from rlsrl.rpc.channels import CallMetadata, token_metadata
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import END_SECONDS, is_final
 from rlsrl.rpc.in_thread import InThreadConversation, WaitingLoop
@@ -321,7 +321,7 @@ class _Connection:
         address: str,
         target: str,
         *,
-        metadata: Metadata,
+        metadata: CallMetadata,
         tls: Tls | None,
         hello: bytes,
         now: float,

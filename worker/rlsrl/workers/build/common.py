@@ -27,11 +27,11 @@ EXPORTED_ACTOR_KEY = "program"
 DESCRIPTION_SECONDS = 0.2
 """How long a worker waits for the trainer's description between two checks for exit."""
 
-Purpose = Literal["network", "minibatches", "acting"]
-_DOMAINS: dict[Purpose, int] = {"network": 11, "minibatches": 12, "acting": 13}
+SeedPurpose = Literal["network", "minibatches", "acting"]
+_DOMAINS: dict[SeedPurpose, int] = {"network": 11, "minibatches": 12, "acting": 13}
 
 
-def derived_seed(seed: int, purpose: Purpose, *key: int) -> int:
+def derived_seed(seed: int, purpose: SeedPurpose, *key: int) -> int:
     """Return the seed of one use of randomness, unrelated to the seeds of other uses and keys."""
     return int(np.random.SeedSequence(seed, spawn_key=(_DOMAINS[purpose], *key)).generate_state(1, np.uint32)[0])
 
