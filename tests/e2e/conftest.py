@@ -1,4 +1,4 @@
-"""The cluster that KUBECONFIG names, with the operator on it. `make e2e` brings one up."""
+"""The cluster of KUBECONFIG, with the operator. `make e2e` starts one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts"
 SYSTEM = "rlsrl-system"
 BUILD_SECONDS = 1800.0
-"""For the first build of an addon."""
+"""Deadline for the first build of an add-on."""
 Install = Callable[[str], AbstractContextManager[None]]
 VALUES = {
     "images": {"tag": TAG},
@@ -75,7 +75,7 @@ CARTPOLE: Object = {
 
 @pytest.fixture(scope="session", autouse=True)
 def kubeconfig() -> str:
-    """Where the cluster's kubeconfig is."""
+    """The path of the cluster's kubeconfig."""
     path = os.environ.get("KUBECONFIG", "")
     if not path:
         pytest.fail("KUBECONFIG names no cluster: `make e2e` brings one up", pytrace=False)
@@ -84,7 +84,7 @@ def kubeconfig() -> str:
 
 @pytest.fixture(scope="session")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
-    """The namespace of the operator, installed by the chart as a user installs it."""
+    """Install the operator with the chart, as a user does, and yield its namespace."""
     values = tmp_path_factory.mktemp("chart") / "values.yaml"
     values.write_text(yaml.safe_dump(VALUES))
     with namespace(SYSTEM) as where:
@@ -116,14 +116,14 @@ def _installed(name: str) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def install(kubeconfig: str) -> Install:
-    """Puts on the cluster, for as long as it is needed, what hack/addon builds."""
+    """Install add-ons of hack/addon on the cluster, and remove them at the end."""
     assert kubeconfig
     return _installed
 
 
 @pytest.fixture(scope="module")
 def definition(kubeconfig: str) -> Iterator[None]:
-    """The definition of experiments: another release's, or one of these tests' own."""
+    """Install the CRD if no release has installed it."""
     assert kubeconfig
     if "rlexperiments.rlsrl.dev" in run("kubectl", "get", "crd", "-o", "name"):
         yield
@@ -136,7 +136,7 @@ def definition(kubeconfig: str) -> Iterator[None]:
 
 @pytest.fixture
 def where(system: Namespace) -> Iterator[Namespace]:
-    """A namespace for one test's experiments."""
+    """Yield a namespace for one test's experiments."""
     assert system.name
     with namespace(f"e2e-{uuid.uuid4().hex[:8]}", wait=False) as made:
         yield made
@@ -144,7 +144,7 @@ def where(system: Namespace) -> Iterator[Namespace]:
 
 @pytest.fixture(scope="session")
 def hands(kubeconfig: str) -> Iterator[Nodes]:
-    """What reaches into the nodes."""
+    """Yield privileged access to the nodes."""
     assert kubeconfig
     with nodes(f"rlsrl/worker:{TAG}-actor") as found:
         yield found
@@ -152,17 +152,17 @@ def hands(kubeconfig: str) -> Iterator[Nodes]:
 
 @pytest.fixture(scope="session")
 def recovered() -> Recovered:
-    """Where rows of the table of faults go."""
+    """Return the function that records rows of the table of faults."""
     return record
 
 
 @pytest.fixture
 def actor_image() -> str:
-    """The image of workers without torch."""
+    """The workers' image without torch."""
     return f"rlsrl/worker:{TAG}-actor"
 
 
 @pytest.fixture
 def cartpole() -> Object:
-    """CartPole to 475 with every role that there can be, but for evaluators."""
+    """Return CartPole to 475 with every role except evaluators."""
     return copy.deepcopy(CARTPOLE)

@@ -1,4 +1,4 @@
-"""Who has not the experiment's token is refused: at every port of every pod, by every call."""
+"""Every call at every port of every pod is refused without the experiment's token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chart renders has what the values ask for, the operator reads it so, and the API server takes all of it."""
+"""The chart renders the objects of its values; the operator reads its settings; the API server accepts all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts"
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
 MODULE_SECONDS = 300
-"""For the monitors' definitions, which are downloaded once."""
+"""Deadline for the download of the monitors' definitions."""
 _SUFFIX = uuid.uuid4().hex[:8]
 RELEASE, WHERE, OTHER = "rendered", f"chart-{_SUFFIX}", f"chart-{_SUFFIX}-other"
 OPERATOR, KEY = f"{RELEASE}-operator", f"{RELEASE}-operator-key"
@@ -38,7 +38,7 @@ OPERATORS_LABELS = {
 }
 
 Name = tuple[str, str, str]
-"""Kind, namespace (empty where there is none) and name of an object."""
+"""Kind, namespace (empty for cluster-wide objects) and name of an object."""
 CRD = {("CustomResourceDefinition", "", "rlexperiments.rlsrl.dev")}
 FOR_USERS = {("ClusterRole", "", f"{RELEASE}-{role}") for role in ("view", "edit", "admin")}
 EVERYWHERE = {("ClusterRole", "", OPERATOR), ("ClusterRoleBinding", "", OPERATOR)}
@@ -64,7 +64,7 @@ TOLD_BY_DEFAULT: Object = {
         },
     },
 }
-"""The operator's settings where no value says otherwise."""
+"""The operator's default settings."""
 ALWAYS_SO: Object = {
     "metadata": {"labels": OPERATORS_LABELS},
     "spec": {
@@ -82,13 +82,13 @@ ALWAYS_SO: Object = {
         ],
     },
 }
-"""Of the operator's pod, whatever the values are."""
+"""Fields of the operator's pod with any values."""
 
 SOON_ELSEWHERE = [
     {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
     for state in ("not-ready", "unreachable")
 ]
-"""What the operator's pod bears of a lost node, before what the values say."""
+"""The operator's default tolerations for a lost node, before those of the values."""
 
 POD: Object = {
     "resources": {
@@ -116,7 +116,7 @@ POD: Object = {
     # As large as OpenShift's, and as they come: a float would be written with an exponent.
     "securityContext": {"runAsUser": 1000650000, "runAsGroup": 1, "fsGroup": 2147483647},
 }
-"""Everything that pods can be given."""
+"""All settings of pods."""
 SCRAPERS = [
     {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}, "podSelector": {}},
     {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
@@ -126,21 +126,21 @@ DIGESTS = {name: f"sha256:{digit * 64}" for name, digit in (("operator", "0"), (
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Values, and what they are to lead to."""
+    """Values and their expected result."""
 
     values: Object
     template: Object = field(default_factory=dict)
-    """Of the operator's pod, beside what is always so; None is nothing."""
+    """Further fields of the operator's pod; None: no such field."""
     told: Object = field(default_factory=dict)
-    """To the operator, beside the defaults; None instead of a default is nothing."""
+    """Settings of the operator beside the defaults; None removes a default."""
     more: Mapping[Name, Object] = field(default_factory=dict)
-    """Objects beside those of the defaults, and what they have."""
+    """Objects beside the default ones, with their fields."""
     less: Set[Name] = frozenset()
-    """Objects of the defaults that are not there."""
+    """Default objects that are missing."""
 
 
 def in_template(**given: Any) -> Object:
-    """Where a pod template has what a pod is given."""
+    """Return the fields of a pod template for a role's settings."""
     spec, container = dict(given), {}
     for name, theirs in (("resources", "resources"), ("extraEnv", "env"), ("image", "image")):
         if name in spec:
@@ -157,7 +157,7 @@ def roles_in(*places: str) -> dict[Name, Object]:
 
 
 def pod_monitors(*, namespaces: Object, interval: str = "30s", **labels: str) -> dict[Name, Object]:
-    """What scrapes the operator, and what scrapes the workers in those namespaces."""
+    """Return the monitors of the operator and of the workers in those namespaces."""
     of_operator = {
         "selector": {"matchLabels": OPERATORS_LABELS},
         "podMetricsEndpoints": [{"port": "metrics", "interval": interval}],
@@ -358,7 +358,7 @@ CASES: Mapping[str, Case] = {
 
 
 def merged(base: Object, over: Object) -> Object:
-    """As helm merges values: None takes away what was there."""
+    """Merge values as helm does: None removes a value."""
     found = dict(base)
     for name, value in over.items():
         if value is None and name in base:
@@ -370,7 +370,7 @@ def merged(base: Object, over: Object) -> Object:
 
 
 def differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
-    """Where something is not as wanted; fields that nobody asked for may be there."""
+    """Yield the paths of wrong or missing fields; additional fields are allowed."""
     match wanted:
         case dict() if isinstance(found, dict):
             for name, value in wanted.items():
@@ -394,7 +394,7 @@ def by_name(objects: Sequence[Object]) -> dict[Name, Object]:
 
 
 def of_an_experiment(document: Object, settings: OperatorSettings) -> list[Object]:
-    """All that the operator would make for it."""
+    """Return all objects that the operator would create for it."""
     context = replace(context_of(document, settings=settings), namespace=WHERE)
     rendered = render(context)
     claim = volume_claim(context)
@@ -408,7 +408,7 @@ def of_an_experiment(document: Object, settings: OperatorSettings) -> list[Objec
 
 
 def try_on_the_cluster(objects: Sequence[Object]) -> None:
-    """Have the API server judge them all, and make none; an unknown field or a warning is a refusal."""
+    """Apply them all as a dry run on the API server; an unknown field or a warning is an error."""
     options = ["--dry-run=server", "--validate=strict", "--warnings-as-errors"]
     # Whatever is there already has other owners: only what is asked for is judged here.
     told = run(
@@ -429,7 +429,7 @@ def places(kubeconfig: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def monitors(kubeconfig: str) -> Iterator[None]:
-    """The definitions of PodMonitor and PrometheusRule; those that are there already stay as they are."""
+    """Install the definitions of PodMonitor and PrometheusRule, unless they exist."""
     assert kubeconfig
     paths = run(str(REPOSITORY / "hack" / "monitor-crds"), seconds=MODULE_SECONDS).split()
     there = run("kubectl", "get", "crd", "-o", "name").split()
@@ -454,7 +454,7 @@ def test_lint_finds_nothing(values: Object, strict: bool) -> None:
 
 @pytest.mark.usefixtures("places", "monitors")
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_rendered_is_what_was_asked_for_and_the_server_takes_it(
+def test_rendered_objects_match_the_values_and_the_server_accepts_them(
     name: str, cartpole: Object, tmp_path: Path
 ) -> None:
     case = CASES[name]

@@ -28,7 +28,7 @@ OPERATOR = f"{RELEASE}-operator"
 NOWHERE = {"no-node": "has-this"}
 NAMESPACED: Object = {"crds": {"enabled": False}, "images": {"tag": TAG}, "namespaces": [WHERE]}
 RECORDS = ("events", "events.events.k8s.io")
-"""Kinds that tell what was, and go by themselves."""
+"""Kinds that record events and expire."""
 
 Name = tuple[str, str, str]
 """Kind, namespace (empty where there is none) and name of an object."""
@@ -56,7 +56,7 @@ def traces() -> set[Name]:
 
 
 def await_traces(expected: set[Name]) -> None:
-    """Wait for the cluster's collector; a failure says what differs."""
+    """Wait for the cluster's garbage collection; the error shows the difference."""
     with suppress(TimeoutError):
         until(lambda: traces() == expected, "nothing else is left")
     assert traces() == expected
@@ -72,7 +72,7 @@ def helm(command: str, *arguments: str, values: Object | None = None, wait: bool
 
 
 def pod(where: Namespace) -> Object:
-    """The operator's, once it is the only one."""
+    """Return the operator's pod, once it is the only one."""
     pods = until(lambda: found if len(found := where.list("pods")) == 1 else None, "one pod")
     return pods[0]
 
@@ -85,7 +85,7 @@ def settings(where: Namespace) -> Object:
 
 
 def may_look_after(place: str) -> bool:
-    """Whether the operator may, in the API server's eyes."""
+    """Return whether the API server allows the operator to do it."""
     who = f"system:serviceaccount:{WHERE}:{OPERATOR}"
     # `can-i` ends with an error where the answer is no.
     review: Object = {
@@ -102,7 +102,7 @@ def may_look_after(place: str) -> bool:
 
 @pytest.fixture
 def where(definition: None) -> Iterator[Namespace]:
-    """The release's namespace; there is another one."""
+    """The release's namespace, beside another one."""
     with namespace(WHERE, wait=False) as made, namespace(OTHER, wait=False):
         made.kubectl("wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt")
         Namespace(OTHER).kubectl("wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt")

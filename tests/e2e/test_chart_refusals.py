@@ -1,4 +1,4 @@
-"""Values that nothing could be made of are refused before anything is installed, and helm says which and why."""
+"""helm refuses invalid values before it installs anything, and names the value and the reason."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ REFUSED: Mapping[str, tuple[Object, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_can_be_nothing_is_refused_by_its_path(name: str) -> None:
+def test_invalid_values_are_refused_with_their_path(name: str) -> None:
     values, path, reason = REFUSED[name]
     with pytest.raises(KubectlFailed) as refused:
         run("helm", "template", "a", str(CHART), "-f", "-", stdin=json.dumps(values))

@@ -1,4 +1,4 @@
-"""What the other tests take for granted of the cluster: pods on each node, DNS, volumes, Pod Security, access."""
+"""The cluster's features that other tests assume: pods on each node, DNS, volumes, Pod Security, access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlsrl.testing.waiting import until
 pytestmark = pytest.mark.e2e
 
 IMAGE = f"rlsrl/operator:{TAG}"
-"""Any that the nodes have and that has Python."""
+"""Any image on the nodes with Python."""
 USER = 10001
 PORT = 8000
 SERVE = f"""
@@ -64,7 +64,7 @@ def place() -> Iterator[Namespace]:
 
 
 def pod(name: str, program: str, *arguments: str, **spec: Any) -> Object:
-    """A pod that runs a Python program and may run where Pod Security is `restricted`."""
+    """Return a pod that runs a Python program under Pod Security `restricted`."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -98,7 +98,7 @@ def pod(name: str, program: str, *arguments: str, **spec: Any) -> Object:
 
 
 def server(name: str, **spec: Any) -> Object:
-    """A pod that answers HTTP with its own host name, and is ready when it does."""
+    """Return a pod that answers HTTP with its host name, and is ready once it answers."""
     made = pod(name, SERVE, **spec)
     made["spec"]["containers"][0]["readinessProbe"] = {"httpGet": {"path": "/", "port": PORT}, "periodSeconds": 1}
     return made
@@ -119,7 +119,7 @@ def await_ready(place: Namespace, name: str) -> None:
 
 
 def output(place: Namespace, name: str) -> str:
-    """What a pod's program printed, once it ended well."""
+    """Wait for the end of a pod's program and return its output."""
     phase = until(lambda: ended(place, name), f"{name} ended")
     said = place.kubectl("logs", name)
     assert phase == "Succeeded", said
@@ -133,7 +133,7 @@ def ended(place: Namespace, name: str) -> str | None:
 
 
 def workers() -> list[str]:
-    """The names of the nodes that are there for pods."""
+    """Return the names of the schedulable nodes."""
     nodes = json.loads(run("kubectl", "get", "nodes", "--output", "json"))["items"]
     kept_free = "node-role.kubernetes.io/"
     return [
@@ -205,7 +205,7 @@ def test_commands_logs_and_ports_are_reached_from_here(place: Namespace) -> None
 
 @contextmanager
 def forwarded(place: Namespace, name: str) -> Iterator[int]:
-    """The port of this machine that leads to the pod's."""
+    """Yield a local port that forwards to the pod's."""
     command = ("kubectl", "--namespace", place.name, "port-forward", f"pod/{name}", f":{PORT}")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         # The line comes, or the end of the output when kubectl gives up or is made to.

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def told(experiment: ClusterExperiment, command: str, *arguments: str) -> tuple[int, str, str]:
-    """The command's status and what it says."""
+    """Return the command's exit status and output."""
     words = ["kubectl", "rlsrl", command, experiment.name, "--namespace", experiment.where.name, *arguments]
     done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     assert "Traceback" not in done.stderr
@@ -25,7 +25,7 @@ def names(experiment: ClusterExperiment, role: str | None = None) -> set[str]:
     return {pod["metadata"]["name"] for pod in experiment.pods(role)}
 
 
-def test_a_run_that_is_well_is_told_by_every_command(where: Namespace, cartpole: Object) -> None:
+def test_every_command_shows_a_healthy_run(where: Namespace, cartpole: Object) -> None:
     cartpole["spec"]["stop"] = {"wallSeconds": 600}
     where.apply(cartpole)
     experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
@@ -60,7 +60,7 @@ def test_a_run_that_is_well_is_told_by_every_command(where: Namespace, cartpole:
     assert {line.removeprefix("[pod/").partition("/")[0] for line in lines.splitlines()} == names(experiment)
 
 
-def test_what_no_node_takes_is_named_with_the_pod_and_the_cure(where: Namespace, cartpole: Object) -> None:
+def test_an_unschedulable_pod_is_named_with_the_cure(where: Namespace, cartpole: Object) -> None:
     cartpole["spec"]["trainers"] = {"replicas": 1, "gpusPerPod": 1, "gpuResource": "example.com/none-has-it"}
     where.apply(cartpole)
     experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
@@ -73,7 +73,7 @@ def test_what_no_node_takes_is_named_with_the_pod_and_the_cure(where: Namespace,
     assert "cure: Add nodes, or change `resources`" in said
 
 
-def test_what_cannot_run_is_told_with_its_last_words(where: Namespace, cartpole: Object) -> None:
+def test_a_failing_worker_is_reported_with_its_last_output(where: Namespace, cartpole: Object) -> None:
     cartpole["spec"]["environment"] = {"id": "CartPole-v9"}
     where.apply(cartpole)
     experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
@@ -85,7 +85,7 @@ def test_what_cannot_run_is_told_with_its_last_words(where: Namespace, cartpole:
     assert "cure: Mend the spec or the image" in said
 
 
-def test_an_unknown_experiment_is_answered_with_the_nearest(where: Namespace, cartpole: Object) -> None:
+def test_an_unknown_experiment_is_reported_with_the_nearest_name(where: Namespace, cartpole: Object) -> None:
     where.apply(cartpole)
     misspelt = ClusterExperiment(where, "cartpol")
     for command in ("status", "top", "why", "logs"):

@@ -1,4 +1,4 @@
-"""The real API server and `rlsrl validate` come to the same verdict on every generated document."""
+"""The API server and `rlsrl validate` accept and refuse the same generated documents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def models_say(document: JsonDocument) -> str:
 def server_says(
     api: client.CustomObjectsApi, namespace: str, document: JsonDocument, former: JsonDocument | None = None
 ) -> str:
-    """Why it is refused as a new one, or in the place of ``former``, which is there; nothing for one that is taken."""
+    """Return why the document is refused as a new object, or as an update of ``former``; empty if it is accepted."""
     place = ("rlsrl.dev", "v1alpha1", namespace, "rlexperiments")
     options: dict[str, Any] = {"dry_run": "All", "field_validation": "Strict", "_request_timeout": ANSWER_SECONDS}
     try:
@@ -59,7 +59,7 @@ def server_says(
 @pytest.mark.parametrize(
     "num_documents", [500, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(1200)])]
 )
-def test_both_judge_every_document_alike(where: Namespace, num_documents: int) -> None:
+def test_both_accept_and_refuse_the_same_documents(where: Namespace, num_documents: int) -> None:
     config.load_kube_config()
     api = client.CustomObjectsApi()
     verdicts: Counter[bool] = Counter()
@@ -85,7 +85,7 @@ def test_both_judge_every_document_alike(where: Namespace, num_documents: int) -
 
 
 KWARGS = frozenset({"spec.environment.kwargs", "spec.policy.network.custom.kwargs"})
-"""What an API server cannot compare: there the operator refuses."""
+"""Fields that an API server cannot compare: the operator refuses their edits."""
 
 
 @pytest.mark.parametrize("num_pairs", [40, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
@@ -116,5 +116,5 @@ def test_both_refuse_the_same_edits(where: Namespace, num_pairs: int) -> None:
 
 
 def _nearly(document: JsonDocument, rng: random.Random) -> JsonDocument:
-    """Another stop condition: an edit that is legal."""
+    """Change the stop condition, a valid edit."""
     return {**document, "spec": {**document["spec"], "stop": {"envSteps": rng.randint(1, 1000)}}}

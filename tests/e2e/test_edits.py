@@ -1,4 +1,4 @@
-"""What edits of a running experiment do: to its workers what the field says, and to the others nothing.
+"""Edits of a running experiment affect the workers that the field names, and no others.
 
 One experiment is edited by all of them, in turn: each test leaves it running, but the last.
 """
@@ -39,7 +39,7 @@ ROLES = ("coordinator", "trainer", "policy", "actor")
 
 @pytest.fixture(scope="module")
 def edited(system: Namespace) -> Iterator[ClusterExperiment]:
-    """It trains, with every pod."""
+    """Wait until it trains with all pods."""
     assert system.name
     with namespace(f"e2e-edits-{uuid.uuid4().hex[:8]}", wait=False) as where:
         where.apply(LONG)
@@ -55,14 +55,14 @@ def long(edited: ClusterExperiment) -> ClusterExperiment:
 
 
 def edit(experiment: ClusterExperiment, **spec: Any) -> float:
-    """Merge into the spec; returns when."""
+    """Merge into the spec; return the time."""
     patch = json.dumps({"spec": spec})
     experiment.where.kubectl("patch", "rlexperiment", experiment.name, "--type=merge", "-p", patch)
     return time.monotonic()
 
 
 def lives(experiment: ClusterExperiment, *roles: str) -> set[tuple[str, int]]:
-    """The pods of the roles and how often each was restarted: what nobody may have touched."""
+    """Return the pods of the roles with their restarts; they must not change."""
     return {
         (pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ())))
         for role in roles
@@ -70,7 +70,7 @@ def lives(experiment: ClusterExperiment, *roles: str) -> set[tuple[str, int]]:
     }
 
 
-def test_actors_are_scaled_as_anything_is_and_others_roll(long: ClusterExperiment) -> None:
+def test_actors_scale_by_the_scale_subresource_and_other_roles_roll(long: ClusterExperiment) -> None:
     untouched, attempt = lives(long, *ROLES), long.status["attempt"]
     long.where.kubectl("scale", "rlexperiment/long", "--replicas=3")
     until(
@@ -93,7 +93,7 @@ def test_actors_are_scaled_as_anything_is_and_others_roll(long: ClusterExperimen
     assert long.status["attempt"] == attempt
 
 
-def test_what_would_be_another_experiment_is_refused_and_the_run_goes_on(long: ClusterExperiment) -> None:
+def test_edits_to_another_experiment_are_refused_and_the_run_continues(long: ClusterExperiment) -> None:
     before = lives(long, *ROLES)
     with pytest.raises(KubectlFailed, match=r"spec\.seed: .*cannot be edited"):
         edit(long, seed=7)
@@ -107,7 +107,7 @@ def test_what_would_be_another_experiment_is_refused_and_the_run_goes_on(long: C
     assert lives(long, *ROLES) == before
 
 
-def test_a_suspended_experiment_has_no_pods_and_goes_on_from_where_it_was(long: ClusterExperiment) -> None:
+def test_a_suspended_experiment_has_no_pods_and_resumes_from_its_step(long: ClusterExperiment) -> None:
     attempt = long.status["attempt"]
     edit(long, suspend=True)
     long.await_phase("Suspended")

@@ -24,11 +24,11 @@ WORKLOADS = (
     ("deployment", "evaluator"),
 )
 QUIET = ("configmaps", "secrets", "services", "networkpolicies")
-"""Objects without which running pods go on."""
+"""Objects whose deletion does not affect running pods."""
 
 
 class Hand:
-    """Makes faults of every kind, one at a time."""
+    """Injects faults of every kind, one at a time."""
 
     def __init__(self, experiment: ClusterExperiment, hands: Nodes, recovered: Recovered) -> None:
         self._experiment = experiment
@@ -49,7 +49,7 @@ class Hand:
         self._faults.make(f"deletion of {kind} {role}", [role], lambda: self._where.delete(kind, name))
 
     def delete_quietly(self, kind: str, name: str) -> None:
-        """It comes again, with what it held, and nobody notices."""
+        """Delete an object; the operator restores it with its contents, and no pod changes."""
         before = self._where.get(kind, name)
         assert before is not None
         self._faults.make(f"deletion of {kind} {name}", [], lambda: self._where.delete(kind, name))
@@ -70,9 +70,7 @@ def test_one_fault_of_each_kind(where: Namespace, hands: Nodes, recovered: Recov
 
 
 @pytest.mark.full
-def test_no_fault_stops_training_or_touches_who_was_not_hit(
-    where: Namespace, hands: Nodes, recovered: Recovered
-) -> None:
+def test_no_fault_stops_training_or_affects_other_pods(where: Namespace, hands: Nodes, recovered: Recovered) -> None:
     experiment = begin(where)
     hand = Hand(experiment, hands, recovered)
     for role in ROLES:
@@ -94,7 +92,7 @@ def test_no_fault_stops_training_or_touches_who_was_not_hit(
 
 @pytest.mark.full
 def test_a_process_that_is_stopped_is_one_failure(where: Namespace, hands: Nodes, recovered: Recovered) -> None:
-    """Its own kubelet finds it, and nobody else is restarted."""
+    """The kubelet restarts the stopped process, and no other process restarts."""
     experiment = begin(where)
     hand = Hand(experiment, hands, recovered)
     for role in ROLES:

@@ -1,4 +1,4 @@
-"""GPUs are limits and ranks from one source: pods with two each, on nodes that say that they have some."""
+"""GPUs determine limits and ranks: pods with two each, on nodes with simulated GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def patch_nodes(change: Object) -> None:
 
 @pytest.fixture
 def gpus() -> Iterator[None]:
-    """Two devices of a made-up kind on each node: an extended resource is only counted."""
+    """Add two simulated devices to each node: an extended resource is only a count."""
     patch_nodes({"op": "add", "path": PATH, "value": "2"})
     yield
     patch_nodes({"op": "remove", "path": PATH})
@@ -50,7 +50,7 @@ def test_four_ranks_in_two_pods_are_one_gang(where: Namespace, cartpole: Object)
     assert experiment.status["restarts"] == 0
 
 
-def test_a_request_that_no_node_has_is_told_with_the_pod(where: Namespace, cartpole: Object) -> None:
+def test_an_unsatisfiable_gpu_request_is_reported_with_the_pod(where: Namespace, cartpole: Object) -> None:
     cartpole["spec"]["trainers"] = {"replicas": 2, "gpusPerPod": 1, "gpuResource": "example.com/none"}
     where.apply(cartpole)
     experiment = ClusterExperiment(where, cartpole["metadata"]["name"])

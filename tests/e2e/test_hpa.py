@@ -1,4 +1,4 @@
-"""A HorizontalPodAutoscaler scales actors by what they wait for; Prometheus and prometheus-adapter are real ones."""
+"""A HorizontalPodAutoscaler scales actors by their waits, with a real Prometheus and prometheus-adapter."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(2400)]
 REPOSITORY = Path(__file__).parents[2]
 CHART, EXAMPLES = REPOSITORY / "charts", REPOSITORY / "examples" / "kubernetes"
 NAME = "cartpole"
-"""Of the experiment that the example scales."""
+"""The name of the experiment in the example."""
 SCALED_SECONDS = 300.0
-"""For what takes two minutes: rates over a minute, a look every 15 s, a minute of patience before actors go."""
+"""Deadline of a scaling: rates over a minute, a check every 15 s, a minute before actors are removed."""
 EXPERIMENT: Object = {
     "apiVersion": "rlsrl.dev/v1alpha1",
     "kind": "RLExperiment",
@@ -50,7 +50,7 @@ def snake_case(name: str) -> str:
 
 
 def scrape_configs(system: Namespace) -> Iterator[Object]:
-    """What the Prometheus operator makes of the chart's monitor of workers."""
+    """Return the scrape configuration for the chart's monitor of workers."""
     made = run(
         "helm", "template", "rlsrl", str(CHART), "--namespace", system.name,
         "--set", "metrics.podMonitor.enabled=true", "--show-only", "templates/monitoring.yaml",
@@ -73,7 +73,7 @@ def scrape_configs(system: Namespace) -> Iterator[Object]:
 
 @pytest.fixture
 def metrics(system: Namespace, install: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """Prometheus, which finds the workers' pods, and the adapter with the example's rule."""
+    """Install Prometheus, which finds the workers' pods, and the adapter with the example's rule."""
     rules = yaml.safe_load((EXAMPLES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     scraped = {"global": {"scrape_interval": "5s"}, "scrape_configs": [*scrape_configs(system)]}
     with namespace("monitoring") as monitoring:
@@ -90,7 +90,7 @@ def config_map(name: str, file: str, value: Object) -> Object:
 
 
 def busy(where: Namespace) -> list[str]:
-    """The metric of each actor's pod, for the story."""
+    """Return the metric of each actor's pod, for the output."""
     path = f"/apis/custom.metrics.k8s.io/v1beta1/namespaces/{where.name}/pods/*/rlsrl_actor_busy"
     return [
         f"{each['describedObject']['name']}: {each['value']}"
@@ -98,7 +98,7 @@ def busy(where: Namespace) -> list[str]:
     ]
 
 
-def test_actors_follow_what_trainers_can_use(metrics: None, where: Namespace, recovered: Recovered) -> None:
+def test_the_number_of_actors_follows_their_waits(metrics: None, where: Namespace, recovered: Recovered) -> None:
     assert metrics is None
     where.apply(EXPERIMENT)
     experiment = ClusterExperiment(where, NAME)

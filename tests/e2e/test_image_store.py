@@ -1,4 +1,4 @@
-"""The local cluster's image store: an image that replaces one is built upon what they have in common, and keeps it."""
+"""The local cluster's image store: a new image keeps the layers that it shares with the replaced one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ with_store load_and_look "$1" 3>&1
 
 
 def archive(path: Path, *layers: str) -> tuple[Path, str]:
-    """A docker-archive of NAME whose layers have one file each; and the digest of the lowest."""
+    """Write a docker-archive of NAME with one file in each layer; return the lowest layer's digest."""
     contents = []
     for text in layers:
         layer = io.BytesIO()
@@ -71,7 +71,7 @@ def archive(path: Path, *layers: str) -> tuple[Path, str]:
 
 
 def load(image: Path, cache: Path) -> tuple[str, str]:
-    """Snapshots after the worst moment (nothing if no image came), and names and snapshots of the end."""
+    """Return the snapshots after a garbage collection during the import, and names and snapshots at the end."""
     made = subprocess.run(
         ["bash", "-c", LOAD, "load", str(image)],
         cwd=REPOSITORY,
@@ -86,7 +86,7 @@ def load(image: Path, cache: Path) -> tuple[str, str]:
     return during, after
 
 
-def test_what_two_images_of_a_name_have_in_common_stays_while_one_replaces_the_other(tmp_path: Path) -> None:
+def test_shared_layers_stay_while_an_image_replaces_another(tmp_path: Path) -> None:
     first, common = archive(tmp_path / "first.tar", "common", "one")
     second, _ = archive(tmp_path / "second.tar", "common", "two")
     during, after = load(first, tmp_path)

@@ -1,4 +1,4 @@
-"""The images as a cluster gets them: from their archives, run as a pod of Pod Security `restricted` is run."""
+"""The images from their archives, run like a pod under Pod Security `restricted`."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ NAMES = {
 }
 TOP_FILES = (".dockerignore", "LICENSE", "README.md", "constraints.txt", "pyproject.toml")
 SIZE_LIMITS = {"worker-actor": 800, "worker-learner": 2200, "operator": 420}
-"""Megabytes of an archive, which is not compressed."""
+"""Size limits of the uncompressed archives, in megabytes."""
 CUDA_MEGABYTES = 4000
-"""What PyTorch's CUDA build brings along, where the learner has it."""
+"""Additional size of PyTorch's CUDA build."""
 USER = 10001
 RUN_SECONDS = 120.0
 WHITEOUT = ".wh."
-"""How a layer marks what it takes away."""
+"""A layer's mark of a removed file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image in its archive, and its file system unpacked."""
+    """An image in its archive, with its unpacked file system."""
 
     kind: str
     archive: Path
@@ -52,18 +52,18 @@ class Image:
     root: Path
 
     def holds(self, path: str) -> bool:
-        """Whether its file system has such a path: a pattern, relative to the root."""
+        """Return whether the file system has a path that matches the pattern."""
         return next(self.root.glob(path), None) is not None
 
 
 @pytest.fixture(scope="session", autouse=True)
 def kubeconfig() -> None:
-    """Images are tested without a cluster."""
+    """Replace the cluster's fixture: these tests need no cluster."""
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources as they are now: a copy, so that an edit beside the tests is nobody's failure."""
+    """Copy the current sources, so that edits during the tests have no effect."""
     copy = tmp_path_factory.mktemp("tree")
     for name in ("operator", "worker", "hack"):
         shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -74,21 +74,21 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archives(tree: Path) -> dict[str, Path]:
-    """Where each image is. `hack/images` builds what has changed."""
+    """Build changed images with `hack/images` and return the archives."""
     printed = subprocess.run([tree / "hack" / "images"], stdout=subprocess.PIPE, text=True, check=True).stdout
     return {path.stem.rpartition("-")[0]: path for path in map(Path, printed.splitlines())}
 
 
 @pytest.fixture(scope="module")
 def images(archives: dict[str, Path]) -> Iterator[dict[str, Image]]:
-    """All of them, unpacked."""
+    """Unpack all images."""
     with tempfile.TemporaryDirectory(prefix="rlsrl-images-") as folder:
         yield {kind: _unpack(kind, archive, Path(folder, kind)) for kind, archive in archives.items()}
 
 
 @pytest.fixture(params=NAMES)
 def image(request: pytest.FixtureRequest, images: dict[str, Image]) -> Image:
-    """Each in turn."""
+    """One image for each parameter."""
     return images[request.param]
 
 
@@ -116,7 +116,7 @@ def _unpack(kind: str, archive: Path, root: Path) -> Image:
 
 
 def _take_away(root: Path, names: Sequence[str]) -> None:
-    """Remove what a layer with such entries says is gone."""
+    """Apply a layer's marks of removed files."""
     for path in (root / name for name in names):
         if path.name == f"{WHITEOUT}{WHITEOUT}.opq":
             gone = list(path.parent.iterdir())
@@ -185,8 +185,8 @@ def test_the_entry_point_starts(images: dict[str, Image], kind: str, arguments: 
     assert shown in done.stdout
 
 
-def test_a_user_whom_the_image_does_not_know_has_a_name(image: Image) -> None:
-    """kopf asks for it, and so does torch."""
+def test_an_unknown_user_id_has_a_name(image: Image) -> None:
+    """kopf and torch need a user name."""
     done = run(image, "-c", "import getpass; print(getpass.getuser())", entrypoint=["python"], user=1_000_680_000)
     assert (done.stdout, done.stderr) == ("rlsrl\n", "")
 
@@ -211,7 +211,7 @@ def test_ranks_start_in_the_learner_image(images: dict[str, Image]) -> None:
     ("kind", "module"),
     [("worker-actor", "torch"), ("operator", "torch"), ("operator", "numpy"), ("operator", "grpc")],
 )
-def test_what_an_image_has_no_use_for_is_not_there(images: dict[str, Image], kind: str, module: str) -> None:
+def test_unneeded_files_are_not_in_an_image(images: dict[str, Image], kind: str, module: str) -> None:
     done = run(images[kind], "-c", f"import {module}", entrypoint=["python"])
     assert done.returncode == 1
     assert f"ModuleNotFoundError: No module named '{module}'" in done.stderr
@@ -226,7 +226,7 @@ def test_a_worker_of_the_actor_image_imports_no_torch(images: dict[str, Image], 
 
 
 def test_torch_computes_in_the_learner_image(images: dict[str, Image]) -> None:
-    """Its libraries load and work, the stand-ins of a slim PyTorch included."""
+    """Its libraries load and work, including the stubs of a slim PyTorch."""
     program = """
 import torch
 network = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 1))
@@ -239,7 +239,7 @@ print(bool(torch.linalg.svd(torch.eye(3)).S.sum() == 3), torch.cuda.is_available
 
 
 def test_a_network_that_is_not_exported_needs_torch(images: dict[str, Image]) -> None:
-    """So that the image that evaluates it stays the right one: an actor's would not do."""
+    """The actor image must not be chosen for it."""
     program = """
 from rlsrl.api.spec import Environment, Network
 from rlsrl.envs.factory import environment_spec
@@ -253,7 +253,7 @@ print(torch_policy(Network(mlp={}), spec, seed=0).layout.num_parameters > 0)
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in (REPOSITORY / "examples").glob("*.yaml")))
-def test_the_environment_of_an_example_is_there(images: dict[str, Image], example: str) -> None:
+def test_the_environments_of_the_examples_are_in_the_image(images: dict[str, Image], example: str) -> None:
     environment = load_file(REPOSITORY / "examples" / example).spec.environment
     program = """
 import sys
@@ -268,15 +268,15 @@ print("stepped")
     assert python(images["worker-actor"], program, environment.model_dump_json()).endswith("stepped\n")
 
 
-def test_it_runs_as_nobody_in_particular(image: Image) -> None:
-    """As a number, so that Kubernetes can tell that it is not root; and with a name, for what asks for one."""
+def test_it_runs_as_a_non_root_user(image: Image) -> None:
+    """The user is a number, so that Kubernetes knows that it is not root, and has a name."""
     assert image.config["User"] == f"{USER}:{USER}"
     program = "import getpass, os; print(os.getuid(), os.getgid(), getpass.getuser(), os.environ['HOME'])"
     assert python(image, program) == f"{USER} {USER} rlsrl /tmp\n"
 
 
-def test_nothing_in_it_is_its_users(image: Image) -> None:
-    """It could not write beside /tmp even where the root is not read-only."""
+def test_no_file_belongs_to_its_user(image: Image) -> None:
+    """It can write only to /tmp, even if the root is not read-only."""
     own = [path for path in image.root.rglob("*") if not path.is_symlink() and path.stat().st_uid == USER]
     assert own == []
 
@@ -291,7 +291,7 @@ def test_it_is_as_small_as_promised(image: Image) -> None:
     assert image.archive.stat().st_size / 1e6 < SIZE_LIMITS[image.kind] + cuda
 
 
-def test_it_says_what_it_is(image: Image) -> None:
+def test_its_labels_describe_it(image: Image) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     labels = {name.removeprefix("org.opencontainers.image."): text for name, text in image.config["Labels"].items()}
     assert labels["version"] == project["version"]

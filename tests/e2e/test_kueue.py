@@ -1,4 +1,4 @@
-"""A real Kueue admits experiments to a quota, one gang of trainers at a time, and takes them out again."""
+"""A real Kueue admits experiments to a quota, one gang of trainers at a time, and evicts them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ QUEUE = "team"
 POOL, SPOT = "example.com/pool", "example.com/spot"
 NUM_TRAINERS = 2
 WAIT_SECONDS = 240.0
-"""For what takes a minute: trainers end, their queue tells them apart from those before, others make room."""
+"""Deadline of a resize or an eviction, which takes a minute."""
 
 
 @pytest.fixture(scope="module")
 def kueue(system: Namespace, install: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """The controller, with webhooks for pods and StatefulSets."""
+    """Install the controller, with webhooks for pods and StatefulSets."""
     assert system
     with install("kueue"):
         until(answers, "Kueue's webhooks can be reached")
@@ -35,7 +35,7 @@ def kueue(system: Namespace, install: Callable[[str], AbstractContextManager[Non
 
 
 def answers() -> bool:
-    """Nodes learn of the pod behind a Service some time after it is ready."""
+    """Wait until the webhook answers: nodes learn of a Service's pod some time after it is ready."""
     try:
         run("kubectl", "create", "--dry-run=server", "-f", "-", stdin=json.dumps(queue_object("ResourceFlavor", "any")))
     except KubectlFailed:
@@ -45,7 +45,7 @@ def answers() -> bool:
 
 @pytest.fixture
 def quota(kueue: None, where: Namespace) -> Iterator[str]:
-    """A ClusterQueue with room for one gang of two and a half, and the LocalQueue that leads to it."""
+    """Create a ClusterQueue with room for one gang, and its LocalQueue."""
     assert kueue is None
     name = where.name
     flavor = {"name": name, "resources": [{"name": "pods", "nominalQuota": NUM_TRAINERS + 1}]}
@@ -60,7 +60,7 @@ def quota(kueue: None, where: Namespace) -> Iterator[str]:
 
 
 def take_down(where: Namespace, **objects: str) -> None:
-    """What Kueue guards goes only while Kueue is there."""
+    """Delete Kueue's objects while Kueue runs: it has to remove their finalizers."""
     where.kubectl("delete", "rlexperiments", "--all", "--wait=true")
     until(lambda: not where.list("workloads.kueue.x-k8s.io"), "Kueue let go of all", timeout=WAIT_SECONDS)
     for kind, name in objects.items():
@@ -73,7 +73,7 @@ def queue_object(kind: str, name: str, spec: Object | None = None, **metadata: s
 
 
 def begin(where: Namespace, name: str) -> ClusterExperiment:
-    """An experiment that wants to train for longer than the test takes, in the queue."""
+    """Return an experiment in the queue that trains longer than the test."""
     where.apply(
         {
             "apiVersion": "rlsrl.dev/v1alpha1",
@@ -98,14 +98,14 @@ def edit(experiment: ClusterExperiment, **spec: Any) -> None:
 
 
 def trains_on(experiment: ClusterExperiment, beyond: int = 0) -> int:
-    """Waits until it has trained more than that; returns how much."""
+    """Wait until it has trained more than that; return the trained transitions."""
     experiment.await_phase("Running", seconds=WAIT_SECONDS)
     until(lambda: experiment.env_steps() > beyond, f"{experiment.name} trains", timeout=WAIT_SECONDS)
     return experiment.env_steps()
 
 
 def waits(experiment: ClusterExperiment) -> None:
-    """Waits until nobody of it is there but trainers that no node has, and it says why."""
+    """Wait until only unscheduled trainers exist and the message names the reason."""
     experiment.await_phase("Queued", seconds=WAIT_SECONDS)
 
     def only_held() -> bool:
@@ -140,7 +140,7 @@ def test_a_run_waits_until_the_one_before_it_makes_room(quota: str, where: Names
     assert (first.status["attempt"], first.status["restarts"]) == (2, 0)
 
 
-def test_a_run_that_is_taken_out_of_its_queue_goes_on_when_it_is_admitted_again(quota: str, where: Namespace) -> None:
+def test_an_evicted_run_resumes_when_it_is_admitted_again(quota: str, where: Namespace) -> None:
     taken = begin(where, "taken")
     trained = trains_on(taken)
     stop(quota, "HoldAndDrain")
@@ -151,7 +151,7 @@ def test_a_run_that_is_taken_out_of_its_queue_goes_on_when_it_is_admitted_again(
     assert taken.status["attempt"] == 2
 
 
-def test_a_gang_that_is_made_anew_or_resized_stays_with_the_others_of_its_run(quota: str, where: Namespace) -> None:
+def test_the_other_roles_stay_while_a_gang_restarts_or_is_resized(quota: str, where: Namespace) -> None:
     assert quota
     resized = begin(where, "resized")
     trained = trains_on(resized)
@@ -167,7 +167,7 @@ def test_a_gang_that_is_made_anew_or_resized_stays_with_the_others_of_its_run(qu
 
 @pytest.fixture
 def pools(system: Namespace) -> Iterator[tuple[str, str]]:
-    """A reserved node and a spot node; the operator has the example's values."""
+    """Label a reserved node and a spot node; install the example's values."""
     reserved, spot = sorted(run("kubectl", "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split())
     run("kubectl", "label", "node", reserved, f"{POOL}=reserved")
     run("kubectl", "label", "node", spot, f"{POOL}=spot")
@@ -189,7 +189,7 @@ def pools(system: Namespace) -> Iterator[tuple[str, str]]:
     run("kubectl", "label", "node", reserved, spot, f"{POOL}-")
 
 
-def test_the_examples_train_where_they_say(kueue: None, where: Namespace, pools: tuple[str, str]) -> None:
+def test_the_examples_train_on_their_nodes(kueue: None, where: Namespace, pools: tuple[str, str]) -> None:
     assert kueue is None
     reserved, spot = pools
     where.kubectl("apply", "--filename", str(EXAMPLES / "queue.yaml"))

@@ -24,18 +24,18 @@ pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(2400)]
 
 CLUSTER = Path(__file__).parents[2] / "hack" / "cluster"
 LOST_SECONDS = 400.0
-"""Until a node counts as lost, its pods' tolerations and grace are over, and others do their work."""
+"""Deadline until a lost node's pods are replaced."""
 LOSSES = {"power loss": ("node-kill", "node-up"), "network cut": ("node-cut", "node-heal")}
 VERSIONS = """
 import json, pathlib
 found = sorted(pathlib.Path("/data").rglob("versions/*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
 print(json.dumps([int(path.name.partition("-")[0]) for path in found]))
 """
-"""Prints the attempts of the stored versions, in the order in which they were stored."""
+"""Prints the attempts of the stored versions in the order of storing."""
 
 
 def node_names() -> tuple[str, str]:
-    """The node that stays, and the one that is lost."""
+    """Return the node that stays and the node that is lost."""
     names = sorted(run("kubectl", "get", "nodes", "--output", "name").split())
     assert len(names) == 2, f"two nodes are wanted, there are {names}"
     near, far = (name.removeprefix("node/") for name in names)
@@ -57,7 +57,7 @@ def nothing_new_on(node: str) -> Iterator[None]:
 
 
 class SecondNode:
-    """The node that is lost and comes back."""
+    """A node that is lost and returns."""
 
     def __init__(self) -> None:
         self.near, self.name = node_names()
@@ -70,7 +70,7 @@ class SecondNode:
         until(lambda: node_is_ready(self.name), f"{self.name} is back")
 
     def take(self, experiment: ClusterExperiment, *roles: str) -> None:
-        """The roles' pods run there, and no others."""
+        """Wait until only the roles' pods run there."""
         with nothing_new_on(self.near):
             for role in roles:
                 for pod in experiment.pods(role):
@@ -88,7 +88,9 @@ def second() -> SecondNode:
 
 
 @pytest.mark.parametrize("how", LOSSES)
-def test_a_lost_node_costs_what_ran_there(where: Namespace, second: SecondNode, how: str, recovered: Recovered) -> None:
+def test_a_lost_node_affects_only_its_own_pods(
+    where: Namespace, second: SecondNode, how: str, recovered: Recovered
+) -> None:
     with nothing_new_on(second.name):
         experiment = begin(where)
     faults = Faults(experiment, recovered)
@@ -104,7 +106,7 @@ def test_a_lost_node_costs_what_ran_there(where: Namespace, second: SecondNode, 
 
 
 @pytest.mark.parametrize("how", LOSSES)
-def test_the_operator_comes_up_elsewhere(
+def test_the_operator_restarts_on_another_node(
     where: Namespace, system: Namespace, second: SecondNode, how: str, recovered: Recovered
 ) -> None:
     with nothing_new_on(second.name):
@@ -127,10 +129,10 @@ def test_the_operator_comes_up_elsewhere(
     assert experiment.status["attempt"] == 1
 
 
-def test_a_whole_run_that_was_cut_off_and_comes_back_writes_nothing_more(
+def test_a_cut_off_run_that_returns_writes_nothing_more(
     where: Namespace, second: SecondNode, recovered: Recovered
 ) -> None:
-    """It trains on beyond the cut, with a coordinator of its own and the same disk, while another takes its place."""
+    """The cut-off run trains on, with its own coordinator and the same disk, while a new run replaces it."""
     with nothing_new_on(second.near):
         experiment = begin(where)
     began = time.monotonic()

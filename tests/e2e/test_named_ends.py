@@ -1,4 +1,4 @@
-"""What a run cannot get over by itself is a named condition, and once its cause is mended the run reaches its goal."""
+"""Problems that need help have a named condition, and after their cure the run reaches its goal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AWAY_SECONDS = 60.0
 DEVICE = "example.com/spare"
 DEVICE_PATH = f"/status/capacity/{DEVICE.replace('/', '~1')}"
 SMALL = "small"
-"""A StorageClass, and the folder of its one volume: a few megabytes of memory."""
+"""A StorageClass and the folder of its one volume, a few megabytes of memory."""
 SMALL_FOLDER = f"/run/{SMALL}"
 
 
@@ -38,7 +38,7 @@ def suspend(where: Namespace, holds: bool) -> None:
 
 
 def is_told(experiment: ClusterExperiment, aspect: str, *reasons: str) -> str:
-    """Wait for one of the reasons; returns the message."""
+    """Wait for one of the reasons; return the message."""
     until(lambda: experiment.condition(aspect).get("reason") in reasons, f"{aspect} is {' or '.join(reasons)}")
     return str(experiment.condition(aspect)["message"])
 
@@ -46,7 +46,7 @@ def is_told(experiment: ClusterExperiment, aspect: str, *reasons: str) -> str:
 def after_the_cure(
     recovered: Recovered, what: str, end: str, experiment: ClusterExperiment, cure: Callable[[], object]
 ) -> None:
-    """Once its cause is mended the run is well, and reaches its goal."""
+    """Wait until the run is ready again and reaches its goal."""
     began = time.monotonic()
     cure()
     experiment.await_phase("Running")
@@ -96,7 +96,7 @@ def test_a_device_that_no_node_has(where: Namespace, recovered: Recovered) -> No
 
 @pytest.fixture
 def small_volume(where: Namespace, hands: Nodes) -> Iterator[str]:
-    """The StorageClass of a volume of 16 MB on the first node."""
+    """Create the StorageClass of a volume of 16 MB on the first node."""
     node = min(hands.by_node)
     hands.on_node(node, f"mkdir -p {SMALL_FOLDER} && mount -t tmpfs -o size=16m,mode=0777 tmpfs {SMALL_FOLDER}")
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}

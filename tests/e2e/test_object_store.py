@@ -1,4 +1,4 @@
-"""The same experiment without a volume: its versions are in an object store, which is a pod too."""
+"""The same experiment without a volume: its versions are in an object store, which runs as a pod."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = {"app": "s3"}
 
 
 def server(image: str) -> Object:
-    """A pod with the real S3 server, and a bucket."""
+    """Start a pod with the real S3 server and a bucket."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -67,7 +67,7 @@ def server(image: str) -> Object:
     }
 
 
-def test_it_trains_to_the_goal_and_the_weights_are_good_elsewhere(
+def test_it_trains_to_the_goal_and_its_exported_weights_play(
     where: Namespace, cartpole: Object, actor_image: str, tmp_path: Path
 ) -> None:
     where.apply(

@@ -1,4 +1,4 @@
-"""What the operator does beside training: ends, deletions, what is in its way, and nothing when nothing is to do."""
+"""The operator beside training: ends, deletions, conflicts, and no writes without a reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHORT: Object = {
 
 
 def short(**spec: object) -> Object:
-    """A run of a few seconds."""
+    """Return an experiment of a few seconds."""
     return {**SHORT, "spec": {**SHORT["spec"], **spec}}
 
 
@@ -45,13 +45,13 @@ def start(where: Namespace, document: Object) -> ClusterExperiment:
 
 
 def made_for(experiment: ClusterExperiment) -> list[str]:
-    """Everything that is there of it, its volume apart."""
+    """Return all its objects except the volume."""
     found = experiment.where.kubectl("get", KINDS, "-l", f"rlsrl.dev/experiment={experiment.name}", "-o", "name")
     return found.split()
 
 
 def writes_of_the_operator(where: Namespace, since: float) -> list[str]:
-    """What the operator changed there since then, by the API server's audit log."""
+    """Return the operator's changes since then, from the API server's audit log."""
     log = os.environ.get("RLSRL_E2E_AUDIT_LOG", "")
     if not log:
         pytest.skip("RLSRL_E2E_AUDIT_LOG names no audit log: only the cluster's own backend has one")
@@ -101,7 +101,7 @@ def test_a_finished_experiment_is_left_alone_and_its_volume_outlives_it(where: N
     until(lambda: not made_for(again), "all that was made for it is gone")
 
 
-def test_what_cannot_run_fails_at_once_and_says_which_pod_and_why(where: Namespace) -> None:
+def test_a_configuration_error_fails_at_once_with_pod_and_reason(where: Namespace) -> None:
     experiment = start(where, short(environment={"id": "CartPole-v9"}))
     experiment.await_phase("Failed")
     finished = experiment.condition("Finished")
@@ -113,7 +113,7 @@ def test_what_cannot_run_fails_at_once_and_says_which_pod_and_why(where: Namespa
     assert "Warning  ConfigurationError" in told
 
 
-def test_pods_that_may_not_be_made_are_told(where: Namespace) -> None:
+def test_forbidden_pods_are_reported(where: Namespace) -> None:
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -131,7 +131,7 @@ def test_pods_that_may_not_be_made_are_told(where: Namespace) -> None:
     experiment.await_phase("Succeeded", seconds=300)
 
 
-def test_what_is_not_ours_is_never_seized(where: Namespace) -> None:
+def test_objects_of_others_are_never_taken_over(where: Namespace) -> None:
     theirs = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -150,7 +150,7 @@ def test_what_is_not_ours_is_never_seized(where: Namespace) -> None:
     experiment.await_phase("Succeeded")
 
 
-def test_what_lifts_the_security_context_is_refused_and_other_things_reach_the_pods(where: Namespace) -> None:
+def test_pod_templates_cannot_weaken_the_security_context(where: Namespace) -> None:
     def actors(**spec: object) -> Object:
         return short(actors={"environments": 8, "podTemplate": {"spec": spec}})
 
@@ -167,7 +167,7 @@ def test_what_lifts_the_security_context_is_refused_and_other_things_reach_the_p
     experiment.await_phase("Succeeded")
 
 
-def test_what_others_add_is_taken_away(where: Namespace) -> None:
+def test_foreign_changes_are_reverted(where: Namespace) -> None:
     experiment = start(where, short(stop={"wallSeconds": 600}))
     experiment.await_phase("Running")
     kinds = ("deployment", "statefulset", "service", "networkpolicy", "configmap", "secret")
@@ -197,12 +197,12 @@ def test_what_others_add_is_taken_away(where: Namespace) -> None:
 
 
 def contents(found: Object) -> Object:
-    """What is asked for of an object."""
+    """Return an object's spec or data."""
     labels = found["metadata"]["labels"]
     return {"labels": labels, "spec": found.get("spec"), "data": found.get("data")}
 
 
-def test_an_edit_replaces_what_it_concerns_and_removes_what_is_not_needed_any_more(where: Namespace) -> None:
+def test_an_edit_replaces_affected_objects_and_removes_unneeded_ones(where: Namespace) -> None:
     experiment = start(where, short(stop={"wallSeconds": 600}, policyWorkers={}))
     experiment.await_phase("Running")
     assert {"short-policy"} <= {each["metadata"]["name"] for each in where.list("deployments", experiment="short")}
@@ -232,7 +232,7 @@ def test_an_edit_replaces_what_it_concerns_and_removes_what_is_not_needed_any_mo
 
 @pytest.mark.full
 def test_an_upgrade_of_the_chart_restarts_nobody(where: Namespace, system: Namespace) -> None:
-    """Not even whoever comes up later is another: a run keeps what it began with."""
+    """Pods that start later have the same image: a run keeps its settings."""
     experiment = begin(where)
     before = lives(experiment)
     image, variable = "images.actor.tag=another", "roles.default.extraEnv[0]"

@@ -334,7 +334,7 @@ def do(deed: Deed, place: Place, *, kill_at: int | None, expected: Manifests | N
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] if name != "scale" else []) for name in DEEDS]
 )
-def test_killed_between_any_two_writes_it_comes_to_the_same(
+def test_a_kill_between_any_two_writes_leads_to_the_same_objects(
     name: str, make_place: MakePlace, recovered: Recovered
 ) -> None:
     deed = DEEDS[name]
@@ -442,7 +442,7 @@ FAULTS: dict[str, Callable[[], Line]] = {
 @pytest.mark.parametrize(
     "fault", [pytest.param(name, marks=[pytest.mark.full] if name != "cut" else []) for name in FAULTS]
 )
-def test_misled_by_its_watches_it_comes_to_the_same(
+def test_wrong_watch_events_lead_to_the_same_objects(
     fault: str, make_place: MakePlace, told_in_life: tuple[Manifests, ...], recovered: Recovered
 ) -> None:
     place, seconds = make_place(), []
@@ -457,7 +457,9 @@ def test_misled_by_its_watches_it_comes_to_the_same(
     recovered(f"operator's watch events: {fault}", max(seconds), SAME)
 
 
-def test_two_by_mistake_come_to_the_same_and_rest(make_place: MakePlace, told_in_life: tuple[Manifests, ...]) -> None:
+def test_two_operators_by_mistake_reach_the_same_objects_and_stop_writing(
+    make_place: MakePlace, told_in_life: tuple[Manifests, ...]
+) -> None:
     place = make_place()
     with place.operator() as one, place.operator() as two:
         for (act, _), expected in zip(LIFE, told_in_life, strict=True):
@@ -472,7 +474,7 @@ def test_two_by_mistake_come_to_the_same_and_rest(make_place: MakePlace, told_in
 
 
 @pytest.mark.full
-def test_when_a_node_was_only_thought_lost_all_is_as_before(make_place: MakePlace) -> None:
+def test_a_node_that_was_marked_lost_by_mistake_changes_nothing(make_place: MakePlace) -> None:
     place = make_place()
     with place.operator() as operator:
         place.create(LARGE)
@@ -486,7 +488,7 @@ def test_when_a_node_was_only_thought_lost_all_is_as_before(make_place: MakePlac
 
 
 @pytest.mark.full
-def test_of_two_releases_that_watch_one_namespace_one_looks_after_an_experiment(make_place: MakePlace) -> None:
+def test_only_one_of_two_releases_manages_an_experiment(make_place: MakePlace) -> None:
     """They have keys of their own, and other images: what one makes the other one would make otherwise."""
     place = make_place()
     other = {
@@ -521,7 +523,7 @@ NUM_EDITS = 5
 
 
 @pytest.mark.parametrize("num_sequences", [1, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
-def test_however_a_spec_came_about_the_objects_are_those_of_the_spec(num_sequences: int, make_place: MakePlace) -> None:
+def test_objects_depend_only_on_the_spec_and_not_on_its_history(num_sequences: int, make_place: MakePlace) -> None:
     def sequence(seed: int) -> None:
         began = time.monotonic()
         rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Every role scaled up and down while training goes on: who is not concerned stays, and nothing is lost."""
+"""Every role is scaled up and down during training: other pods stay, and no transition is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Half an hour with a fault every half minute: what it costs in training, and that nothing grows."""
+"""Half an hour with a fault every half minute: the cost in training, and no growth of memory, files or threads."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ QUIET_SECONDS = 60.0
 SOAK_SECONDS = 1800.0
 FAULT_SECONDS = 30.0
 ROUNDS = 3
-"""The machine's speed drifts: a third of the faults is measured against what was trained right before it and after."""
+"""The machine's speed drifts, so each fault's cost is relative to the speed measured before and after it."""
 KEPT = 0.9
 SETTLED_SECONDS = 20.0
-"""After its start a pod's use of memory is its work's."""
+"""Age from which a pod's memory counts, after its start-up."""
 
 
 class Soak:
-    """Faults drawn from a seed, and what pods use meanwhile."""
+    """Injects random faults from a seed and records the pods' resources."""
 
     def __init__(self, experiment: ClusterExperiment, hands: Nodes, system: Namespace) -> None:
         self._experiment = experiment
@@ -40,7 +40,7 @@ class Soak:
         self.used: defaultdict[str, list[dict[str, int]]] = defaultdict(list)
 
     def hit(self) -> str:
-        """Make one fault of a kind and role drawn uniformly, and tell its name; who is there is hit, well or not."""
+        """Inject a fault of a random kind into a random role and return its name; the target may be unready."""
         kind, role = self._random.choice(["kill", "deletion"]), self._random.choice([*ROLES])
         pods = [pod for pod in self._experiment.pods(role) if "deletionTimestamp" not in pod["metadata"]]
         if not pods:
@@ -53,7 +53,7 @@ class Soak:
         return f"{kind} of {role}"
 
     def look(self) -> None:
-        """Note what every pod uses that has been at work for a while, the operator's too."""
+        """Record the resources of every pod that has run for a while, including the operator's."""
         for pod in [*self._experiment.pods(), *self._system.list("pods")]:
             if is_ready(pod) and age(pod) > SETTLED_SECONDS:
                 role = pod["metadata"]["labels"].get("rlsrl.dev/role", "operator")
@@ -64,13 +64,13 @@ class Soak:
 
 
 def age(pod: Object) -> float:
-    """Seconds since its container was started."""
+    """Return the seconds since the start of its container."""
     started = pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
     return (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds()
 
 
 def throughput(experiment: ClusterExperiment, seconds: float) -> float:
-    """Environment steps a second that are trained, without a fault."""
+    """Return the trained environment steps a second without a fault."""
     first, began = experiment.env_steps(), time.monotonic()
     until(lambda: time.monotonic() - began > seconds, "time goes by", timeout=2 * seconds)
     return (experiment.env_steps() - first) / (time.monotonic() - began)

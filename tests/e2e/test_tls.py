@@ -1,4 +1,4 @@
-"""Pods talk over TLS with a Secret that comes late and changes; and the token is in nothing that is told of them."""
+"""Pods use TLS with a Secret that arrives late and changes; no status, event or log contains the token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsrl.testing.waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 KUBELETS_SECONDS = 240.0
-"""Kubelets bring a changed Secret to their pods within about a minute and a half."""
+"""Kubelets update a changed Secret in their pods within about a minute and a half."""
 
 
 def secret(name: str, pair: Pair, *authorities: Authority) -> Object:
@@ -91,11 +91,11 @@ def test_pods_wait_for_their_certificates_train_with_them_and_take_new_ones(
 
 
 def replacements(experiment: ClusterExperiment) -> int:
-    """How often pods have said that they use other certificates."""
+    """Return how often pods have logged new certificates."""
     names = [pod["metadata"]["name"] for pod in experiment.pods()]
     return sum(experiment.where.kubectl("logs", name).count("certificates_replaced") for name in names)
 
 
 def told(where: Namespace, name: str) -> bool:
-    """Whether a command gets an answer from the coordinator, over TLS; which looks for new certificates for that."""
+    """Return whether a command gets an answer from the coordinator over TLS, which makes it load new certificates."""
     return bool(run("kubectl", "rlsrl", "params", "list", name, "-n", where.name))

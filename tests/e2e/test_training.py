@@ -1,4 +1,4 @@
-"""CartPole learns as pods of every role, and what it learned leaves the cluster."""
+"""CartPole trains as pods of every role, and its weights can be exported from the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trained(where: Namespace, cartpole: Object) -> ClusterExperiment:
     return ClusterExperiment(where, cartpole["metadata"]["name"])
 
 
-def test_every_role_trains_to_the_goal_and_the_weights_are_good_elsewhere(
+def test_every_role_trains_to_the_goal_and_the_exported_weights_play(
     cartpole: Object, trained: ClusterExperiment, hands: Nodes, tmp_path: Path
 ) -> None:
     trained.await_phase("Running")
@@ -66,7 +66,7 @@ def test_every_role_trains_to_the_goal_and_the_weights_are_good_elsewhere(
 
 
 def allowed_connections(experiment: ClusterExperiment) -> set[tuple[str, str, int | None]]:
-    """Who may connect to whom by the NetworkPolicies: role, role, port; None for any port."""
+    """Return the connections that NetworkPolicies allow: role, role, port; None for any port."""
     allowed: set[tuple[str, str, int | None]] = set()
     for policy in experiment.where.list("networkpolicies", experiment=experiment.name):
         target = policy["spec"]["podSelector"]["matchLabels"]["rlsrl.dev/role"]

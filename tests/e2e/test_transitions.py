@@ -57,11 +57,11 @@ DRAWS: dict[str, Callable[[random.Random], Any]] = {
     "restarts": lambda rng: {"budget": rng.randint(1, 20), "decaySeconds": 600},
     "suspend": lambda rng: rng.random() < 0.5,
 }
-"""What fields of the spec may become; None: they are not there."""
+"""Possible values of the spec's fields; None: missing."""
 
 
 def legal_transition(rng: random.Random, before: Object) -> tuple[str, Object]:
-    """The fields that become others, and the document with them; of two after one another one is suspended at most."""
+    """Return random edits and the edited document; no two consecutive documents are suspended."""
     for _ in range(1000):
         after = copy.deepcopy(before)
         for name in rng.sample([*DRAWS], rng.randint(1, FIELDS_AT_ONCE)):
@@ -80,7 +80,7 @@ def legal_transition(rng: random.Random, before: Object) -> tuple[str, Object]:
 
 
 def is_so(experiment: ClusterExperiment, spec: Object) -> bool:
-    """Whether the edit is brought about: who is there, and that they work."""
+    """Return whether the edit is complete: the expected pods exist and work."""
     found, pods = experiment.object, experiment.pods()
     status = found.get("status", {})
     if status.get("observedGeneration") != found["metadata"]["generation"]:
@@ -92,7 +92,7 @@ def is_so(experiment: ClusterExperiment, spec: Object) -> bool:
 
 
 def bring_about(experiment: ClusterExperiment, document: Object) -> float:
-    """Apply it and wait until it is so, and training goes on; returns the seconds."""
+    """Apply the document and wait until it is complete and training continues; return the seconds."""
     began = time.monotonic()
     experiment.where.apply(document)
     try:
@@ -106,14 +106,12 @@ def bring_about(experiment: ClusterExperiment, document: Object) -> float:
 
 
 def told(where: Namespace) -> Manifests:
-    """What its objects say that the spec decides."""
+    """Return the parts of its objects that the spec determines."""
     objects = [each for kind in KINDS for each in where.list(kind) if each["metadata"]["name"] not in NOT_OURS]
     return decided_by_spec(objects)
 
 
-def test_however_a_run_was_edited_it_trains_on_and_is_what_its_spec_says(
-    where: Namespace, recovered: Recovered
-) -> None:
+def test_an_edited_run_trains_and_its_objects_match_the_spec(where: Namespace, recovered: Recovered) -> None:
     rng = random.Random(SEED)
     document, experiment = gated_experiment(), ClusterExperiment(where, NAME)
     bring_about(experiment, document)

@@ -1,4 +1,4 @@
-"""The operator has the permissions that it uses, and no others: the last of these tests, about all before it."""
+"""The operator has exactly the permissions that it used in all tests before this one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def used(log: Path) -> set[Permission]:
     return found
 
 
-def test_every_permission_is_used_and_every_use_is_permitted(system: Namespace) -> None:
+def test_permissions_are_exactly_those_that_are_used(system: Namespace) -> None:
     log = os.environ.get("RLSRL_E2E_AUDIT_LOG", "")
     if not log:
         pytest.skip("RLSRL_E2E_AUDIT_LOG names no audit log: only the cluster's own backend has one")

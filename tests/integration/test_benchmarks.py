@@ -63,7 +63,7 @@ def test_the_ratio_is_that_of_the_two_figures(result: dict[str, Any]) -> None:
     assert f"x {SINGLE_FILE}" in sentence(result)
 
 
-def test_a_setting_was_chosen_and_everything_is_kept(result: dict[str, Any]) -> None:
+def test_a_setting_was_chosen_and_all_results_are_stored(result: dict[str, Any]) -> None:
     contestant = result["contestants"][SINGLE_FILE]
     assert len(contestant["trials"]) == 2
     assert contestant["setting"] == max(contestant["trials"], key=lambda setting: contestant["trials"][setting] or 0.0)

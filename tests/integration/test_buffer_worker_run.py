@@ -13,7 +13,7 @@ EXPERIMENT = GATED_EXPERIMENT + "  bufferWorkers: {{replicas: 1}}\n"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cartpole-buffer-worker.yaml"
 
 
-def test_a_kill_of_the_buffer_worker_and_of_its_neighbours(tmp_path: Path) -> None:
+def test_kills_of_the_buffer_worker_and_its_neighbours(tmp_path: Path) -> None:
     with KillCampaign(tmp_path, EXPERIMENT, seed=1) as campaign:
         campaign.kill("buffer", "training")
         campaign.kill("trainer", "training")
@@ -25,7 +25,7 @@ def test_a_kill_of_the_buffer_worker_and_of_its_neighbours(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_buffer_worker_is_killed_again_and_again(tmp_path: Path) -> None:
+def test_repeated_kills_of_the_buffer_worker(tmp_path: Path) -> None:
     with KillCampaign(tmp_path, EXPERIMENT + "  transport: grpc\n", seed=2) as campaign:
         for _ in range(3):
             for moment in MOMENTS:

@@ -53,7 +53,7 @@ def test_every_worker_is_in_the_status(cartpole_run: WatchedRun) -> None:
     assert status["totals"]["env_steps"] > 0
 
 
-def test_top_shows_it_while_it_lives_and_after(cartpole_run: WatchedRun) -> None:
+def test_top_shows_it_during_the_run_and_afterwards(cartpole_run: WatchedRun) -> None:
     assert cartpole_run.top.startswith("live: ")
     assert all(role in cartpole_run.top for role in ("actor", "trainer"))
     after = cartpole_run.desk.call("top", "live")
@@ -72,9 +72,7 @@ def test_every_worker_shows_its_metrics(cartpole_run: WatchedRun, worker: str) -
 
 
 @pytest.mark.parametrize("role", WITHOUT_TORCH)
-def test_there_is_no_torch_in_a_process_that_neither_learns_nor_infers_by_it(
-    cartpole_run: WatchedRun, role: str
-) -> None:
+def test_only_processes_that_need_torch_load_it(cartpole_run: WatchedRun, role: str) -> None:
     def is_torch(file: str) -> bool:
         return "libtorch" in file or "/torch/" in file
 
@@ -85,7 +83,7 @@ def test_there_is_no_torch_in_a_process_that_neither_learns_nor_infers_by_it(
     assert "torch" not in imported_by(cartpole_run, f"{role}-0")
 
 
-def test_memory_is_shared_without_a_name_that_could_be_left_behind(cartpole_run: WatchedRun) -> None:
+def test_shared_memory_has_no_name(cartpole_run: WatchedRun) -> None:
     for role, files in cartpole_run.snapshot.mapped_files.items():
         assert not any(file.startswith("/dev/shm") for file in files), role
     assert any(file.startswith("/memfd:") for file in cartpole_run.snapshot.mapped_files["actor"])
@@ -108,11 +106,11 @@ def test_it_stops_by_itself_and_reports(cartpole_run: WatchedRun) -> None:
     assert "\x1b" not in cartpole_run.output, "no terminal, no colours"
 
 
-def test_nothing_is_left(cartpole_run: WatchedRun) -> None:
+def test_no_process_socket_or_memory_is_left(cartpole_run: WatchedRun) -> None:
     assert cartpole_run.desk.facts().leftovers() == []
 
 
-def test_the_summary_says_what_came_of_it(cartpole_run: WatchedRun) -> None:
+def test_the_summary_contains_the_result(cartpole_run: WatchedRun) -> None:
     summary = cartpole_run.desk.facts().json("summary.json")
     assert summary.keys() >= SUMMARY_KEYS
     assert (summary["finished"], summary["reason"], summary["restarts"]) == (True, "returnMean", {})
@@ -139,7 +137,7 @@ def test_the_ledger_accounts_for_every_transition_and_nothing_is_lost(cartpole_r
     assert ledger["in_buffer"] == ledger["unsettled"] == 0
 
 
-def test_the_folder_holds_the_experiment_as_it_ran(cartpole_run: WatchedRun) -> None:
+def test_the_folder_contains_the_resolved_experiment(cartpole_run: WatchedRun) -> None:
     folder = cartpole_run.desk.run_folder
     given = (cartpole_run.desk.folder / "live.yaml").read_bytes()
     assert (folder / "experiment.yaml").read_bytes() == given
@@ -192,7 +190,7 @@ def test_every_worker_has_its_log(cartpole_run: WatchedRun) -> None:
         assert not [entry for entry in entries if entry["level"] in ("warning", "error", "critical")]
 
 
-def test_a_second_run_only_reports(cartpole_run: WatchedRun) -> None:
+def test_a_second_call_only_reports_the_result(cartpole_run: WatchedRun) -> None:
     folder = cartpole_run.desk.run_folder
     before = {name: (folder / name).read_bytes() for name in ("controller.json", "metrics.jsonl", "summary.json")}
     again = cartpole_run.desk.call("run", "live.yaml")

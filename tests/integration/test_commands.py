@@ -100,7 +100,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         yield Workers(tmp_path, stack)
 
 
-def test_a_worker_told_to_pause_while_it_is_built_stays_paused_until_it_is_told_to_start(workers: Workers) -> None:
+def test_a_worker_paused_during_its_construction_waits_for_the_start_command(workers: Workers) -> None:
     workers.start("coordinator", workers.told.coordinator)
     buffer = workers.start("buffer", workers.told.buffer)
     until(lambda: workers.state("buffer") == "configuring", "a buffer worker that makes its environment")

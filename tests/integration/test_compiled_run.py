@@ -39,7 +39,7 @@ def train_steps(run: LiveRun) -> int:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["upfront", "background"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_all_ranks_change_over_at_one_step(tmp_path: Path, ranks: int, mode: str) -> None:
+def test_all_ranks_switch_to_the_compiled_step_at_once(tmp_path: Path, ranks: int, mode: str) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     desk = Desk(tmp_path, EXPERIMENT.format(ranks=ranks, mode=mode))
     with desk.begin(environment=cache) as run:
@@ -54,7 +54,7 @@ def test_all_ranks_change_over_at_one_step(tmp_path: Path, ranks: int, mode: str
     assert logged(run, ranks, "not_compiled") == []
 
 
-def test_without_a_compiler_a_run_is_what_it_was(tmp_path: Path) -> None:
+def test_without_a_compiler_a_run_trains_uncompiled(tmp_path: Path) -> None:
     """Training upfront begins at once, and one line says why it is not compiled."""
     text = EXPERIMENT.format(ranks=1, mode="upfront").replace("1000000", "20")
     desk = Desk(tmp_path, text)

@@ -75,7 +75,7 @@ def test_the_halfcheetah_example_trains(halfcheetah: Desk) -> None:
     assert 0.0 < last["train/learning_rate"] < 1.1e-4
 
 
-def test_its_versions_carry_the_statistics_and_the_program_to_act_by(halfcheetah: Desk) -> None:
+def test_its_versions_contain_the_statistics_and_the_exported_actor(halfcheetah: Desk) -> None:
     statistics = final_parameters(halfcheetah).statistics
     assert {name: array.shape for name, array in statistics.items()} == {
         "observation/mean": (17,),

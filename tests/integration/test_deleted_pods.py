@@ -47,7 +47,9 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[BUFFERED], []], ids=["by way of a buffer worker", "actors to trainers"])
-def test_whoever_is_deleted_the_ledger_adds_up(tmp_path: Path, stack: ExitStack, overrides: list[str]) -> None:
+def test_the_ledger_adds_up_after_the_deletion_of_any_pod(
+    tmp_path: Path, stack: ExitStack, overrides: list[str]
+) -> None:
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
     fleet.await_training()
     for role in ("actor", "trainer", *["buffer"] * len(overrides), "coordinator"):
@@ -59,7 +61,7 @@ def test_whoever_is_deleted_the_ledger_adds_up(tmp_path: Path, stack: ExitStack,
 
 
 @pytest.mark.slow
-def test_with_nothing_but_a_bucket_too(tmp_path: Path, stack: ExitStack, bucket: str) -> None:
+def test_the_ledger_adds_up_with_only_a_bucket(tmp_path: Path, stack: ExitStack, bucket: str) -> None:
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[bucket, BUFFERED]))
     fleet.await_training()
     for role in ("coordinator", "trainer", "buffer", "actor", "coordinator"):
@@ -70,7 +72,7 @@ def test_with_nothing_but_a_bucket_too(tmp_path: Path, stack: ExitStack, bucket:
 
 
 @pytest.mark.slow
-def test_several_at_once(tmp_path: Path, stack: ExitStack) -> None:
+def test_the_ledger_adds_up_after_deletions_at_the_same_time(tmp_path: Path, stack: ExitStack) -> None:
     """As when a node goes: witnesses of each other, too."""
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))
     fleet.await_training()
@@ -82,7 +84,7 @@ def test_several_at_once(tmp_path: Path, stack: ExitStack) -> None:
 
 
 @pytest.mark.slow
-def test_all_that_hold_pages_are_deleted_at_once_and_never_come_back(tmp_path: Path, stack: ExitStack) -> None:
+def test_the_ledger_adds_up_if_all_pods_with_pages_are_deleted_for_good(tmp_path: Path, stack: ExitStack) -> None:
     """The copies alone say where everything went."""
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))
     fleet.await_training()

@@ -52,7 +52,7 @@ def evaluated(facts: RunFolderFacts) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_an_evaluator_killed_in_an_episode_plays_that_version_again_and_nobody_else_notices(tmp_path: Path) -> None:
+def test_a_killed_evaluator_plays_its_version_again_and_affects_no_other_worker(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     experiment = (
         GATED_EXPERIMENT.format(gate=gate)

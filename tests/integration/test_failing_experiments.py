@@ -46,7 +46,7 @@ def test_an_environment_that_does_not_exist_ends_the_run_with_its_name(tmp_path:
     assert desk.facts().json("summary.json")["restarts"] == {}
 
 
-def test_an_environment_that_cannot_be_stepped_in_bulk_ends_the_run_with_what_can_be_done(tmp_path: Path) -> None:
+def test_an_environment_without_vectorisation_ends_the_run_with_the_cure(tmp_path: Path) -> None:
     desk = Desk(tmp_path, experiment("{id: Acrobot-v1}", vectorization="native"))
     with desk.begin() as run:
         assert run.wait() == 2, run.output
@@ -58,7 +58,7 @@ def test_an_environment_that_cannot_be_stepped_in_bulk_ends_the_run_with_what_ca
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vectorization", ["loop", "threads"])
-def test_an_environment_that_never_works_is_told_at_each_restart_and_given_up(
+def test_an_environment_that_never_works_is_reported_at_each_restart_and_ends_the_run(
     tmp_path: Path, vectorization: str
 ) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)

@@ -45,7 +45,7 @@ def stack() -> Iterator[ExitStack]:
         pytest.param(BUFFERED, ["buffer"], ["actor"], id="with buffer workers"),
     ],
 )
-def test_whoever_is_stopped_is_found_and_started_again(
+def test_a_stopped_process_is_found_and_restarted(
     tmp_path: Path, stack: ExitStack, overrides: list[str], others_go_on: list[str], others_wait: list[str]
 ) -> None:
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=overrides))
@@ -109,7 +109,9 @@ def test_a_launcher_that_is_stopped_fails_its_pod(tmp_path: Path, stack: ExitSta
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["actor", "buffer", "trainer"])
-def test_one_that_wakes_up_too_late_finds_its_place_taken_and_goes(tmp_path: Path, stack: ExitStack, role: str) -> None:
+def test_a_process_that_wakes_up_too_late_finds_its_index_taken_and_exits(
+    tmp_path: Path, stack: ExitStack, role: str
+) -> None:
     """As on a node that was given up and comes back: what it still does counts nowhere twice."""
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=BUFFERED))
     fleet.await_training()

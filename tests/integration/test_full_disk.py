@@ -17,7 +17,7 @@ ROOM_BYTES = 200_000
 
 
 @pytest.mark.slow
-def test_training_goes_on_and_versions_are_stored_again_once_there_is_room(tmp_path: Path) -> None:
+def test_training_continues_and_versions_are_stored_again_once_the_disk_has_space(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     desk = Desk(tmp_path, GATED_EXPERIMENT.format(gate=gate).replace("[16]", LARGE))
     with desk.begin() as run:

@@ -39,7 +39,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_ranks_are_killed_again_and_again(tmp_path: Path) -> None:
+def test_repeated_kills_of_ranks(tmp_path: Path) -> None:
     with KillCampaign(tmp_path, EXPERIMENT, seed=2) as campaign:
         for _ in range(3):
             for moment in MOMENTS:

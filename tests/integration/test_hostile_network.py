@@ -143,7 +143,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Besieged]:
         yield Besieged(tmp_path_factory.mktemp("besieged"), stack)
 
 
-def test_training_goes_on_whatever_strangers_send_to_any_port(run: Besieged) -> None:
+def test_training_continues_whatever_foreign_clients_send_to_any_port(run: Besieged) -> None:
     with ExitStack() as stack:
         for role in run.workers:  # these stay, and say nothing
             for place in (run.http_place(role), *([run.grpc_place(role)] if role in METHODS else [])):
@@ -164,7 +164,7 @@ def test_training_goes_on_whatever_strangers_send_to_any_port(run: Besieged) -> 
         run.goes_on("strangers")
 
 
-def test_a_bomb_is_not_unpacked_even_for_whoever_has_the_token(run: Besieged) -> None:
+def test_a_compression_bomb_is_refused_even_with_the_token(run: Besieged) -> None:
     for role, method in METHODS.items():
         code = code_of(run.grpc_place(role), method, bytes(BOMB_BYTES), TOKEN, compression=grpc.Compression.Gzip)
         assert code is grpc.StatusCode.UNIMPLEMENTED, "our messages are never compressed"
@@ -190,7 +190,7 @@ sys.stdin.read()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [b"", PREFACE], ids=["silent", "of http/2"])
-def test_ten_thousand_connections_shut_nobody_out(run: Besieged, first: bytes) -> None:
+def test_ten_thousand_connections_block_no_worker(run: Besieged, first: bytes) -> None:
     # The crowd has to have a file for each, as the worker has.
     number = min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
     crowded = [run.grpc_place(role) for role in METHODS] + [run.http_place(role) for role in ("coordinator", "trainer")]

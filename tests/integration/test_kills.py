@@ -32,7 +32,7 @@ def test_a_kill_of_each_role(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_is_killed_again_and_again(tmp_path: Path, role: str) -> None:
+def test_repeated_kills_of_a_role(tmp_path: Path, role: str) -> None:
     with KillCampaign(tmp_path, EXPERIMENT, seed=2) as campaign:
         for _ in range(3):
             for moment in MOMENTS:

@@ -97,7 +97,7 @@ def test_the_variables_have_values(prometheus: Prometheus) -> None:
     assert values == {"namespace": {"lab"}, "experiment": {"live"}, "role": ROLES}
 
 
-def test_time_is_divided_wholly(prometheus: Prometheus) -> None:
+def test_waits_add_up_to_at_most_the_elapsed_time(prometheus: Prometheus) -> None:
     """What the panels show makes sense: soon nobody is seen to wait longer than time goes."""
     (query,) = (panel["targets"][0]["expr"] for panel in DASHBOARD["panels"] if panel["title"] == "Busy")
 
@@ -108,7 +108,7 @@ def test_time_is_divided_wholly(prometheus: Prometheus) -> None:
     until(makes_sense, "shares of time between 0 and 1")
 
 
-def test_no_alert_is_raised(prometheus: Prometheus) -> None:
+def test_no_alert_fires(prometheus: Prometheus) -> None:
     rules = " ".join(path.read_text() for path in RULES)
     for name in set(re.findall(r"\b(?:rlsrl_[a-z_]+|up)(?=[{)\[])", rules)):
         until(lambda name=name: prometheus.query(name), f"{name}, which an alert asks for, is there")

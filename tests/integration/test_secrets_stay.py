@@ -58,7 +58,7 @@ def processes_of(run: LiveRun) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_no_secret_is_in_what_a_run_writes_shows_or_is_called_with(tmp_path: Path) -> None:
+def test_no_secret_is_in_files_pages_or_command_lines_of_a_run(tmp_path: Path) -> None:
     desk = Desk(tmp_path, EXPERIMENT.format(gate=tmp_path / "gate"))
     with desk.begin(environment=USERS_KEYS) as run:
         run.until(run.is_complete, "all workers at work")
@@ -98,5 +98,5 @@ def test_no_secret_is_in_what_a_run_writes_shows_or_is_called_with(tmp_path: Pat
 
 
 @pytest.mark.parametrize("turned", spellings("a-secret-token"))
-def test_the_search_finds(turned: bytes) -> None:
+def test_the_search_finds_encoded_secrets(turned: bytes) -> None:
     assert found_in(b"before " + turned + b" after", ["a-secret-token"]) == ["a-secret-token"]

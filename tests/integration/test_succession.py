@@ -22,7 +22,7 @@ spec:
 """
 
 
-def test_whoever_was_followed_writes_nothing_more_and_stays_down(tmp_path: Path) -> None:
+def test_a_replaced_coordinator_writes_nothing_more_and_stays_down(tmp_path: Path) -> None:
     with ExitStack() as stack:
         pods = Pods(EXPERIMENT, tmp_path, stack)
         # The later one hears nothing of the actor, and is not to write that down while the test compares.

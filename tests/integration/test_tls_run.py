@@ -79,7 +79,7 @@ def rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rotation:
 
 
 @pytest.mark.slow
-def test_training_goes_on_while_certificates_are_replaced_and_nobody_is_served_in_the_clear(
+def test_training_continues_while_certificates_are_replaced_and_plain_connections_are_refused(
     tmp_path: Path, rotation: Rotation
 ) -> None:
     with ExitStack() as stack:
@@ -127,7 +127,7 @@ def test_training_goes_on_while_certificates_are_replaced_and_nobody_is_served_i
             assert call.exception(DEADLINE_SECONDS).code() is grpc.StatusCode.UNAVAILABLE, "of the old authority"
 
 
-def test_a_coordinator_with_certificates_serves_nobody_in_the_clear(tmp_path: Path, rotation: Rotation) -> None:
+def test_a_coordinator_with_certificates_refuses_plain_connections(tmp_path: Path, rotation: Rotation) -> None:
     with ExitStack() as stack:
         pods = Pods(EXPERIMENT, tmp_path, stack, secret=rotation.secret)
         _, host = pods.start("coordinator", pods.resolved.coordinator)
@@ -151,7 +151,7 @@ def code_in_the_clear(address: str, method: str) -> grpc.StatusCode:
         return call.code()
 
 
-def test_a_sample_stream_loses_and_doubles_nothing_while_certificates_are_replaced(
+def test_a_sample_stream_neither_loses_nor_duplicates_slots_while_certificates_are_replaced(
     tmp_path: Path, rotation: Rotation
 ) -> None:
     bench = StreamBench(TlsTransport(), tmp_path)

@@ -78,7 +78,7 @@ def coordinator(pods: Pods, cluster: KubectlStandIn) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_it_shows_who_works_and_who_waits_for_what(pods: Pods, coordinator: subprocess.Popen[bytes]) -> None:
+def test_top_shows_the_work_and_waits_of_each_role(pods: Pods, coordinator: subprocess.Popen[bytes]) -> None:
     assert coordinator.poll() is None
     for role in ("policy", "buffer", "trainer", "actor"):
         pods.start(role, getattr(pods.resolved, role), *(["--attempt", "1"] if role == "trainer" else []))
@@ -103,7 +103,7 @@ def test_it_shows_who_works_and_who_waits_for_what(pods: Pods, coordinator: subp
 
 
 @pytest.mark.slow
-def test_on_a_terminal_it_is_live_tells_a_lost_coordinator_and_ends_without_a_word(
+def test_top_on_a_terminal_is_live_reports_a_lost_coordinator_and_ends_quietly(
     pods: Pods, coordinator: subprocess.Popen[bytes]
 ) -> None:
     near, far = pty.openpty()

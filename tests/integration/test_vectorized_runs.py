@@ -93,7 +93,7 @@ def test_a_run_counts_every_transition_once(tmp_path: Path, vectorization: str, 
     assert desk.facts().leftovers() == []
 
 
-def test_environments_that_stand_still_do_not_keep_a_run_from_its_end(tmp_path: Path) -> None:
+def test_hanging_environments_do_not_prevent_the_end_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "standing.py").write_text(STUCK)
     text = experiment("threads", environment='{factory: "standing:make"}', steps=1_000_000)
     desk = Desk(tmp_path, text)
@@ -118,7 +118,7 @@ def test_environments_that_stand_still_do_not_keep_a_run_from_its_end(tmp_path: 
 
 
 @pytest.mark.slow
-def test_threads_that_are_killed_leave_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_killed_actor_with_threads_leaves_nothing_and_the_run_continues(tmp_path: Path) -> None:
     desk = Desk(tmp_path, experiment("threads", steps=400))
     with desk.begin() as run:
         await_training(run)

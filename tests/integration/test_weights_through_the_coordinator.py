@@ -77,7 +77,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield Run(tmp_path, stack)
 
 
-def test_training_goes_on_over_a_kill_of_the_coordinator_and_ends_with_everything_stored(run: Run) -> None:
+def test_training_survives_a_kill_of_the_coordinator_and_all_versions_are_stored(run: Run) -> None:
     coordinator = run.start("coordinator", run.coordinator)
     trainer = run.start("trainer", run.trainer, "--attempt", "1")
     actor = run.start("actor", run.actor)

@@ -69,7 +69,7 @@ def test_every_wrong_field_of_a_config_is_named_on_one_line(config: Path) -> Non
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])
-def test_what_is_no_config_is_refused(config: Path, content: str) -> None:
+def test_an_invalid_config_is_refused(config: Path, content: str) -> None:
     config.write_text(content)
     assert f"{config} is no config of the trainer" in refused(start(config))
 
@@ -78,12 +78,12 @@ def test_another_roles_config_is_refused(config: Path) -> None:
     assert "is no config of the actor" in refused(start(config, role="actor"))
 
 
-def test_a_config_that_is_not_there_is_refused(config: Path) -> None:
+def test_a_missing_config_is_refused(config: Path) -> None:
     config.unlink()
     assert f"cannot read {config}: No such file" in refused(start(config))
 
 
-def test_without_a_token_nothing_is_started(config: Path) -> None:
+def test_without_a_token_a_worker_refuses_to_start(config: Path) -> None:
     assert TOKEN_VARIABLE in refused(start(config, token=None))
 
 

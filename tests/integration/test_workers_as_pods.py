@@ -41,7 +41,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 
 @pytest.mark.slow
-def test_successors_elsewhere_are_found_and_the_run_goes_on(pods: Pods, tmp_path: Path) -> None:
+def test_restarted_workers_at_new_hosts_are_found_and_the_run_continues(pods: Pods, tmp_path: Path) -> None:
     told = pods.resolved
     coordinator, _ = pods.start("coordinator", told.coordinator)
     policies = [pods.start("policy", told.policy) for _ in range(2)]

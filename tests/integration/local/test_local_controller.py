@@ -127,7 +127,7 @@ def assert_gone(pids: Sequence[int], timeout: float = 20.0) -> None:
             os.close(pidfd)
 
 
-def test_a_finished_trainer_ends_the_run_and_everybody_else(stage: Stage) -> None:
+def test_a_finished_trainer_ends_the_run_and_all_other_workers(stage: Stage) -> None:
     stage.script("coordinator", UNTIL_TOLD)
     stage.script("trainer", [{"read_fifo": "ready", "bytes": 3}, *FINISH])
     stage.script("actor", [{"write_fifo": "ready"}, *UNTIL_TOLD], replicas=3)
@@ -215,7 +215,7 @@ def test_a_signal_during_the_last_evaluation_ends_it_cleanly(stage: Stage) -> No
     assert_gone(stage.pids(), timeout=0)
 
 
-def test_the_evaluators_of_an_interrupted_run_are_told_to_end(stage: Stage) -> None:
+def test_the_evaluators_of_an_interrupted_run_are_asked_to_end(stage: Stage) -> None:
     stage.script("evaluator", [READY, {"until": "SIGTERM"}, {"touch": "told"}, {"exit": 0}])
     stage.script("trainer", [ready_after(stage, 1), {"signal_parent": "SIGINT"}, {"until": "SIGTERM"}, {"exit": 0}])
 
@@ -235,7 +235,7 @@ def test_the_evaluators_of_an_interrupted_run_are_told_to_end(stage: Stage) -> N
         ("actor", {"exit": 0}, "actor-0 exited with code 0"),
     ],
 )
-def test_a_process_that_ends_too_early_is_started_again(stage: Stage, role: str, end: dict, what: str) -> None:
+def test_a_process_that_ends_too_early_is_restarted(stage: Stage, role: str, end: dict, what: str) -> None:
     """The second life of the one that dies brings about the end, and nobody else is touched."""
     scripts = {each: [UNTIL_TOLD] for each in ("coordinator", "trainer", "actor")}
     scripts[role] = [[end], [{"touch": "finished"}, {"exit": 0}]]
@@ -253,7 +253,7 @@ def test_a_process_that_ends_too_early_is_started_again(stage: Stage, role: str,
     assert_gone(stage.pids(), timeout=0)
 
 
-def test_a_role_that_keeps_failing_ends_the_run_with_its_last_words(stage: Stage) -> None:
+def test_a_role_that_keeps_failing_ends_the_run_with_its_last_output(stage: Stage) -> None:
     stage.script("coordinator", UNTIL_TOLD)
     stage.script("trainer", UNTIL_TOLD)
     stage.script("actor", [{"print": "first words"}, {"exit": 1}], [{"print": "no such device"}, {"exit": 3}])
@@ -271,7 +271,7 @@ def test_a_role_that_keeps_failing_ends_the_run_with_its_last_words(stage: Stage
     assert_gone(stage.pids(), timeout=0)
 
 
-def test_a_restart_is_told_with_the_last_words_of_the_failure(stage: Stage) -> None:
+def test_a_restart_is_reported_with_the_last_line_of_the_failed_process(stage: Stage) -> None:
     stage.script("coordinator", UNTIL_TOLD)
     stage.script(
         "trainer", [{"print": "Traceback"}, {"print": "MemoryError: " + "no room " * 100}, {"exit": 1}], FINISH
@@ -285,7 +285,7 @@ def test_a_restart_is_told_with_the_last_words_of_the_failure(stage: Stage) -> N
     assert len(note) < 250
 
 
-def test_what_never_gets_to_work_is_given_up_long_before_its_budget_is_spent(stage: Stage) -> None:
+def test_a_process_that_never_works_ends_the_run_before_its_budget_is_spent(stage: Stage) -> None:
     stage.script("coordinator", UNTIL_TOLD)
     stage.script("trainer", UNTIL_TOLD)
     stage.script("actor", [{"print": "ImportError: no module named robot"}, {"exit": 1}])
@@ -298,7 +298,7 @@ def test_what_never_gets_to_work_is_given_up_long_before_its_budget_is_spent(sta
     assert "\n  ImportError: no module named robot" in outcome.message
 
 
-def test_a_configuration_error_is_not_tried_again(stage: Stage) -> None:
+def test_a_configuration_error_is_not_retried(stage: Stage) -> None:
     stage.script("coordinator", UNTIL_TOLD)
     stage.script("trainer", [{"print": "spec.environment.id: no such environment"}, {"exit": 2}])
 
@@ -361,7 +361,7 @@ def test_a_process_that_does_not_end_in_time_is_killed(stage: Stage) -> None:
     assert_gone(stage.pids(), timeout=0)
 
 
-def test_what_a_worker_leaves_behind_goes_with_it(stage: Stage) -> None:
+def test_child_processes_of_a_worker_are_killed_with_it(stage: Stage) -> None:
     stage.script("trainer", [{"fork": "grandchild"}, *FINISH])
 
     assert stage.controller().run() == Finished()
@@ -369,7 +369,7 @@ def test_what_a_worker_leaves_behind_goes_with_it(stage: Stage) -> None:
     assert_gone([int((stage.folder / "grandchild").read_text())])
 
 
-def test_the_display_sees_who_runs_and_who_waits(stage: Stage) -> None:
+def test_the_display_shows_running_and_waiting_processes(stage: Stage) -> None:
     """A third failure in a row is not restarted at once, so the display has a turn while the process is away."""
     stage.script("trainer", [{"exit": 1}], [{"exit": 1}], FINISH)
 
@@ -381,7 +381,7 @@ def test_the_display_sees_who_runs_and_who_waits(stage: Stage) -> None:
     assert all((state.pid is None) == (state.state in ("restarting", "ended")) for state in states)
 
 
-def test_an_error_of_the_controller_itself_leaves_no_process(stage: Stage) -> None:
+def test_an_error_in_the_controller_leaves_no_process(stage: Stage) -> None:
     class BrokenJournal(MemoryJournal):
         def count_restart(self, role: str) -> None:
             raise OSError(28, "No space left on device")

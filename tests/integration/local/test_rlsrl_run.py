@@ -107,7 +107,7 @@ def test_workers_get_their_config_a_token_and_the_modules_beside_the_experiment(
     )
 
 
-def test_a_secret_for_tls_means_nothing_on_one_machine(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tls_secret_is_ignored_on_one_machine(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.script("trainer", FINISH)
     (desk.folder / "toy.yaml").write_text(f"{EXPERIMENT}  security: {{tlsSecret: certificates}}\n")
     monkeypatch.setenv("RLSRL_TLS_FOLDER", "/of/the/pod/where/it/is/tried")
@@ -142,7 +142,7 @@ def test_an_interrupted_run_goes_on_with_the_next_attempt(desk: Desk) -> None:
     assert len(tokens) == 2, "each life of the controller has a token of its own"
 
 
-def test_a_second_signal_says_what_is_lost(desk: Desk) -> None:
+def test_a_second_signal_reports_the_lost_training(desk: Desk) -> None:
     push = {"push": {**RESULT, "train_steps": 3}, "terminal": None}
     interrupt = {"signal_parent": "SIGINT"}
     desk.script("trainer", [push, interrupt, {"until": "SIGTERM"}, interrupt, {"until": "SIGUSR1"}])
@@ -193,7 +193,7 @@ def test_an_experiment_of_another_name_is_refused(desk: Desk) -> None:
     assert 'metadata.name: "toy" -> "other"' in refused.output
 
 
-def test_fresh_moves_the_old_run_aside(desk: Desk) -> None:
+def test_fresh_renames_the_old_run(desk: Desk) -> None:
     desk.script("trainer", INTERRUPT, INTERRUPT, FINISH)
     uids = []
     for arguments in ([], ["--fresh", "--seed", "1"], ["--fresh", "--seed", "2"]):
@@ -211,7 +211,7 @@ def test_fresh_moves_the_old_run_aside(desk: Desk) -> None:
     assert kept["toy"]["finished"]
 
 
-def test_a_configuration_error_of_a_worker_is_the_users(desk: Desk) -> None:
+def test_a_workers_configuration_error_exits_with_2(desk: Desk) -> None:
     desk.script("trainer", [{"print": "rlsrl: spec.environment.id: no environment 'Carpole'"}, {"exit": 2}])
 
     result = desk.give()
@@ -235,7 +235,7 @@ def test_a_run_that_cannot_be_kept_alive_fails_with_the_log(desk: Desk) -> None:
     assert (summary["restarts"], summary["attempts"]) == ({"trainer": 1}, 2)
 
 
-def test_a_folder_in_use_is_refused_with_who_uses_it(desk: Desk) -> None:
+def test_a_folder_in_use_is_refused_with_its_process(desk: Desk) -> None:
     with RunFolder.open(desk.run):
         refused = desk.give()
 
@@ -245,7 +245,7 @@ def test_a_folder_in_use_is_refused_with_who_uses_it(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["spec.actors.replicas=many", "spec.actors.replica=2"])
-def test_a_wrong_field_is_refused_before_anything_is_made(desk: Desk, wrong: str) -> None:
+def test_a_wrong_field_is_refused_before_the_folder_is_created(desk: Desk, wrong: str) -> None:
     refused = desk.give("--set", wrong)
 
     assert refused.exit_code == 2
@@ -253,7 +253,7 @@ def test_a_wrong_field_is_refused_before_anything_is_made(desk: Desk, wrong: str
     assert not desk.run.exists()
 
 
-def test_more_actors_than_environments_is_told(desk: Desk) -> None:
+def test_more_actors_than_environments_is_a_warning(desk: Desk) -> None:
     desk.script("trainer", FINISH)
 
     result = desk.give("--set", "spec.actors.replicas=6")
@@ -262,7 +262,7 @@ def test_more_actors_than_environments_is_told(desk: Desk) -> None:
     assert result.exit_code == 0
 
 
-def test_ctrl_c_before_anything_is_started_is_an_interruption_too(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_start_of_processes_is_an_interruption(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
