@@ -1,4 +1,4 @@
-"""Weights from the thread that gets them to the one that evaluates with them: only the newest count."""
+"""Passes the newest weights from the thread that gets them to the thread that evaluates with them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.runtime.pipe import PipeClosed
 
-CLOSED = "nobody gets newer weights any more"
+CLOSED = "this worker gets no newer weights any more"
 
 
 class LatestParameters:
-    """Holds the newest weights. One thread puts, one takes; the taker says when it needs newer ones than there are."""
+    """Holds the newest weights. One thread puts them, another takes them and says which version it needs."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -22,7 +22,7 @@ class LatestParameters:
         self._closed = False
 
     def put(self, parameters: Parameters) -> None:
-        """These are the newest; what was not taken before is forgotten."""
+        """Hold these weights, the newest. Weights that were not taken before are dropped."""
         with self._changed:
             self._newest = parameters
             if self._wanted is not None and parameters.version >= self._wanted:
@@ -30,12 +30,12 @@ class LatestParameters:
             self._changed.notify_all()
 
     def take(self, min_version: Version) -> Parameters | None:
-        """The newest weights, None if they were taken before.
+        """Return the newest weights, or None if they were taken before.
 
-        Waits, without limit, while there are none of ``min_version`` or newer; woken by ``put`` and ``close``.
+        Waits without limit for weights of ``min_version`` or newer; ``put`` and ``close`` wake it.
 
         Raises:
-            PipeClosed: it was closed.
+            PipeClosed: ``close`` was called.
         """
         with self._changed:
             while not self._closed and (self._newest is None or self._newest.version < min_version):
@@ -51,10 +51,10 @@ class LatestParameters:
             return self._newest
 
     def has(self, min_version: Version) -> bool:
-        """Whether ``take`` would not wait; if it would, those weights are wanted from now on, as if it did.
+        """Return whether ``take`` would return at once. If not, these weights are wanted from now on, as in ``take``.
 
         Raises:
-            PipeClosed: it was closed.
+            PipeClosed: ``close`` was called.
         """
         with self._changed:
             if self._closed:
@@ -66,13 +66,13 @@ class LatestParameters:
             return False
 
     def wanted(self, timeout: float) -> Version | None:
-        """What ``take`` waits for; None if it does not begin to wait within ``timeout`` seconds."""
+        """Return the version that is waited for, or None if there is no such wait within ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._wanted is not None or self._closed, timeout)
             return self._wanted
 
     def close(self) -> None:
-        """Wake whoever waits. Idempotent."""
+        """Wake waiting threads. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
