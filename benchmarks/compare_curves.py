@@ -53,7 +53,7 @@ def main() -> None:
             axes.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.8, linewidth=1.2, label=label)
         last = [points[-1][1] for points in seeds]
         spread = statistics.stdev(last) if len(last) > 1 else math.nan
-        values = ", ".join(f"{each:.1f}" for each in last)
+        values = ", ".join(f"{value:.1f}" for value in last)
         print(f"{name}: mean {statistics.mean(last):.1f}, standard deviation {spread:.1f} of {values}")
     axes.set_xlabel("env steps")
     axes.set_ylabel("mean return of the last 100 episodes")

@@ -63,8 +63,8 @@ def main(rounds: str = "3") -> None:
             f"fast {name:8} {FAST_ENVS:3} environments   {spread(ratios)} x loop, {median(rates) / 1e3:.0f} k a second"
         )
     for (name, num_envs), found in slow.items():
-        shares = [each["rate"] * STEP_SECONDS / num_envs for each in found]
-        cores, memory = (median(each[what] for each in found) for what in ("cores", "megabytes"))
+        shares = [result["rate"] * STEP_SECONDS / num_envs for result in found]
+        cores, memory = (median(result[what] for result in found) for what in ("cores", "megabytes"))
         print(
             f"slow {name:8} {num_envs:3} environments   {spread(shares)} of the latency limit, {cores:.2f} cores, "
             f"{memory:.0f} MB"

@@ -95,7 +95,7 @@ def speed(points: Sequence[Point], began: float, ended: float) -> float | None:
 
 def quiet_rounds(rounds: Iterable[Round]) -> list[Round]:
     """Return the rounds that count."""
-    return [each for each in rounds if each.is_quiet]
+    return [round_ for round_ in rounds if round_.is_quiet]
 
 
 def counted_peers(figures: Mapping[str, float], *, less_is_better: bool = False) -> dict[str, float]:
@@ -131,10 +131,12 @@ def verdict(
     counted = quiet_rounds(rounds)
     if len(counted) < wanted:
         return {"verdict": TOO_FEW_ROUNDS if rounds and len(counted) == len(rounds) else NO_QUIET_RUN}
-    names = sorted({turn.contestant for each in counted for turn in each.turns})
+    names = sorted({turn.contestant for round_ in counted for turn in round_.turns})
     spreads = {name: Spread.of(figures) for name in names if (figures := _figures(counted, name))}
-    peers = counted_peers({name: each.median for name, each in spreads.items()}, less_is_better=less_is_better)
-    ratios = [ratio for each in counted if (ratio := ratio_of(each.figures, less_is_better=less_is_better)) is not None]
+    peers = counted_peers({name: spread.median for name, spread in spreads.items()}, less_is_better=less_is_better)
+    ratios = [
+        ratio for round_ in counted if (ratio := ratio_of(round_.figures, less_is_better=less_is_better)) is not None
+    ]
     if len(ratios) < wanted:
         without = [name for name in names if len(_figures(counted, name)) < wanted]
         return {"verdict": f"not shown: too few figures of {', '.join(without)}"}
@@ -144,7 +146,7 @@ def verdict(
         "figures": {name: asdict(spread) for name, spread in spreads.items()},
         "fastest_peer": fastest,
         "counted_peers": sorted(peers),
-        "others": max(turn.others for each in counted for turn in each.turns),
+        "others": max(turn.others for round_ in counted for turn in round_.turns),
         "megabytes": {name: statistics.median(memory) for name in names if (memory := _megabytes(counted, name))},
         "ratio": asdict(Spread.of(ratios)),
     }
@@ -157,9 +159,9 @@ def verdict(
 
 
 def _figures(rounds: Iterable[Round], name: str) -> list[float]:
-    return [each.figures[name] for each in rounds if name in each.figures]
+    return [round_.figures[name] for round_ in rounds if name in round_.figures]
 
 
 def _megabytes(rounds: Iterable[Round], name: str) -> list[float]:
-    turns = [turn for each in rounds for turn in each.turns if turn.contestant == name]
+    turns = [turn for round_ in rounds for turn in round_.turns if turn.contestant == name]
     return [turn.megabytes for turn in turns if turn.megabytes is not None]

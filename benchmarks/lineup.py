@@ -36,7 +36,7 @@ class Lineup:
 
     def without(self, absent: Mapping[str, str]) -> Lineup:
         """Return the lineup without some contestants, each with the reason."""
-        left = {name: each for name, each in self.contestants.items() if name not in absent}
+        left = {name: contestant for name, contestant in self.contestants.items() if name not in absent}
         return replace(self, contestants=left, absent={**self.absent, **absent})
 
 
@@ -50,7 +50,7 @@ def line_up(workload: Workload, contestants: Sequence[Contestant], log: Log) -> 
     present, absent = _able(workload, contestants, log)
     described = machine.described(machine.REPOSITORY)  # now, because the commit may change meanwhile
     began, endless = time.monotonic(), replace(workload, goal=None)
-    trials = {name: _try_settings(each, endless, log) for name, each in present.items()}
+    trials = {name: _try_settings(contestant, endless, log) for name, contestant in present.items()}
     chosen = {name: fastest(tried) for name, tried in trials.items()}
     for name, setting in chosen.items():
         log(f"{name}: {' '.join(setting) or 'as the experiment says'}")
@@ -68,13 +68,13 @@ def _able(
     """Return the contestants that can take part, and the reasons of the others."""
     present: dict[str, Contestant] = {}
     absent: dict[str, str] = {}
-    for each in contestants:
-        why = each.unable(workload) or _not_installed(each)
+    for contestant in contestants:
+        why = contestant.unable(workload) or _not_installed(contestant)
         if why is None:
-            present[each.name] = each
+            present[contestant.name] = contestant
         else:
-            absent[each.name] = why
-            log(f"{each.name} takes no part: {why}")
+            absent[contestant.name] = why
+            log(f"{contestant.name} takes no part: {why}")
     return present, absent
 
 

@@ -86,7 +86,9 @@ def roles_of(run_folder: Path) -> Roles:
 
 def sample_of(roles: Roles, pid: int) -> Sample:
     """Return the memory written by each role's processes, and by the whole run (``ALL``); shared memory counts once."""
-    sample = {role: sum(machine.written_megabytes_of(each) for each in pids) for role, pids in roles.items()}
+    sample = {
+        role: sum(machine.written_megabytes_of(process_id) for process_id in pids) for role, pids in roles.items()
+    }
     return {**sample, ALL: machine.written_megabytes_of(pid)}
 
 
@@ -116,16 +118,16 @@ def watch(workload: Workload, *, warm_seconds: float, seconds: float) -> dict[st
                 raise ContestantFailed(f"it ended by itself:\n{end_of_output(running.folder)}")
         points = contestant.progress(running.folder).points
     steps = points[-1][1]
-    growths = {role: growth(times, [each[role] for each in samples]) for role in samples[0]}
+    growths = {role: growth(times, [sample[role] for sample in samples]) for role in samples[0]}
     return {
         "workload": workload.name,
         "minutes": round(seconds / 60),
         "env_steps": steps,
-        "growths": {role: asdict(each) | {"grows": each.grows} for role, each in growths.items()},
+        "growths": {role: asdict(grown) | {"grows": grown.grows} for role, grown in growths.items()},
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": described,
         "experiment": workload.experiment()["spec"],
-        "looks": {role: [round(each[role], 2) for each in samples] for role in samples[0]},
+        "looks": {role: [round(sample[role], 2) for sample in samples] for role in samples[0]},
     }
 
 
@@ -144,13 +146,13 @@ def main() -> int:
         print(f"memory: {error}", file=sys.stderr)
         return 2
     log(f"{workload.name}: {result['env_steps']:,.0f} env steps")
-    for role, each in result["growths"].items():
-        grown = f"{each['per_hour']:+.2f} MB an hour, +- {each['error']:.2f}"
-        log(f"{role:12} {each['megabytes']:8,.1f} MB  {grown}: {'grows' if each['grows'] else 'flat'}")
+    for role, growth_ in result["growths"].items():
+        grown = f"{growth_['per_hour']:+.2f} MB an hour, +- {growth_['error']:.2f}"
+        log(f"{role:12} {growth_['megabytes']:8,.1f} MB  {grown}: {'grows' if growth_['grows'] else 'flat'}")
     path = FOLDER / f"{KEPT_AS}{workload.name}.json"
     write(path, result)
     log(f"kept in {path}")
-    return 1 if any(each["grows"] for each in result["growths"].values()) else 0
+    return 1 if any(growth_["grows"] for growth_ in result["growths"].values()) else 0
 
 
 if __name__ == "__main__":

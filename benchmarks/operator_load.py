@@ -169,10 +169,10 @@ def writes(audit_log: Path, offset: int) -> list[str]:
         file.seek(offset)
         entries = [json.loads(line) for line in file if line.endswith(b"\n")]
     return [
-        f"{each['verb']} {each['requestURI']}"
-        for each in entries
-        if each["user"]["username"] == f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
-        and each["verb"] not in ("get", "list", "watch")
+        f"{entry['verb']} {entry['requestURI']}"
+        for entry in entries
+        if entry["user"]["username"] == f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
+        and entry["verb"] not in ("get", "list", "watch")
     ]
 
 
@@ -214,7 +214,9 @@ def measure(stack: ExitStack, folder: Path, count: int, idle_seconds: float) -> 
     (folder / "kubeconfig").write_text(json.dumps(operators_kubeconfig()))
     run("kubectl", "create", "namespace", LOAD)
     where = Namespace(LOAD)
-    (folder / "hosts").write_text("".join(f"{ADDRESS} load-{each}-coordinator.{LOAD}.svc\n" for each in range(count)))
+    (folder / "hosts").write_text(
+        "".join(f"{ADDRESS} load-{number}-coordinator.{LOAD}.svc\n" for number in range(count))
+    )
     operator = stack.enter_context(
         process(
             folder / "operator.log",

@@ -90,7 +90,7 @@ def measure_pairs(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", help="the older commit")
-    parser.add_argument("workload", choices=[name for name, each in WORKLOADS.items() if each.goal is None])
+    parser.add_argument("workload", choices=[name for name, workload in WORKLOADS.items() if workload.goal is None])
     parser.add_argument("--head", default="HEAD", help="the commit that is judged; by default the one checked out")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs that have to count")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of training that are measured in each turn")
@@ -108,6 +108,10 @@ def main() -> int:
 
 def _compare(arguments: argparse.Namespace, workload: Workload) -> int:
     commits = {BASE: commit_of(arguments.base), HEAD: commit_of(arguments.head)}
+    log(
+        f"{workload.name}: {commits[HEAD]} against {commits[BASE]}, {arguments.pairs} pairs of {arguments.seconds:g} s; "
+        "uncommitted changes are not measured"
+    )
     runs = {name: _prepared(name, commit, workload.name) for name, commit in commits.items()}
     described = machine.described(machine.REPOSITORY)
     conditions = {key: described[key] for key in ("processor", "cores", "python", "packages")}

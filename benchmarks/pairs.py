@@ -105,9 +105,9 @@ def summarize(pairs: Sequence[Round], *, cores: int) -> Summary | None:
         pairs=len(counted),
         discarded=len(pairs) - len(counted),
         speeds=_medians(speeds),
-        speed_ratio=Bounds.of([each[HEAD] / each[BASE] for each in speeds]),
+        speed_ratio=Bounds.of([pair[HEAD] / pair[BASE] for pair in speeds]),
         cpu_seconds=_medians(costs),
-        cpu_ratio=Bounds.of([each[HEAD] / each[BASE] for each in costs]),
+        cpu_ratio=Bounds.of([pair[HEAD] / pair[BASE] for pair in costs]),
     )
 
 
@@ -132,7 +132,7 @@ def closing_line(workload: str, commits: Mapping[str, str], summary: Summary | N
     return (
         f"{names}: speed ratio {summary.speed_ratio}, {base:,.0f} to {head:,.0f} env steps/s; processor time per env "
         f"step: ratio {summary.cpu_ratio}, {base_cost:.1f} to {head_cost:.1f} us; medians with 90 % bounds of "
-        f"{summary.pairs} pairs of {seconds:g} s, {summary.discarded} pairs discarded"
+        f"{summary.pairs} pairs of {seconds:g} s; discarded: {summary.discarded}"
     )
 
 
@@ -149,7 +149,7 @@ def from_json(document: Mapping[str, Any], conditions: Mapping[str, Any]) -> Rou
 
 
 def _medians(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(each[name] for each in figures) for name in (BASE, HEAD)}
+    return {name: statistics.median(pair[name] for pair in figures) for name in (BASE, HEAD)}
 
 
 def _turn_part(turn: Turn, cores: int) -> str:

@@ -88,8 +88,8 @@ def time_shares(before: RunProfile | None, after: RunProfile | None) -> dict[str
 
 
 def _means(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = sorted({name for each in workers for name in each})
-    return {name: round(fmean(each.get(name, 0.0) for each in workers), 3) for name in names}
+    names = sorted({name for worker in workers for name in worker})
+    return {name: round(fmean(worker.get(name, 0.0) for worker in workers), 3) for name in names}
 
 
 def _fetch(address: str) -> str:

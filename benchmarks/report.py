@@ -145,11 +145,11 @@ def memory_table(watched: Mapping[str, Result]) -> str:
         if found.get("experiment", experiment) != experiment:
             rows.append((name, "", "", "", OTHER_SETTINGS, ""))
             continue
-        for role, each in found["growths"].items():
-            grown = f"{each['per_hour']:+.2f} ± {each['error']:.2f}"
+        for role, growth in found["growths"].items():
+            grown = f"{growth['per_hour']:+.2f} ± {growth['error']:.2f}"
             label = f"{name}, {found['minutes']} minutes, {found['env_steps']:,.0f} env steps"
-            verdict = "grows" if each["grows"] else "flat"
-            rows.append((label, role, f"{each['megabytes']:,.0f}", grown, verdict, _origin(found)))
+            verdict = "grows" if growth["grows"] else "flat"
+            rows.append((label, role, f"{growth['megabytes']:,.0f}", grown, verdict, _origin(found)))
     return _markdown(rows)
 
 
@@ -215,7 +215,7 @@ def _is_of_today(comparison: Comparison, found: Result) -> bool:
     """Return whether all kept runs have the present inputs of their programs."""
     programs = [*programs_of(comparison), *([control_of(comparison)] if comparison.has_control else [])]
     digests = {program.name: program.digest for program in programs}
-    return all(each["digest"] == digests.get(name) for name, each in found.get("programs", {}).items())
+    return all(program["digest"] == digests.get(name) for name, program in found.get("programs", {}).items())
 
 
 def _origin(found: Result) -> str:
@@ -288,9 +288,9 @@ def _contestants(result: Result) -> Iterable[str]:
 def _rounds(rounds: Sequence[Mapping[str, Any]], unit: str) -> Iterable[str]:
     yield f"| round | contestant | {unit} | own use | others used | MB |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    for number, each in enumerate(rounds, start=1):
-        label = f"{number}" if each["quiet"] else f"{number}, not quiet"
-        for turn in each["turns"]:
+    for number, round_ in enumerate(rounds, start=1):
+        label = f"{number}" if round_["quiet"] else f"{number}, not quiet"
+        for turn in round_["turns"]:
             figure = "-" if turn["figure"] is None else _amount(turn["figure"])
             memory = "-" if turn["megabytes"] is None else f"{turn['megabytes']:,.0f}"
             yield f"| {label} | {turn['contestant']} | {figure} | {turn['own']:.0%} | {turn['others']:.1%} | {memory} |"
@@ -299,13 +299,13 @@ def _rounds(rounds: Sequence[Mapping[str, Any]], unit: str) -> Iterable[str]:
 
 def _profile(rounds: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     """Yield how rlsrl spent its time in the last round, if that is known."""
-    turns = [turn for each in rounds for turn in each["turns"] if turn["more"].get("profile")]
+    turns = [turn for round_ in rounds for turn in round_["turns"] if turn["more"].get("profile")]
     if not turns:
         return
     yield "How rlsrl spent its time in the last round, by role (`cpu`: processor seconds a second of the process):"
     yield ""
     for role, shares in turns[-1]["more"]["profile"].items():
-        listed = ", ".join(f"{what} {share:.0%}" for what, share in sorted(shares.items(), key=lambda each: -each[1]))
+        listed = ", ".join(f"{what} {share:.0%}" for what, share in sorted(shares.items(), key=lambda item: -item[1]))
         yield f"- {role}: {listed}"
 
 

@@ -39,7 +39,7 @@ def document(workload: Workload, rounds: Sequence[Round], found: Mapping[str, An
             for name, contestant in lineup.contestants.items()
         },
         "absent": dict(lineup.absent),
-        "rounds": [{"quiet": each.is_quiet, "turns": [asdict(turn) for turn in each.turns]} for each in rounds],
+        "rounds": [{"quiet": round_.is_quiet, "turns": [asdict(turn) for turn in round_.turns]} for round_ in rounds],
     }
 
 

@@ -237,5 +237,5 @@ _ALL = (
         **_W1,
     ),
 )
-WORKLOADS: Mapping[str, Workload] = {each.name: each for each in _ALL}
+WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}
 """By name, in the order of the table."""

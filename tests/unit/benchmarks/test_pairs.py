@@ -110,8 +110,8 @@ def test_the_lines_have_what_a_closing_note_needs() -> None:
     )
     assert closing_line("W1", {BASE: "aaa", HEAD: "bbb"}, summarize(pairs, cores=CORES), seconds=20.0) == (
         "W1, aaa to bbb: speed ratio 1.100 (1.100 to 1.100), 1,000 to 1,100 env steps/s; processor time per env step: "
-        "ratio 0.909 (0.909 to 0.909), 1000.0 to 909.1 us; medians with 90 % bounds of 6 pairs of 20 s, 1 pairs "
-        "discarded"
+        "ratio 0.909 (0.909 to 0.909), 1000.0 to 909.1 us; medians with 90 % bounds of 6 pairs of 20 s; "
+        "discarded: 1"
     )
 
 

@@ -108,7 +108,9 @@ def _stretch(running: Sequence[Demand], cores: float, full_load_speed: float, al
     """Return by which factor computing takes longer, and how many cores are idle."""
 
     def occupied(stretch: float) -> float:
-        shares = (each.workers * each.computing / (each.computing * stretch + each.waiting) for each in running)
+        shares = (
+            demand.workers * demand.computing / (demand.computing * stretch + demand.waiting) for demand in running
+        )
         return sum(shares) + always_busy / stretch
 
     wanted = occupied(1.0)
