@@ -109,8 +109,8 @@ def main() -> int:
 def _compare(arguments: argparse.Namespace, workload: Workload) -> int:
     commits = {BASE: commit_of(arguments.base), HEAD: commit_of(arguments.head)}
     log(
-        f"{workload.name}: {commits[HEAD]} against {commits[BASE]}, {arguments.pairs} pairs of {arguments.seconds:g} s; "
-        "uncommitted changes are not measured"
+        f"{workload.name}: {commits[HEAD]} against {commits[BASE]}, {arguments.pairs} pairs of {arguments.seconds:g} s "
+        "(uncommitted changes are not measured)"
     )
     runs = {name: _prepared(name, commit, workload.name) for name, commit in commits.items()}
     described = machine.described(machine.REPOSITORY)

@@ -26,6 +26,7 @@ WORKLOADS = {
     "pods": pods(12),
     "pods with buffer workers": pods(12, num_buffer_workers=3, num_trainers=2),
     "pods with everything": pods(12, num_buffer_workers=2, num_policy_workers=2, ring_size=2, max_policy_lag=3),
+    "beside evaluators": workload(num_evaluators=2),
     "ten thousand pods": pods(10_000),
 }
 SIMULATED = {
@@ -126,6 +127,7 @@ def test_an_evaluator_takes_its_share_of_a_machine_and_none_of_a_pod() -> None:
     alone, beside = (workload(hardware=Hardware(cores=1.0), num_evaluators=number) for number in (0, 1))
 
     assert rate_of(beside) == pytest.approx(rate_of(alone) / 2)
+    assert ceilings(beside, costs())[0].env_steps_a_second == pytest.approx(rate_of(beside))
     assert rate_of(pods(2, num_evaluators=1)) == pytest.approx(rate_of(pods(2)))
 
 

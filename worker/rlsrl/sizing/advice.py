@@ -68,8 +68,8 @@ REMEDIES: dict[Part | None, str] = {
     "longer than a millisecond; larger rollouts and buffer workers where receiving slots takes most of the time",
     "coordinator": "policy workers, so that only they need weights; larger batches, so that there are fewer versions; "
     "fewer actors with more environments each",
-    "machine": "more cores, or a cluster; no policy workers where the network is small; fewer actors where the trainer "
-    "needs more processor time",
+    "machine": "more cores, or a cluster; no policy workers where the network is small; fewer evaluators, or fewer "
+    "actors where the trainer needs more processor time",
     "network": "more bandwidth; larger batches, so that weights travel less often; observations of fewer bytes",
 }
 """Remedies for the part that saturates, in the order in which to try them. None: no part saturates, and workers wait

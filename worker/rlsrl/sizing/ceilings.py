@@ -35,13 +35,16 @@ def ceilings(workload: Workload, costs: Costs) -> list[Ceiling]:
         for demand in found
     ]
     if (cores := workload.hardware.cores) is not None:
-        seconds = _machine_seconds(found, cores) / costs.full_load_speed
+        available = _available_cores(found, cores, workload.num_evaluators) * costs.full_load_speed
+        seconds = sum(demand.workers * demand.computing for demand in found) / available
         result.append(Ceiling(part="machine", role="all", env_steps_a_second=_rate(workload, seconds)))
     return sorted(result, key=lambda ceiling: ceiling.env_steps_a_second)
 
 
-def _machine_seconds(found: list[Demand], cores: float) -> float:
-    return sum(demand.workers * demand.computing for demand in found) / cores
+def _available_cores(found: list[Demand], cores: float, num_evaluators: int) -> float:
+    """Return the most cores that evaluators leave to the others: each evaluator always has an equal share."""
+    others = sum(demand.workers for demand in found if demand.computing)
+    return cores - num_evaluators * min(1.0, cores / (others + num_evaluators))
 
 
 def _rate(workload: Workload, seconds: float) -> float:
