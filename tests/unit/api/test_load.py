@@ -403,3 +403,8 @@ def test_differences_are_named_by_field(overrides: list[str], expected: list[tup
     old, new = load_text(MINIMAL), load_text(MINIMAL, overrides=overrides)
 
     assert differences(old, new) == expected
+
+
+def test_a_word_that_yaml_reads_as_a_boolean_is_suggested_with_quotes() -> None:
+    (problem,) = problems(MINIMAL, "trainers.compile=off")
+    assert 'did you mean: "off", with quotes' in problem

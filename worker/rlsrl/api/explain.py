@@ -60,4 +60,4 @@ def _necessity(field: FieldInfo) -> str:
 
 
 def _indented(text: str, columns: int) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=" " * columns, subsequent_indent=" " * columns)
+    return textwrap.wrap(text.replace("``", "`"), WIDTH, initial_indent=" " * columns, subsequent_indent=" " * columns)

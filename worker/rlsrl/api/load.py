@@ -184,6 +184,7 @@ def _explained(document: Document, details: ErrorDetails) -> Iterator[Problem]:
                 message=f"{'key' if is_key else 'value'} {show_value(value)} {_WRONG.get(kind, 'has the wrong type')}",
                 value=value,
                 allowed=_allowed_key(path) if is_key else allowed_at(path),
+                nearest=_unquoted_choice(details),
             )
 
 
@@ -199,6 +200,14 @@ _WRONG = {
     "too_short": "has too few entries",
 }
 """What is wrong with a value, by pydantic's type of error. Every other type of error concerns the value's type."""
+
+
+def _unquoted_choice(details: ErrorDetails) -> str:
+    """Return the choice that YAML reads as a boolean without quotes, or an empty text."""
+    value = details["input"]
+    words = (("on", "yes") if value else ("off", "no")) if isinstance(value, bool) else ()
+    expected = details.get("ctx", {}).get("expected", "")
+    return next((f'"{word}", with quotes' for word in words if f"'{word}'" in expected), "")
 
 
 def _unknown_field(place: SourcePosition, path: Path, value: Any = None) -> Problem:
