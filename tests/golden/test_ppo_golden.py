@@ -1,4 +1,4 @@
-"""A tiny fixed run of PPO: its numbers stay what they are across refactors, within what processors differ by."""
+"""A tiny fixed run of PPO. Refactoring must not change its numbers; processors differ slightly."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ CHANGE = [
     *(-0.01626045, -0.01324129, -0.006702397, -0.001041822, 0.002214208, -0.02117163, -0.01269641),
     *(-0.002435327, 0.0002439618, 0.007082522, 0.01272184, 0.003592536, -0.004603937),
 ]
-"""Of every twentieth parameter."""
+"""The change of every twentieth parameter."""
 
 
 def trained() -> tuple[list[dict[str, float]], np.ndarray]:
-    """Three steps from weights and slots that only numpy's generator decides; the parameters' change."""
+    """Train three steps on weights and slots from numpy's generator; return metrics and the parameters' change."""
     env_spec = discrete_env_spec(num_features=3, num_actions=3)
     policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {"hidden_sizes": (8, 8)}, seed=0), env_spec)
     rng = np.random.default_rng(7)
@@ -84,7 +84,7 @@ def trained() -> tuple[list[dict[str, float]], np.ndarray]:
     return metrics, learner.parameters(Version(1, 3)).vector - vector
 
 
-def test_three_steps_give_the_numbers_on_record() -> None:
+def test_three_steps_give_the_recorded_numbers() -> None:
     metrics, change = trained()
     for ours, recorded in zip(metrics, METRICS, strict=True):
         assert ours == pytest.approx(recorded | SETTINGS, rel=1e-5, abs=1e-7)

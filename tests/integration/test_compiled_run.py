@@ -1,4 +1,4 @@
-"""Real runs whose training step is compiled: every rank changes over at one step, and the run ends as any other."""
+"""Real runs whose training step is compiled: all ranks switch after the same step, and the run ends as usual."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ spec:
 
 
 def logged(run: LiveRun, ranks: int, event: str) -> list[dict[str, Any]]:
-    """The newest of each rank, of those who said it."""
+    """Return the newest such event of each rank that has logged one."""
     logs = (run.facts.logged(f"trainer-{rank}", event) for rank in range(ranks))
     return [events[-1] for events in logs if events]
 
@@ -55,7 +55,7 @@ def test_all_ranks_switch_to_the_compiled_step_at_once(tmp_path: Path, ranks: in
 
 
 def test_without_a_compiler_a_run_trains_uncompiled(tmp_path: Path) -> None:
-    """Training upfront begins at once, and one line says why it is not compiled."""
+    """With compile mode upfront, training starts at once and one log line says why it is not compiled."""
     text = EXPERIMENT.format(ranks=1, mode="upfront").replace("1000000", "20")
     desk = Desk(tmp_path, text)
     with desk.begin(environment={"CXX": "/nowhere/g++"}) as run:

@@ -1,4 +1,4 @@
-"""Several trainer ranks in a real run: they train as one, fall as one and come back as one."""
+"""Several trainer ranks in a real run: they train, end and restart together."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def test_a_kill_of_a_rank_restarts_its_gang_and_nothing_else(tmp_path: Path) -> 
         summary = campaign.finish()
     assert summary["restarts"] == {"trainer": 1}
     assert summary["attempts"] == 2
-    assert addresses == {"127.0.0.1"}, "nobody beyond this machine reaches a port of the run"
+    assert addresses == {"127.0.0.1"}, "the run's ports are on loopback only"
 
 
 def listening_addresses(run: LiveRun) -> set[str]:
-    """Where the processes of a run listen for TCP, as the kernel has it."""
+    """Return the addresses on which the run's processes listen for TCP, from the kernel."""
     processes = [process for worker in run.workers() for process in family(worker.pid)]
     connections = [connection for process in processes for connection in process.net_connections("inet")]
     return {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -92,15 +93,24 @@ def test_names_are_unique() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 15
 
 
+@pytest.fixture(scope="module")
+def known_tests() -> frozenset[str]:
+    """All test functions, those of conformance suites included."""
+    folders = (REPOSITORY / "tests", REPOSITORY / "worker" / "rlsrl" / "testing")
+    files = (path for folder in folders for path in folder.rglob("*.py"))
+    return frozenset(name for path in files for name in re.findall(r"def (test_\w+)", path.read_text("utf-8")))
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_fits_the_code(mutant: Mutant) -> None:
+def test_a_mutant_fits_the_code(mutant: Mutant, known_tests: frozenset[str]) -> None:
     file, text = mutant.applied()
     original = (REPOSITORY / file).read_text(encoding="utf-8")
     assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(original))
     for test in mutant.caught_by:
         path, _, name = test.partition("::")
-        assert name, f"mutant {mutant.name!r}: {test} names no test"
         assert (REPOSITORY / path).exists(), f"mutant {mutant.name!r}: there is no {path}"
+        function = name.partition("[")[0].rpartition("::")[2]
+        assert function in known_tests, f"mutant {mutant.name!r}: there is no test {function!r}"
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from rlsrl.workers.gang import Gang, ProcessGroupGang
 
 
 class CountingPpo(Ppo):
-    """Knows how often its network is evaluated before a step as it stands, not by what was compiled."""
+    """Counts the eager evaluations of its network."""
 
     num_evaluations = 0
 
@@ -39,7 +39,7 @@ def trained(gang: Gang) -> dict[str, np.ndarray]:
         mine = lanes_of(arrays, gang.rank, gang.size)
         if step == 0:
             assert "torch._dynamo" not in sys.modules
-            eager.step(mine)  # as before a change-over in the midst of a run
+            eager.step(mine)  # as before a switch during a run
             eager = learner_of(gang, kind=CountingPpo)
             compiled.compile(zeros_like(mine))
             compiled.use_compiled()
@@ -62,7 +62,7 @@ def main(out: Path, backend: str) -> None:
         torch.compile = partial(torch.compile, backend=backend)
     np.savez(out / f"rank-{gang.rank}.npz", **trained(gang))
     gang.close()
-    os._exit(0)  # as a worker does: gloo's threads may abort an interpreter that takes its time to end
+    os._exit(0)  # as a worker does: gloo's threads may abort an interpreter that ends slowly
 
 
 if __name__ == "__main__":

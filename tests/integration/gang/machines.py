@@ -29,7 +29,7 @@ SIZES = (2, 1, 2)
 
 
 def train(pods: Pods, *, attempt: int, size: int) -> tuple[list[Popen[bytes]], Popen[bytes]]:
-    """A gang of that many machines and its actor, once they have made a few steps."""
+    """Start a gang on ``size`` machines and its actor; return them after a few steps."""
     pods.edit(f"trainers.replicas={size}")
     before = pods.train_steps()
     meeting = ["--ranks", "1", "--machines", str(size), "--meet-at", f"{pods.next_host}:{PORT + attempt}"]
@@ -50,7 +50,7 @@ def train(pods: Pods, *, attempt: int, size: int) -> tuple[list[Popen[bytes]], P
 
 
 def end_one(pods: Pods) -> list[int]:
-    """End the second of two; what the launchers ended with, that one's first."""
+    """End the second of two machines; return both launchers' exit codes, that machine's first."""
     machines, _ = train(pods, attempt=1, size=2)
     machines[1].terminate()
     return [machine.wait(DEADLINE_SECONDS) for machine in reversed(machines)]

@@ -1,4 +1,4 @@
-"""One rank of a gang under torchrun: trains on its half of the batch and writes what it ended with."""
+"""One rank of a gang under torchrun: trains on its half of the batch and writes the result."""
 
 import json
 import os
@@ -22,7 +22,7 @@ STEPS, LANES, TRAIN_STEPS = 8, 4, 5
 
 
 def learner_of(gang: Gang, initial: Parameters | None = None, kind: type[Ppo] = Ppo) -> Learner:
-    """The same learner on every rank, with the whole batch as the one minibatch: order does not matter then."""
+    """Make the same learner on every rank. The whole batch is the one minibatch, so order does not matter."""
     env_spec = discrete_env_spec()
     policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {}, seed=1), env_spec)
     algorithm = kind(
@@ -78,9 +78,9 @@ def main(out: Path, poison: int | None) -> None:
     np.save(out / f"vector-{gang.size}-{gang.rank}.npy", learner.parameters(Version(1, 1)).vector)
     report = {"metrics": metrics, "skipped": skipped, "said": [[each["rank"], len(each["text"])] for each in said]}
     (out / f"report-{gang.size}-{gang.rank}.json").write_text(json.dumps(report))
-    assert "torch._dynamo" not in sys.modules, "each gang's start would wait for the import"
+    assert "torch._dynamo" not in sys.modules, "the import would delay each gang's start"
     gang.close()
-    os._exit(0)  # as a worker does: gloo's threads may abort an interpreter that takes its time to end
+    os._exit(0)  # as a worker does: gloo's threads may abort an interpreter that ends slowly
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ ASKS = "import torch; print('forked after CUDA was asked:', torch.cuda._is_in_ba
 
 
 def launch(what: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A gang of one rank that does only that."""
+    """Run a gang of one rank with this body."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM.format(what)],
         capture_output=True,
@@ -35,7 +35,7 @@ def launch(what: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_rank_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failing_rank_prints_its_error_and_leaves_no_files(tmp_path: Path) -> None:
     done = launch(FAILS, tmp_path)
     assert done.returncode == 1, done.stderr
     assert "ArithmeticError: the training thread failed" in done.stderr
@@ -43,7 +43,7 @@ def test_a_rank_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_rank_may_use_a_gpu(tmp_path: Path) -> None:
-    """torch refuses to in a fork of a process that has asked CUDA anything."""
+    """torch refuses CUDA in a fork of a process that has used it."""
     done = launch(ASKS, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "forked after CUDA was asked: False" in done.stdout

@@ -1,4 +1,4 @@
-"""k ranks on batch / k are one rank on the batch, under the real torchrun; checked step by step from the same state."""
+"""Two ranks on half a batch each train as one rank on the batch, under the real torchrun."""
 
 import json
 import os
@@ -58,14 +58,14 @@ def test_two_ranks_train_as_one(tmp_path: Path, poison: int | None) -> None:
     reports = [report(tmp_path, 2, rank) for rank in range(2)]
     assert reports[0]["skipped"] == reports[1]["skipped"] == report(tmp_path, 1, 0)["skipped"]
     assert (sum(reports[0]["skipped"]) > 0) == (poison is not None)
-    assert [each["said"] for each in reports] == [[[0, 0], [1, 10_000]]] * 2, "they hear each other, however long"
+    assert [each["said"] for each in reports] == [[[0, 0], [1, 10_000]]] * 2, "messages of any length arrive"
     for mine, whole in zip(reports[0]["metrics"], report(tmp_path, 1, 0)["metrics"], strict=True):
         assert mine == pytest.approx(whole, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_two_compiled_ranks_train_as_two_eager_ones(tmp_path: Path, backend: str) -> None:
-    """``aot_eager`` makes the same graphs and runs them without a C++ compiler's seconds."""
+    """``aot_eager`` traces the same graphs without a C++ compiler's seconds."""
     environment = worker_environment(os.environ) | {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -77,7 +77,7 @@ def test_two_compiled_ranks_train_as_two_eager_ones(tmp_path: Path, backend: str
         np.testing.assert_array_equal(first[name], second[name])
     for step in range(5):
         np.testing.assert_allclose(first[f"compiled-{step}"], first[f"eager-{step}"], rtol=0, atol=2e-6)
-        assert first[f"evaluations-{step}"] == second[f"evaluations-{step}"] == 1, "the eager one's"
+        assert first[f"evaluations-{step}"] == second[f"evaluations-{step}"] == 1, "only the eager learner's"
         eager, compiled = first[f"skipped-{step}"]
         assert eager == compiled
         assert (eager > 0) == (step == 2), "one rank meets a NaN"

@@ -1,4 +1,4 @@
-"""The launcher of a gang as a pod's container: it starts its ranks once, however often it is started itself."""
+"""The launcher of a gang as a pod's container: a restarted launcher starts no ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIGURATION_ERROR = 2
 OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net", "--kill-child", "--fork", "bash", "-c")
 
 
-def test_a_gang_is_started_once_and_then_waits_to_be_ended(tmp_path: Path) -> None:
+def test_a_gang_starts_once_and_then_waits_for_its_end(tmp_path: Path) -> None:
     once = tmp_path / "once"
     launcher = [sys.executable, "-m", "rlsrl.workers.gang_launcher", "--ranks", "1", "--once", str(once)]
     told_nothing = [*launcher, "--role", "trainer", "--config", str(tmp_path / "absent.json")]
@@ -41,7 +41,7 @@ def test_a_gang_is_started_once_and_then_waits_to_be_ended(tmp_path: Path) -> No
         try:
             until(lambda: "its next attempt starts in a new pod" in log.read_text(), "the launcher waits")
             assert not psutil.Process(second.pid).children(), "no rank was started"
-            assert fetch(f"http://{host}:{HEALTH_PORT}/healthz") == "ok\n", "it is not to be restarted"
+            assert fetch(f"http://{host}:{HEALTH_PORT}/healthz") == "ok\n", "the kubelet must not restart it"
             second.terminate()
             assert second.wait(DEADLINE_SECONDS) == -signal.SIGTERM
         finally:
@@ -49,7 +49,7 @@ def test_a_gang_is_started_once_and_then_waits_to_be_ended(tmp_path: Path) -> No
 
 
 def on_machines(what: str, folder: Path) -> Any:
-    """What comes of it, as machines.py prints it."""
+    """Run machines.py and return what it prints."""
     driver = Path(__file__).with_name("machines.py")
     command = [*OWN_NETWORK, f"ip link set lo up && exec {sys.executable} {driver} {what} {folder}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=2 * DEADLINE_SECONDS)
@@ -59,8 +59,8 @@ def on_machines(what: str, folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_when_one_machine_is_ended_the_others_launcher_does_not_wait_for_it(tmp_path: Path) -> None:
-    """torchrun's would, five minutes, deaf to SIGTERM: the pod is killed, and its successors meet a dead gang."""
+def test_a_launcher_does_not_wait_for_another_machines_ended_launcher(tmp_path: Path) -> None:
+    """By default it waits five minutes, deaf to SIGTERM: the pod would be killed, and the next gang would meet it."""
     assert on_machines("end-one", tmp_path) == [0, 0]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of compiled code share."""
+"""Fixtures for tests of compiled code."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -9,7 +9,7 @@ import torch
 
 @pytest.fixture
 def own_compiler() -> Iterator[None]:
-    """Leaves nothing compiled behind."""
+    """Remove all compiled code after the test."""
     yield
     torch.compiler.reset()
     torch.compiler.set_stance("default")
@@ -17,5 +17,5 @@ def own_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def tracing_only(own_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are made as ever and run by torch, without a C++ compiler's seconds."""
+    """Trace graphs as usual but run them with torch, which saves a C++ compiler's seconds."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

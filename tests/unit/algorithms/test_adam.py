@@ -39,7 +39,9 @@ def test_agrees_with_torchs_clip_and_adam() -> None:
     ],
 )
 @pytest.mark.parametrize("steps_before", [0, 3])
-def test_what_is_not_finite_changes_nothing(gradient: torch.Tensor, loss: torch.Tensor, steps_before: int) -> None:
+def test_a_non_finite_gradient_or_loss_changes_nothing(
+    gradient: torch.Tensor, loss: torch.Tensor, steps_before: int
+) -> None:
     params = torch.tensor([1.0, 2.0, 3.0])
     state = AdamState.zeros(params)
     for _ in range(steps_before):
@@ -51,7 +53,7 @@ def test_what_is_not_finite_changes_nothing(gradient: torch.Tensor, loss: torch.
     assert all(torch.equal(old, new) for old, new in zip(before, everything, strict=True))
 
 
-def test_what_is_stored_makes_an_equal_one() -> None:
+def test_a_stored_state_is_restored_exactly() -> None:
     params, generator = torch.ones(3), torch.Generator().manual_seed(0)
     state = AdamState.zeros(params)
     for _ in range(4):

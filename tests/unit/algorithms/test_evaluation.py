@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 class Counting:
-    """Something of each row, and how many rows it is asked for at a time where it runs as it stands."""
+    """Evaluates each row, and records the number of rows of each eager call."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -29,7 +29,7 @@ def rows_of(count: int) -> Tensors:
 
 
 @pytest.mark.parametrize(("numbers", "sizes"), [(4 * 9, [7, 7, 7]), (1, [1] * 20), (4 * 10, [10, 10]), (4 * 20, [20])])
-def test_many_rows_are_evaluated_a_part_at_a_time(
+def test_many_rows_are_evaluated_in_equal_parts(
     numbers: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "MAX_ELEMENTS", numbers)
@@ -45,7 +45,7 @@ def test_no_gradients_are_kept() -> None:
 
 
 @pytest.mark.usefixtures("tracing_only")
-def test_rows_of_another_form_than_those_it_was_compiled_for_are_evaluated_as_ever() -> None:
+def test_rows_of_another_form_are_evaluated_eagerly() -> None:
     evaluate = Counting()
     compiled = compiled_evaluation(evaluate, CPU)
     for count, eager in ((8, []), (8, []), (5, [5]), (8, []), (3, [3])):
@@ -57,7 +57,7 @@ def test_rows_of_another_form_than_those_it_was_compiled_for_are_evaluated_as_ev
 
 
 @pytest.mark.usefixtures("tracing_only")
-def test_every_part_is_evaluated_by_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_is_evaluated_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "MAX_ELEMENTS", 4 * 9)
     evaluate = Counting()
     compiled = evaluated_in_parts(compiled_evaluation(evaluate, CPU))
@@ -69,7 +69,7 @@ def test_every_part_is_evaluated_by_what_was_compiled(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("tracing_only")
-def test_two_that_were_compiled_are_not_taken_for_each_other() -> None:
+def test_two_compiled_evaluations_share_no_graph() -> None:
     one, other = (
         compiled_evaluation(function, CPU)
         for function in (lambda params, rows: {"x": rows["x"] + params}, lambda params, rows: {"x": rows["x"] * params})

@@ -13,7 +13,7 @@ from rlsrl.algorithms.returns import explained_variance, explained_variance_sums
 def advantages_by_definition(
     reward: Any, value: Any, terminated: Any, truncated: Any, mask: Any, discount: float, gae_lambda: float
 ) -> Any:
-    """A_t = sum over k >= t of (discount lambda)^(k - t) delta_k, as far as the episode goes. O(T^2), float64."""
+    """A_t = sum over k >= t of (discount lambda)^(k - t) delta_k, to the end of the episode. O(T^2), float64."""
     num_steps, num_lanes = reward.shape
     advantage = np.zeros((num_steps, num_lanes))
     for lane in range(num_lanes):
@@ -93,7 +93,7 @@ def flags(*entries: int) -> Any:
     ids=["goes on", "terminated", "truncated", "both", "terminated last", "truncated last"],
 )
 def test_by_hand(terminated: Any, truncated: Any, expected: list[float]) -> None:
-    """With discount and lambda 1, delta_t = r_t + V(t + 1) - V(t) is 1, 3, 4, 7 where nothing ends."""
+    """With discount and lambda 1, delta_t = r_t + V(t + 1) - V(t) is 1, 3, 4, 7 where no episode ends."""
     ended = terminated | truncated
     mask = np.concatenate([flags(1), ~ended[:-1]])
     advantage, returns = generalized_advantages(
@@ -111,7 +111,7 @@ def test_by_hand(terminated: Any, truncated: Any, expected: list[float]) -> None
     np.testing.assert_allclose(returns[:, 0], np.where(mask[:, 0], expected_advantage + values, 0.0))
 
 
-def test_garbage_where_there_is_no_transition_is_not_used() -> None:
+def test_values_without_a_transition_are_not_used() -> None:
     rng = np.random.default_rng(0)
     mask = np.ones((6, 3), np.bool_)
     mask[2, 0] = mask[4:, 1] = mask[:, 2] = False
@@ -136,7 +136,7 @@ def test_garbage_where_there_is_no_transition_is_not_used() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_is_not_finite_stays_within_its_episode() -> None:
+def test_non_finite_values_stay_within_their_episode() -> None:
     reward = np.ones((5, 1), np.float32)
     reward[3] = np.inf
     advantage, _ = generalized_advantages(
@@ -161,6 +161,6 @@ def test_explained_variance_over_parts_is_that_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("target", [[], [2.0], [3.0, 3.0]])
-def test_explained_variance_of_what_does_not_vary_is_zero(target: list[float]) -> None:
+def test_explained_variance_of_a_constant_is_zero(target: list[float]) -> None:
     values = np.array(target, np.float32)
     assert explained_variance(explained_variance_sums(values + 1, values)) == 0.0

@@ -51,7 +51,7 @@ def make_policy(hidden: int = 16) -> TorchPolicy:
 
 
 def make_learner(*, initial: Parameters | None = None, seed: int = 3, normalized: bool = True) -> Learner:
-    """With everything that has a state: statistics of both kinds, and schedules."""
+    """A learner with every kind of state: both statistics, and schedules."""
     policy = make_policy()
     schedules = {"clip_range": LinearSchedule(start=0.2, end=0.1, env_steps=1000)}
     return Learner(
@@ -183,7 +183,7 @@ def _without(state: Mapping[str, Any], key: str) -> dict[str, Any]:
         (dict, lambda v: {**v, "layout": "other"}, LayoutMismatch),
     ],
 )
-def test_a_state_of_something_else_is_refused_and_changes_nothing(
+def test_the_state_of_another_algorithm_is_refused_and_changes_nothing(
     change_arrays: Any, change_values: Any, error: type[Exception]
 ) -> None:
     donor, learner = make_learner(), make_learner()
@@ -195,7 +195,7 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(
     assert everything(learner) == before
 
 
-def test_what_stands_in_masked_entries_changes_nothing() -> None:
+def test_masked_values_change_nothing() -> None:
     clean = make_slots(0)
     clean["mask"][:, 3] = False
     dirty = {path: array.copy() for path, array in clean.items()}
@@ -227,13 +227,15 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(reward: float) -> None
     after = everything(learner)
     assert result.skipped == NUM_MINIBATCHES
     assert (result.step, result.optimizer_steps) == (2, NUM_MINIBATCHES)
-    assert {path for path in before if before[path] != after[path]} == {"values"}, "step count and order alone go on"
+    assert {path for path in before if before[path] != after[path]} == {"values"}, (
+        "only the step count and the order change"
+    )
     assert "loss" not in result.metrics
     assert np.isfinite(list(result.metrics.values())).all()
     assert learner.step(slots).skipped == 0
 
 
-def test_what_is_not_finite_never_gets_into_a_version() -> None:
+def test_a_version_is_always_finite() -> None:
     learner, slots = make_learner(), make_slots(0)
     t, lane = np.argwhere(slots["mask"])[5]
     slots["observation"][t, lane] = np.nan
@@ -260,7 +262,7 @@ def test_one_bad_row_spoils_only_the_minibatches_it_is_in(which: int, log_prob: 
     assert np.isfinite(list(result.metrics.values())).all(), "means are over the minibatches taken"
 
 
-def test_schedules_go_by_the_transitions_trained_and_end_where_they_should() -> None:
+def test_schedules_follow_the_trained_transitions_and_reach_their_end() -> None:
     learner, trained = make_learner(), 0
     for k in range(12):
         slots = make_slots(k)
@@ -270,13 +272,13 @@ def test_schedules_go_by_the_transitions_trained_and_end_where_they_should() -> 
         assert metrics["learning_rate"] == pytest.approx(1e-3 * (1 - progress))
         assert metrics["clip_range"] == pytest.approx(0.2 - 0.1 * progress)
         assert metrics["entropy_coefficient"] == PPO["entropy_coefficient"]
-        assert np.array_equal(before, vector_of(learner)) == (progress == 1.0), "at a rate of 0 nothing moves"
+        assert np.array_equal(before, vector_of(learner)) == (progress == 1.0), "a learning rate of 0 changes nothing"
         trained += int(slots["mask"].sum())
     assert trained > 1000
 
 
 def test_within_one_version_acting_and_training_see_the_same() -> None:
-    """The log-probabilities that the actor wrote are those that training begins with."""
+    """The actor writes the log-probabilities that training starts with."""
     env_spec = continuous_env_spec(num_features=4, num_dimensions=2)
     policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {}, seed=0), env_spec)
     settings = PPO | {"epochs": 1, "minibatch_size": NUM_STEPS * NUM_LANES}
@@ -326,7 +328,7 @@ class Averaging(Ppo):
         return {"mean": torch.lerp(state["mean"], params, 0.1), "count": state["count"] + 1}
 
 
-def test_an_algorithms_own_state_goes_along_and_is_saved() -> None:
+def test_an_algorithms_state_is_updated_and_saved() -> None:
     policy = make_policy()
 
     def averaging(initial: Parameters) -> Learner:
@@ -344,7 +346,7 @@ def test_an_algorithms_own_state_goes_along_and_is_saved() -> None:
 
 
 def test_learns_to_choose_by_the_sign_of_a_feature() -> None:
-    """Acts by the exported program and trains: reward 1 for the right of two actions, by chance 0.5."""
+    """Act with the exported actor and train: the right one of two actions has reward 1, so chance gives 0.5."""
     policy = make_policy()
     settings = PPO | {"discount": 0.0, "gae_lambda": 0.0, "entropy_coefficient": 0.0}
     learner = Learner(Ppo(policy, **settings), policy.parameters(Version(1, 0)), **LEARNER | {"learning_rate": 1e-2})
@@ -368,7 +370,7 @@ def test_learns_to_choose_by_the_sign_of_a_feature() -> None:
 
 
 def test_learns_to_aim_where_observations_and_rewards_have_any_scale() -> None:
-    """The best action is twice what one feature says; normalisation finds the scales of features and rewards."""
+    """The best action is twice one feature; normalisation finds the scales of features and rewards."""
     env_spec = continuous_env_spec(num_features=2, num_dimensions=1)
     policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {"hidden_sizes": (16,)}, seed=0), env_spec)
     settings = PPO | {"discount": 0.0, "gae_lambda": 0.0, "entropy_coefficient": 0.0, "epochs": 4}

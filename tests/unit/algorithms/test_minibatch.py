@@ -44,7 +44,7 @@ def pixels_env_spec() -> EnvSpec:
 
 
 class Averaging(Ppo):
-    """PPO with a state of its own."""
+    """PPO with a state."""
 
     def initial_state(self, params: Tensor) -> Tensors:
         return {"mean": params.clone()}
@@ -63,7 +63,7 @@ KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Ppo]]] = {
     "with a state": (MlpActorCritic, discrete_env_spec(), MLP, Averaging),
 }
 MANY = [name for name in KINDS if name not in ("masked", "cnn in bfloat16")]
-"""Those that compile to the same within 1e-4: a compiler rounds to bfloat16 elsewhere."""
+"""Kinds whose compiled result is equal within 1e-4. A compiler rounds to bfloat16 in other places."""
 
 
 def learner_of(kind: str, initial: Parameters | None = None) -> Learner:
@@ -122,7 +122,7 @@ def cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train_both(kind: str, num_steps: int) -> list[tuple[StepResult, StepResult]]:
-    """Step by step from the same state, eager and compiled: convolutions are chaotic, a trajectory tells nothing."""
+    """Compare eager and compiled step by step from the same state: trajectories of convolutions are chaotic."""
     pairs, compiled = [], learner_of(kind)
     for seed in range(num_steps):
         eager = learner_of(kind, compiled.parameters(Version(1, seed)))
@@ -141,7 +141,7 @@ def train_both(kind: str, num_steps: int) -> list[tuple[StepResult, StepResult]]
 
 
 def num_graphs() -> int:
-    """That were traced in this process, so far."""
+    """Return how many graphs this process has traced."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
@@ -156,9 +156,7 @@ def check(pairs: list[tuple[StepResult, StepResult]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cnn", "cnn in bfloat16"])
-def test_images_in_the_preferred_layout_train_as_others_do_to_the_bit(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_preferred_layout_of_images_changes_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = slots_of(kind, 0)
     preferred, plain = learner_of(kind), learner_of(kind)
     preferred.step(slots)
@@ -170,7 +168,7 @@ def test_images_in_the_preferred_layout_train_as_others_do_to_the_bit(
         assert not np.array_equal(before[path], array), path
 
 
-def test_selected_rows_lie_in_memory_as_they_did() -> None:
+def test_selected_rows_keep_their_memory_order() -> None:
     plain = torch.arange(6 * 2 * 3 * 4).reshape(6, 2, 3, 4)
     index = torch.tensor([4, 0, 4])
     one_channel = torch.arange(6 * 12).reshape(6, 1, 3, 4)
@@ -211,7 +209,7 @@ def test_a_minibatch_of_images_is_cut_into_equal_microbatches() -> None:
 
 
 class TwoHands:
-    """In the place of a spare core: its thread does every second task, while its owner runs the others."""
+    """Replaces the spare core: its thread runs every second task, its owner the others."""
 
     def run(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         with ThreadPoolExecutor(1) as spare:
@@ -221,17 +219,17 @@ class TwoHands:
 
 
 def cut_in_four(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its minibatches of 16."""
+    """Split the minibatches of 16."""
     observed = sum(math.prod(spec.shape) for spec in KINDS[kind][1].observation.values())
     of_a_row = observed + math.prod(KINDS[kind][1].action.array.shape) + 3  # log-probability, return, value
     monkeypatch.setattr(gradients, "MICROBATCH_ELEMENTS", 4 * of_a_row)
 
 
 def check_hands(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it makes a difference, to the bit, which thread computes a microbatch."""
+    """Check that the result has the same bits, whichever thread computes a microbatch."""
     cut_in_four(kind, monkeypatch)
     learners = []
-    monkeypatch.setattr(spare_core, "PROMPT_SECONDS", -1.0)  # of the first learner's, who gets no help
+    monkeypatch.setattr(spare_core, "PROMPT_SECONDS", -1.0)  # the first learner gets no help
     for core in (SpareCore, TwoHands):
         monkeypatch.setattr(gradients, "SpareCore", core)
         learner = learner_of(kind)
@@ -246,14 +244,14 @@ def check_hands(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tracing_only")
 @pytest.mark.parametrize("kind", ["cnn", "cnn in bfloat16", "continuous"])
-def test_the_thread_of_a_microbatch_makes_no_difference_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_of_a_microbatch_changes_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_hands(kind, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("kind", ["cnn", "cnn in bfloat16"])
-def test_two_threads_call_what_the_compiler_made(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_call_compiled_code(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_hands(kind, monkeypatch)
 
 
@@ -275,8 +273,8 @@ def test_a_step_is_not_taken_if_one_microbatch_is_not_finite(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("tracing_only")
-@pytest.mark.parametrize("kind", [name for name in KINDS if name != "cnn in bfloat16"])  # which rounds each sum
-def test_compiled_in_microbatches_it_computes_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [name for name in KINDS if name != "cnn in bfloat16"])  # bfloat16 rounds each sum
+def test_compiled_microbatches_compute_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     num_tasks, graphs = [], []
     before = num_graphs()
 
@@ -295,7 +293,7 @@ def test_compiled_in_microbatches_it_computes_the_same(kind: str, monkeypatch: p
 
 @pytest.mark.usefixtures("tracing_only")
 def test_compiled_microbatches_leave_the_network_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else two threads could not call it at once: eagerly, the network's parameters are exchanged for others."""
+    """Otherwise two threads could not call it at once: eager code replaces the network's parameters."""
     cut_in_four("cnn", monkeypatch)
     learner = learner_of("cnn")
     learner.compile(zeros_of("cnn"))
@@ -329,12 +327,12 @@ def test_the_step_is_one_graph_that_computes_the_same(kind: str) -> None:
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("kind", ["masked", *(pytest.param(kind, marks=pytest.mark.slow) for kind in MANY)])
-def test_compiled_it_computes_the_same(kind: str) -> None:
+def test_the_compiled_step_computes_the_same(kind: str) -> None:
     check(train_both(kind, 3))
 
 
 @pytest.mark.usefixtures("tracing_only")
-def test_compiled_it_skips_what_is_not_finite() -> None:
+def test_the_compiled_step_skips_non_finite_gradients() -> None:
     learner = learner_of("discrete")
     learner.compile(zeros_of("discrete"))
     learner.use_compiled()
@@ -347,9 +345,7 @@ def test_compiled_it_skips_what_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_compiled_step_is_taken_for_batches_of_its_form_and_no_other(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_compiled_step_trains_batches_of_its_form_only(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def stand_in(step: Callable[..., Any], **_: Any) -> Callable[..., Any]:
@@ -369,8 +365,8 @@ def test_the_compiled_step_is_taken_for_batches_of_its_form_and_no_other(
 
 
 @pytest.mark.usefixtures("tracing_only")
-def test_coefficients_that_change_reach_the_compiled_step() -> None:
-    """From none at all, too: what is compiled has none of Python's branches left, and nobody asks for them again."""
+def test_changed_coefficients_reach_the_compiled_step() -> None:
+    """Also from 0: compiled code has no Python branches left, and torch does not compile again."""
     learners = [learner_of("discrete"), learner_of("discrete")]
     for learner in learners:
         learner.adopt(1e-3, {"clip_range": 0.2, "entropy_coefficient": 0.0})
@@ -401,7 +397,7 @@ def test_each_learner_has_a_compiled_step_of_its_own() -> None:
 @pytest.mark.usefixtures("tracing_only")
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_batch_of_another_form_is_trained_without_compiling(is_cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler that fails in the middle of a run would end it."""
+    """A compiler that fails during a run would end the run."""
     if is_cut:
         cut_in_four("discrete", monkeypatch)
     learner = learner_of("discrete")
@@ -414,7 +410,7 @@ def test_a_batch_of_another_form_is_trained_without_compiling(is_cut: bool, monk
     assert num_graphs() == before
 
 
-def test_what_cannot_be_compiled_is_said_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_compilation_raises_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any, **__: Any) -> Any:
         raise ArithmeticError("no such instruction")
 

@@ -64,7 +64,7 @@ def test_without_samples_nothing_is_shifted_or_scaled() -> None:
 
 
 def test_statistics_are_those_of_the_observations_acted_on() -> None:
-    """Final observations, from which only a reset is taken, do not count; nor does the frame after the last step."""
+    """Final observations do not count, since only a reset follows; nor does the frame after the last step."""
     normalizer, batches = Normalizer(POSE), [make_slots(seed) for seed in range(3)]
     for slots in batches:
         assert not slots["mask"].all()
@@ -79,7 +79,7 @@ def test_statistics_are_those_of_the_observations_acted_on() -> None:
     assert not any(array.flags.writeable for array in normalizer.statistics.values())
 
 
-def test_a_batch_is_seen_by_the_statistics_of_the_version_before_it() -> None:
+def test_a_batch_is_standardised_by_the_statistics_before_it() -> None:
     normalizer, batches = Normalizer(POSE), [make_slots(0), make_slots(1)]
     for slots in batches:
         before = {path: array.copy() for path, array in normalizer.statistics.items()}
@@ -88,15 +88,15 @@ def test_a_batch_is_seen_by_the_statistics_of_the_version_before_it() -> None:
         deviation = np.sqrt(before["observation/pose/variance"] + np.float32(1e-8))
         expected = np.clip((raw - before["observation/pose/mean"]) / deviation, -10, 10)
         np.testing.assert_allclose(seen["observation/pose"], expected, rtol=1e-5, atol=1e-5)
-        assert np.array_equal(slots["observation/pose"], raw), "what came is left as it is"
+        assert np.array_equal(slots["observation/pose"], raw), "the slot is unchanged"
         assert seen["observation/image"] is slots["observation/image"]
         assert seen["reward"] is slots["reward"]
         assert not np.array_equal(normalizer.statistics["observation/pose/mean"], before["observation/pose/mean"])
 
 
-def test_rewards_are_scaled_by_the_returns_so_far_this_batch_included() -> None:
+def test_rewards_are_scaled_by_the_returns_including_this_batch() -> None:
     normalizer, batches = Normalizer(rewards=True), [make_slots(0), make_slots(1)]
-    assert normalizer.statistics == {}, "nobody acts by them"
+    assert normalizer.statistics == {}, "actors do not need them"
     for number, slots in enumerate(batches, start=1):
         slots["reward"][3, 2] = 1e6
         seen, _ = normalizer.step(slots, one_rank)
@@ -106,7 +106,7 @@ def test_rewards_are_scaled_by_the_returns_so_far_this_batch_included() -> None:
         assert seen["observation/pose"] is slots["observation/pose"]
 
 
-def test_what_is_not_finite_is_left_out_and_counted() -> None:
+def test_non_finite_transitions_are_left_out_and_counted() -> None:
     clean, dirty = make_slots(0), make_slots(0)
     spoilt = [tuple(place) for place in np.argwhere(dirty["mask"])[[3, 10, 50]]]
     dirty["observation/pose"][spoilt[0]] = np.nan
@@ -123,7 +123,7 @@ def test_what_is_not_finite_is_left_out_and_counted() -> None:
 
 
 def step_together(ranks: list[Normalizer], parts: list[Arrays]) -> list[Mapping[str, float]]:
-    """One step of each rank, with what all of them say added up; their metrics."""
+    """Make one step on each rank with sums over all ranks; return their metrics."""
     said: list[np.ndarray] = []
     for rank, part in zip(ranks, parts, strict=True):
         rehearsal = Normalizer(POSE, rewards=True)
@@ -146,7 +146,7 @@ def test_two_ranks_have_the_statistics_of_both_their_lanes() -> None:
         np.testing.assert_allclose(ranks[0].state_dict()[path], array, rtol=1e-10)
 
 
-def test_a_restored_normalizer_goes_on_bit_by_bit() -> None:
+def test_a_restored_normalizer_continues_with_the_same_bits() -> None:
     straight, resumed = Normalizer(POSE, rewards=True), Normalizer(POSE, rewards=True)
     straight.step(make_slots(0), one_rank)
     resumed.load_state_dict(straight.state_dict())
@@ -157,7 +157,7 @@ def test_a_restored_normalizer_goes_on_bit_by_bit() -> None:
         assert np.array_equal(seen[0][name], seen[1][name])
 
 
-def test_a_state_is_a_copy_and_one_of_something_else_is_refused() -> None:
+def test_a_state_is_a_copy_and_another_one_is_refused() -> None:
     normalizer = Normalizer(POSE, rewards=True)
     state = normalizer.state_dict()
     normalizer.step(make_slots(0), one_rank)
@@ -175,7 +175,7 @@ def test_statistics_stay_finite_whatever_is_observed() -> None:
     assert all(np.isfinite(array).all() for array in normalizer.statistics.values())
 
 
-def test_with_nothing_to_normalise_slots_pass_and_ranks_need_not_agree() -> None:
+def test_without_statistics_slots_pass_unchanged_and_nothing_is_reduced() -> None:
     def never(values: np.ndarray) -> np.ndarray:
         raise AssertionError("a reduction for nothing")
 

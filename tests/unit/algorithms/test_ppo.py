@@ -52,7 +52,7 @@ def make_slots(
 
 
 def distribution(env_spec: EnvSpec, parameters: torch.Tensor) -> Distribution:
-    """torch's own."""
+    """Return torch's own distribution."""
     if env_spec.action.kind == "discrete":
         return Categorical(logits=parameters)
     mean, log_std = parameters.chunk(2, -1)
@@ -79,7 +79,7 @@ def minibatches(ppo: Ppo, batch: Batch, seed: int = 0) -> list[dict[str, torch.T
 
 @pytest.mark.parametrize("env_spec", [ENV_SPEC, continuous_env_spec(3, 2)], ids=["discrete", "continuous"])
 def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
-    """The same numbers from torch's modules and distributions over the transitions alone, one unmasked minibatch.
+    """Compute the same numbers by torch's modules and distributions over the transitions alone, one unmasked minibatch.
 
     The policy that acted is not the one that the step begins with.
     """
@@ -133,7 +133,7 @@ def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
     for name, metric in metrics.items():
         torch.testing.assert_close(aux.metrics[name], metric.detach(), rtol=1e-4, atol=1e-6)
         assert not aux.metrics[name].requires_grad
-    assert 0.1 < float(aux.metrics["clip_fraction"]) < 0.9, "both branches of the clip were compared"
+    assert 0.1 < float(aux.metrics["clip_fraction"]) < 0.9, "both branches of the clip are compared"
 
 
 def test_prepared_rows_are_values_and_advantages_of_the_parameters_given() -> None:
@@ -153,7 +153,7 @@ def test_prepared_rows_are_values_and_advantages_of_the_parameters_given() -> No
     assert batch.metrics["explained_variance"] == pytest.approx(float(explained), rel=1e-4)
 
 
-def test_a_step_that_begins_with_the_policy_that_acted_weighs_all_advantages_alike() -> None:
+def test_without_lag_all_importance_weights_are_one() -> None:
     policy = make_policy()
     params, slots = make_params(policy), make_slots()
     ppo = Ppo(policy, **SETTINGS)
@@ -169,7 +169,7 @@ def test_a_step_that_begins_with_the_policy_that_acted_weighs_all_advantages_ali
 
 
 @pytest.mark.parametrize("env_spec", [ENV_SPEC, continuous_env_spec(3, 2)], ids=["discrete", "continuous"])
-def test_what_stands_where_no_action_was_taken_is_not_read(env_spec: EnvSpec) -> None:
+def test_actions_of_reset_steps_are_not_read(env_spec: EnvSpec) -> None:
     policy = make_policy(env_spec)
     params, slots = make_params(policy), make_slots(env_spec=env_spec)
     ppo = Ppo(policy, **SETTINGS)
@@ -183,7 +183,7 @@ def test_what_stands_where_no_action_was_taken_is_not_read(env_spec: EnvSpec) ->
         assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
 
 
-def test_rewards_are_kept_within_the_range_for_training_and_the_slot_keeps_them_as_they_were() -> None:
+def test_rewards_are_clipped_for_training_and_unchanged_in_the_slot() -> None:
     policy = make_policy()
     params, slots = make_params(policy), make_slots()
     slots["reward"][...] *= 5.0
@@ -196,7 +196,7 @@ def test_rewards_are_kept_within_the_range_for_training_and_the_slot_keeps_them_
     np.testing.assert_array_equal(slots["reward"], raw)
 
 
-def test_prepare_copies_no_observation_that_its_network_takes_as_it_is() -> None:
+def test_prepare_copies_no_observation_without_need() -> None:
     policy, slots = make_policy(), make_slots()
     batch = prepared(Ppo(policy, **SETTINGS), make_params(policy), slots)
     assert np.shares_memory(batch.rows["observation"].numpy(), slots["observation"])
@@ -313,7 +313,7 @@ def test_more_entropy_lowers_the_loss() -> None:
 
 @pytest.mark.parametrize("advantage", [-2.0, 0.0, 2.0])
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 1e30])
-def test_the_surrogate_is_the_smaller_of_both_and_flat_where_it_is_clipped(advantage: float, ratio: float) -> None:
+def test_the_surrogate_is_the_minimum_and_flat_where_it_is_clipped(advantage: float, ratio: float) -> None:
     r, a = torch.tensor([ratio], requires_grad=True), torch.tensor([advantage])
     surrogate = clipped_surrogate(r, a, CLIP_RANGE)
     expected = torch.minimum(r * a, r.clamp(0.8, 1.2) * a)
@@ -325,7 +325,7 @@ def test_the_surrogate_is_the_smaller_of_both_and_flat_where_it_is_clipped(advan
 
 @pytest.mark.parametrize("value", [-3.0, -0.2, -0.1, 0.0, 0.05, 0.2, 0.3, 3.0])
 @pytest.mark.parametrize("target", [-1.0, 0.0, 0.07, 1.0])
-def test_the_value_error_is_the_larger_of_both_and_flat_where_it_is_stuck(value: float, target: float) -> None:
+def test_the_value_error_is_the_maximum_and_flat_where_it_is_clipped(value: float, target: float) -> None:
     v, old, goal = (torch.tensor([number]) for number in (value, 0.0, target))
     v.requires_grad_()
     error = clipped_square_error(v, old, goal, CLIP_RANGE)
@@ -348,7 +348,7 @@ def test_without_value_clipping_the_value_loss_is_the_plain_square() -> None:
     )
 
 
-def test_scheduled_coefficients_are_those_of_the_moment() -> None:
+def test_scheduled_coefficients_are_current() -> None:
     policy = make_policy()
     settings = {
         "clip_range": LinearSchedule(start=0.3, end=0.1, env_steps=1000),
@@ -382,7 +382,7 @@ def test_a_minibatch_without_transitions_weighs_nothing() -> None:
 
 @pytest.mark.parametrize("env_spec", [ENV_SPEC, continuous_env_spec(3, 2)], ids=["discrete", "continuous"])
 def test_the_loss_compiles_whole_and_once(env_spec: EnvSpec) -> None:
-    """No graph break, and no second compilation where a coefficient changes: what the compiled step will rest on."""
+    """The compiled step needs a loss without graph breaks, and no second compilation when a coefficient changes."""
     policy = make_policy(env_spec)
     ppo = Ppo(policy, **SETTINGS | {"clip_range": LinearSchedule(start=0.3, end=0.1, env_steps=1000)})
     batch = prepared(ppo, make_params(policy), make_slots(env_spec=env_spec))

@@ -19,12 +19,12 @@ PATIENCE = 30.0
 
 @pytest.fixture
 def always_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy this machine is."""
+    """Make the helper run tasks however busy this machine is."""
     monkeypatch.setattr(spare_core, "PROMPT_SECONDS", math.inf)
 
 
 def hand() -> str:
-    """Whose thread this is."""
+    """Return which of the two threads this is."""
     return "own" if threading.current_thread() is threading.main_thread() else "spare"
 
 
@@ -33,7 +33,7 @@ def square(number: int) -> Callable[[], tuple[int, str]]:
 
 
 @pytest.mark.usefixtures("always_prompt")
-def test_tasks_are_run_by_two_threads_at_once_and_one_of_them_yields_to_everybody_else() -> None:
+def test_two_threads_run_tasks_at_once_and_the_helper_has_the_lowest_priority() -> None:
     meeting = threading.Barrier(2)
 
     def met() -> tuple[str, int]:
@@ -41,11 +41,11 @@ def test_tasks_are_run_by_two_threads_at_once_and_one_of_them_yields_to_everybod
         return hand(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    assert own < LOWEST_PRIORITY, "this test has a priority to lose"
+    assert own < LOWEST_PRIORITY, "the test must not run at the lowest priority"
     assert dict(SpareCore().run([met, met])) == {"own": own, "spare": LOWEST_PRIORITY}
 
 
-def test_one_that_is_not_prompt_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_helper_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare_core, "PROMPT_SECONDS", -1.0)
     core = SpareCore()
     for _ in range(20):
@@ -60,7 +60,7 @@ def test_results_come_in_the_order_of_the_tasks() -> None:
 
 
 @pytest.mark.usefixtures("always_prompt")
-def test_nobody_waits_for_one_that_has_lost_its_core() -> None:
+def test_the_owner_does_not_wait_for_a_helper_that_lost_its_core() -> None:
     has_begun, may_end, hands = threading.Event(), threading.Event(), []
 
     def slow_where_spare() -> str:
@@ -76,7 +76,7 @@ def test_nobody_waits_for_one_that_has_lost_its_core() -> None:
     try:
         assert core.run([slow_where_spare, slow_where_spare]) == ["own", "own"]
         assert sorted(hands) == ["own", "own", "spare"], "the lost task is run again"
-        assert core.run([square(2), square(3)]) == [(4, "own"), (9, "own")], "meanwhile it is asked for nothing"
+        assert core.run([square(2), square(3)]) == [(4, "own"), (9, "own")], "a busy helper gets no tasks"
     finally:
         may_end.set()
 
@@ -91,11 +91,11 @@ def test_nobody_waits_for_one_that_has_lost_its_core() -> None:
         core.run([meet, meet])
         return lent.is_set()
 
-    until(lends_again, "it lends a hand again")
+    until(lends_again, "the helper runs tasks again")
 
 
 @pytest.mark.usefixtures("always_prompt")
-def test_what_only_the_spare_one_fails_at_its_owner_does() -> None:
+def test_the_owner_repeats_a_task_that_fails_in_the_helper() -> None:
     has_failed = threading.Event()
 
     def failing_where_spare() -> str:
@@ -109,7 +109,7 @@ def test_what_only_the_spare_one_fails_at_its_owner_does() -> None:
     assert has_failed.is_set()
 
 
-def test_what_fails_is_told() -> None:
+def test_a_tasks_error_is_raised() -> None:
     def failing() -> None:
         raise ArithmeticError("of a task's")
 
@@ -118,7 +118,7 @@ def test_what_fails_is_told() -> None:
 
 
 @pytest.mark.usefixtures("always_prompt")
-def test_its_thread_ends_with_its_owner() -> None:
+def test_the_helper_thread_ends_with_its_owner() -> None:
     before = set(threading.enumerate())
     core = SpareCore()
     core.run([square(1), square(2)])

@@ -1,4 +1,4 @@
-"""Storing versions off the training thread, over a database in memory that fails when told to."""
+"""The checkpoint writer, over a database in memory that fails when the test asks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEADLINE_SECONDS = 30.0
 
 
 class Disk(MemoryParameterDB):
-    """Has no room for the steps in ``refused``, and takes its time while ``gate`` is closed."""
+    """Fails for the steps in ``refused``, and blocks while ``gate`` is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Disk(MemoryParameterDB):
 
 
 class Desk:
-    """A started writer and what it says."""
+    """A started writer and its callbacks."""
 
     def __init__(self, keep_last: int = 10) -> None:
         self.db = Disk()
@@ -114,7 +114,7 @@ def test_versions_are_numbered_over_all_lives_of_the_run() -> None:
     assert numbers == [("2.4", 2), ("2.5", 3)], "1.1 was 0, 1.3 was 1, and 1.2 was never stored"
 
 
-def test_only_the_newest_and_the_tagged_are_kept() -> None:
+def test_only_the_newest_and_the_tagged_versions_are_kept() -> None:
     desk = Desk(keep_last=2)
     for step in range(1, 7):
         desk.writer.store(checkpoint(step, *(["good"] if step == 2 else [])))
@@ -122,7 +122,7 @@ def test_only_the_newest_and_the_tagged_are_kept() -> None:
     assert desk.db.steps() == [2, 5, 6]
 
 
-def test_a_full_disk_is_told_and_the_next_checkpoint_tries_again() -> None:
+def test_a_full_disk_is_reported_and_the_next_checkpoint_tries_again() -> None:
     desk = Desk()
     desk.db.refused = {2, 3}
     with structlog.testing.capture_logs() as events:
@@ -135,19 +135,19 @@ def test_a_full_disk_is_told_and_the_next_checkpoint_tries_again() -> None:
     desk.writer.check()
     assert desk.writer.num_unstored == 0
     assert desk.db.steps() == [1, 4]
-    assert desk.stored == [Version(1, 1), Version(1, 4)], "only what is durable is told to be"
+    assert desk.stored == [Version(1, 1), Version(1, 4)], "only durable versions are reported as durable"
     assert desk.num_failed == 2
     failures = [event for event in events if event["event"] == "checkpoint_failed"]
     assert [failure["version"] for failure in failures] == ["1.2", "1.3"]
     assert {(failure["errno"], failure["log_level"]) for failure in failures} == {(errno.ENOSPC, "error")}
 
 
-def test_training_waits_for_a_disk_that_is_behind() -> None:
+def test_training_waits_for_a_slow_disk() -> None:
     desk = Desk()
     desk.db.gate.clear()
     for step in range(1, 2 + QUEUED):
         desk.writer.store(checkpoint(step))
-        assert desk.db.writing.wait(DEADLINE_SECONDS), "the first is being written, the others wait"
+        assert desk.db.writing.wait(DEADLINE_SECONDS), "the first is being written, the others are queued"
     last = threading.Thread(target=desk.writer.store, args=(checkpoint(9),))
     last.start()
     last.join(0.05)
@@ -159,7 +159,7 @@ def test_training_waits_for_a_disk_that_is_behind() -> None:
     assert desk.db.steps() == [*range(1, 2 + QUEUED), 9]
 
 
-def test_an_attempt_that_was_succeeded_ends_the_trainer() -> None:
+def test_a_superseded_attempt_ends_the_trainer() -> None:
     desk = Desk()
     desk.db.push("default", checkpoint(5, attempt=2).parameters)
     desk.writer.store(checkpoint(6, attempt=1))
@@ -171,7 +171,7 @@ def test_an_attempt_that_was_succeeded_ends_the_trainer() -> None:
         desk.writer.store(checkpoint(7))
 
 
-def test_the_last_checkpoint_is_stored_by_the_caller_and_its_failure_is_the_callers() -> None:
+def test_the_caller_stores_the_last_checkpoint_and_gets_its_failure() -> None:
     desk = Desk()
     desk.writer.close(DEADLINE_SECONDS)
     desk.writer.store_now(checkpoint(1, "end"))
@@ -182,7 +182,7 @@ def test_the_last_checkpoint_is_stored_by_the_caller_and_its_failure_is_the_call
     assert (desk.num_failed, desk.stored) == (0, [Version(1, 1)])
 
 
-def test_close_says_when_the_disk_does_not_take_it_in_time() -> None:
+def test_close_raises_if_the_disk_is_too_slow() -> None:
     desk = Desk()
     desk.db.gate.clear()
     desk.writer.store(checkpoint(1))

@@ -65,7 +65,7 @@ class FakeLearner:
 
 
 class FakeChild:
-    """Ends when the test says so."""
+    """A child that ends when the test says so."""
 
     pid = 4711
     made: list[FakeChild]
@@ -86,7 +86,7 @@ class FakeChild:
 
 
 class TwoRanks(SoloGang):
-    """This rank and another one, which has compiled or has not."""
+    """This rank and another rank, which has compiled or failed."""
 
     size = 2
 
@@ -137,7 +137,7 @@ def begun(rank: Rank) -> FakeChild:
     return child
 
 
-def test_in_the_background_it_begins_after_a_while_and_changes_over_when_the_child_is_done(
+def test_in_the_background_the_child_starts_later_and_the_rank_switches_when_it_is_done(
     make_rank: Callable[..., Rank], tmp_path: Path
 ) -> None:
     rank = make_rank()
@@ -165,7 +165,7 @@ def test_in_the_background_it_begins_after_a_while_and_changes_over_when_the_chi
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_upfront_no_step_is_made_before(make_rank: Callable[..., Rank]) -> None:
+def test_upfront_training_waits_for_the_compiled_step(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank("upfront")
     rank.follow()
     (child,) = FakeChild.made
@@ -177,15 +177,13 @@ def test_upfront_no_step_is_made_before(make_rank: Callable[..., Rank]) -> None:
 
 
 @pytest.mark.parametrize(("on_gpu", "children"), [(False, 0), (True, 1)])
-def test_what_another_rank_compiled_is_of_no_use_on_another_gpu(
-    make_rank: Callable[..., Rank], on_gpu: bool, children: int
-) -> None:
+def test_each_gpu_rank_has_a_child(make_rank: Callable[..., Rank], on_gpu: bool, children: int) -> None:
     rank = make_rank("upfront", on_gpu=on_gpu, LOCAL_RANK="1")
     stage = rank.compiler.stage()
     assert (stage, len(FakeChild.made)) == ("waiting" if on_gpu else "ready", children)
 
 
-def test_off_there_is_nothing(make_rank: Callable[..., Rank]) -> None:
+def test_off_compiles_nothing(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank("off")
     with capture_logs() as logs:
         rank.follow()
@@ -197,7 +195,7 @@ def not_compiled(logs: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["background", "upfront"])
-def test_without_a_compiler_training_goes_on_and_one_line_says_so(make_rank: Callable[..., Rank], mode: str) -> None:
+def test_without_a_compiler_training_goes_on_and_logs_it_once(make_rank: Callable[..., Rank], mode: str) -> None:
     rank = make_rank(mode, PATH="/nowhere")
     with capture_logs() as logs:
         for _ in range(3):
@@ -207,7 +205,7 @@ def test_without_a_compiler_training_goes_on_and_one_line_says_so(make_rank: Cal
     assert (FakeChild.made, rank.compiler.stage(), rank.compiler.blocks_training) == ([], "eager", False)
 
 
-def test_a_child_that_fails_leaves_training_as_it_is(make_rank: Callable[..., Rank]) -> None:
+def test_a_failed_child_leaves_training_eager(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank()
     child = begun(rank)
     child.ended, child.said = True, "CppCompileError: no such instruction"
@@ -218,7 +216,7 @@ def test_a_child_that_fails_leaves_training_as_it_is(make_rank: Callable[..., Ra
     assert (child.closed, rank.learner.compiled, rank.gauge) == (True, [], 0)
 
 
-def test_what_fails_here_after_all_leaves_training_as_it_is(make_rank: Callable[..., Rank]) -> None:
+def test_a_failed_compilation_in_the_rank_leaves_training_eager(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank()
     begun(rank).ended = True
     rank.learner.failure = RuntimeError("\nno room\nand pages more")
@@ -239,24 +237,24 @@ def test_ranks_wait_for_each_other(make_rank: Callable[..., Rank]) -> None:
     assert rank.learner.uses_compiled
 
 
-def test_one_rank_that_cannot_keeps_all_from_it(make_rank: Callable[..., Rank]) -> None:
+def test_one_failed_rank_keeps_all_ranks_eager(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank()
     begun(rank).ended = True
     with capture_logs() as logs:
         rank.follow("ready", gang=TwoRanks(other_compiled=False))
     assert len(rank.learner.compiled) == 1
     assert (rank.learner.uses_compiled, rank.compiler.stage(), rank.gauge) == (False, "eager", 0)
-    assert not_compiled(logs) == [], "the other one's log says why"
+    assert not_compiled(logs) == [], "the other rank logs the reason"
 
 
-def test_a_rank_that_gave_up_ends_the_others_children(make_rank: Callable[..., Rank]) -> None:
+def test_a_failed_rank_ends_the_other_ranks_children(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank()
     child = begun(rank)
     rank.follow("eager", gang=TwoRanks(other_compiled=False))
     assert (child.closed, rank.compiler.stage()) == (True, "eager")
 
 
-def test_of_the_ranks_on_a_machine_the_first_has_the_child(make_rank: Callable[..., Rank]) -> None:
+def test_only_the_first_rank_of_a_machine_has_a_child(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank(LOCAL_RANK="1")
     assert rank.compiler.stage() == "ready"
     rank.clock.advance(START_SECONDS)
@@ -280,14 +278,14 @@ def test_the_end_of_training_ends_the_child(make_rank: Callable[..., Rank]) -> N
         ({"HOME": "{}/home", "TORCHINDUCTOR_CACHE_DIR": "{}/mine"}, "{}/mine"),
     ],
 )
-def test_where_it_is_kept(tmp_path: Path, environ: Mapping[str, str], folder: str) -> None:
+def test_the_cache_folder(tmp_path: Path, environ: Mapping[str, str], folder: str) -> None:
     told = {name: value.format(tmp_path) for name, value in environ.items()}
     made = compiling_environment({"PATH": os.environ["PATH"], **told})
     assert Path(made["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(folder.format(tmp_path))
     assert Path(made["TORCHINDUCTOR_CACHE_DIR"]).is_dir()
 
 
-def test_nowhere_to_keep_it_is_said() -> None:
+def test_without_a_cache_folder_the_error_says_what_to_set() -> None:
     with pytest.raises(OSError, match="set XDG_CACHE_HOME or HOME"):
         compiling_environment({"PATH": os.environ["PATH"]})
 
@@ -306,7 +304,7 @@ threading.Event().wait()
 
 @pytest.fixture
 def compiler(tmp_path: Path) -> Callable[[str], dict[str, str]]:
-    """The environment with a C++ compiler that does what the shell script says."""
+    """Return an environment whose C++ compiler is a shell script."""
 
     def make(script: str) -> dict[str, str]:
         path = tmp_path / "g++"
@@ -359,9 +357,7 @@ def test_a_compiler_that_fails_is_named(compiler: Callable[[str], dict[str, str]
 
 
 @pytest.mark.slow
-def test_what_one_process_compiled_the_next_one_finds(
-    tmp_path: Path, compiler: Callable[[str], dict[str, str]]
-) -> None:
+def test_a_second_process_uses_the_first_ones_cache(tmp_path: Path, compiler: Callable[[str], dict[str, str]]) -> None:
     environ = worker_environment(compiler(f'echo "$@" >> {tmp_path}/calls; exec {shutil.which("g++")} "$@"'))
     compiled = []
     for _ in range(2):

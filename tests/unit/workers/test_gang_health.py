@@ -1,4 +1,4 @@
-"""Which ranks a launcher takes for dead: those that take a connection and say nothing."""
+"""The health page fails for a rank that accepts a connection and does not answer."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def well(host: str, rank: int, resources: ExitStack) -> None:
 
 
 def silent(host: str, rank: int, resources: ExitStack) -> None:
-    """As a process that is stopped: its kernel takes connections for it."""
+    """Act as a stopped process: its kernel accepts connections."""
     resources.enter_context(socket.create_server((host, HTTP_PORT + rank)))
 
 
 def absent(host: str, rank: int, resources: ExitStack) -> None:
-    """Not started yet, or ended."""
+    """Act as a rank that has not started or has ended."""
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def absent(host: str, rank: int, resources: ExitStack) -> None:
         ([absent, silent], 503),
     ],
 )
-def test_who_is_taken_for_dead(host: str, resources: ExitStack, ranks: list, code: int) -> None:
+def test_the_health_page_finds_silent_ranks(host: str, resources: ExitStack, ranks: list, code: int) -> None:
     for rank, begin in enumerate(ranks):
         begin(host, rank, resources)
     resources.enter_context(serve_health(HEALTH_PORT, ranks=len(ranks)))

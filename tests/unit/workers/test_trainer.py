@@ -1,4 +1,4 @@
-"""What a trainer finds before it trains."""
+"""A trainer checks for a result before it trains."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ spec:
 RECORD = {"reason": "envSteps", "version": "1.3", "result": {"env_steps": 5000}}
 
 
-def test_a_run_that_has_its_result_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve(load_text(TEXT), LocalPlacement(run_uid="0f3a", run_folder=tmp_path)).trainer
     db = open_db(config)
     db.push(config.policy_name, make_parameters(Version(1, 3)))
     db.annotate(config.policy_name, Version(1, 3), {TERMINAL_KEY: RECORD})
-    monkeypatch.setattr(trainer_module, "build_trainer", lambda *_, **__: pytest.fail("it trains on"))
+    monkeypatch.setattr(trainer_module, "build_trainer", lambda *_, **__: pytest.fail("the trainer trains"))
     trainer = TrainerWorker(make_context("trainer", tmp_path / "ledger", attempt=2))
     trainer.configure(config)
     trainer.start()

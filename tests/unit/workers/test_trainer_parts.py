@@ -1,4 +1,4 @@
-"""From a trainer's config to the parts that take numbers from it."""
+"""Parts of a trainer that read numbers from its config."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def config(*overrides: str) -> TrainerConfig:
         ),
     ],
 )
-def test_a_schedule_ends_where_it_says_or_with_training(
+def test_a_schedule_ends_as_configured_or_with_training(
     schedule: ScheduleSpec | None, expected: float | LinearSchedule
 ) -> None:
     assert _scheduled(0.3, schedule, config()) == expected
@@ -58,7 +58,7 @@ def test_a_schedule_ends_where_it_says_or_with_training(
         (["algorithm.ppo.normalizeRewards=true"], set(), {"return/count"}),
     ],
 )
-def test_what_is_asked_for_is_normalised(overrides: list[str], statistics: set[str], state: set[str]) -> None:
+def test_the_configured_values_are_normalised(overrides: list[str], statistics: set[str], state: set[str]) -> None:
     normalizer = _normalizer(config(*overrides), discrete_env_spec())
     assert set(normalizer.statistics) == statistics
     assert {path for path in normalizer.state_dict() if path.endswith("count")} == state

@@ -45,14 +45,14 @@ from rlsrl.workers.training import (
 ENV = discrete_env_spec()
 STEPS, LANES = 4, 2
 SLOT = STEPS * LANES
-"""A slot is a batch."""
+"""Transitions of a slot; one slot is one batch."""
 ABSENT = {"incarnation": 3, "counters": {"trained": 80}, "marks": {}}
-"""The ledger of a rank that an earlier life of the gang had."""
+"""The ledger of a rank that only an earlier life of the gang had."""
 DEADLINE_SECONDS = 30.0
 
 
 class FakeLearner:
-    """Its one weight is the number of steps it made; fails or waits when told to."""
+    """Its one weight is the number of its steps. It fails or waits when the test asks."""
 
     def __init__(self, steps: int = 0) -> None:
         self.steps = steps
@@ -84,7 +84,7 @@ class FakeLearner:
 
 
 class Bench:
-    """A training thread, and the test in the place of the trainer's main thread and of one actor."""
+    """A training thread. The test acts as the trainer's main thread and as one actor."""
 
     def __init__(
         self,
@@ -171,14 +171,14 @@ class Bench:
         )
 
     def receive(self) -> None:
-        """What the trainer's main thread does in one poll."""
+        """Do what the trainer's main thread does in one poll."""
         slots = self.consumer.receive(100, timeout=0)
         self.buffer.put(slots, oldest_outstanding=min(self.consumer.outstanding, default=None))
         for slot in slots:
             self.consumer.release(slot)
 
     def acquire(self) -> Slot:
-        """A credit, once the thread has granted one; the consumer is served meanwhile."""
+        """Return a slot once the thread has granted a credit; serve the consumer meanwhile."""
         while True:
             self.consumer.receive(0, timeout=0)
             try:
@@ -187,7 +187,7 @@ class Bench:
                 assert not self.ended.is_set(), "there are no more credits"
 
     def post(self, slot: Slot, version: Version | None = None) -> None:
-        """Fill a slot with weights of that version (by default those asked for) and have it received."""
+        """Fill a slot as acted with ``version`` (default: the requested one), post and receive it."""
         acted = slot.min_version if version is None else version
         for array in slot.arrays.values():
             array[...] = 0
@@ -198,17 +198,17 @@ class Bench:
         self.receive()
 
     def train(self, num_steps: int) -> None:
-        """Feed so many batches, one after another."""
+        """Post ``num_steps`` batches, one after another."""
         for _ in range(num_steps):
             self.post(self.acquire())
 
     def counted(self, *names: str) -> list[float | None]:
-        """What the counters of those names stand at."""
+        """Return the values of these counters."""
         registry = self.context.metrics.registry
         return [registry.get_sample_value(f"rlsrl_{name}_total") for name in names]
 
     def end(self) -> None:
-        """Stop it and close everything as the trainer does; the books must balance."""
+        """Stop the thread and close everything as the trainer does; the ledger must balance."""
         self.thread.stop()
         self.thread.join(DEADLINE_SECONDS)
         self.receive()
@@ -264,7 +264,9 @@ def test_credits_run_ahead_of_training_by_the_lag_and_no_further(make_bench: Cal
     with pytest.raises(StreamTimeout):
         bench.producer.acquire(timeout=0.05)
     bench.learner.may_step.set()
-    assert bench.acquire().min_version == Version(1, 1), "a batch trained is a batch of credits, with the new weights"
+    assert bench.acquire().min_version == Version(1, 1), (
+        "each trained batch grants a batch of credits for the new weights"
+    )
     bench.end()
 
 
@@ -277,7 +279,7 @@ def test_what_it_trains_is_counted(make_bench: Callable[..., Bench]) -> None:
     bench.end()
 
 
-def test_a_buffer_that_lets_the_lag_grow_is_found_out(make_bench: Callable[..., Bench]) -> None:
+def test_a_lag_beyond_the_bound_is_counted(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(max_policy_lag=0, buffer_lag=5, stop={"train_steps": 3})
     for _ in range(3):
         bench.post(bench.acquire(), Version(1, 0))
@@ -309,7 +311,9 @@ def test_versions_are_stored_and_tagged_when_due_with_what_resuming_needs(make_b
     assert (final.parameters.version, final.tags) == (Version(1, 7), ("end",))
 
 
-def test_what_a_former_attempt_acted_is_dropped_and_granted_anew(make_bench: Callable[..., Bench]) -> None:
+def test_experience_of_a_former_attempt_is_dropped_and_its_lanes_granted_again(
+    make_bench: Callable[..., Bench],
+) -> None:
     bench = make_bench(version=Version(2, 5), max_policy_lag=1, stop={"train_steps": 2})
     slots = [bench.acquire(), bench.acquire()]
     bench.post(slots[0], Version(1, 9))
@@ -323,8 +327,8 @@ def test_what_a_former_attempt_acted_is_dropped_and_granted_anew(make_bench: Cal
     bench.end()
 
 
-def test_a_life_that_resumes_at_the_goal_trains_nothing(make_bench: Callable[..., Bench]) -> None:
-    """The one before was killed between its last checkpoint and its terminal record."""
+def test_a_run_that_resumes_at_its_stop_condition_trains_nothing(make_bench: Callable[..., Bench]) -> None:
+    """The former life was killed between its last checkpoint and its terminal record."""
     done = Progress(episodes=2)
     done.load_state_dict({"env_steps": 40, "train_steps": 5, "num_episodes": 0, "train_seconds": 1.0, "returns": []})
     bench = make_bench(version=Version(2, 5), progress=done, stop={"train_steps": 5})
@@ -334,7 +338,7 @@ def test_a_life_that_resumes_at_the_goal_trains_nothing(make_bench: Callable[...
     bench.end()
 
 
-def test_stop_ends_it_though_no_batch_comes(make_bench: Callable[..., Bench]) -> None:
+def test_stop_ends_the_thread_without_a_batch(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     bench.acquire()
     bench.thread.stop()
@@ -344,14 +348,14 @@ def test_stop_ends_it_though_no_batch_comes(make_bench: Callable[..., Bench]) ->
     bench.end()
 
 
-def test_settings_are_taken_between_two_steps(make_bench: Callable[..., Bench]) -> None:
+def test_settings_are_applied_between_two_steps(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(stop={"train_steps": 100})
     bench.train(2)
     slot = bench.acquire()
     until(lambda: bench.learner.steps == 2, "the thread waits for a batch")
     bench.thread.adopt({"train_steps": 50})
     bench.thread.adopt({"train_steps": 3})
-    until(lambda: bench.learner.adopted, "the newest is taken, though no batch comes")
+    until(lambda: bench.learner.adopted, "the newest settings are applied without a batch")
     assert bench.learner.adopted[-1] == (2, 0.5, {"clip_range": 0.25})
     assert len(bench.learner.adopted) <= 2
     bench.post(slot)
@@ -360,7 +364,7 @@ def test_settings_are_taken_between_two_steps(make_bench: Callable[..., Bench]) 
     assert bench.learner.steps == 3
 
 
-def test_settings_may_say_that_it_is_over(make_bench: Callable[..., Bench]) -> None:
+def test_settings_may_end_the_run(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     bench.train(2)
     until(lambda: bench.learner.steps == 2, "the thread waits for a batch")
@@ -374,14 +378,14 @@ def test_a_failed_step_is_raised_with_its_cause(make_bench: Callable[..., Bench]
     bench.thread.check()
     bench.learner.failure = FloatingPointError("no gradient")
     bench.post(bench.acquire())
-    assert bench.ended.wait(DEADLINE_SECONDS), "whoever waits for the thread is told"
+    assert bench.ended.wait(DEADLINE_SECONDS), "on_end is called"
     with pytest.raises(RuntimeError, match="training thread failed") as raised:
         bench.thread.check()
     assert raised.value.__cause__ is bench.learner.failure
     assert bench.ledger.snapshot()["counters"]["trained"] == 0
 
 
-def test_join_says_when_a_step_takes_too_long(make_bench: Callable[..., Bench]) -> None:
+def test_join_raises_if_a_step_takes_too_long(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     bench.learner.may_step.clear()
     bench.post(bench.acquire())
@@ -391,7 +395,7 @@ def test_join_says_when_a_step_takes_too_long(make_bench: Callable[..., Bench]) 
         bench.thread.join(0.05)
 
 
-def test_rows_come_at_their_time_and_the_last_step_has_one(make_bench: Callable[..., Bench]) -> None:
+def test_rows_are_reported_when_due_and_for_the_last_step(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(max_policy_lag=0, stop={"train_steps": 4})
     bench.train(1)
     slot = bench.acquire()
