@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -123,8 +123,8 @@ class ProducerConnection(ABC):
     def progress(self) -> int:
         """A number that changes as long as the producer shows life."""
 
-    def read(self) -> Iterable[ProducerMessage]:
-        """Read the messages that have arrived and that the transport has not passed to ``handle``. Never waits."""
+    def read(self) -> tuple[ProducerMessage, ...]:
+        """Return the next message if one has arrived that the transport has not passed to ``handle``. Never waits."""
         return ()
 
     @abstractmethod
@@ -213,8 +213,8 @@ class ConsumerCore:
 
     def read(self, connection: ProducerConnection) -> None:
         """Act on every message that has arrived on a connection."""
-        for message in connection.read():
-            self.handle(connection, message)
+        while not connection.has_ended and (messages := connection.read()):
+            self.handle(connection, *messages)
 
     def _greet(self, connection: ProducerConnection, message: ProducerMessage) -> None:
         """Act on the first message of a connection."""
@@ -445,10 +445,8 @@ class CoreConsumer(SampleConsumer, ABC):
 
 def _checked(session: _Session, message: Mapping[str, Any] | Post | InvalidMessage) -> Post:
     """Return the message if it is a post that this producer may send, its credit aside."""
-    if isinstance(message, InvalidMessage):
-        raise _Violation("message", message.text)
     if not isinstance(message, Post):
-        raise _Violation("message", "a second hello")
+        raise _Violation("message", message.text if isinstance(message, InvalidMessage) else "a second hello")
     try:
         session.connection.check_body(message)
     except ValueError as error:

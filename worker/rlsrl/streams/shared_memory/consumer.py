@@ -6,7 +6,7 @@ import math
 import selectors
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -93,13 +93,14 @@ class SharedMemoryConsumer(CoreConsumer):
                 if key.data is not None:
                     key.data()
             now = self._now()
-            for newcomer in [newcomer for newcomer, closes_at in self._newcomers.items() if now >= closes_at]:
-                self._dismiss(newcomer, "timeout")
+            if self._newcomers:
+                self._dismiss_late(now)
             self._core.attend(now)
             self._core.issue()
 
     def _next_duty(self) -> float:
-        return min(self._core.next_duty, next(iter(self._newcomers.values()), math.inf))
+        duty = self._core.next_duty
+        return min(duty, next(iter(self._newcomers.values()))) if self._newcomers else duty
 
     @override
     def close(self) -> None:
@@ -142,8 +143,12 @@ class SharedMemoryConsumer(CoreConsumer):
 
     def _read(self, connection: _SocketConnection) -> None:
         self._core.read(connection)
-        if connection.has_ended or connection.number is not None:
-            self._newcomers.pop(connection, None)
+        if connection in self._newcomers and (connection.has_ended or connection.number is not None):
+            del self._newcomers[connection]
+
+    def _dismiss_late(self, now: float) -> None:
+        for newcomer in [newcomer for newcomer, closes_at in self._newcomers.items() if now >= closes_at]:
+            self._dismiss(newcomer, "timeout")
 
     def _dismiss(self, newcomer: _SocketConnection, reason: str) -> None:
         del self._newcomers[newcomer]
@@ -184,43 +189,46 @@ class _SocketConnection(ProducerConnection):
         return 0 if self._segment is None else int(self._segment.progress[0])
 
     @override
-    def read(self) -> Iterator[ProducerMessage]:
-        while not self.has_ended:
-            try:
-                message = self._receive_hello() if self.number is None else self._receive_post()
-            except BlockingIOError:
-                return
-            except (OSError, PeerGone):
-                message = None
-            yield message
+    def read(self) -> tuple[ProducerMessage, ...]:
+        if self.number is None:
+            return self._read_hello()
+        try:
+            message = receive(self._socket)
+        except PeerGone:
+            return (None,)
+        if message is None:
+            return ()
+        if len(message) != MESSAGE.size:
+            return (InvalidMessage(f"a message of {len(message)} bytes; the length is {MESSAGE.size}"),)
+        kind, place, order, sequence, num_transitions, total = MESSAGE.unpack(message)
+        if kind != POST:
+            return (InvalidMessage(f"a message of kind {kind}; only {POST} is allowed"),)
+        return (Post(place, order, sequence, num_transitions, total),)
 
-    def _receive_hello(self) -> ProducerMessage:
+    def _read_hello(self) -> tuple[ProducerMessage, ...]:
         try:
             message, _ = local.recv_json(self._socket)
+        except BlockingIOError:
+            return ()
+        except OSError:
+            return (None,)
         except ValueError as error:
-            return InvalidMessage(str(error))
-        return message
-
-    def _receive_post(self) -> ProducerMessage:
-        message = receive(self._socket)
-        if len(message) != MESSAGE.size:
-            return InvalidMessage(f"a message of {len(message)} bytes; the length is {MESSAGE.size}")
-        kind, *words = MESSAGE.unpack(message)
-        return Post(*words) if kind == POST else InvalidMessage(f"a message of kind {kind}; only {POST} is allowed")
+            return (InvalidMessage(str(error)),)
+        return (message,)
 
     @override
     def send(self, message: ConsumerMessage) -> None:
-        if isinstance(message, Credit):
+        if isinstance(message, int):
+            send(self._socket, ACK, message, 0, 0, 0, 0)
+        elif isinstance(message, Credit):
             send(self._socket, CREDIT, message.slot, message.order, *message.min_version, 0)
         elif isinstance(message, Welcome):
             self._send_welcome(message)
-        elif isinstance(message, PeerRefused):
+        else:
             try:
                 local.send_json(self._socket, refusal_to_json(message))
             except OSError:
                 _log.info("refusal_not_delivered", kind=message.kind)
-        else:
-            send(self._socket, ACK, message, 0, 0, 0, 0)
 
     def _send_welcome(self, welcome: Welcome) -> None:
         assert self._segment is not None, "admitted"

@@ -138,10 +138,10 @@ class SharedMemoryProducer(ConnectingProducer):
         while True:
             try:
                 message = receive(connection)
-            except BlockingIOError:
-                return
             except PeerGone:
                 self._disconnect()
+                return
+            if message is None:
                 return
             if len(message) != MESSAGE.size:
                 self._disconnect()

@@ -19,18 +19,17 @@ class PeerGone(Exception):
     """The peer has closed the socket, and every message sent before has been read."""
 
 
-def receive(connection: socket.socket) -> bytes:
-    """Return the next message. A message that is too long is cut to one byte more than the right length.
+def receive(connection: socket.socket) -> bytes | None:
+    """Return the next message, or None if none has arrived. A message that is too long is cut to one byte too many.
 
     Raises:
-        BlockingIOError: no message has arrived yet.
         PeerGone: the peer has closed the socket.
     """
     while True:
         try:
             message = connection.recv(MESSAGE.size + 1)
         except BlockingIOError:
-            raise
+            return None
         except ConnectionResetError:
             # The peer died with unread messages. The kernel reports this once, before the messages the peer had sent.
             continue
