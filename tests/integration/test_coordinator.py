@@ -326,7 +326,7 @@ def test_the_status_the_health_and_the_metrics_are_there_over_http(calm: Coordin
 
 def test_without_a_coordinator_joining_ends_at_its_deadline() -> None:
     address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
-    with pytest.raises(JoinTimeout, match=f"no place in the roster from the coordinator at {address}"):
+    with pytest.raises(JoinTimeout, match=f"no lease from the coordinator at {address}"):
         JoinSession.join(address, TOKEN, role="actor", on_command=print, timeout=0.2)
     assert "join-session" not in {thread.name for thread in threading.enumerate()}
 

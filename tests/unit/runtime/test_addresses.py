@@ -62,7 +62,7 @@ def test_a_worker_that_is_not_told_its_host_says_so(monkeypatch: pytest.MonkeyPa
         monkeypatch.delenv(HOST_VARIABLE, raising=False)
     else:
         monkeypatch.setenv(HOST_VARIABLE, host)
-    with pytest.raises(ConfigurationError, match=f"address :7000 .* {HOST_VARIABLE} does not name it"):
+    with pytest.raises(ConfigurationError, match=f"address :7000 .* set {HOST_VARIABLE} to that host"):
         own_address(":7000")
     assert own_address("127.0.0.1:1") == "127.0.0.1:1"
 

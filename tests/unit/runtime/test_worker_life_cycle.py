@@ -77,11 +77,11 @@ def run_in_thread(worker: Worker[str]) -> "Future[None]":
 
 def test_a_life() -> None:
     worker = Scripted(polls=3)
-    assert (worker.running, worker.exiting) == (False, False)
+    assert (worker.is_running, worker.exiting) == (False, False)
     worker.configure("good")
-    assert (worker.running, worker.exiting) == (False, False)
+    assert (worker.is_running, worker.exiting) == (False, False)
     worker.start()
-    assert (worker.running, worker.exiting) == (True, False)
+    assert (worker.is_running, worker.exiting) == (True, False)
     worker.run()
     assert worker.events == ["configure good", "poll", "poll", "poll", "shutdown"]
     assert worker.exiting
@@ -116,7 +116,7 @@ def test_pause_is_obeyed_after_the_present_poll_and_start_ends_it() -> None:
     worker.start()
     future = run_in_thread(worker)
     assert paused.wait(SOON)
-    assert not worker.running
+    assert not worker.is_running
     assert worker.num_polls == 2
     worker.start()
     future.result(SOON)
@@ -146,9 +146,9 @@ def test_the_last_of_start_and_pause_counts() -> None:
     worker = Scripted()
     for command in (worker.start, worker.pause, worker.start, worker.pause):
         command()
-    assert not worker.running
+    assert not worker.is_running
     worker.start()
-    assert worker.running
+    assert worker.is_running
 
 
 def test_exit_before_configure_builds_nothing() -> None:

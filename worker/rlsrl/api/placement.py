@@ -1,6 +1,6 @@
-"""Where the workers of a run are, and so what they are called, where they write and how they find each other.
+"""Where a run's workers are: their addresses and folders on one machine, and on a cluster. Pure.
 
-Beside ``rlsrl.api.resolve``, which takes from the experiment what every placement has in common.
+``rlsrl.api.resolve`` combines a placement with an experiment.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
 
 COORDINATOR_PORT = 7000
-"""Where a pod's coordinator serves gRPC."""
+"""The port where a coordinator pod serves gRPC."""
 STREAMS_PORT = 7001
-"""Where a pod's trainer, buffer worker or policy worker serves its streams."""
+"""The port where a trainer, buffer worker or policy worker pod serves its streams."""
 HTTP_PORT = 8080
-"""Where a pod serves ``/metrics``; the coordinator ``/status`` and ``/healthz`` too."""
+"""The port where a pod serves ``/metrics``; the coordinator also serves ``/status`` and ``/healthz``."""
 
 HEALTH_PORT = 8079
-"""Where a trainer pod's launcher answers ``/healthz`` for all of the pod's ranks."""
+"""The port where a trainer pod's launcher answers ``/healthz`` for all ranks of the pod."""
 
 
 class Placement(Protocol):
-    """Where one run's workers are."""
+    """Where one run's workers are, what they serve and where they write."""
 
     @property
     def run_uid(self) -> str:
@@ -41,57 +41,57 @@ class Placement(Protocol):
 
     @property
     def coordinator_serves_at(self) -> str | None:
-        """Where the coordinator listens, if not at that target."""
+        """The address where the coordinator listens; None: ``coordinator_address``."""
 
     @property
     def streams_serve_at(self) -> str | None:
-        """Where whoever serves streams listens, if not at the endpoint that others know."""
+        """The address where a worker that serves streams listens; None: its endpoint in the configs."""
 
     @property
     def http_address(self) -> str:
-        """Where each worker serves its metrics."""
+        """The address where each worker serves its metrics."""
 
     @property
     def log_folder(self) -> str | None:
-        """Where logs are written; None: to the standard output."""
+        """The folder of log files; None: workers log to standard output."""
 
     @property
     def ledger_folder(self) -> str:
-        """Where ledger pages are."""
+        """The folder of ledger pages."""
 
     @property
     def record_folder(self) -> str:
-        """Where the coordinator keeps its roster and the learning curve."""
+        """The folder where the coordinator writes the leases and the learning curve."""
 
     @property
     def settings_path(self) -> str | None:
-        """The file that edits of live settings come by; None where nobody edits what runs."""
+        """The file with the edited live settings; None where a running experiment cannot be edited."""
 
     @property
     def parameters_endpoint(self) -> str | None:
-        """Where weights are in shared memory; None where workers share none."""
+        """The name of the shared memory with the weights; None where workers share no memory."""
 
     def samples_endpoint(self, role: str, index: int, *, shared: bool) -> str:
-        """Where the trainer or buffer worker with that index takes samples, ``shared``: in shared memory."""
+        """Return where the worker with that index takes samples; ``shared``: in shared memory."""
 
     def inference_endpoint(self, index: int) -> str:
-        """Where the policy worker with that index serves actors."""
+        """Return where the policy worker with that index serves actors."""
 
     def roster_path(self, experiment: RLExperiment) -> str | None:
-        """The file of the coordinator's roster; None where no file outlives the coordinator."""
+        """Return the file of the leases, or None where no file outlives the coordinator."""
 
     def parameter_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """The parameter DB as the coordinator reaches it."""
+        """Return where the coordinator reaches the parameter DB."""
 
     def reached_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """The parameter DB as the other workers reach it."""
+        """Return where the other workers reach the parameter DB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlacement:
-    """A run on this machine: one folder for everything that stays.
+    """A run on this machine. Everything that stays is in one folder.
 
-    Endpoints are Linux abstract sockets named from the run's uid, so two runs never meet and nothing is left on disk.
+    Endpoints are Linux abstract sockets with the run's uid in their names: runs cannot collide, and no file is left.
     """
 
     run_uid: str
@@ -156,18 +156,18 @@ class LocalPlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlacement:
-    """A run as pods: each serves at its own host and is found by the roster, the coordinator by its Service."""
+    """A run as pods. Each serves at its own host. The coordinator tells their addresses; its Service leads to it."""
 
     run_uid: str
     """The experiment's ``metadata.uid``."""
     coordinator_host: str
     """DNS name of the coordinator's Service."""
     record_folder: str = "/data"
-    """Where the coordinator's pod keeps what outlives it: the experiment's volume, if it has one."""
+    """The folder of the coordinator's pod for state that outlives it: the experiment's volume, if it has one."""
     ledger_folder: str = "/var/lib/rlsrl/ledger"
-    """Where a pod's worker keeps its ledger page: it outlives the container, not the pod."""
+    """The folder of a pod's ledger page, which outlives the container but not the pod."""
     settings_path: str = "/etc/rlsrl/settings/settings.json"
-    """The file of the coordinator's pod that edits of live settings come by."""
+    """The file of the coordinator's pod with the edited live settings."""
 
     coordinator_serves_at = f":{COORDINATOR_PORT}"
     streams_serve_at = f":{STREAMS_PORT}"
@@ -202,7 +202,7 @@ class ClusterPlacement:
 
 
 def _in_bucket(experiment: RLExperiment, run_uid: str) -> ParameterStoreConfig | None:
-    """A place of the run's own: what an earlier run of the same name stored must not be taken for this one's."""
+    """Return the run's own prefix in the bucket, apart from earlier runs of the same name; None without a bucket."""
     store = experiment.spec.parameters.store.object_store
     if store is None:
         return None

@@ -1,7 +1,7 @@
-"""What each role is told: one frozen config a role, written to a file as JSON and read back by ``rlsrl.workers``.
+"""The resolved config of each role: a frozen record, written as JSON and read by ``rlsrl.workers``.
 
-A config holds everything its role needs and nothing else. It is the same for all workers of a role: a worker learns its
-index, rank and attempt elsewhere (the roster, its command line). Secrets never stand in one.
+A config has everything that its role needs and nothing else. All workers of a role share it: a worker gets its index
+from the coordinator, and its rank and attempt from the command line. A config never contains secrets.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ class Config(Model):
     model_config = ConfigDict(alias_generator=None)
 
     def to_json(self) -> str:
-        """A JSON document that ``from_json`` reads back."""
+        """Return a JSON document that ``from_json`` reads."""
         return self.model_dump_json(indent=2, by_alias=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what ``to_json`` wrote.
+        """Read a document of ``to_json``.
 
         Raises:
-            pydantic.ValidationError: the text is no such config; a ValueError that names every wrong field.
+            pydantic.ValidationError: the text is not such a config; the error names every wrong field.
         """
         return cls.model_validate_json(text, by_alias=False, by_name=True)
 
 
 class ObjectStoreConfig(Config):
-    """A place in an S3-compatible object store. Credentials come from the environment."""
+    """A prefix in an S3-compatible object store. Credentials come from the environment."""
 
     url: str
     """``s3://bucket/prefix`` of this run alone."""
     endpoint: str | None = None
-    """The store's URL; None for Amazon's, or the environment's."""
+    """The store's URL; None: that of the environment, else Amazon's."""
     region: str | None = None
-    """None for the environment's."""
+    """None: that of the environment."""
     answer_seconds: Seconds
-    """Seconds that a request waits for an answer, and for which failing ones are repeated."""
+    """Seconds that a request waits for an answer, and for which failed requests are repeated."""
 
 
 class ParameterStoreConfig(Config):
@@ -61,13 +61,13 @@ class ParameterStoreConfig(Config):
     folder: str | None = None
     """A folder of this machine, or of a volume."""
     object_store: ObjectStoreConfig | None = None
-    """A place in an object store."""
+    """A prefix in an object store."""
     service: str | None = None
-    """gRPC target of the coordinator, which serves the one it reaches to workers that do not."""
+    """gRPC target of the coordinator, which serves the parameter DB to workers that cannot reach it."""
 
 
 class RoleConfig(Config):
-    """What every role is told."""
+    """The fields of every role's config."""
 
     experiment: str
     """The experiment's name."""
@@ -80,31 +80,29 @@ class RoleConfig(Config):
     heartbeat_seconds: Seconds
     """Seconds between a worker's heartbeats to the coordinator."""
     serves_at: str | None = None
-    """``:port`` of the worker's own host where it serves its streams, for others to find by the roster; None where the
-    endpoints below are local sockets."""
+    """``:port`` of the worker's own host where it serves its streams. None: it serves at an endpoint of its config."""
     metrics_address: str
-    """``host:port`` where the worker serves its metrics over HTTP, or ``:port`` of its own host; port 0 takes any free
-    one."""
+    """``host:port`` where the worker serves its metrics over HTTP, or ``:port`` of its own host. 0: any free port."""
     log_folder: str | None = None
-    """Where the worker writes ``<role>-<index>.jsonl``; None: its standard output."""
+    """The folder where the worker writes ``<role>-<index>.jsonl``; None: it logs to standard output."""
     ledger_folder: str
-    """Where the worker keeps ``<role>-<index>.page``."""
+    """The folder where the worker keeps ``<role>-<index>.page``."""
 
     @property
     def connects_to(self) -> tuple[str, ...]:
-        """Endpoints of other workers that the role's workers connect to, the coordinator's apart."""
+        """Endpoints of the workers that the role's workers connect to, without the coordinator's."""
         return ()
 
     def serving(self, endpoints: Sequence[str], index: int) -> str:
-        """Where the worker with that index serves: one of its role's endpoints, or a port of its own host."""
+        """Return where the worker with that index serves: a port of its own host, or one of its role's endpoints."""
         return self.serves_at or endpoints[index]
 
 
 class CoordinatorConfig(RoleConfig):
-    """What the coordinator is told."""
+    """The coordinator's config."""
 
     http_address: str
-    """``host:port`` of ``/status`` and ``/metrics``, or ``:port`` of its own host; port 0 takes any free one."""
+    """``host:port`` of ``/status`` and ``/metrics``, or ``:port`` of its own host; port 0: any free port."""
     lease_seconds: Seconds
     """Seconds without a heartbeat after which a worker's index is free for another."""
     roster_path: str | None = None
@@ -115,10 +113,9 @@ class CoordinatorConfig(RoleConfig):
     parameter_store: ParameterStoreConfig
     """The parameter DB, which the coordinator serves to whoever does not reach it."""
     wandb: Wandb | None = None
-    """Where the learning curve is shown at Weights & Biases."""
+    """The project at Weights & Biases that shows the learning curve."""
     settings_path: str | None = None
-    """File with the values of live settings by role, a JSON object that is looked at again and again; None where nobody
-    edits them."""
+    """File with the values of live settings by role, a JSON object that is read periodically; None: no file."""
     num_actors: Annotated[PositiveInteger, LIVE]
     """Actors that should be there."""
     num_trainers: Annotated[PositiveInteger, LIVE]
@@ -154,16 +151,16 @@ class CoordinatorConfig(RoleConfig):
 
 
 class TrainerConfig(RoleConfig):
-    """What each trainer rank is told."""
+    """The trainers' config."""
 
     environment: Environment
-    """What is trained on; the trainer makes one instance to learn its spaces and closes it."""
+    """The environment. The trainer makes one instance to learn its spaces and closes it."""
     network: Network
     """The network that is trained."""
     normalize_observations: bool
     """Whether observations are standardised."""
     algorithm: PpoSpec
-    """What is done with the samples."""
+    """The training algorithm."""
     rollout_length: PositiveInteger
     """T: steps of a slot."""
     batch_lanes: PositiveInteger
@@ -173,19 +170,19 @@ class TrainerConfig(RoleConfig):
     compile: CompileMode
     """When the training step is compiled."""
     device: Device
-    """Where each rank's network is."""
+    """The device of each rank's network."""
     num_producers: Annotated[PositiveInteger, LIVE]
-    """Actors that are waited for before the first samples are taken, or buffer workers where they stand between."""
+    """Number of actors, or of buffer workers if there are any, that must connect before the first samples are taken."""
     slots_per_producer: PositiveInteger
-    """Slots of each of them: so many rollouts may be filled or waiting to be trained on at a time."""
+    """Slots of each producer: the rollouts that it may fill, or that wait to be trained on, at a time."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where each rank takes samples, by rank."""
     parameters_endpoint: str | None = None
-    """Where rank 0 hands out weights in shared memory; None where nobody shares its memory."""
+    """The shared memory where rank 0 publishes weights; None where no worker shares its memory."""
     publishes_live: bool
-    """Whether rank 0 sends every version to the coordinator, for those who share no memory with it."""
+    """Whether rank 0 sends every version to the coordinator, for workers that share no memory with it."""
     peer_timeout_seconds: Seconds
-    """Seconds of silence after which an actor's credits go to others."""
+    """Seconds of silence after which an actor's credits go to other actors."""
     policy_name: str
     """The policy's name in the parameter DB."""
     parameter_store: ParameterStoreConfig
@@ -202,21 +199,21 @@ class TrainerConfig(RoleConfig):
 
     @property
     def lanes_per_rank(self) -> int:
-        """Lanes of one rank's part of a batch."""
+        """Lanes of one rank's share of a batch."""
         return self.batch_lanes // self.num_trainers
 
 
 class ActorConfig(RoleConfig):
-    """What each actor is told."""
+    """The actors' config."""
 
     exactly_one: ClassVar[tuple[str, ...]] = ("environments", "environments_per_actor")
 
     environment: Environment
-    """What is stepped."""
+    """The environment that the actors step."""
     network: Network
     """The network that chooses actions, for policies that cannot be exported without torch."""
     num_actors: PositiveInteger | None = None
-    """Actors that a total is spread over; None when each has the same number: then it does not matter."""
+    """Number of actors that share ``environments``; None with ``environments_per_actor``."""
     environments: PositiveInteger | None = None
     """Environments of all actors together; None when each has the same number."""
     environments_per_actor: PositiveInteger | None = None
@@ -226,21 +223,21 @@ class ActorConfig(RoleConfig):
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where trainers take samples, by rank."""
     buffer_endpoints: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Where buffer workers take samples, by index; filled slots go to one of them, if there are any."""
+    """Where buffer workers take samples, by index. If there are any, filled slots go to one of them."""
     parameters_endpoint: str | None = None
-    """Where weights come from in shared memory; None: from the coordinator, over gRPC."""
+    """The shared memory that weights come from; None: they come from the coordinator, over gRPC."""
     inference_endpoints: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """gRPC targets of the policy workers that choose actions, by index; empty when the actor does so itself."""
+    """gRPC targets of the policy workers, by index; empty: the actor evaluates the policy itself."""
     max_decorrelation_steps: Annotated[int, Field(ge=0), INTEGRAL] = 0
-    """Random steps that each environment takes at most before its first rollout."""
+    """Largest number of random steps of each environment before its first rollout."""
     vectorization: Literal["loop", "native", "threads"] = "loop"
     """How an actor steps its environments."""
     ring_size: PositiveInteger = 1
-    """Groups of environments that are stepped in turn; each fills slots of its own."""
+    """Groups of environments that are stepped in turn. Each fills its own slots."""
     policy_name: str
-    """The policy that acts."""
+    """The policy's name in the parameter DB."""
     return_discount: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Discount of the returns that slots carry for rewards to be scaled by; None where they are not scaled."""
+    """Discount of the returns that slots carry for the scaling of rewards; None: rewards are not scaled."""
 
     @property
     @override
@@ -248,10 +245,10 @@ class ActorConfig(RoleConfig):
         return (*(self.buffer_endpoints or self.samples_endpoints), *self.inference_endpoints)
 
     def environment_ranks_of(self, index: int) -> range:
-        """Ranks, over the whole fleet, of the environments of the actor with that index.
+        """Return the ranks, over all actors, of the environments of the actor with that index.
 
         Raises:
-            IndexError: the total leaves nothing for that index.
+            IndexError: there is no environment for that index.
         """
         if self.environments_per_actor is not None:
             if index < 0:
@@ -262,17 +259,17 @@ class ActorConfig(RoleConfig):
         return spread_environments(self.environments, self.num_actors).ranks_of(index)
 
     def lanes_of(self, index: int) -> int:
-        """N: lanes of the actor with that index.
+        """Return N, the lanes of the actor with that index.
 
         Raises:
-            IndexError: the total leaves nothing for that index.
+            IndexError: there is no environment for that index.
         """
         return len(self.environment_ranks_of(index))
 
     def consumers_of(self, index: int) -> dict[int, str]:
-        """Where the actor with that index posts: each consumer's endpoint, by the consumer's own index.
+        """Return the endpoint of each consumer of the actor with that index, by the consumer's index.
 
-        To its buffer worker, if there are any: actors are spread over them by their index. Otherwise to every trainer.
+        With buffer workers that is one of them, chosen by the actor's index. Otherwise it is every trainer.
         """
         if not self.buffer_endpoints:
             return dict(enumerate(self.samples_endpoints))
@@ -281,26 +278,26 @@ class ActorConfig(RoleConfig):
 
 
 class BufferConfig(RoleConfig):
-    """What each buffer worker is told."""
+    """The buffer workers' config."""
 
     environment: Environment
-    """What the samples are of; one instance is made to learn its spaces and closed."""
+    """The environment. The worker makes one instance to learn its spaces and closes it."""
     rollout_length: PositiveInteger
     """T: steps of a slot."""
     lanes_per_slot: PositiveInteger
     """N: lanes of every slot."""
     has_discounted_return: bool
-    """Whether slots carry discounted returns, for rewards to be scaled by."""
+    """Whether slots carry discounted returns, for the scaling of rewards."""
     num_actors: Annotated[PositiveInteger, LIVE]
-    """Actors that are waited for before the first samples are taken."""
+    """Number of actors that must connect before the first samples are taken."""
     slots_per_actor: PositiveInteger
-    """Slots of each of them."""
+    """Slots of each actor."""
     buffer_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where each buffer worker takes samples, by index."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where trainers take samples, by rank."""
     peer_timeout_seconds: Seconds
-    """Seconds of silence after which an actor's credits go to others."""
+    """Seconds of silence after which an actor's credits go to other actors."""
 
     @property
     @override
@@ -314,24 +311,24 @@ class BufferConfig(RoleConfig):
 
 
 class PolicyWorkerConfig(RoleConfig):
-    """What each policy worker is told."""
+    """The policy workers' config."""
 
     environment: Environment
-    """What is acted in; one instance is made to learn its spaces and closed."""
+    """The environment. The worker makes one instance to learn its spaces and closes it."""
     network: Network
     """The network that is evaluated."""
     inference_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where each policy worker serves actors, by index."""
     max_batch_size: PositiveInteger
-    """Lanes that are evaluated together at most."""
+    """Largest number of lanes that are evaluated together."""
     parameter_pull_seconds: Seconds
-    """Seconds after which newer weights are looked for."""
+    """Seconds between looks for newer weights."""
     device: Device
-    """Where the network is evaluated, unless that needs no torch."""
+    """The device of a network that needs PyTorch."""
     parameters_endpoint: str | None = None
     """Shared-memory name that weights come from; None: they come from the coordinator."""
     policy_name: str
-    """The policy that acts."""
+    """The policy's name in the parameter DB."""
 
     @property
     def num_policy_workers(self) -> int:
@@ -340,10 +337,10 @@ class PolicyWorkerConfig(RoleConfig):
 
 
 class EvaluatorConfig(RoleConfig):
-    """What each evaluator is told."""
+    """The evaluators' config."""
 
     environment: Environment
-    """What is played."""
+    """The environment that the evaluators play."""
     network: Network
     """The network that chooses actions, for policies that cannot be exported without torch."""
     num_evaluators: PositiveInteger
@@ -355,11 +352,11 @@ class EvaluatorConfig(RoleConfig):
     max_steps_per_environment: PositiveInteger
     """Steps after which an environment that has not ended its episodes is given up."""
     every_seconds: Seconds | None = None
-    """Seconds between the versions that one evaluator plays."""
+    """Seconds between two versions that one evaluator plays."""
     every_versions: PositiveInteger | None = None
-    """Versions of its share of which an evaluator plays one."""
+    """An evaluator plays one of so many versions of its share."""
     greedy: bool
-    """Whether the most probable action is taken."""
+    """Whether the most probable action is taken instead of a sampled one."""
     policy_name: str
     """The policy's name in the parameter DB."""
     parameter_store: ParameterStoreConfig

@@ -1,4 +1,4 @@
-"""Where durations and dates come from, so that tests can say what time it is."""
+"""The source of durations and dates. Tests pass a clock of their own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time. Whoever measures or paces takes one as an argument."""
+    """Tells the time. Code that measures or paces takes one as an argument."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back. For durations."""
+        """Return seconds since a fixed moment. They never go back: use them for durations."""
 
     def time(self) -> float:
-        """Unix seconds. For dates only: it may jump."""
+        """Return Unix seconds. They may jump: use them for dates only."""
 
 
 class SystemClock:

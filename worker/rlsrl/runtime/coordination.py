@@ -1,4 +1,4 @@
-"""What workers and the coordinator say to each other, as plain records, and a client to watch and command with."""
+"""Commands and states of workers as plain records, and the client of the coordinator that reads status and commands."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 
 BREAK_SECONDS = 0.1
-"""Between two tries of a call that was cut off."""
+"""Seconds between two attempts of a call that lost its connection."""
 
 Reply = TypeVar("Reply", bound=Message)
 
 
 class WorkerState(StrEnum):
-    """What a worker is doing with its life."""
+    """The state of a worker."""
 
     CONFIGURING = "configuring"
     RUNNING = "running"
@@ -32,62 +32,62 @@ class WorkerState(StrEnum):
     EXITING = "exiting"
 
     def to_proto(self) -> pb.WorkerState.ValueType:
-        """The message's enum value."""
+        """Return the enum value of the message."""
         return pb.WorkerState.Value(f"WORKER_STATE_{self.name}")
 
     @classmethod
     def from_proto(cls, value: pb.WorkerState.ValueType) -> Self | None:
-        """The state in a message; None for unspecified and for values this version does not know."""
+        """Return the state in a message, or None for a value that this version does not know."""
         return cls.__members__.get(_short_name(pb.WorkerState, value, "WORKER_STATE_"))
 
 
 class CommandKind(StrEnum):
-    """What a worker can be told."""
+    """The kind of a command to a worker."""
 
     START = "start"
     PAUSE = "pause"
     EXIT = "exit"
 
     def to_proto(self) -> pb.Command.Kind.ValueType:
-        """The message's enum value."""
+        """Return the enum value of the message."""
         return pb.Command.Kind.Value(f"KIND_{self.name}")
 
     @classmethod
     def from_proto(cls, value: pb.Command.Kind.ValueType) -> Self | None:
-        """The kind in a message; None for unspecified and for values this version does not know."""
+        """Return the kind in a message, or None for a value that this version does not know."""
         return cls.__members__.get(_short_name(pb.Command.Kind, value, "KIND_"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One order to a worker."""
+    """A command to a worker."""
 
     kind: CommandKind
 
     def to_proto(self) -> pb.Command:
-        """As a message."""
+        """Return the message."""
         return pb.Command(kind=self.kind.to_proto())
 
     @classmethod
     def from_proto(cls, message: pb.Command) -> Self | None:
-        """The command in a message; None for a kind this version does not know."""
+        """Return the command in a message, or None for a kind that this version does not know."""
         kind = CommandKind.from_proto(message.kind)
         return None if kind is None else cls(kind=kind)
 
 
 class CoordinatorUnavailable(Exception):
-    """The coordinator did not answer, or refused to; the text says which."""
+    """The coordinator did not answer or refused the call; the text says which."""
 
 
 class CoordinatorClient:
-    """Asks the coordinator and commands workers through it. Any thread may call it; each call has its own timeout.
+    """Reads the status of an experiment and sends commands to its workers. Thread-safe; each call has a timeout.
 
-    What a coordinator's end cuts off is asked of the next one, so that a command may be passed on twice. That is no
-    rare case: of a channel by which nobody calls, gRPC may see only at the next call that its server has gone.
+    A call that loses its connection is repeated, so a command may arrive twice. That is common: gRPC may notice only at
+    the next call that the server of an idle channel is gone.
     """
 
     def __init__(self, address: str, token: str, tls: Tls | None = None) -> None:
-        """Uses the certificates that ``tls`` has now.
+        """Prepare to call, with the certificates that ``tls`` has now.
 
         Raises:
             ValueError: the address is neither ``unix-abstract:NAME`` nor ``HOST:PORT``.
@@ -97,7 +97,7 @@ class CoordinatorClient:
         self._metadata = token_metadata(token)
 
     def status(self, timeout: float) -> dict[str, Any]:
-        """The experiment as the coordinator sees it (``rlsrl.workers.status`` says how). Waits for a coordinator.
+        """Return the status document (``rlsrl.workers.status``). Waits for a coordinator.
 
         Raises:
             CoordinatorUnavailable: no answer within ``timeout`` seconds, or the token is wrong.
@@ -107,7 +107,7 @@ class CoordinatorClient:
         return status
 
     def send(self, role: str, command: Command, *, index: int | None = None, timeout: float) -> int:
-        """Pass a command to a role's workers, or to the one with that index; returns to how many it was passed.
+        """Send a command to a role's workers, or to the one with that index; return to how many it was sent.
 
         Raises:
             CoordinatorUnavailable: no answer within ``timeout`` seconds, or the token is wrong.
@@ -116,7 +116,7 @@ class CoordinatorClient:
         return self._call(self._stub.Send, request, timeout).num_workers
 
     def close(self) -> None:
-        """Close the connection; calls that wait fail."""
+        """Close the connection. Waiting calls fail."""
         self._channel.close()
 
     def _call(self, method: Callable[..., Reply], request: Message, timeout: float) -> Reply:
@@ -129,18 +129,18 @@ class CoordinatorClient:
                 if not _is_cut_off(error) or time.monotonic() + BREAK_SECONDS >= deadline:
                     raise CoordinatorUnavailable(describe(error)) from error
                 time.sleep(BREAK_SECONDS)
-            except ValueError as error:  # what gRPC raises of a channel that was closed
+            except ValueError as error:  # gRPC raises this for a closed channel
                 raise CoordinatorUnavailable("this client was closed") from error
 
 
 def _is_cut_off(error: grpc.RpcError) -> bool:
-    """Whether a call that would wait for a connection had one, and lost it."""
+    """Return whether the call lost its connection: a call without one waits instead."""
     return cast("grpc.Call", error).code() is grpc.StatusCode.UNAVAILABLE
 
 
 def describe(error: grpc.RpcError) -> str:
-    """A failed call in a few words: status code and details."""
-    call = cast("grpc.Call", error)  # what gRPC raises from a call is both
+    """Return status code and details of a failed call."""
+    call = cast("grpc.Call", error)  # The error of a call is a Call as well.
     return f"{call.code().name}: {call.details()}"
 
 

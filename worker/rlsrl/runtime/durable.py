@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, whoever is killed and whenever the power goes.
+"""Writes files that are whole or absent, even after a kill or a power loss.
 
-The order is the whole point: write a hidden file beside the target, flush it to the disk, rename it over the target,
-flush the folder. A reader meets the old content or the new one, never a part; a writer killed on the way leaves only a
-hidden file that nobody reads.
+The order makes it safe: write a hidden file beside the target, flush it to the disk, rename it over the target, flush
+the folder. A reader finds the old content or the new, never a part. A writer that is killed leaves only a hidden file
+that nobody reads.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _SUFFIX = ".tmp"
 
 
 def write_durably(path: Path, data: bytes | bytearray | memoryview) -> None:
-    """Put ``data`` in place of the file at ``path``; returns when a power loss could no longer take it.
+    """Replace the file at ``path`` by ``data``; return when a power loss can no longer undo it.
 
     Raises:
-        OSError: the disk failed or is full. The old file is untouched, unless only the last flush of the folder failed:
-            then the new content stands there whole, and a power loss may still bring the old one back.
+        OSError: the disk failed or is full. The old file is unchanged, unless only the last flush of the folder failed:
+            then the new content is in place, and a power loss may restore the old content.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -39,7 +39,7 @@ def write_durably(path: Path, data: bytes | bytearray | memoryview) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush which names the folder holds; returns when a power loss could no longer undo a rename or removal in it."""
+    """Flush the names in the folder; return when a power loss can no longer undo a rename or removal in it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -48,8 +48,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder with its missing parents, durably. Flushes also where it was there already: whoever made it may
-    have been killed before the flush.
+    """Create the folder and its missing parents, durably.
+
+    An existing folder is flushed too, because its maker may have been killed before the flush.
     """
     parent = folder.parent
     if not parent.is_dir():
@@ -59,7 +60,7 @@ def make_folder(folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in the folder. Only for whoever knows that nobody is writing there now."""
+    """Remove the hidden files of killed writers. Call it only while no other process writes to the folder."""
     for entry in folder.iterdir():
         if entry.name.startswith(".") and entry.name.endswith(_SUFFIX):
             entry.unlink(missing_ok=True)

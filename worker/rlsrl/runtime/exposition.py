@@ -1,4 +1,4 @@
-"""A process's metrics over HTTP, as Prometheus text, and what else it has to show.
+"""Serves a process's metrics over HTTP, as Prometheus text, and further pages.
 
 Anybody who reaches the port may ask, and kubelets restart a process that does not answer them: so whoever is slow, says
 nothing or comes by the thousand must not keep others from an answer.
@@ -20,27 +20,27 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 PageHandler = Callable[[], tuple[str, bytes]]
-"""Makes a page: content type and body. Called from a thread of the server's; TimeoutError if it cannot be had now."""
+"""Returns content type and body of a page. The server's thread calls it. TimeoutError: the page is not ready."""
 
 HEALTH_PAGE = "/healthz"
 """Whether the process lives."""
 READY_PAGE = "/readyz"
-"""Whether it does its work."""
+"""Whether the process is ready to work."""
 REQUEST_SECONDS = 5.0
-"""How long one client may take, from its connection to the end of its answer."""
+"""Seconds that one client may take, from its connection to the end of its answer."""
 MAX_CONNECTIONS = 256
-"""Clients at a time. One more, and whoever has been there longest is cut off: others need but an instant."""
+"""Clients at a time. One more closes the oldest connection: an honest client needs only an instant."""
 MAX_REQUEST_BYTES = 16 * 1024
-"""Of a request's line and headers; there is no body."""
+"""Limit of a request's line and headers; requests have no body."""
 _WAITING = 1024
-"""Clients that the kernel holds until they are taken on."""
+"""Connections that the kernel queues until they are accepted."""
 _CLOSE_SECONDS = 10.0
-"""How long the request at hand may take when the server closes."""
+"""Seconds that a running request may take when the server closes."""
 _TEXT = "text/plain; charset=utf-8"
 
 
 def healthy() -> tuple[str, bytes]:
-    """The page of a process that is well."""
+    """Return the page of a healthy process."""
     return _TEXT, b"ok\n"
 
 
@@ -76,7 +76,7 @@ class MetricsServer:
         self._guarded = dict(guarded or {})
         self._on_refused = on_refused
         self._clients: dict[asyncio.Task[None], None] = {}
-        """In the order in which they came."""
+        """In the order of their connections."""
         self._listener = socket.create_server((host, port))
         self._address: tuple[str, int] = self._listener.getsockname()[:2]
         self._loop = asyncio.new_event_loop()
@@ -90,7 +90,7 @@ class MetricsServer:
         return self._address
 
     def close(self) -> None:
-        """Stop answering and free the address; waits for the request at hand. Idempotent."""
+        """Stop serving and free the address. Waits for the running request. Idempotent."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CLOSE_SECONDS)
@@ -108,7 +108,7 @@ class MetricsServer:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        """Wait for clients, woken by them and by ``close``."""
+        """Wait for clients. A client and ``close`` wake it."""
         # So many are taken on at a turn, fewer than would cut each other off before they could ask; others wait.
         turn = MAX_CONNECTIONS // 4
         async with await asyncio.start_server(self._meet, sock=self._listener, limit=MAX_REQUEST_BYTES, backlog=turn):
@@ -116,7 +116,7 @@ class MetricsServer:
             await self._closing.wait()
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, from its connection to its end."""
+        """Serve one client, from its connection to its end."""
         task = asyncio.current_task()
         assert task is not None, "streams are served by tasks"
         if len(self._clients) >= MAX_CONNECTIONS:
@@ -168,7 +168,7 @@ class MetricsServer:
 
 
 def _parse(request: bytes) -> tuple[str, dict[str, bytes]]:
-    """Path and headers of a request, which has its end.
+    """Return path and headers of a complete request.
 
     Raises:
         ValueError: it is none, or not one for a page.

@@ -1,4 +1,4 @@
-"""When something periodic is due: logging, pushing parameters, pulling them."""
+"""Decides when periodic work is due: log, push parameters, pull parameters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from rlsrl.runtime.clock import Clock, SystemClock
 
 
 class FrequencyControl:
-    """Due after so many seconds or so many steps since it was last due, whichever comes first.
+    """Due after ``seconds`` or ``steps`` since it was last due, whichever comes first.
 
-    With neither set it is never due. Time and steps count from construction. One thread uses it.
+    With neither it is never due. Time and steps count from construction. One thread uses it.
     """
 
     def __init__(self, *, seconds: float | None = None, steps: int | None = None, clock: Clock | None = None) -> None:
@@ -23,7 +23,7 @@ class FrequencyControl:
         self._num_steps = 0
 
     def check(self, steps: int = 1) -> bool:
-        """Count ``steps`` more steps and say whether it is due now; if so, seconds and steps start again from here."""
+        """Count ``steps`` more steps and return whether it is due. If so, seconds and steps start again."""
         self._num_steps += steps
         now = self._clock.monotonic()
         by_steps = self._steps is not None and self._num_steps >= self._steps

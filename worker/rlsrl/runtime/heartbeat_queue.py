@@ -19,21 +19,21 @@ from rlsrl.runtime.activity import WORKING, Activity, Stage
 from rlsrl.runtime.coordination import WorkerState
 
 MAX_RECORDS = 8192
-"""Records kept while the coordinator is away; then the oldest goes, and is counted."""
+"""Rows kept while the coordinator is away. Beyond that the oldest is dropped and counted."""
 MAX_RECORDS_PER_HEARTBEAT = 256
-"""So that a backlog does not make one huge message."""
+"""Limit of the rows in one message."""
 
 
 class HeartbeatQueue:
-    """Collects what is to be sent. Any thread may call any method; none waits."""
+    """Collects the messages to send. Thread-safe; no method waits."""
 
     def __init__(
         self, hello: pb.Hello, *, wall_clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """A queue whose streams begin with ``hello``; ``wall_clock`` gives the records' Unix seconds."""
+        """Prepare streams that begin with ``hello``. ``wall_clock`` returns the rows' Unix seconds."""
         self._wall_clock = wall_clock
         self.changed = threading.Condition()
-        """Guards everything here and in the streams; notified when a stream has something new to do."""
+        """Guards this object and its streams. Notified when a stream has a new message to send."""
         self._hello = hello
         self._report = pb.Heartbeat(state=pb.WORKER_STATE_CONFIGURING)
         self._runs = False
@@ -47,7 +47,7 @@ class HeartbeatQueue:
 
     @property
     def unacknowledged(self) -> int:
-        """Records the coordinator has not confirmed."""
+        """Number of rows that the coordinator has not acknowledged."""
         with self.changed:
             return len(self._records)
 
@@ -58,7 +58,7 @@ class HeartbeatQueue:
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
     ) -> None:
-        """Set what the next heartbeat says; None leaves a part as it was, ``stats`` updates by key."""
+        """Set parts of the next heartbeat. None leaves a part unchanged; ``stats`` updates by key."""
         with self.changed:
             if state is not None:
                 self._report.state = state.to_proto()
@@ -69,24 +69,24 @@ class HeartbeatQueue:
             self._stats.update(stats or {})
 
     def turn_to(self, doing: str) -> None:
-        """From now on the worker waits for this, or its thread is ``WORKING``: noted here, told by heartbeats."""
+        """Note the reason for which the worker waits from now on, or ``WORKING``."""
         with self.changed:
             self._doing = doing
             if self._runs:
                 self._activity.turn_to(doing)
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
-        """Say what the work until now was spent on."""
+        """Attribute seconds of the work until now to its stages."""
         with self.changed:
             self._activity.spent(seconds)
 
     def show_page(self, page: Callable[[], bytes]) -> None:
-        """Each heartbeat from now on, the last one too, carries what ``page`` returns; it must not wait or raise."""
+        """Send the value of ``page()`` with each heartbeat from now on. It must not block or raise."""
         with self.changed:
             self._ledger_page = page
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add a row; with ``MAX_RECORDS`` of them the oldest goes and is counted."""
+        """Add a row. Beyond ``MAX_RECORDS`` the oldest is dropped and counted."""
         with self.changed:
             self._records.append(
                 pb.Record(sequence=self._next_sequence, step=step, wall_time=self._wall_clock(), scalars=scalars)
@@ -97,20 +97,21 @@ class HeartbeatQueue:
                 self._report.records_dropped += 1
 
     def acknowledge(self, sequence: int) -> None:
-        """The coordinator keeps every row up to this one."""
+        """Drop the rows up to this one: the coordinator has stored them."""
         with self.changed:
             while self._records and self._records[0].sequence <= sequence:
                 self._records.popleft()
             self.changed.notify_all()
 
     def claim(self, index: int, incarnation: int) -> None:
-        """From now on streams claim that lease again."""
+        """Let later streams claim this lease again."""
         with self.changed:
             self._hello.index, self._hello.incarnation = index, incarnation
 
     def say_goodbye(self, goodbye: pb.Goodbye) -> None:
-        """Let the stream end: with a last report, all records, and the goodbye once those are confirmed. The first
-        goodbye counts.
+        """Let the stream end with a last report, all rows and, once those are acknowledged, the goodbye.
+
+        Only the first goodbye counts.
         """
         with self.changed:
             if self._goodbye is None:
@@ -121,18 +122,18 @@ class HeartbeatQueue:
 
     @property
     def goodbye(self) -> pb.Goodbye | None:
-        """What to leave with; None while the worker stays. Read under ``changed``."""
+        """The goodbye, or None while the worker stays. Read it under ``changed``."""
         return self._goodbye
 
     def hello(self) -> pb.Hello:
-        """A copy of what a stream begins with."""
+        """Return a copy of the hello."""
         with self.changed:
             hello = pb.Hello()
             hello.CopyFrom(self._hello)
             return hello
 
     def heartbeat(self, after: int) -> tuple[pb.Heartbeat, int]:
-        """The newest report with records after sequence ``after``, and how many of those are left for the next one."""
+        """Return the newest report with rows after sequence ``after``, and how many further rows wait."""
         with self.changed:
             waiting = [record for record in self._records if record.sequence > after]
             heartbeat = pb.Heartbeat(
@@ -172,17 +173,17 @@ class JoinMessages(Iterator[pb.WorkerMessage]):
 
     @property
     def said_goodbye(self) -> bool:
-        """Whether everything was sent and confirmed, and the goodbye handed to gRPC."""
+        """Whether all rows are acknowledged and gRPC has the goodbye."""
         return self._said_goodbye
 
     def welcome(self, heartbeat_seconds: float) -> None:
-        """Begin with the heartbeats."""
+        """Begin to send heartbeats."""
         with self._changed:
             self._heartbeat_seconds = heartbeat_seconds
             self._changed.notify_all()
 
     def close(self) -> None:
-        """The stream has ended: nothing more goes out. Idempotent."""
+        """Send nothing more: the stream has ended. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

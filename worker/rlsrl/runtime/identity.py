@@ -1,4 +1,4 @@
-"""Names for processes that tell the living from the dead, even after the system has used a pid again. Linux only."""
+"""Names of processes that stay unique when the system reuses a pid. Linux only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from functools import cache
 from pathlib import Path
 
 POD_VARIABLE = "RLSRL_POD_UID"
-"""Environment variable with the uid of the pod whose one worker, or one of whose ranks, this process is."""
+"""Environment variable with the uid of this process's pod."""
 
 
 def own_process() -> str:
-    """This process's name: boot, pid namespace, pid and start time. In a pod the pod's and the rank's: those of the
-    process after this one too, since a container is started again only when nothing of it lives.
+    """Return this process's name: boot, pid namespace, pid and start time.
+
+    In a pod it is made of the pod and the rank. The next process of the container then has the same name: kubelet
+    restarts a container only after all its processes have ended.
     """
     if pod := os.environ.get(POD_VARIABLE):
         return f"pod/{pod}/{os.environ.get('LOCAL_RANK', '0')}"
@@ -22,9 +24,9 @@ def own_process() -> str:
 
 
 def is_dead(process: str) -> bool:
-    """Whether the process of that name is known to be gone. False for one that lives, or lives where we cannot look.
+    """Return whether the process is known to be dead. False for a process that lives or is out of sight.
 
-    A process that has ended and waits for its parent to ask for its exit code is gone.
+    A zombie is dead.
     """
     place, _, started = process.rpartition("/")
     namespace, _, pid = place.rpartition("/")
@@ -38,9 +40,9 @@ def is_dead(process: str) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """State letter and start time (clock ticks since boot) of a process."""
+    """Return state letter and start time (clock ticks since boot) of a process."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = text.rpartition(")")[2].split()  # The name before it may contain anything.
     return fields[0], fields[19]
 
 

@@ -1,7 +1,7 @@
-"""A worker's end of the Join stream: its place in the experiment's roster, and the line to the coordinator.
+"""A worker's session with the coordinator, over the Join stream: it holds the lease of the worker's index.
 
-The worker goes on while the coordinator is away: reports are overwritten by newer ones, learning-curve records wait,
-and the same lease is claimed again when a coordinator is back.
+The worker continues while the coordinator is away: newer reports replace older ones, learning-curve rows wait, and the
+session claims the same lease again when a coordinator is back.
 """
 
 from __future__ import annotations
@@ -30,29 +30,28 @@ from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import LedgerPage
 
 LEAVE_TIMEOUT_SECONDS = 5.0
-"""Default patience of ``JoinSession.leave`` with a coordinator that is away."""
+"""Seconds that ``JoinSession.leave`` waits by default for a coordinator that is away."""
 
 _FINAL_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
-"""Answers that trying again cannot change."""
+"""Status codes that another attempt cannot change."""
 
 
 class JoinError(Exception):
-    """The worker has no place in the roster."""
+    """The worker has no lease."""
 
 
 class JoinRefused(JoinError):
-    """The coordinator said no, at first or after an absence; the text is its reason."""
+    """The coordinator refused the worker, at first or when it rejoined; the text is the reason."""
 
 
 class JoinTimeout(JoinError, TimeoutError):
-    """No coordinator gave this worker a place in time; the text says what happened last."""
+    """No coordinator gave this worker a lease in time; the text says what happened last."""
 
 
 class JoinSession:
-    """A worker's lease of an index, kept alive by one thread until ``leave``.
+    """A worker's lease of an index, which one thread keeps alive until ``leave``. Thread-safe.
 
-    The thread waits for messages, and beside a training thread it costs next to nothing: nothing here polls. Every
-    method may be called from any thread.
+    The thread waits for messages and never polls, so it takes next to no time from a training thread.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class JoinSession:
         on_settings: Callable[[], None] = lambda: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Get a place in the roster; waits until the coordinator gives it, also for a coordinator that is not up yet.
+        """Join the experiment. Waits for a free index, and for a coordinator that is not up yet.
 
         Args:
             address: ``unix-abstract:NAME`` or ``HOST:PORT`` of the coordinator.
@@ -109,18 +108,18 @@ class JoinSession:
             role: the worker's role.
             on_command: called from the join session thread with each command; must not block or raise.
             timeout: seconds to wait at most.
-            tls: certificates, where the coordinator wants them.
+            tls: certificates, if the coordinator needs them.
             index: the index this worker must have (a trainer's rank); None takes the lowest free one.
             attempt: the trainer gang's attempt; 0 for other roles.
-            endpoints: where this worker serves what, for example ``{"metrics": "127.0.0.1:4711"}``; others are told
-                the one named ``STREAMS``.
-            follows: roles whose members' addresses ``address_of`` is to know.
+            endpoints: this worker's addresses, for example ``{"metrics": "127.0.0.1:4711"}``. Other workers get the one
+                named ``STREAMS``.
+            follows: the roles whose addresses ``address_of`` returns.
             on_settings: called from the join session thread when ``settings`` changed; must not block or raise.
-            wall_clock: Unix seconds, for the records' time.
+            wall_clock: returns Unix seconds, for the time of rows.
 
         Raises:
-            JoinRefused: the coordinator said no: wrong token, wrong index, an attempt that was succeeded.
-            JoinTimeout: no place within ``timeout`` seconds.
+            JoinRefused: the coordinator refused: the token or the index is wrong, or a newer attempt exists.
+            JoinTimeout: no lease within ``timeout`` seconds.
             ValueError: the address has neither form.
         """
         hello = pb.Hello(
@@ -160,7 +159,7 @@ class JoinSession:
 
     @property
     def ledger_copy(self) -> bytes:
-        """The ledger page of whoever had the index before, as the coordinator knew it last; empty for none."""
+        """The coordinator's copy of the ledger page of the index; empty if there is none."""
         assert self._welcome is not None, "join waits for it"
         return self._welcome.ledger_page
 
@@ -171,20 +170,20 @@ class JoinSession:
 
     @property
     def unacknowledged(self) -> int:
-        """Records that the coordinator has not confirmed yet."""
+        """Number of rows that the coordinator has not acknowledged."""
         return self._queue.unacknowledged
 
     def address_of(self, role: str, index: int) -> str | None:
-        """Where the member of a followed role serves its streams; None while nobody holds that index.
+        """Return where the worker at an index of a followed role serves its streams, or None if there is none.
 
-        While the coordinator is away it is what was known last.
+        While the coordinator is away this is the last known address.
         """
         with self._changed:
             return self._addresses.get(role, {}).get(index)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The values of the role's live settings, as they were told last."""
+        """The newest values of the role's live settings."""
         with self._changed:
             return self._settings
 
@@ -195,38 +194,38 @@ class JoinSession:
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
     ) -> None:
-        """Say how the worker is; the next heartbeat carries it. Cheap: call it as often as something changes.
+        """Set parts of the next heartbeat. Cheap: call it whenever something changes.
 
-        What is None stays as it was. ``stats`` replaces the values under the keys it holds.
+        None leaves a part unchanged. ``stats`` replaces the values of its keys.
         """
         self._queue.report(state=state, stats=stats, version=version)
 
     def turn_to(self, doing: str) -> None:
-        """Say what the worker waits for from now on, or that it works again (``rlsrl.runtime.activity.WORKING``)."""
+        """Report the reason for which the worker waits from now on, or ``rlsrl.runtime.activity.WORKING``."""
         self._queue.turn_to(doing)
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
-        """Say on what stages so many seconds of the work until now were spent."""
+        """Attribute seconds of the work until now to its stages."""
         self._queue.spent(seconds)
 
     def show_page(self, page: LedgerPage) -> None:
-        """Send a copy of the worker's ledger page with each heartbeat, for the time when the page itself is gone."""
+        """Send a copy of the worker's ledger page with each heartbeat, in case the page is lost."""
         self._queue.show_page(page.encode)
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add a row to the learning curve. It is kept here until the coordinator confirms it, and sent again if needed.
+        """Add a row to the learning curve. It is sent again until the coordinator acknowledges it.
 
-        Never waits: with ``MAX_RECORDS`` (``rlsrl.runtime.heartbeat_queue``) rows unconfirmed the oldest goes, and the
-        heartbeats say how many went.
+        Never waits. Beyond ``MAX_RECORDS`` (``rlsrl.runtime.heartbeat_queue``) unacknowledged rows the oldest is
+        dropped; heartbeats report how many.
         """
         self._queue.record(step, scalars)
 
     def check(self) -> None:
-        """Raise what the worker lost its place by; call it now and then, since nothing else says so.
+        """Raise the error that ended the session. Call it periodically: nothing else reports it.
 
         Raises:
-            JoinRefused: the index was given to another process while this one was away, or the gang was succeeded: this
-                worker must exit.
+            JoinRefused: another process got the index while this one was away, or a newer attempt exists. The worker
+                must exit.
             JoinError: the join session thread failed; the cause says how.
         """
         with self._changed:
@@ -237,15 +236,15 @@ class JoinSession:
             raise JoinError("the join session thread failed") from failure
 
     def leave(self, reason: str, *, done: bool = False, timeout: float = LEAVE_TIMEOUT_SECONDS) -> bool:
-        """Hand over the records that wait, say goodbye and give the index back. Idempotent.
+        """Send the waiting rows and the goodbye, and release the index. Idempotent.
 
         Args:
             reason: why, in a few words.
-            done: the worker's work is complete; nobody should take its place.
+            done: the worker's work is complete, so that it needs no successor.
             timeout: seconds to wait at most, also for a coordinator that is away.
 
         Returns:
-            Whether the coordinator took it all. If not, the index stays leased until the lease runs out.
+            Whether the coordinator received everything. If not, the index stays leased until the lease expires.
         """
         self._queue.say_goodbye(pb.Goodbye(reason=reason, done=done))
         self._calls.join(timeout)
@@ -262,9 +261,7 @@ class JoinSession:
         self._calls.close()
         if answered:
             self.check()
-        raise JoinTimeout(
-            f"no place in the roster from the coordinator at {self._address} within {timeout} s: {problem}"
-        )
+        raise JoinTimeout(f"no lease from the coordinator at {self._address} within {timeout} s: {problem}")
 
     def _converse(self, channel: grpc.Channel) -> bool:
         """Hold the Join stream over one connection until it ends; return whether there was a welcome.

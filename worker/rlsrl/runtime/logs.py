@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line, bound to who writes it. Events with key-values, not prose."""
+"""Structured logs: one JSON object a line, bound to experiment, role and index. Events with key-values, not prose."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def configure_logging(*, experiment: str, role: str, index: int, path: Path | No
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor that hides the value of every key whose name speaks of a secret, at any depth of mappings."""
+    """Return a processor that hides the values of keys with secret-like names, at any depth of mappings."""
     return {key: REDACTED if _is_secret(key) else _redacted(value) for key, value in event.items()}
 
 
@@ -75,7 +75,7 @@ def _is_secret(key: Any) -> bool:
 
 
 def _bind(identity: Mapping[str, Any]) -> structlog.typing.Processor:
-    """A processor, and not context variables, for those do not reach other threads."""
+    """Return a processor. Context variables would not reach other threads."""
 
     def bind(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return {**event, **identity}

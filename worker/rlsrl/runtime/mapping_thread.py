@@ -14,21 +14,21 @@ Taken = TypeVar("Taken", covariant=True)
 
 
 class Upstream(Protocol[Taken]):
-    """Where a stage takes its items from: a ``Pipe``, or whatever else can be waited for and closed."""
+    """The source of a stage's items: a ``Pipe``, or another source that can be closed."""
 
     def get(self) -> Taken:
-        """The next item; waits for it.
+        """Return the next item. Waits for it.
 
         Raises:
             PipeClosed: it is closed and empty.
         """
 
     def close(self) -> None:
-        """Give nothing more, and wake whoever waits. Idempotent."""
+        """Return nothing more, and wake the waiting thread. Idempotent."""
 
 
 class StageFailed(Exception):
-    """A stage's function raised; its own error is the cause."""
+    """A stage's function raised an error, which is the cause."""
 
 
 class MappingThread(Generic[In, Out]):
@@ -73,7 +73,7 @@ class MappingThread(Generic[In, Out]):
         return self._thread.name
 
     def start(self) -> None:
-        """Start the thread; once."""
+        """Start the thread, once."""
         self._thread.start()
 
     def is_alive(self) -> bool:
@@ -81,7 +81,7 @@ class MappingThread(Generic[In, Out]):
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """End the stage at once, also while it waits at either queue; an item inside ``map_fn`` is not handed on.
+        """End the stage at once, also while it waits at a queue. The item in ``map_fn`` is dropped.
 
         Does not wait: see ``join``. Idempotent, from any thread, also before ``start``.
         """
@@ -89,7 +89,7 @@ class MappingThread(Generic[In, Out]):
         self._close_queues()
 
     def join(self, timeout: float) -> None:
-        """Wait for the thread's end; woken by it or after ``timeout`` seconds. Returns at once if never started.
+        """Wait up to ``timeout`` seconds for the thread to end. Returns at once if it was never started.
 
         Raises:
             TimeoutError: ``map_fn`` has not returned in time.
@@ -101,7 +101,7 @@ class MappingThread(Generic[In, Out]):
             raise TimeoutError(f"stage {self.name} is still in its function {timeout} s after the wait began")
 
     def check(self) -> None:
-        """Return if nothing failed; owners call it in their loop and after ``join``.
+        """Raise if the stage failed. Owners call it in their loop and after ``join``.
 
         Raises:
             StageFailed: ``map_fn`` or ``initializer`` raised; the error is the cause.
@@ -121,7 +121,7 @@ class MappingThread(Generic[In, Out]):
             self._close_queues()
 
     def _map_one(self) -> bool:
-        """Map one item; False when the stage is to end."""
+        """Map one item; return False when the stage must end."""
         try:
             item = self._upstream.get()
         except PipeClosed:

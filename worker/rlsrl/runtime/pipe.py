@@ -1,4 +1,4 @@
-"""A bounded queue between two threads that can be closed. ``queue.Queue`` cannot be on Python 3.11."""
+"""A bounded queue between threads that can be closed, unlike ``queue.Queue`` on Python 3.11."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class PipeClosed(Exception):
-    """The pipe was closed; by either end."""
+    """One end closed the pipe."""
 
 
 class PipeTimeout(TimeoutError):
@@ -34,7 +34,7 @@ class Pipe(Generic[T]):
         self._not_empty = threading.Condition(lock)
 
     def put(self, item: T, timeout: float | None = None) -> None:
-        """Append ``item``; waits while the pipe is full, woken by ``get``, by ``close`` or after ``timeout`` seconds.
+        """Append ``item``. Waits up to ``timeout`` seconds while the pipe is full; ``get`` and ``close`` wake it.
 
         Raises:
             PipeTimeout: it stayed full.
@@ -49,7 +49,7 @@ class Pipe(Generic[T]):
             self._not_empty.notify()
 
     def get(self, timeout: float | None = None) -> T:
-        """The oldest item; waits while there is none, woken by ``put``, by ``close`` or after ``timeout`` seconds.
+        """Return the oldest item. Waits up to ``timeout`` seconds for one; ``put`` and ``close`` wake it.
 
         What was put before ``close`` can still be had after it.
 
@@ -67,13 +67,13 @@ class Pipe(Generic[T]):
             return item
 
     def close(self) -> None:
-        """Take nothing more and wake whoever waits at either end. Idempotent."""
+        """Accept nothing more and wake the waiting threads at both ends. Idempotent."""
         with self._not_full:
             self._closed = True
             self._not_full.notify_all()
             self._not_empty.notify_all()
 
     def __len__(self) -> int:
-        """Items waiting now."""
+        """Number of waiting items."""
         with self._not_empty:
             return len(self._items)

@@ -1,4 +1,4 @@
-"""What a worker's process asks of the operating system. Linux; each function says what it does elsewhere."""
+"""Process settings of a worker on Linux. Each function says what it does on other systems."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PR_SET_TIMERSLACK = 29
 _SWITCH_SECONDS = 0.0005
 
 PARENT_VARIABLE = "RLSRL_PARENT_PID"
-"""Environment variable that tells a worker which process started it and should outlive it; unset in a pod."""
+"""Environment variable with the pid of the process that started the worker and must outlive it; unset in a pod."""
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel SIGKILL this process when the process that started it dies, however that dies.
+    """Let the kernel SIGKILL this process when the process that started it ends.
 
     ``parent_pid`` is who is expected to be the parent: if it died before this call, this process ends itself now, as it
     would have a moment later. The kernel watches the parent's THREAD that started this process, so start workers from a
@@ -37,13 +37,13 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def raise_open_files_limit() -> None:
-    """Allow this process as many open files as it may have; container runtimes often begin with 1024 of them."""
+    """Raise the limit of open files to its maximum; container runtimes often start with 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def wake_threads_promptly() -> None:
-    """For a process of many threads that sleep or wait most of the time: let each go on as soon as it can.
+    """Let each thread continue as soon as it can, in a process of many threads that mostly sleep or wait.
 
     A thread of Python's asks another for its turn after half a millisecond, not five. The kernel may delay who sleeps
     by 1 ns, not by 50 us (Linux only): this thread, and those that it starts from now on.
@@ -54,14 +54,18 @@ def wake_threads_promptly() -> None:
 
 
 def worker_environment(base: Mapping[str, str], role: str | None = None) -> dict[str, str]:
-    """The environment for a worker that this process starts: ``base``, overridden by what all of its role have; None:
-    what workers of any role have."""
+    """Return the environment of a worker that this process starts: ``base`` with the variables of its role.
+
+    Without a role it gets only the variables that every worker needs.
+    """
     return {**base, **process_environment(role), PARENT_VARIABLE: str(os.getpid())}
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once. All that matters is closed by now; the rest of an interpreter's usual end is a second
-    of tearing torch down, in which threads of gloo were seen to abort a rank that had done its work.
+    """End the process at once, without the interpreter's usual end.
+
+    Everything is closed by now. The usual end takes a second to tear torch down, in which threads of gloo were seen to
+    abort a rank that had finished its work.
     """
     logging.shutdown()
     sys.stdout.flush()

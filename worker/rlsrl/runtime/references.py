@@ -11,7 +11,7 @@ from rlsrl.runtime.errors import ConfigurationError, did_you_mean
 
 
 def load_callable(reference: str, *, where: str) -> Callable[..., Any]:
-    """Import what ``reference`` names; ``where`` says who asks, for example ``"environment factory"``.
+    """Import the object that ``reference`` names. ``where`` is for messages, such as ``"environment factory"``.
 
     Modules are found as Python finds them: installed, or in a folder on ``PYTHONPATH``, where ``rlsrl run`` puts the
     folder of the experiment's YAML.
@@ -54,7 +54,7 @@ def _import(name: str, where: str) -> Any:
 
 
 def _siblings(name: str) -> Iterable[str]:
-    """Names of the modules beside ``name``: in its parent package, or at the top of the import path."""
+    """Return the names of the modules beside ``name``: in its parent package or at the top of the import path."""
     parent, _, _ = name.rpartition(".")
     if not parent:
         return (module.name for module in pkgutil.iter_modules())

@@ -1,4 +1,4 @@
-"""The life cycle that every role shares: configured, started, paused, ended. What a role does is in its subclass."""
+"""The life cycle that all roles share: configure, start, pause, exit. Subclasses do the work of a role."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ class Worker(ABC, Generic[ConfigT]):
     """One role's process, from ``configure`` to the end of ``run``.
 
     ``start``, ``pause`` and ``exit`` may be called from any thread, from a signal handler, and at any time, also before
-    ``configure`` and ``run``. They record the wish and return; ``run`` obeys between two polls. A worker is running
-    after ``start``, not after ``pause``, and exiting for good after ``exit``; it may be neither.
+    ``configure`` and ``run``. They record the command and return; ``run`` obeys between two polls. A worker is
+    running after ``start``, not running after ``pause``, and exiting for good after ``exit``.
 
-    The handles may be overridden: a role whose ``_poll`` waits for something overrides ``pause`` or ``exit`` to wake it
-    as well, and calls ``super()`` first.
+    A role whose ``_poll`` waits overrides ``pause`` or ``exit`` to wake it, and calls ``super()`` first.
 
     Statistics go to the log and to ``report`` when ``frequency`` (default: every 10 seconds) says so after a poll, and
     at a clean end.
@@ -59,36 +58,31 @@ class Worker(ABC, Generic[ConfigT]):
         self._exiting = False
         self._adopted: deque[ConfigT] = deque(maxlen=1)
         # A condition is not safe in a signal handler (it may interrupt a thread between its check and its wait);
-        # SimpleQueue.put is. Each command leaves one token; whoever waits takes tokens and looks again.
+        # SimpleQueue.put is. Each command puts one token; the waiting thread takes a token and checks the state again.
         self._commands: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._tally = _Tally(self._clock.monotonic())
 
     @property
-    def running(self) -> bool:
-        """Whether ``start`` was called later than ``pause``."""
-        return self._running
-
-    @property
     def exiting(self) -> bool:
-        """Whether ``exit`` was called; it stays so."""
+        """Whether ``exit`` was called."""
         return self._exiting
 
     @property
     def done(self) -> bool:
-        """Whether the role's work is complete for good, so that nobody should take this worker's place."""
+        """Whether the role's work is complete, so that this worker needs no successor."""
         return self.result is not None
 
     @property
     def result(self) -> Mapping[str, Any] | None:
-        """What the role's work came to once it is complete for good, as JSON has it; None before."""
+        """The result of the role's work as a JSON value, or None while it is not complete."""
         return None
 
     def configure(self, config: ConfigT) -> None:
         """Build what the role needs, once, in the thread that will call ``run``. Does nothing when already exiting.
 
         Raises:
-            Whatever ``_configure`` raises; it cleans up what it had built, as a constructor does.
-            RuntimeError: the worker is configured. Another config is another worker.
+            Any error of ``_configure``, which closes what it had built.
+            RuntimeError: the worker is configured already. Another config needs another worker.
         """
         if self._configured:
             raise RuntimeError(f"{type(self).__name__} is already configured")
@@ -98,8 +92,9 @@ class Worker(ABC, Generic[ConfigT]):
         self._configured = True
 
     def adopt(self, config: ConfigT) -> None:
-        """Go on with ``config``, which differs from the one before in live settings alone. From any thread: ``run``
-        obeys between two polls, and takes the newest.
+        """Use ``config``, which may differ only in live settings. Thread-safe.
+
+        ``run`` takes the newest one between two polls.
         """
         self._adopted.append(config)
 
@@ -157,7 +152,7 @@ class Worker(ABC, Generic[ConfigT]):
             self._log_statistics()
 
     def _wait_until_running(self) -> bool:
-        """Wait while paused; whether to poll (else: to end)."""
+        """Wait while paused; return whether to poll, or else to end."""
         if self._running and not self._exiting:
             return True
         begin = self._clock.monotonic()
@@ -187,20 +182,20 @@ class Worker(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def _configure(self, config: ConfigT) -> None:
-        """Build the role's parts from its resolved config. If it raises it leaves nothing open."""
+        """Build the role's parts from its resolved config. It must leave nothing open if it raises."""
 
     @abstractmethod
     def _poll(self) -> PollResult:
-        """Do one round of work. Waits for work at most a moment, or for something that ``exit`` wakes."""
+        """Do one round of work. It may wait a moment, or for something that ``exit`` wakes."""
 
     def _adopt(self, config: ConfigT) -> None:
-        """Go on with other values of live settings."""
+        """Use new values of live settings."""
 
     def _shutdown(self) -> None:
-        """Close what ``_configure`` built: stop and join threads, flush, give back. Called once, whatever failed."""
+        """Close what ``_configure`` built: stop and join threads, flush, release. Called once, also after a failure."""
 
     def _stats(self) -> Mapping[str, float]:
-        """The role's own statistics since the last call."""
+        """Return the role's own statistics since the last call."""
         return {}
 
 

@@ -1,7 +1,7 @@
 """The entry point of every worker process: ``python -m rlsrl.workers --role ROLE --config FILE``.
 
-Finds its place in the roster, configures the role's worker and runs it. Exit codes: 0 the work is done or an end was
-asked for, 2 the experiment cannot run as written (starting again would not help), 1 anything else.
+Joins the experiment, configures the role's worker and runs it. Exit codes: 0 the work is done or the worker was told to
+exit; 2 the experiment cannot run as written, so a restart does not help; 1 any other error.
 """
 
 from __future__ import annotations
@@ -40,22 +40,21 @@ from rlsrl.runtime.worker import Worker
 from rlsrl.workers.context import WorkerContext
 
 JOIN_SECONDS = 120.0
-"""How long a worker waits for a coordinator; then it exits and is started again."""
+"""Seconds that a worker waits for a coordinator. Then it exits and is restarted."""
 
 RESULT_VARIABLE = "RLSRL_RESULT_FILE"
-"""Environment variable with the path of the file that says that the run is done, and what it came to: a container's
-termination message."""
+"""Environment variable with the path for the result of a finished run: the container's termination message."""
 DONE = "done"
 MakeWorker = Callable[[WorkerContext], Worker[Any]]
 
 
 def main() -> int:
-    """Run one worker to its end; returns the exit code."""
+    """Run one worker to its end; return the exit code."""
     arguments = _arguments()
     if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
         die_with_parent(int(parent))
     raise_open_files_limit()
-    # The controller ends workers, not the terminal: a Ctrl-C that reaches the whole group is not for them.
+    # The controller ends workers. Ctrl-C in the terminal reaches the whole process group, and must not end them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         config = _read_config(arguments.role, arguments.config)
@@ -80,10 +79,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _read_config(role: str, path: Path) -> RoleConfig:
-    """What the role is told.
+    """Return the role's config.
 
     Raises:
-        ConfigurationError: the file cannot be read, or holds something else; every fault on one line.
+        ConfigurationError: the file cannot be read or is invalid; the text names every fault, on one line.
     """
     try:
         return role_named(role).config.from_json(path.read_bytes())
@@ -91,7 +90,7 @@ def _read_config(role: str, path: Path) -> RoleConfig:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, each['loc'])) or 'the document'}: {each['msg']}" for each in error.errors())
-        raise ConfigurationError(f"{path} is no config of the {role}: {'; '.join(faults)}") from error
+        raise ConfigurationError(f"{path} is not a config of the {role}: {'; '.join(faults)}") from error
 
 
 def _coordinate(config: CoordinatorConfig) -> None:
@@ -111,14 +110,14 @@ def _coordinate(config: CoordinatorConfig) -> None:
 
 
 class _Process:
-    """A worker that has a place in the roster, and what the coordinator commands it."""
+    """A worker's process: it joins, obeys the coordinator's commands and leaves."""
 
     def __init__(self, arguments: argparse.Namespace, config: RoleConfig) -> None:
         self._arguments = arguments
         self._config = config
         self._lock = threading.Lock()
         self._early: list[Command] = []
-        """Commands that came before there was a worker."""
+        """Commands that arrived before the worker was made."""
         self._worker: Worker[Any] | None = None
         self._join_session: JoinSession | None = None
         self._configured = False
@@ -140,7 +139,7 @@ class _Process:
             endpoints = {"metrics": "{}:{}".format(*server.address)}
             if self._config.serves_at is not None:
                 endpoints[STREAMS] = own_address(self._config.serves_at)
-            # Imported while the coordinator, too, is starting: with torch that takes a second.
+            # Imported before joining, while the coordinator starts as well: importing torch takes a second.
             make_worker = _import_worker(self._arguments.role)
             join_session = self._join_session = JoinSession.join(
                 self._config.coordinator_address,
@@ -157,7 +156,7 @@ class _Process:
             )
             reason = "failed"
             try:
-                self._config = self._told(join_session)
+                self._config = self._with_live_settings(join_session)
                 self._work(self._context(join_session, metrics, tls), make_worker)
                 reason = "exit"
             finally:
@@ -194,7 +193,7 @@ class _Process:
         context.log.info("configuring", incarnation=context.incarnation, attempt=context.attempt, pid=os.getpid())
         worker.configure(self._config)
         with self._lock:
-            # A command that came meanwhile is not overruled.
+            # Do not overrule a command that arrived meanwhile.
             context.join_session.report(state=WorkerState.RUNNING if worker.is_running else WorkerState.PAUSED)
             self._configured = True
         self._on_settings()
@@ -215,16 +214,16 @@ class _Process:
                 self._obey(self._worker, command)
 
     def _on_settings(self) -> None:
-        """Hand on what was told, as soon as there is somebody to take it."""
+        """Pass new live settings to the worker, once it is configured."""
         with self._lock:
             if not self._configured or self._worker is None or self._join_session is None:
                 return
-            if (told := self._told(self._join_session)) != self._config:
-                self._config = told
-                self._worker.adopt(told)
+            if (config := self._with_live_settings(self._join_session)) != self._config:
+                self._config = config
+                self._worker.adopt(config)
 
-    def _told(self, join_session: JoinSession) -> RoleConfig:
-        """The config with the settings of the moment; as it is where those are none of ours."""
+    def _with_live_settings(self, join_session: JoinSession) -> RoleConfig:
+        """Return the config with the newest live settings, or unchanged if they do not fit."""
         try:
             return with_settings(self._config, join_session.settings)
         except (KeyError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a worker process is: who it is in the experiment, and what every worker uses."""
+"""The context of a worker process: its identity in the experiment and what every worker uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlsrl.runtime.metrics import LedgerCollector, Metrics
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """Handed to each worker by the entry point, ``rlsrl.workers.__main__``."""
+    """Passed to each worker by the entry point, ``rlsrl.workers.__main__``."""
 
     role: str
     index: int
@@ -40,17 +40,17 @@ class WorkerContext:
     join_session: JoinSession
     ledger_folder: Path
     _waiting_seconds: dict[str, Counter] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By reason: to look a label up takes longer than many a wait."""
+    """By reason. A lookup of the label takes longer than many waits."""
 
     @property
     def directory(self) -> Directory:
-        """Finds the workers that this one talks to."""
+        """The directory that finds the workers that this one connects to."""
         return Directory(self.join_session.address_of)
 
     def open_ledger_page(self) -> LedgerPage:
-        """This worker's ledger page, shown among its metrics and to the coordinator.
+        """Open this worker's ledger page, and send it with metrics and heartbeats.
 
-        Where the page of the life before is gone it begins on the copy that the coordinator kept.
+        If the page of the life before is lost, it starts from the coordinator's copy.
 
         Raises:
             LedgerError: another process writes it, or it is damaged.
@@ -65,27 +65,27 @@ class WorkerContext:
         return page
 
     def count_unauthenticated(self) -> None:
-        """A call without the token was refused."""
+        """Count a call that was refused because it had no valid token."""
         self.metrics.strangers_refused.labels(kind="call").inc()
 
     def report_stats(self, stats: Mapping[str, float]) -> None:
-        """Send the newest statistics up the Join stream."""
+        """Send the newest statistics to the coordinator."""
         self.join_session.report(stats=stats)
 
     def report_version(self, version: Version) -> None:
-        """Say which version this worker made or acts with."""
+        """Report the version that this worker made or acts with."""
         self.join_session.report(version=version)
         self.metrics.version_attempt.set(version.attempt)
         self.metrics.version_step.set(version.step)
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
-        """Count work that was done by its stages, and show it."""
+        """Attribute seconds of work, which is done already, to stages."""
         self.join_session.spent(seconds)
-        for stage, each in seconds.items():
-            self.metrics.working_seconds.labels(stage=stage).inc(each)
+        for stage, spent in seconds.items():
+            self.metrics.working_seconds.labels(stage=stage).inc(spent)
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Count the time spent in the body as waiting for ``what``, and show it meanwhile."""
+        """Count the time spent in the body as waiting for ``what``, and report the wait meanwhile."""
         counter = self._waiting_seconds.get(what)
         if counter is None:
             counter = self._waiting_seconds[what] = self.metrics.waiting_seconds.labels(reason=what)
@@ -93,7 +93,7 @@ class WorkerContext:
 
 
 class _Wait:
-    """One wait. Actors wait up to some thousand times a second: ``contextlib.contextmanager`` takes twice as long."""
+    """One wait. Actors wait thousands of times a second, and ``contextlib.contextmanager`` takes twice as long."""
 
     __slots__ = ("_began", "_clock", "_counter", "_join_session", "_what")
 

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, as far as scalars need them.
+"""Writes and reads TensorBoard's event files, with scalars only.
 
 The format is small: length-prefixed records with checksums, each a protobuf ``Event``. The package that writes it
 (tensorboardX) imports torch wherever torch is installed, which the coordinator must not; so the bytes are made here,
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _SUFFIX = ".rlsrl"
-"""End of our files' names: others in the folder are not ours to read."""
+"""The end of the names of our files. Other files in the folder are not read."""
 
 # Event: wall_time = 1 (double), step = 2 (varint), file_version = 3, summary = 5, session_log = 7.
 # Summary: value = 1. Value: tag = 1, simple_value = 2 (float). SessionLog: status = 1 (varint), START = 1.
@@ -27,7 +27,7 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, *, now: float) -> None:
-        """Begin a file in ``folder``, which is made if need be; ``now`` in Unix seconds.
+        """Create a file in ``folder``, and the folder if it is absent; ``now`` in Unix seconds.
 
         Raises:
             OSError: the folder cannot be written.
@@ -47,11 +47,11 @@ class EventFile:
         self._file.write(_record(_event(wall_time, step, 5, values)))
 
     def write_restart(self, step: int, wall_time: float) -> None:
-        """Say that training goes on from before ``step``: TensorBoard forgets what it had from there on."""
+        """Record that training resumes before ``step``: TensorBoard drops the earlier values from there on."""
         self._file.write(_record(_event(wall_time, step, 7, _SESSION_START)))
 
     def flush(self) -> None:
-        """Give everything to the operating system: a kill cannot take it then."""
+        """Pass everything to the operating system, where a kill of this process cannot lose it."""
         self._file.flush()
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class EventFile:
 
 
 def count_scalar_events(folder: Path) -> int:
-    """How many ``write_scalars`` the folder's files hold whole."""
+    """Return the number of complete ``write_scalars`` in the folder's files."""
     return sum(1 for path in _event_files(folder) for payload in _payloads(path.read_bytes()) if _kind_of(payload) == 5)
 
 
@@ -69,7 +69,7 @@ def _event_files(folder: Path) -> list[Path]:
 
 
 def _payloads(data: bytes) -> Iterator[memoryview]:
-    """The records of a file, but for one that a kill cut short."""
+    """Yield the records of a file, without one that a kill cut short."""
     view, position = memoryview(data), 0
     while position + 16 <= len(data):
         (length,) = struct.unpack_from("<Q", data, position)
@@ -80,7 +80,7 @@ def _payloads(data: bytes) -> Iterator[memoryview]:
 
 
 def _kind_of(payload: memoryview) -> int:
-    """Which field stands behind wall time and step in an event of ours."""
+    """Return the field that follows wall time and step in one of our events."""
     position = 10
     while payload[position] & 0x80:
         position += 1
@@ -122,7 +122,7 @@ def _record(payload: bytes) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, masked as in TFRecord: a checksum of data that holds checksums must not be weak."""
+    """Return CRC-32C, masked as in TFRecord, because the data contains checksums itself."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8

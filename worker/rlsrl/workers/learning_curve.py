@@ -25,7 +25,7 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 @dataclass(frozen=True, kw_only=True)
 class CurveRow:
-    """One row of the learning curve, and who sent it."""
+    """One row of the learning curve, and its sender."""
 
     step: int
     wall: float
@@ -35,12 +35,12 @@ class CurveRow:
     index: int
     attempt: int
     instance: str
-    """UUID of the sender's life."""
+    """UUID of the sending process."""
     sequence: int
-    """The sender's count of rows."""
+    """The sender's number of the row."""
 
     def to_line(self) -> bytes:
-        """One line of JSON. What JSON cannot hold stands as a string: ``"nan"``, ``"inf"``, ``"-inf"``."""
+        """Return one line of JSON. Values that JSON lacks are strings: ``"nan"``, ``"inf"``, ``"-inf"``."""
         value = asdict(self)
         value["scalars"] = {
             name: scalar if math.isfinite(scalar) else str(scalar) for name, scalar in self.scalars.items()
@@ -49,7 +49,7 @@ class CurveRow:
 
     @classmethod
     def from_line(cls, line: bytes) -> Self:
-        """Read what ``to_line`` wrote.
+        """Read a line of ``to_line``.
 
         Raises:
             TypeError, ValueError: it did not write this.
@@ -63,7 +63,7 @@ class LearningCurve:
     """Appends rows, each once. One thread uses it."""
 
     def __init__(self, folder: Path, *, now: float, log: structlog.stdlib.BoundLogger) -> None:
-        """Open the files in ``folder`` at ``now`` (Unix seconds), and mend what a kill left.
+        """Open the files in ``folder`` at ``now`` (Unix seconds), and repair what a kill left.
 
         Raises:
             OSError: the folder cannot be written.
@@ -88,7 +88,7 @@ class LearningCurve:
             raise
 
     def append(self, rows: Sequence[CurveRow]) -> int:
-        """Keep the rows that are new, in order; returns how many. When it returns, a kill cannot take them.
+        """Append the new rows in order; return how many. After that a kill cannot lose them.
 
         Raises:
             OSError: the disk failed or is full; none of the rows is kept.
@@ -132,7 +132,7 @@ class LearningCurve:
         self._events.write_scalars(row.step, row.wall, row.scalars)
 
     def _note_attempt(self, row: CurveRow) -> None:
-        """Only trainers have attempts, counted from 1: other roles' rows say nothing of them."""
+        """Only trainers have attempts, which count from 1. Rows of other roles do not change the attempt."""
         self._attempt = row.attempt or self._attempt
 
     def _mark(self, row: CurveRow) -> None:
@@ -148,7 +148,7 @@ class LearningCurve:
 
 
 def _cut_torn_line(descriptor: int, block: int = 65536) -> int:
-    """Cut what a killed writer left behind the last whole line; returns the size that remains."""
+    """Cut the incomplete line that a killed writer left; return the remaining size."""
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - block)

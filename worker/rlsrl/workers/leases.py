@@ -1,8 +1,8 @@
-"""Who holds which index of a role, and for how long. Pure: the coordinator tells it the time and keeps its document.
+"""Leases of indices: which process holds which index of a role, and until when. Pure.
 
-A worker's identity in the experiment is (role, index, incarnation): its seeds, its environments and the consumer's
-duplicate detection derive from it, so two processes must never have the same. Each NEW lease of an index raises the
-index's incarnation; the instance that holds a lease may claim it again for as long as nobody else was given the index.
+A worker's identity in the experiment is (role, index, incarnation). Its seeds, its environments and the detection of
+duplicates derive from it, so two processes must never share one. Each new lease of an index raises the index's
+incarnation. The instance that held a lease may claim it again until another instance gets the index.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, Self
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a worker asks for when it joins."""
+    """A worker's request when it joins."""
 
     role: str
     instance: str
     """UUID of the process's life."""
     index: int | None = None
-    """With an incarnation: the lease it was given before. Without: the index it must have, as a trainer's rank. None:
-    the lowest free one."""
+    """With an incarnation: the index of an earlier lease. Without: the index that it must have, a trainer's rank.
+    None: the lowest free index."""
     incarnation: int | None = None
     attempt: int = 0
-    """The trainer gang's attempt; 0 for other roles. Claims of an older attempt than the role has seen are refused."""
+    """The trainer gang's attempt; 0 for other roles. Claims of an older attempt are refused."""
     process: str = ""
-    """The name of the process (see ``rlsrl.runtime.identity``): of two instances with one name the earlier is dead."""
+    """The name of the process (``rlsrl.runtime.identity``). Of two instances with one name the earlier is dead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +40,21 @@ class Lease:
     attempt: int
     process: str
     held: bool = True
-    """False once it was given back or ran out: the index is free, and the incarnation will not come again."""
+    """False once the lease was released or expired: the index is free, and the incarnation is not used again."""
     heard_at: float
-    """When the holder last gave a sign of life, in seconds on the coordinator's clock."""
+    """The time of the holder's last message, in seconds on the coordinator's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Not now: ask again once an index of the role is free."""
+    """No index is free: claim again when one is."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRefusal:
-    """Never: asking again will not help."""
+    """The claim is invalid: claiming again does not help."""
 
     reason: str
 
@@ -63,11 +63,11 @@ class Leases:
     """The leases of all roles."""
 
     def __init__(self, *, lease_seconds: float, capacity: Mapping[str, int]) -> None:
-        """An empty roster.
+        """Start without leases.
 
         Args:
-            lease_seconds: silence after which an index is free for others.
-            capacity: how many indices each role has; claims of other roles are refused.
+            lease_seconds: silence after which a lease expires.
+            capacity: the number of indices of each role. Claims of other roles are refused.
         """
         self._lease_seconds = lease_seconds
         self._capacity = dict(capacity)
@@ -80,26 +80,26 @@ class Leases:
 
     @property
     def capacity(self) -> Mapping[str, int]:
-        """How many workers each role has when all are there."""
+        """The number of indices of each role."""
         return self._capacity
 
     def resize(self, capacity: Mapping[str, int]) -> None:
-        """Roles have another number of indices from now on. Who holds one beyond it keeps it until it leaves."""
+        """Change the number of indices of the roles. A holder of an index beyond it keeps it until it leaves."""
         self._capacity = dict(capacity)
 
     @property
     def holders(self) -> tuple[Lease, ...]:
-        """The leases that are held, by role and index."""
+        """The leases that are held, in the order of role and index."""
         return tuple(self._leases[key] for key in sorted(self._leases) if self._leases[key].held)
 
     def holder(self, instance: str) -> Lease | None:
-        """The lease that instance holds."""
+        """Return the lease that the instance holds, or None."""
         return next((lease for lease in self._leases.values() if lease.held and lease.instance == instance), None)
 
     def lease(self, claim: Claim, now: float) -> Lease | Wait | LeaseRefusal:
-        """Decide on a claim. The caller makes ``to_json`` durable before it tells the worker of a lease.
+        """Decide on a claim. The caller must make ``to_json`` durable before it sends a lease to the worker.
 
-        Asking twice is harmless: the instance that holds a lease is given the same again.
+        A holder that claims again gets the same lease.
         """
         if claim.role not in self._capacity:
             return LeaseRefusal(reason=f"this experiment has no {claim.role!r}, only {', '.join(self.roles)}")
@@ -107,31 +107,31 @@ class Leases:
         if claim.attempt < seen:
             return LeaseRefusal(reason=f"{claim.role} attempt {claim.attempt} was succeeded by attempt {seen}")
         if (held := self.holder(claim.instance)) is not None:
-            return self._again(held, claim, now)
-        self._bury(claim)
+            return self._claim_held(held, claim, now)
+        self._release_predecessor(claim)
         if claim.index is None:
-            return self._lowest_free(claim, now)
+            return self._claim_lowest_free(claim, now)
         if claim.incarnation is not None:
             return self._reclaim(claim, claim.index, claim.incarnation, now)
-        return self._fixed(claim, claim.index, now)
+        return self._claim_index(claim, claim.index, now)
 
     def heartbeat(self, instance: str, now: float) -> bool:
-        """The instance is alive. False if it holds no lease (any more): it has to claim it again."""
+        """Renew the instance's lease; return False if it holds none and has to claim again."""
         if (lease := self.holder(instance)) is None:
             return False
         self._put(replace(lease, heard_at=now))
         return True
 
     def release(self, instance: str) -> Lease | None:
-        """The instance left or is known to be dead: its index is free. Returns what it held."""
+        """End the instance's lease and return it, or None. Call it for a worker that left or died."""
         if (lease := self.holder(instance)) is not None:
             self._put(replace(lease, held=False))
         return lease
 
     def expire(self, now: float, listening_since: float) -> tuple[Lease, ...]:
-        """Free the leases whose holders were silent for ``lease_seconds``; returns them.
+        """End the leases whose holders were silent for ``lease_seconds``, and return them.
 
-        Time before ``listening_since`` does not count: nobody was there to hear the holders then.
+        Time before ``listening_since`` does not count: the coordinator was not listening.
         """
         silent = tuple(
             lease for lease in self.holders if now - max(lease.heard_at, listening_since) > self._lease_seconds
@@ -141,7 +141,7 @@ class Leases:
         return silent
 
     def to_json(self) -> dict[str, Any]:
-        """What must outlive the coordinator, as a JSON value that ``from_json`` reads back."""
+        """Return a JSON value that ``from_json`` reads."""
         roles: dict[str, dict[str, Any]] = {}
         for role, index in sorted(self._leases):
             lease = self._leases[role, index]
@@ -158,10 +158,10 @@ class Leases:
     def from_json(
         cls, value: Mapping[str, Any], *, lease_seconds: float, capacity: Mapping[str, int], now: float
     ) -> Self:
-        """The roster a coordinator left behind; its holders count as heard of ``now``.
+        """Return the leases that an earlier coordinator wrote. Their holders count as heard at ``now``.
 
         Raises:
-            KeyError, TypeError, ValueError: the value is no roster.
+            KeyError, TypeError, ValueError: the value is not such a document.
         """
         roster = cls(lease_seconds=lease_seconds, capacity=capacity)
         for role, leases in value["roles"].items():
@@ -180,13 +180,13 @@ class Leases:
                 )
         return roster
 
-    def _bury(self, claim: Claim) -> None:
-        """Free what the claimant's predecessor held, in the same place and by now dead."""
+    def _release_predecessor(self, claim: Claim) -> None:
+        """End the lease of the earlier process of the same name, which is dead."""
         for lease in self.holders if claim.process else ():
             if (lease.role, lease.process) == (claim.role, claim.process):
                 self._put(replace(lease, held=False))
 
-    def _again(self, held: Lease, claim: Claim, now: float) -> Lease | LeaseRefusal:
+    def _claim_held(self, held: Lease, claim: Claim, now: float) -> Lease | LeaseRefusal:
         same = claim.role == held.role and claim.index in (None, held.index)
         if not same or claim.incarnation not in (None, held.incarnation):
             return LeaseRefusal(
@@ -194,14 +194,14 @@ class Leases:
             )
         return self._put(replace(held, heard_at=now))
 
-    def _lowest_free(self, claim: Claim, now: float) -> Lease | Wait:
+    def _claim_lowest_free(self, claim: Claim, now: float) -> Lease | Wait:
         taken = {lease.index for lease in self._of(claim.role) if lease.held}
         index = next(index for index in range(len(taken) + 1) if index not in taken)
         if index >= self._capacity[claim.role]:
             return Wait(reason=f"every {claim.role} index is held")
         return self._new(claim, index, now)
 
-    def _fixed(self, claim: Claim, index: int, now: float) -> Lease | Wait | LeaseRefusal:
+    def _claim_index(self, claim: Claim, index: int, now: float) -> Lease | Wait | LeaseRefusal:
         if not 0 <= index < self._capacity[claim.role]:
             return LeaseRefusal(reason=f"{claim.role} indices are below {self._capacity[claim.role]}; {index} is not")
         before = self._leases.get((claim.role, index))
@@ -210,12 +210,12 @@ class Leases:
         return self._new(claim, index, now)
 
     def _reclaim(self, claim: Claim, index: int, incarnation: int, now: float) -> Lease | LeaseRefusal:
-        """The instance says it was given this lease before; so it was, unless somebody else has had it since."""
+        """Return the lease that the instance had, unless another instance got the index since."""
         before = self._leases.get((claim.role, index))
-        mine = before is not None and (before.instance, before.incarnation) == (claim.instance, incarnation)
-        forgotten = before is None or (before.incarnation < incarnation and not before.held)
-        if not (mine or forgotten):
-            assert before is not None, "an index nobody had is forgotten"
+        was_holder = before is not None and (before.instance, before.incarnation) == (claim.instance, incarnation)
+        unknown = before is None or (before.incarnation < incarnation and not before.held)
+        if not (was_holder or unknown):
+            assert before is not None, "an index without a lease is unknown"
             return LeaseRefusal(
                 reason=f"{claim.role} {index} was given to another process (incarnation {before.incarnation}) "
                 f"since this one (incarnation {incarnation}) was last heard of"

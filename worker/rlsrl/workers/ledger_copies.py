@@ -1,7 +1,7 @@
-"""Copies of all workers' ledger pages, as the coordinator keeps them: a page goes with its pod, its copy does not.
+"""The coordinator's copies of all workers' ledger pages. A page is lost with its pod; its copy is not.
 
-Every heartbeat brings its worker's page. Whoever is next at an index begins on the copy where the page itself is gone,
-and the books of the run are drawn up from the copies. Pure: the coordinator stores the document.
+Every heartbeat brings the page of its worker. The next worker at an index starts from the copy if the page is lost. The
+run's ledger is computed from the copies. Pure: the coordinator stores the document.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from rlsrl.runtime.ledger import CHAIN, PageRecord, balance
 
 
 class LedgerCopies:
-    """The newest known page of each index. An index of which nothing is known has an empty one."""
+    """The newest known page of each index. An index without one has an empty page."""
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
-        """Nothing is known yet; ``capacity`` says how many indices each role has."""
+        """Start with empty pages. ``capacity`` is the number of indices of each role."""
         self._pages = {
             (role, index): PageRecord(role=role, index=index)
             for role in CHAIN
@@ -25,22 +25,22 @@ class LedgerCopies:
         }
 
     def put(self, page: PageRecord) -> None:
-        """A worker showed its page; one of a former life is passed over."""
+        """Store a worker's page. A page of an earlier life is ignored."""
         before = self._pages.get((page.role, page.index))
         if before is None or before.incarnation <= page.incarnation:
             self._pages[page.role, page.index] = page
 
     def get(self, role: str, index: int) -> PageRecord | None:
-        """What the last life at that index had on its page, as far as is known; None if nothing is."""
+        """Return the last known page at that index, or None."""
         page = self._pages.get((role, index))
         return page if page is not None and page.lives else None
 
     def books(self, present: Iterable[str]) -> dict[str, Any]:
-        """The run's ledger, ``present`` being the roles of workers that are there. See ``Balance.judge``."""
+        """Return the run's ledger (see ``Balance.judge``). ``present`` are the roles of the present workers."""
         return balance(self._pages.values(), ended=not {*CHAIN}.intersection(present), copies=True).to_checked_json()
 
     def to_json(self) -> dict[str, Any]:
-        """What must outlive the coordinator, as a JSON value that ``restore`` reads."""
+        """Return a JSON value that ``restore`` reads."""
         roles: dict[str, dict[str, str]] = {}
         for (role, index), page in sorted(self._pages.items()):
             if page.lives:
@@ -48,10 +48,10 @@ class LedgerCopies:
         return {"pages": roles}
 
     def restore(self, value: Mapping[str, Any]) -> Self:
-        """Put what an earlier coordinator kept.
+        """Store the pages that an earlier coordinator wrote.
 
         Raises:
-            AttributeError, KeyError, TypeError, ValueError, LedgerError: the value is no such document.
+            AttributeError, KeyError, TypeError, ValueError, LedgerError: the value is not such a document.
         """
         for role, pages in value["pages"].items():
             for index, page in pages.items():

@@ -1,4 +1,4 @@
-"""What ``/status`` says of an experiment: one JSON object, built from what the workers last reported. Pure."""
+"""Builds the status document of an experiment, one JSON object, from the last reports of its workers. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlsrl.runtime.coordination import WorkerState
 from rlsrl.workers.ledger_copies import LedgerCopies
 
 RunPhase = Literal["starting", "training", "paused", "recovering", "finished"]
-"""Where the experiment stands: before its first training step; training; told to pause; without a trainer that it had;
-at its end."""
+"""starting: before the first training step; paused: by a command; recovering: its trainers are gone; finished: its work
+is complete."""
 
 STALE_HEARTBEATS = 3
-"""A worker that is silent for longer than this many heartbeats is shown as stale; its lease runs out later."""
+"""A worker is shown as stale after this many heartbeats of silence. Its lease expires later."""
 TOTALS = ("env_steps", "train_steps", "env_steps_per_second", "return_mean", "policy_lag", "unstored_versions")
-"""Statistics of trainer rank 0 that speak for the experiment."""
+"""Statistics of trainer rank 0 that are shown for the experiment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class MemberReport:
     version: Version | None = None
     records_dropped: int = 0
     activity: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the last seconds, by what was done or waited for (``rlsrl.runtime.activity``)."""
+    """Shares of the last seconds, by activity (``rlsrl.runtime.activity``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,31 +48,31 @@ class Member:
     endpoints: Mapping[str, str]
     report: MemberReport
     heard_at: float
-    """When it last gave a sign of life, in seconds on the coordinator's clock."""
+    """The time of its last message, in seconds on the coordinator's clock."""
     present: bool
     """Whether it holds its lease."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentInfo:
-    """What the coordinator knows apart from its members."""
+    """What the coordinator knows of the experiment beside its members."""
 
     name: str
     run_uid: str
     heartbeat_seconds: float
     endpoints: Mapping[str, str]
-    """Where the coordinator itself serves what."""
+    """The coordinator's own addresses, by what they serve."""
     done: bool
-    """Whether trainer rank 0 said that its work is complete."""
+    """Whether trainer rank 0 has reported that its work is complete."""
 
 
 def build_status(
     experiment: ExperimentInfo, members: Iterable[Member], copies: LedgerCopies, now: float
 ) -> dict[str, Any]:
-    """The status document.
+    """Return the status document.
 
-    ``members`` holds for each (role, index) the one that was there last, present or gone. Gone ones are not listed;
-    they count for the phase, and their ``copies`` in the ledger, since what they counted stays true.
+    ``members`` has the newest worker of each (role, index), present or gone. Gone workers are not listed. They count
+    for the phase, and their ``copies`` count in the ledger, because the counts stay true.
     """
     everyone = sorted(members, key=lambda member: (member.role, member.index))
     present = [member for member in everyone if member.present]
@@ -91,7 +91,7 @@ def build_status(
 
 
 def derive_phase(members: Iterable[Member], *, done: bool) -> RunPhase:
-    """The phase, from the trainers' states."""
+    """Return the phase that follows from the trainers' states."""
     if done:
         return "finished"
     trainers = [member for member in members if member.role == TRAINER]
@@ -136,5 +136,5 @@ def _text(version: Version | None) -> str | None:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity."""
+    """Return None for NaN and infinity, which JSON lacks."""
     return value if value is not None and math.isfinite(value) else None

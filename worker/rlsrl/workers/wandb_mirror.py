@@ -1,4 +1,4 @@
-"""The coordinator's end of wandb: starts the process that writes there, tells it of new rows, and survives it."""
+"""The coordinator's side of wandb: starts the process that writes to wandb, signals new rows, and survives its end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlsrl.runtime.process import worker_environment
 from rlsrl.workers.wandb_process import NOT_INSTALLED, Options
 
 MAX_FAILURES = 3
-"""Failures after which the rest of the coordinator's life goes without wandb."""
+"""Failures after which this coordinator goes on without wandb."""
 CLOSE_SECONDS = 8.0
-"""How long wandb may take at the end; within what a coordinator that is asked to exit has."""
+"""Seconds that wandb may take at the end, within the coordinator's grace period."""
 
 
 class WandbMirror:
@@ -35,7 +35,7 @@ class WandbMirror:
         self._start()
 
     def poll(self, *, new_rows: bool) -> None:
-        """See to the process, and tell it if there are new rows to read."""
+        """Restart the process if it has ended, and signal new rows."""
         process = self._process
         if process is None:
             return
@@ -80,7 +80,7 @@ class WandbMirror:
         self._process = process
 
     def _drop(self, process: subprocess.Popen[bytes]) -> None:
-        """The end of its input tells the process to finish."""
+        """End the input of the process, which then finishes."""
         assert process.stdin is not None, "it is a pipe"
         process.stdin.close()
         self._process = None

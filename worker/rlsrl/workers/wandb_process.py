@@ -24,14 +24,14 @@ from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
 from rlsrl.workers.learning_curve import METRICS_FILE, CurveRow
 
 NOT_INSTALLED = 2
-"""Exit code where starting again does not help."""
+"""Exit code of a failure that a restart does not cure."""
 STEP = "train_step"
-"""What wandb draws everything over: a row's own step, since a run that resumes goes back, which wandb's cannot."""
+"""wandb's x axis: the row's own step. wandb's step cannot go back, as a run that resumes does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the process is told."""
+    """The options of the process."""
 
     project: str
     entity: str | None
@@ -39,17 +39,17 @@ class Options:
     experiment: str
     """The run's name at wandb."""
     run_uid: str
-    """The run's identity at wandb: a run that resumes goes on under it."""
+    """The run's identity at wandb, which a resumed run keeps."""
     folder: str
     """The run's folder; wandb's own files are in ``wandb/`` there."""
 
     def to_json(self) -> str:
-        """A JSON object that ``from_json`` reads back."""
+        """Return a JSON object that ``from_json`` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what ``to_json`` wrote."""
+        """Read an object of ``to_json``."""
         return cls(**json.loads(text))
 
 
@@ -57,12 +57,12 @@ class Follower:
     """Reads a learning curve that grows."""
 
     def __init__(self, path: Path) -> None:
-        """Begin at its beginning; it need not be there yet."""
+        """Begin at the first row. The file may be absent still."""
         self._path = path
         self._offset = 0
 
     def new_rows(self) -> Iterator[CurveRow]:
-        """The rows that are new since the last call, so far as they were taken; none but whole lines."""
+        """Yield the rows that are new since the last call, from complete lines only."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class Follower:
 
 
 def num_rows_written(folder: Path, run_uid: str) -> int:
-    """How many rows former lives have put into wandb's files.
+    """Return the number of rows that earlier lives wrote to wandb's files.
 
     wandb collects what it is given in blocks and loses the last one if it is killed, so only its files can tell.
     """
@@ -92,7 +92,7 @@ def num_rows_written(folder: Path, run_uid: str) -> int:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """The whole records of a file of wandb's, as far as a kill left them."""
+    """Yield the complete records of one of wandb's files, up to one that a kill cut short."""
     from wandb.sdk.internal.datastore import DataStore
 
     store = DataStore()
@@ -104,7 +104,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 
 def begin_run(wandb: Any, options: Options) -> Any:
-    """The wandb run, new or gone on with; nothing of the machine, its processes or the code is sent along."""
+    """Return the wandb run, new or resumed. It gets no data of the machine, its processes or the code."""
     settings = wandb.Settings(
         console="off",
         silent=True,
@@ -130,7 +130,7 @@ def begin_run(wandb: Any, options: Options) -> Any:
 
 
 def write_rows(run: Any, rows: Iterable[CurveRow]) -> None:
-    """Hand the rows over."""
+    """Log the rows to the run."""
     for row in rows:
         run.log({STEP: row.step, "attempt": row.attempt, **row.scalars})
 
