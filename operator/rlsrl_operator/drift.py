@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rlsrl_operator.manifests.context import MANAGER
-from rlsrl_operator.manifests.kueue import stepwise
+from rlsrl_operator.manifests.kueue import next_size
 from rlsrl_operator.manifests.types import Manifest
 
 ObjectKey = tuple[str, str]
@@ -41,9 +41,9 @@ class Applied:
     """An object after the operator's last write or check."""
 
     digest: str
-    """Digest of the manifest that was asked for."""
+    """Digest of the manifest that was applied."""
     seen: str
-    """Digest of the parts that the operator owns, see ``sight``."""
+    """Digest of the parts that the operator owns, see ``owned_digest``."""
     version: str
     """The resourceVersion."""
 
@@ -60,7 +60,7 @@ class RefusedWrite:
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """What observe knows of one object. The default is an object that nobody has read."""
+    """What observe knows of one object. The default is an object that was not read."""
 
     is_read: bool = False
     """Whether the object was read. False: it is created without a GET before."""
@@ -92,12 +92,12 @@ def key_of(manifest: Manifest) -> ObjectKey:
 def write_for(wanted: Manifest, child: Child) -> Write | None:
     """Return the write that makes the object match the manifest, or None if it matches."""
     if child.is_unchanged and (wanted.get("immutable") or _is_as_applied(wanted, child)):
-        return None  # The data of an immutable object are decided by whoever creates it.
+        return None  # The data of an immutable object are decided by its creator.
     if wanted["kind"] == "PersistentVolumeClaim":
         return _write_for_claim(wanted, child.found)
     if wanted.get("immutable"):
         return _write_for_immutable(wanted, child)
-    wanted = stepwise(wanted, child.found)
+    wanted = next_size(wanted, child.found)
     return Write(action=action_for(wanted, child.found, child.applied), wanted=wanted, observed=child.found)
 
 
@@ -137,7 +137,7 @@ def action_for(wanted: Manifest, observed: Manifest | None, applied: Applied | N
         return Action.APPLY
     if not is_ours(wanted, observed):
         return Action.NOT_OWNED
-    if applied is None or applied.digest != digest(wanted) or applied.seen != sight(wanted, observed):
+    if applied is None or applied.digest != digest(wanted) or applied.seen != owned_digest(wanted, observed):
         return Action.APPLY
     return Action.KEEP
 
@@ -165,7 +165,7 @@ def is_ours(wanted: Manifest, observed: Manifest, *, by_owner: bool = True) -> b
 def applied(wanted: Manifest, observed: Manifest) -> Applied:
     """Return what to remember of an object that has just been written or checked."""
     version = observed["metadata"]["resourceVersion"]
-    return Applied(digest=digest(wanted), seen=sight(wanted, observed), version=version)
+    return Applied(digest=digest(wanted), seen=owned_digest(wanted, observed), version=version)
 
 
 def digest(value: object) -> str:
@@ -173,7 +173,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def sight(wanted: Manifest, observed: Manifest) -> str:
+def owned_digest(wanted: Manifest, observed: Manifest) -> str:
     """Return a digest of the parts of an object that the operator owns.
 
     A change of metadata does not change ``generation``, so labels, annotations and owners are part of the digest.
@@ -186,7 +186,7 @@ def sight(wanted: Manifest, observed: Manifest) -> str:
     return digest([metadata["uid"], mark, labels, annotations, metadata.get("ownerReferences")])
 
 
-def is_overruled(observed: Manifest) -> bool:
+def has_foreign_fields(observed: Manifest) -> bool:
     """Return whether another field manager has written into spec or data: an apply leaves its additions in place."""
     return any(
         entry.get("manager") != MANAGER
@@ -196,7 +196,7 @@ def is_overruled(observed: Manifest) -> bool:
     )
 
 
-def whole(wanted: Manifest, observed: Manifest) -> Manifest:
+def replacement(wanted: Manifest, observed: Manifest) -> Manifest:
     """Return the object to PUT: spec and data as wanted, metadata and the server's choices as observed."""
     metadata = {name: value for name, value in observed["metadata"].items() if name != "managedFields"}
     metadata["labels"] = {**metadata.get("labels", {}), **wanted["metadata"]["labels"]}

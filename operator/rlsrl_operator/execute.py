@@ -10,7 +10,7 @@ import structlog
 
 from rlsrl_operator import status as statuses
 from rlsrl_operator.cluster import Cluster, Refused, ResourceConflict
-from rlsrl_operator.drift import Action, ObjectKey, RefusedWrite, Write, is_overruled, key_of, whole
+from rlsrl_operator.drift import Action, ObjectKey, RefusedWrite, Write, has_foreign_fields, key_of, replacement
 from rlsrl_operator.informer_cache import InformerCache
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.kueue import begins_in_queue
@@ -124,8 +124,8 @@ class Executor:
                 raise
             if begins_in_queue(wanted, observed):
                 raise NotAdmitted(str(error)) from error
-            written = await self._cluster.replace(whole(wanted, observed))
-        return await self._cluster.replace(whole(wanted, written)) if is_overruled(written) else written
+            written = await self._cluster.replace(replacement(wanted, observed))
+        return await self._cluster.replace(replacement(wanted, written)) if has_foreign_fields(written) else written
 
 
 def _place(manifest: Manifest) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Remember the objects of one experiment between passes, so that most passes read only the experiment and its pods.
 
 Watches report the resourceVersion of each object. While it is the version that the operator wrote or checked last, the
-cache answers for the API server. All objects are listed anew every ``RELIST_SECONDS`` and for each generation, since a
+cache answers for the API server. All objects are listed every ``RELIST_SECONDS`` and for each generation, since a
 watch may lose a report. Losing the cache costs calls only.
 """
 
@@ -35,7 +35,7 @@ _DELETED, _UNKNOWN = "", "unknown"
 class _Entry:
     applied: Applied
     found: Manifest
-    """The object without the parts that nobody compares: status, data and managed fields."""
+    """The object without status, data and managed fields, which are never compared."""
 
 
 class InformerCache:
@@ -93,7 +93,7 @@ class InformerCache:
         if found is None:
             if wanted.get("immutable") and entry is None and not reported:
                 return Child(refused=refused)
-            # An object of somebody else has not our labels, and one of ours may have lost them.
+            # Lists select by label. Another owner's object has other labels, and ours may have lost theirs.
             found = await self._cluster.get(wanted["apiVersion"], key[0], wanted["metadata"]["namespace"], key[1])
         return Child(is_read=True, found=found, applied=None if entry is None else entry.applied, refused=refused)
 

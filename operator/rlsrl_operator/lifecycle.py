@@ -112,7 +112,7 @@ def _queued(
     return _in_phase(status, "Queued") if waits_long else status
 
 
-def overlaid(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> Manifest:
+def for_phase(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> Manifest:
     """Return a rendered object with the replicas and the attempt of this moment.
 
     At the end the trainers are scaled to 0 first, since they need the others for their last checkpoint. Evaluators

@@ -229,9 +229,9 @@ class Observer:
             workload = await self._cluster.get("apps/v1", role.workload, context.namespace, context.name_of(role.name))
             if workload is None:
                 continue
-            said = statuses.replica_failure(workload) or await self._cluster.last_event(workload, "FailedCreate")
-            if said is not None:
-                return f"{role.workload} {context.name_of(role.name)}: {said}"
+            reason = statuses.replica_failure(workload) or await self._cluster.last_event(workload, "FailedCreate")
+            if reason is not None:
+                return f"{role.workload} {context.name_of(role.name)}: {reason}"
         return None
 
     async def coordinator_page(

@@ -16,7 +16,7 @@ from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.drift import Action, Child, Write, digest, key_of, write_for
 from rlsrl_operator.gang import parse_time, template_of
-from rlsrl_operator.lifecycle import decide, is_settled, overlaid
+from rlsrl_operator.lifecycle import decide, for_phase, is_settled
 from rlsrl_operator.manifests import (
     ExperimentContext,
     Manifest,
@@ -33,11 +33,11 @@ from rlsrl_operator.pod_deletions import PodDeletion, pod_deletions
 from rlsrl_operator.status import TERMINAL
 
 RETRY_SECONDS = 0.2
-"""When to look again after a conflict."""
+"""Delay of the next pass after a conflict."""
 QUEUE_SECONDS = 2.0
-"""When to ask again for trainers that their queue refuses: it does until the last pod of the attempt before is gone."""
+"""Delay of the next pass over trainers that their queue refuses: the last pod of the earlier attempt must be gone."""
 TROUBLE_SECONDS = 30.0
-"""When to look again at what only a user or an administrator can repair."""
+"""Delay of the next pass over an experiment that only a user or an administrator can repair."""
 _PRUNED = frozenset({"Deployment", "NetworkPolicy", "ConfigMap"})
 """Kinds of objects that an earlier generation may have and a later one may not."""
 
@@ -226,7 +226,7 @@ def _wanted(run: _Run, judged: ExperimentStatus, key: bytes) -> Iterator[Manifes
     if (claim := volume_claim(context)) is not None:
         yield claim
     for manifest in run.revision.manifests:
-        yield overlaid(manifest, judged, observed.pods, run.now)
+        yield for_phase(manifest, judged, observed.pods, run.now)
 
 
 def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], tuple[AcceptedReason, str] | None]:

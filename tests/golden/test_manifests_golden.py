@@ -17,7 +17,7 @@ import yaml
 
 from rlsrl.api.load import load_file
 from rlsrl.api.status import ExperimentStatus
-from rlsrl_operator.lifecycle import overlaid
+from rlsrl_operator.lifecycle import for_phase
 from rlsrl_operator.manifests import ExperimentContext, Manifest, render, token_secret, volume_claim
 from rlsrl_operator.settings import read_settings
 from rlsrl_operator.testing import UID, pod
@@ -82,7 +82,7 @@ def overlays() -> dict[str, Any]:
             state: {
                 f"{manifest['kind']} {manifest['metadata']['name']}": differs
                 for manifest in render(context(case))
-                if (differs := dict(changes(manifest, overlaid(manifest, status, pods, NOW))))
+                if (differs := dict(changes(manifest, for_phase(manifest, status, pods, NOW))))
             }
             for state, (status, pods) in STATES.items()
         }
@@ -107,7 +107,7 @@ def test_objects_are_those_on_record(case: str, update_golden: bool) -> None:
 
 
 def test_what_changes_with_the_state_is_on_record(update_golden: bool) -> None:
-    check(GOLDEN / "overlaid.yaml", yaml.dump(overlays(), Dumper=Dumper, sort_keys=False, width=118), update_golden)
+    check(GOLDEN / "for_phase.yaml", yaml.dump(overlays(), Dumper=Dumper, sort_keys=False, width=118), update_golden)
 
 
 def test_a_diff_says_what_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

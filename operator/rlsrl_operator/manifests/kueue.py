@@ -35,7 +35,7 @@ def begins_in_queue(wanted: Manifest, observed: Manifest) -> bool:
     return _is_queued(wanted) and observed["spec"].get("replicas") == 0
 
 
-def stepwise(wanted: Manifest, observed: Manifest | None) -> Manifest:
+def next_size(wanted: Manifest, observed: Manifest | None) -> Manifest:
     """Return the manifest to apply now. Kueue refuses to resize a queued workload, so it is scaled to 0 first."""
     if observed is None or not _is_queued(wanted):
         return wanted

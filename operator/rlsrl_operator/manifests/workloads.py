@@ -11,7 +11,7 @@ from rlsrl_operator.roles import PodRole, roles_of
 
 
 def workloads(context: ExperimentContext) -> list[Manifest]:
-    """Return one workload for each role. ``lifecycle.overlaid`` adds the trainers' attempt."""
+    """Return one workload for each role. ``lifecycle.for_phase`` adds the trainers' attempt."""
     return [
         _deployment(context, role) if role.workload == "Deployment" else _stateful_set(context, role)
         for role in roles_of(context.configs)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rlsrl.api.status import ExperimentStatus
 from rlsrl.testing.documents import minimal, variation
-from rlsrl_operator.drift import Action, action_for, applied, is_ours, is_overruled, whole
-from rlsrl_operator.lifecycle import overlaid
+from rlsrl_operator.drift import Action, action_for, applied, has_foreign_fields, is_ours, replacement
+from rlsrl_operator.lifecycle import for_phase
 from rlsrl_operator.manifests import Manifest, render
 from rlsrl_operator.manifests.context import MANAGER
 from rlsrl_operator.testing import context_of, pod
@@ -31,7 +31,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def objects(seed: int) -> list[Manifest]:
     status, now = ExperimentStatus(phase="Running", attempt=2), datetime(2026, 1, 1, tzinfo=UTC)
-    return [overlaid(each, status, [pod()], now) for each in render(context_of(variation(random.Random(seed))))]
+    return [for_phase(each, status, [pod()], now) for each in render(context_of(variation(random.Random(seed))))]
 
 
 def of_kind(kind: str) -> Manifest:
@@ -71,7 +71,7 @@ def test_planning_again_after_applying_changes_nothing(seed: int) -> None:
         there = served(first)
         memory = applied(first, there)
         assert action_for(again, there, memory) is Action.KEEP
-        assert not is_overruled(there)
+        assert not has_foreign_fields(there)
 
 
 @pytest.mark.parametrize("kind", COUNTED)
@@ -200,7 +200,7 @@ def test_an_object_without_owner_is_recognized_by_its_labels() -> None:
 def test_additions_of_other_managers_are_found(entry: Manifest, expected: bool) -> None:
     there = served(of_kind("Deployment"))
     there["metadata"]["managedFields"].append(entry)
-    assert is_overruled(there) is expected
+    assert has_foreign_fields(there) is expected
 
 
 def test_a_replacement_keeps_the_servers_choices_and_others_metadata() -> None:
@@ -208,7 +208,7 @@ def test_a_replacement_keeps_the_servers_choices_and_others_metadata() -> None:
     there = served(wanted)
     there["spec"]["externalIPs"] = ["192.0.2.1"]
     there["metadata"]["labels"] |= {"theirs": "1", "rlsrl.dev/role": "wrong"}
-    put = whole(wanted, there)
+    put = replacement(wanted, there)
     assert put["spec"] == {**wanted["spec"], "clusterIP": "10.0.0.7", "clusterIPs": ["10.0.0.7"]}
     assert put["metadata"]["labels"] == {**wanted["metadata"]["labels"], "theirs": "1"}
     assert put["metadata"]["resourceVersion"] == "41"

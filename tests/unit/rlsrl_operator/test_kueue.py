@@ -13,15 +13,15 @@ from rlsrl.api.pods import ROLE_LABEL
 from rlsrl.api.reasons import GANG_COMPLETE, READY, is_trouble
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
-from rlsrl_operator.lifecycle import QUEUED_SECONDS, decide, overlaid
+from rlsrl_operator.lifecycle import QUEUED_SECONDS, decide, for_phase
 from rlsrl_operator.manifests import ExperimentContext, Manifest, first_revision, next_revision, render
 from rlsrl_operator.manifests.kueue import (
     PRIORITY_LABEL,
     QUEUE_LABEL,
     REMOVED_CONDITION,
     begins_in_queue,
+    next_size,
     queue_labels,
-    stepwise,
 )
 from rlsrl_operator.roles import BY_NAME, ROLES
 from rlsrl_operator.status import blocker, condition, stamp, summarize, with_condition
@@ -160,7 +160,7 @@ def test_a_queued_experiment_keeps_only_trainers_and_the_coordinator_goes_last(
 ) -> None:
     attempt = 2 if expected["trainer"] == 0 else 1
     status = ExperimentStatus(phase="Queued", attempt=attempt)
-    made = [overlaid(each, status, pods, NOW) for each in render(context())]
+    made = [for_phase(each, status, pods, NOW) for each in render(context())]
     replicas = {
         each["metadata"]["labels"][ROLE_LABEL]: each["spec"]["replicas"] for each in made if each["kind"] in KINDS
     }
@@ -211,19 +211,19 @@ def test_a_queued_workload_is_resized_by_way_of_zero(
 ) -> None:
     queued = workload(wanted, **{QUEUE_LABEL: "team"})
     there = workload(observed, **{QUEUE_LABEL: "team"})
-    assert stepwise(queued, there) == workload(asked, **{QUEUE_LABEL: "team"})
+    assert next_size(queued, there) == workload(asked, **{QUEUE_LABEL: "team"})
     assert begins_in_queue(queued, there) == begins
     assert queued["spec"]["replicas"] == wanted, "a manifest is a value"
     free = workload(wanted)
-    assert stepwise(free, there) is free
+    assert next_size(free, there) is free
     assert not begins_in_queue(free, there)
 
 
 def test_a_new_queued_workload_gets_its_size_at_once() -> None:
     queued = workload(3, **{QUEUE_LABEL: "team"})
-    assert stepwise(queued, None) is queued
+    assert next_size(queued, None) is queued
     secret = {"metadata": {"labels": {QUEUE_LABEL: "team"}}}
-    assert stepwise(secret, secret) is secret
+    assert next_size(secret, secret) is secret
 
 
 def test_the_queue_is_the_recorded_one_after_an_edit() -> None:

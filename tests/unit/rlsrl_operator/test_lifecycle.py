@@ -15,7 +15,7 @@ from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY
 from rlsrl.api.role_names import TRAINER
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
-from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, is_settled, overlaid
+from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, for_phase, is_settled
 from rlsrl_operator.manifests import ExperimentContext, Manifest, render
 from rlsrl_operator.roles import BY_NAME
 from rlsrl_operator.status import TERMINAL, condition, failures, stamp, with_condition
@@ -362,7 +362,7 @@ def test_trainers_end_first_then_the_others_and_the_coordinator_stays(
     phase: Phase, pods: Sequence[Manifest], expected: dict[str, int]
 ) -> None:
     status = ExperimentStatus(phase=phase, attempt=1, finished_at=stamp(EARLIER) if phase in TERMINAL else None)
-    made = [overlaid(manifest, status, pods, NOW) for manifest in render(context())]
+    made = [for_phase(manifest, status, pods, NOW) for manifest in render(context())]
     replicas = {
         each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["replicas"]
         for each in made
@@ -378,13 +378,13 @@ def test_evaluators_have_a_time_limit() -> None:
         each for (kind, name), each in rendered.items() if (kind, name[-9:]) == ("Deployment", "evaluator")
     ]
     for seconds, replicas in ((0, 1), (EVALUATION_SECONDS, 1), (EVALUATION_SECONDS + 1, 0)):
-        made = overlaid(evaluators, status, [pod("evaluator")], NOW + timedelta(seconds=seconds))
+        made = for_phase(evaluators, status, [pod("evaluator")], NOW + timedelta(seconds=seconds))
         assert made["spec"]["replicas"] == replicas
 
 
 def test_only_the_trainers_know_the_attempt_and_nothing_rendered_is_changed() -> None:
     rendered = render(context())
-    made = [overlaid(manifest, ExperimentStatus(phase="Running", attempt=7), [], NOW) for manifest in rendered]
+    made = [for_phase(manifest, ExperimentStatus(phase="Running", attempt=7), [], NOW) for manifest in rendered]
     assert rendered == render(context())
     changed = [each for each, before in zip(made, rendered, strict=True) if each != before]
     (trainers,) = changed

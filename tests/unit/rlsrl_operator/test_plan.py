@@ -16,7 +16,7 @@ from rlsrl.api.status import ExperimentStatus
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.drift import Action, Child, RefusedWrite, applied, digest, key_of
 from rlsrl_operator.gang import template_of
-from rlsrl_operator.lifecycle import overlaid
+from rlsrl_operator.lifecycle import for_phase
 from rlsrl_operator.manifests import (
     ExperimentContext,
     Manifest,
@@ -85,7 +85,7 @@ def observed(context: ExperimentContext, status: ExperimentStatus | None = None,
         revision_object(context, revision, KEY),
         token_secret(context, token_of(KEY, context.uid)),
         claim,
-        *(overlaid(each, status, pods, NOW) for each in revision.manifests),
+        *(for_phase(each, status, pods, NOW) for each in revision.manifests),
     ]
     metadata = {"name": "a", "namespace": "research", "uid": context.uid, "generation": context.generation}
     about = Observed(
