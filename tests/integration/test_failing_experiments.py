@@ -51,7 +51,7 @@ def test_an_environment_without_vectorisation_ends_the_run_with_the_cure(tmp_pat
     with desk.begin() as run:
         assert run.wait() == 2, run.output
     assert "actors.vectorization: native: environment 'Acrobot-v1' is registered without" in run.output
-    assert "allowed are loop and threads" in run.output
+    assert "use loop or threads" in run.output
     assert "Traceback" not in run.output
     assert desk.facts().leftovers() == []
 
