@@ -189,7 +189,7 @@ class ConsumerCore:
 
     @property
     def outstanding(self) -> tuple[int, ...]:
-        """See ``SampleConsumer.outstanding``. Slots that ``hand_out`` has not returned belong to it."""
+        """Orders, ascending, of credits that a producer holds or whose slots ``hand_out`` has not returned."""
         return tuple(sorted([*self._book.outstanding, *(slot.credit for slot in self._arrived)]))
 
     # Messages.
@@ -321,7 +321,7 @@ class ConsumerCore:
     # Slots.
 
     def grant(self, num_lanes: int, min_version: Version) -> None:
-        """See ``SampleConsumer.grant``."""
+        """Add lanes to the allowance and send the credits that fit; see ``SampleConsumer.grant``."""
         self._book.grant(num_lanes, min_version)
         self.issue()
 
@@ -331,7 +331,7 @@ class ConsumerCore:
             self._sessions[credit.connection].connection.send(credit)
 
     def release(self, slot: Slot) -> None:
-        """See ``SampleConsumer.release``."""
+        """Make the slot free again and send the credits that fit."""
         number, place = slot.handle
         self._book.release(number, place)
         self.issue()
@@ -438,7 +438,7 @@ class CoreConsumer(SampleConsumer, ABC):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """See ``ConsumerCore.counters``."""
+        """Events so far; see ``ConsumerCore.counters``."""
         with self._lock:
             return dict(self._core.counters)
 

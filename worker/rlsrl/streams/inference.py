@@ -201,7 +201,7 @@ class RequestQueue:
     def next_batch(
         self, max_size: int, timeout: float, deliver: Callable[[Sequence[PendingRequest], Answers], None]
     ) -> InferenceBatch | None:
-        """See ``InferenceServer.next_batch``."""
+        """Take a batch as ``InferenceServer.next_batch`` does; ``deliver`` will send its answers."""
         with self._changed:
             if timeout > 0:
                 self._changed.wait_for(lambda: self._closed or self._waiting, timeout)
