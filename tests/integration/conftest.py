@@ -1,4 +1,4 @@
-"""One real run of the first example, looked at while it lives; test modules look at what it left."""
+"""One real run of the first example, with a snapshot while it lives; test modules check its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pong from pixels, cut short: the example as a user starts it, and its last version played."""
+"""A short run of the Pong example, and an evaluation of its last version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rlsrl run examples/cartpole.yaml``: the real system as a user starts it, while it lives and after its end."""
+"""``rlsrl run examples/cartpole.yaml``, checked while it lives and after its end."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SHOWN_BY = {
     "trainer-0": ("rlsrl_train_steps_total", "rlsrl_policy_lag_steps_count", "rlsrl_durable_version_step"),
     "coordinator-0": ("rlsrl_workers", "rlsrl_joins_total"),
 }
-"""Some of what each worker's metrics endpoint shows once training is under way."""
+"""Some metrics of each worker during training."""
 WITHOUT_TORCH = ("actor", "coordinator")
 
 
 def imported_by(run: WatchedRun, worker: str) -> set[str]:
-    """Top-level packages that a worker imported in all its life."""
+    """Return the top-level packages that a worker imported."""
     lines = (run.desk.run_folder / "logs" / f"{worker}.out").read_text().splitlines()
     modules = (line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:"))
     return {module.partition(".")[0] for module in modules}
@@ -217,7 +217,7 @@ def test_the_last_durable_version_plays_to_the_goal(cartpole_run: WatchedRun) ->
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """Payloads of an event file; their checksums are judged by the unit tests of the writer."""
+    """Yield the payloads of an event file; the writer's unit tests check the checksums."""
     data = path.read_bytes()
     while data:
         (length,) = struct.unpack_from("<Q", data)

@@ -1,4 +1,4 @@
-"""What the coordinator commands a real worker, whatever that is doing at the time."""
+"""Commands of the coordinator to a real worker in different states."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SlowToMakeEnv(GatedEnv):
 
 
 class Workers:
-    """Worker processes of one run."""
+    """The worker processes of one run."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -70,12 +70,12 @@ class Workers:
         return process
 
     def state(self, role: str) -> str | None:
-        """What the coordinator knows of the one worker of that role; None before it has joined."""
+        """Return the coordinator's entry of the role's one worker; None before it has joined."""
         workers = self._known(role)
         return str(workers[0]["state"]) if workers else None
 
     def await_heartbeat(self, role: str) -> None:
-        """Return after the next one of the one worker of that role."""
+        """Wait for the next heartbeat of the role's one worker."""
         ages = [self._age(role)]
 
         def heard() -> bool:

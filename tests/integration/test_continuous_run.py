@@ -1,4 +1,4 @@
-"""Continuous actions and normalisation in real runs: the HalfCheetah example, and resumes that are equal to the bit."""
+"""Continuous actions and normalisation in real runs: the HalfCheetah example, and bit-identical resumes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def final_state(desk: Desk) -> TrainerState:
 
 @pytest.fixture(scope="module")
 def halfcheetah(tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    """The example, cut short."""
+    """A short run of the example."""
     desk = Desk(tmp_path_factory.mktemp("halfcheetah"), EXAMPLE.read_text().replace("name: halfcheetah", "name: live"))
     with desk.begin(*FEW_STEPS) as run:
         assert run.wait() == 0, run.output

@@ -1,4 +1,4 @@
-"""A pod that is deleted takes its ledger page along, whosever it is: the run goes on, and the ledger adds up."""
+"""A deleted pod takes its ledger page along; the run continues, and the ledger adds up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The override that keeps the run in a bucket of its own."""
+    """Return the override that stores the run in its own bucket."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     name = f"deleted-{uuid.uuid4().hex}"
@@ -73,7 +73,7 @@ def test_the_ledger_adds_up_with_only_a_bucket(tmp_path: Path, stack: ExitStack,
 
 @pytest.mark.slow
 def test_the_ledger_adds_up_after_deletions_at_the_same_time(tmp_path: Path, stack: ExitStack) -> None:
-    """As when a node goes: witnesses of each other, too."""
+    """As with a lost node: both ends of a stream may be deleted."""
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))
     fleet.await_training()
     for gone in ([("actor", 0), ("buffer", 0)], [("buffer", 0), ("trainer", 0)], [("coordinator", 0), ("actor", 1)]):
@@ -85,7 +85,7 @@ def test_the_ledger_adds_up_after_deletions_at_the_same_time(tmp_path: Path, sta
 
 @pytest.mark.slow
 def test_the_ledger_adds_up_if_all_pods_with_pages_are_deleted_for_good(tmp_path: Path, stack: ExitStack) -> None:
-    """The copies alone say where everything went."""
+    """Only the copies of the pages remain."""
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=[BUFFERED]))
     fleet.await_training()
     for (role, _), pod in fleet.running.items():

@@ -1,4 +1,4 @@
-"""One rank and lag 0: the same seed gives the same parameters, to the bit, and so does the same interrupted run."""
+"""With one rank and lag 0 the same seed gives bit-identical parameters, also after an interruption."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def bits(desk: Desk, step: int) -> bytes:
 
 
 def interrupt_after(desk: Desk, step: int, *arguments: str) -> int:
-    """Ctrl-C once that many steps are durable; the step it ended at."""
+    """Interrupt the run once that many steps are durable; return its last step."""
     with desk.begin(*arguments) as run:
         run.until(
             lambda: run.facts.folder.exists() and any(info.version.step >= step for info in run.facts.versions()),
@@ -75,7 +75,7 @@ def interrupt_after(desk: Desk, step: int, *arguments: str) -> int:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    """A run to the end."""
+    """Run to the end."""
     desk = desk_in(tmp_path_factory.mktemp("determinism") / "finished")
     run_to_the_end(desk)
     return desk

@@ -1,4 +1,4 @@
-"""Evaluators beside a real run: killed in the middle of an episode, sharing versions, and playing the last one."""
+"""Evaluators of a real run: a kill during an episode, shared versions, and the last version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk, RunFolderFacts, rlsr
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cartpole-evaluated.yaml"
 
 WATCHED_ENVIRONMENT = '''
-"""GatedEnv that tells of evaluators: the first of them never gets beyond the third step of an episode."""
+"""A GatedEnv that records evaluators; the first evaluator hangs at the third step of an episode."""
 
 import os
 import sys
@@ -46,7 +46,7 @@ def evaluation_rows(facts: RunFolderFacts) -> list[dict[str, Any]]:
 
 
 def evaluated(facts: RunFolderFacts) -> dict[str, Any]:
-    """Mean return of every version that is stored and was evaluated."""
+    """Return the mean return of every stored and evaluated version."""
     found = {str(info.version): evaluation_of(info) for info in facts.versions()}
     return {version: evaluation["return_mean"] for version, evaluation in found.items() if evaluation is not None}
 

@@ -1,4 +1,4 @@
-"""Experiments that cannot train: the user is told why, at once and in the failing code's own words."""
+"""Experiments that cannot train end at once, with the failing code's own message."""
 
 from __future__ import annotations
 

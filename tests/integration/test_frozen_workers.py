@@ -1,4 +1,4 @@
-"""SIGSTOP: a process that stands still is one failure. It alone does not answer its kubelet, which starts it again."""
+"""A stopped process (SIGSTOP) is one failure: only it fails its liveness probe, and its kubelet restarts it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_stopped_process_is_found_and_restarted(
 
 
 class Gang:
-    """Two ranks in one pod, and their launcher."""
+    """Two ranks in one pod, with their launcher."""
 
     pod = "trainer", 0
 
@@ -80,7 +80,7 @@ class Gang:
         stop(pid)
 
     def heals(self) -> None:
-        """What does not answer is killed, and the next attempt is another pod."""
+        """Kill processes that do not answer; start the next attempt in another pod."""
         assert not self.fleet.answers(self.pod, HEALTH_PORT)
         self.fleet.restart(self.pod)
         self.fleet.await_training()
@@ -112,7 +112,7 @@ def test_a_launcher_that_is_stopped_fails_its_pod(tmp_path: Path, stack: ExitSta
 def test_a_process_that_wakes_up_too_late_finds_its_index_taken_and_exits(
     tmp_path: Path, stack: ExitStack, role: str
 ) -> None:
-    """As on a node that was given up and comes back: what it still does counts nowhere twice."""
+    """As on a lost node that returns: its further work is not counted twice."""
     fleet = PodFleet(Pods(EXPERIMENT, tmp_path, stack, overrides=BUFFERED))
     fleet.await_training()
     sleeper, _ = fleet.running[role, 0]

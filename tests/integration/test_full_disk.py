@@ -1,4 +1,4 @@
-"""A disk that takes no more versions costs durability, never the run: and it is told."""
+"""A full disk costs durability, never the run, and is reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlsrl.testing.run_snapshot import take_snapshot
 
 LARGE = "[256, 256]"
 ROOM_BYTES = 200_000
-"""Less than a version of that network takes, and far more than the trainer's log."""
+"""Smaller than a version of this network, and far larger than the trainer's log."""
 
 
 @pytest.mark.slow

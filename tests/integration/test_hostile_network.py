@@ -1,4 +1,4 @@
-"""A run among strangers who reach every port of every worker: it goes on, and what they were refused is counted."""
+"""Foreign clients reach every port of every worker: the run continues, and refused clients are counted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ METHODS = {
     "buffer": "/rlsrl.samples/Deliver",
     "trainer": "/rlsrl.samples/Deliver",
 }
-"""Of who serves gRPC."""
+"""The roles that serve gRPC."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 BOMB_BYTES = 512 * 1024 * 1024
 NUM_STRANGERS = 50
@@ -70,11 +70,11 @@ FLOODS: dict[str, Callable[[], Iterator[bytes]]] = {
     ),
     "window updates": lambda: iter([frame(8, 0, 0, b"\x7f\xff\xff\xff") * 1000]),
 }
-"""What is sent, and no answer read."""
+"""Messages that are sent without reading an answer."""
 
 
 def flood(place: Place, pieces: Iterator[bytes], *, preface: bool) -> None:
-    """Send all of it, or as much as the server takes: it may hang up, or let us wait."""
+    """Send as much as the server accepts: it may close the connection or stop reading."""
     with socket.create_connection(place, DEADLINE_SECONDS) as attacker, suppress(OSError):
         attacker.settimeout(1.0)
         if preface:
@@ -84,7 +84,7 @@ def flood(place: Place, pieces: Iterator[bytes], *, preface: bool) -> None:
 
 
 def code_of(place: Place, method: str, message: bytes, token: str, **channel_arguments: object) -> grpc.StatusCode:
-    """How a call with that message ends."""
+    """Return the status of a call with that message."""
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel("{}:{}".format(*place), options=options, **channel_arguments) as channel:  # type: ignore[arg-type]
         metadata = token_metadata(token)
@@ -93,7 +93,7 @@ def code_of(place: Place, method: str, message: bytes, token: str, **channel_arg
 
 
 class Besieged:
-    """A run, and everybody's ports."""
+    """A run and the ports of all its workers."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.pods = Pods(EXPERIMENT, folder, stack)
@@ -118,7 +118,7 @@ class Besieged:
         return self.hosts[role], HTTP_PORT
 
     def goes_on(self, what: str) -> None:
-        """Training does; nobody was started anew; nobody has grown beyond bounds."""
+        """Check that training continues, no worker has restarted, and memory stays within its bound."""
         steps = self.pods.train_steps()
         until(lambda: self.pods.train_steps() > steps + 3, f"training steps: {what}")
         assert all(process.poll() is None for process in self.workers.values()), what
@@ -131,7 +131,7 @@ class Besieged:
         return {role: psutil.Process(process.pid).memory_info().rss for role, process in self.workers.items()}
 
     def strangers(self, role: str, kind: str) -> float:
-        """How many were refused at that door."""
+        """Return the number of clients refused at that port."""
         name = f'rlsrl_strangers_refused_total{{kind="{kind}"}} '
         lines = fetch("http://{}:{}/metrics".format(*self.http_place(role))).splitlines()
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))

@@ -1,4 +1,4 @@
-"""What ``rlsrl init`` writes is trained for real: an environment and a network from outside the package."""
+"""A real run of the project of ``rlsrl init``: environment and network come from outside the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals to ``rlsrl run``: a clean end with a last checkpoint, or everything killed at once; either can be resumed."""
+"""Signals to ``rlsrl run``: a clean end with a last checkpoint, or an immediate kill; both can be resumed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk, LiveRun
 
 
 class GatedDesk(Desk):
-    """A desk with an experiment that reaches its goal once ``open_gate`` was called."""
+    """A desk with an experiment that reaches its goal after ``open_gate``."""
 
     def __init__(self, folder: Path) -> None:
         self._gate = folder / "gate"
@@ -28,7 +28,7 @@ def desk(tmp_path: Path) -> GatedDesk:
 
 
 def await_new_version(run: LiveRun) -> int:
-    """Return once training has made a durable version in this life: its step."""
+    """Wait for a durable version of this life; return its step."""
     before = run.facts.newest() if run.facts.folder.exists() else None
     start = -1 if before is None else before.version.step
 
@@ -40,7 +40,7 @@ def await_new_version(run: LiveRun) -> int:
 
 
 def interrupt(run: LiveRun, signum: signal.Signals) -> None:
-    """Ask for a clean end and see that it is one."""
+    """Request a clean end and check it."""
     step = await_new_version(run)
     run.send(signum)
     assert run.wait() == 128 + signum, run.output
@@ -61,7 +61,7 @@ def interrupt(run: LiveRun, signum: signal.Signals) -> None:
 
 
 def finish(desk: GatedDesk) -> None:
-    """Go on to the goal, from exactly where the last life ended."""
+    """Resume exactly at the last life's end and reach the goal."""
     before = desk.facts().newest()
     assert before is not None
     with desk.begin() as run:

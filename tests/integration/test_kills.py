@@ -1,4 +1,4 @@
-"""Every role of a real run is killed; the run reaches its goal all the same, and every sample is accounted for."""
+"""Every role of a real run is killed; the run still reaches its goal, and every transition is accounted for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlsrl.testing.chaos import KILLED_ROLES, MOMENTS, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT
 
 ELSEWHERE = {"policy", "buffer"}
-"""Roles that this experiment does without; see ``test_policy_worker_run`` and ``test_buffer_worker_run``."""
+"""Roles without a process here; see ``test_policy_worker_run`` and ``test_buffer_worker_run``."""
 ROLES = [role for role in KILLED_ROLES if role not in ELSEWHERE]
 EXPERIMENT = GATED_EXPERIMENT + "  evaluators: {{environments: 2, episodesPerEnvironment: 1}}\n"
 

@@ -1,4 +1,4 @@
-"""The token and the user's own keys are in the environment of who needs them, and nowhere else that a run leaves."""
+"""The token and the user's keys are only in the environment of the processes that need them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ spec:
 """
 USERS_KEYS = {"WANDB_API_KEY": "key-of-weights-and-biases", "AWS_SECRET_ACCESS_KEY": "key-of-the-bucket"}
 MIN_FILES = 15
-"""A run writes more: or it is the wrong folder that is searched."""
+"""A run writes at least this much; less means that the wrong folder is searched."""
 
 
 def spellings(secret: str) -> list[bytes]:
-    """As it is, and as a log or a page may have turned it."""
+    """Return the secret in all encodings of logs and pages."""
     return [secret.encode(), base64.b64encode(secret.encode()).rstrip(b"="), secret.encode().hex().encode()]
 
 

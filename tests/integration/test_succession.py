@@ -1,4 +1,4 @@
-"""Two coordinators of one run, as when a node is cut off: the later one is the run's, and the earlier one ends."""
+"""Two coordinators of one run, as after a network cut: the newer one owns the run, and the older one exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose workers talk over TLS, while its certificates are replaced; and streams that stand meanwhile."""
+"""A run with TLS while its certificates are replaced, and open streams in the meantime."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ V1 = Version(1, 0)
 
 
 class Rotation:
-    """One Secret of all workers, and the three edits by which its authority is changed."""
+    """One Secret for all workers, and the three edits that change its authority."""
 
     def __init__(self, folder: Path) -> None:
         self.old, self.new = Authority.new(folder), Authority.new(folder)

@@ -1,4 +1,4 @@
-"""``kubectl rlsrl top`` on real workers; only the cluster is a stand-in: its kubectl forwards to the coordinator."""
+"""``kubectl rlsrl top`` on real workers, with a fake kubectl that forwards to the coordinator."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubectlStandIn:
-    """Its kubectl is the only one on the PATH."""
+    """Yield the fake cluster; its kubectl is the only one on the PATH."""
     folder = tmp_path / "kubectl"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -63,7 +63,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubectlStandIn:
 
 
 def start_coordinator(pods: Pods, cluster: KubectlStandIn) -> subprocess.Popen[bytes]:
-    """The run's, to which kubectl forwards; it answers."""
+    """Start the run's coordinator and wait until it answers; kubectl forwards to it."""
     process, host = pods.start("coordinator", pods.resolved.coordinator)
     cluster.reach(f"{host}:{COORDINATOR_PORT}")
     until(lambda: pods.status()["phase"] == "starting", "a coordinator that answers")
@@ -135,7 +135,7 @@ def test_top_on_a_terminal_is_live_reports_a_lost_coordinator_and_ends_quietly(
 
 
 def encrypted(spec: dict[str, Any]) -> Object:
-    """The experiment in the namespace that the tests' certificates are for."""
+    """Return the experiment in the namespace of the tests' certificates."""
     document = experiment("Running", name="tests")
     document["metadata"]["namespace"] = "tests"
     document["spec"] |= spec

@@ -1,4 +1,4 @@
-"""Real runs whose actors step their environments in bulk, or each in a thread of its own."""
+"""Real runs with vectorised environments, and with one thread for each environment."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_killed_actor_with_threads_leaves_nothing_and_the_run_continues(tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("vectorization", ["native", "threads"])
 def test_the_same_seed_gives_the_same_parameters(tmp_path: Path, vectorization: str) -> None:
-    """Whatever environment was faster than another."""
+    """The speed of single environments has no effect."""
     bits = []
     for name in ("one", "another"):
         desk = desk_in(tmp_path / name, experiment(vectorization, steps=40, lag=0))

@@ -1,4 +1,4 @@
-"""A real run that is shown at wandb, in offline mode, over a kill of the coordinator."""
+"""A real run with wandb in offline mode, through a kill of the coordinator."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_every_row_of_a_run_is_at_wandb_under_the_runs_identity(tmp_path: Path) 
 
 
 def files_of(run_folder: Path) -> list[Path]:
-    """wandb's files, in the order in which they were begun."""
+    """Return wandb's files in the order of their creation."""
     return sorted(run_folder.glob("wandb/offline-run-*/*.wandb"))
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """The rows, without what wandb adds."""
+    """Return the rows without wandb's additions."""
     store = DataStore()
     store.open_for_scan(str(path))
     found = []

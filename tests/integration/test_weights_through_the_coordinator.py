@@ -1,4 +1,4 @@
-"""A run in which only the coordinator reaches the stored weights, and actors get theirs from it over gRPC."""
+"""A run in which only the coordinator accesses the stored weights, and actors get theirs over gRPC."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ spec:
 """
 TOKEN = "the-token"
 DEADLINE_SECONDS = 120.0
-"""For what takes seconds on an idle machine: never reached."""
+"""Never reached: the conditions take seconds on an idle machine."""
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""``python -m rlsrl.workers``: what cannot work is said in one line and ends with exit code 2."""
+"""``python -m rlsrl.workers``: invalid input is reported in one line with exit code 2."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ spec:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A trainer's config that is right."""
+    """Return a valid trainer config."""
     placement = LocalPlacement(run_uid="entry", run_folder=tmp_path)
     path = tmp_path / "trainer.json"
     path.write_text(resolve(load_text(EXPERIMENT.encode()), placement).trainer.to_json())
@@ -48,7 +48,7 @@ def start(config: Path, *, role: str = "trainer", token: str | None = "t") -> su
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line of a worker that will not start."""
+    """Return the one line of a worker that refuses to start."""
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     (line,) = done.stderr.splitlines()

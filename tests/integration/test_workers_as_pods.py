@@ -1,4 +1,4 @@
-"""Workers told what pods are told, each with a host of its own: they meet over TCP, wherever a successor comes up."""
+"""Workers with the configs of pods, each with its own host: they connect over TCP, also to peers restarted elsewhere."""
 
 from __future__ import annotations
 

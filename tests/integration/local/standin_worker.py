@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def register(path: Path, arguments: argparse.Namespace) -> int:
-    """Write down this life; returns how many there were before."""
+    """Record this life; return the number of earlier lives."""
     entry = {
         "role": arguments.role,
         "pid": os.getpid(),

@@ -1,4 +1,4 @@
-"""The controller over real processes that play scripts: what it restarts, what it ends, and what it leaves."""
+"""The controller with real processes that play scripts: restarts, ends and leftovers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FINISH = [{"touch": "finished"}, {"exit": 0}]
 
 
 class MemoryJournal:
-    """A journal whose run is finished once the file ``finished`` is there."""
+    """A journal whose run is finished once the file ``finished`` exists."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class MemoryJournal:
 
 
 class MemoryDisplay:
-    """Keeps what it was told."""
+    """Records the notes."""
 
     interval_seconds = 0.05
 
@@ -115,7 +115,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def assert_gone(pids: Sequence[int], timeout: float = 20.0) -> None:
-    """No process of those numbers lives, or all end within the time."""
+    """Check that these processes have ended, at the latest within the time."""
     for pid in pids:
         try:
             pidfd = os.pidfd_open(pid)
@@ -146,7 +146,7 @@ def test_a_finished_trainer_ends_the_run_and_all_other_workers(stage: Stage) -> 
 
 
 def test_the_coordinator_ends_last_and_the_trainer_first(stage: Stage) -> None:
-    """Each role writes down who is still there when it is told to end."""
+    """Each role records the processes that still live when it is asked to end."""
     os.mkfifo(stage.folder / "ready")
     ready = {"write_fifo": "ready"}
     stage.script("coordinator", [ready, {"until": "SIGTERM"}, {"print": "last"}, {"touch": "coordinator-ended"}])
@@ -163,7 +163,7 @@ def test_the_coordinator_ends_last_and_the_trainer_first(stage: Stage) -> None:
 
 
 def ready_after(stage: Stage, count: int) -> dict:
-    """The trainer's first step: wait until so many others have taken the step ``READY``."""
+    """Return the trainer's first step: wait until this many others have reached ``READY``."""
     os.mkfifo(stage.folder / "ready")
     return {"read_fifo": "ready", "bytes": count}
 
@@ -172,7 +172,7 @@ READY = {"write_fifo": "ready"}
 
 
 def test_the_evaluators_of_a_finished_run_end_by_themselves(stage: Stage) -> None:
-    """The actor lets the evaluator end once it is told to end itself; the evaluator is never told."""
+    """The actor releases the evaluator when it is asked to end; the evaluator itself is never asked."""
     os.mkfifo(stage.folder / "actor-ends")
     stage.script("coordinator", [READY, {"until": "SIGTERM"}, {"touch": "coordinator-ended"}, {"exit": 0}])
     stage.script("actor", [READY, {"until": "SIGTERM"}, {"write_fifo": "actor-ends"}, {"exit": 0}])
@@ -201,7 +201,7 @@ def test_an_evaluation_that_takes_too_long_is_cut_short(stage: Stage) -> None:
 
 
 def test_a_signal_during_the_last_evaluation_ends_it_cleanly(stage: Stage) -> None:
-    """The evaluator sends it once the run is being ended, which it hears of through the actor."""
+    """The evaluator sends the signal once the run is ending, which it learns from the actor."""
     os.mkfifo(stage.folder / "actor-ends")
     stage.script("actor", [READY, {"until": "SIGTERM"}, {"write_fifo": "actor-ends"}, {"exit": 0}])
     waits = {"read_fifo": "actor-ends", "bytes": 1}
@@ -236,7 +236,7 @@ def test_the_evaluators_of_an_interrupted_run_are_asked_to_end(stage: Stage) -> 
     ],
 )
 def test_a_process_that_ends_too_early_is_restarted(stage: Stage, role: str, end: dict, what: str) -> None:
-    """The second life of the one that dies brings about the end, and nobody else is touched."""
+    """The second life of the failed process ends the run, and no other process restarts."""
     scripts = {each: [UNTIL_TOLD] for each in ("coordinator", "trainer", "actor")}
     scripts[role] = [[end], [{"touch": "finished"}, {"exit": 0}]]
     for each, lives in scripts.items():
@@ -331,7 +331,7 @@ def test_a_run_that_finishes_while_it_is_interrupted_has_finished(stage: Stage) 
 
 
 def test_a_second_signal_kills_everything_at_once(stage: Stage) -> None:
-    """The trainer would wait for ever for a signal that nobody sends, and the actor is never asked."""
+    """The trainer waits for ever for a signal that nobody sends, and the actor is never asked to end."""
     os.mkfifo(stage.folder / "ready")
     stage.script("actor", [{"write_fifo": "ready"}, {"until": "SIGTERM"}, {"touch": "asked"}])
     stage.script(
@@ -370,7 +370,7 @@ def test_child_processes_of_a_worker_are_killed_with_it(stage: Stage) -> None:
 
 
 def test_the_display_shows_running_and_waiting_processes(stage: Stage) -> None:
-    """A third failure in a row is not restarted at once, so the display has a turn while the process is away."""
+    """A third failure in a row restarts with a delay, so the display refreshes while the process is away."""
     stage.script("trainer", [{"exit": 1}], [{"exit": 1}], FINISH)
 
     assert stage.controller().run() == Finished()

@@ -1,4 +1,4 @@
-"""``rlsrl run`` over stand-in workers: identity of a run, resumption, reports and exit codes."""
+"""``rlsrl run`` with scripted workers: identity of a run, resumption, reports and exit codes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ spec:
 
 
 class Desk:
-    """A working folder with an experiment, where commands are given."""
+    """A working folder with an experiment, in which tests call commands."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
