@@ -1,4 +1,4 @@
-"""Workers with the configs of pods, each with its own host: they connect over TCP, also to peers restarted elsewhere."""
+"""Workers with the configs of pods, each with its own host: they connect over TCP, also after a restart elsewhere."""
 
 from __future__ import annotations
 
