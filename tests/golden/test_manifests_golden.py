@@ -107,7 +107,7 @@ def test_objects_are_those_on_record(case: str, update_golden: bool) -> None:
 
 
 def test_what_changes_with_the_state_is_on_record(update_golden: bool) -> None:
-    check(GOLDEN / "for_phase.yaml", yaml.dump(overlays(), Dumper=Dumper, sort_keys=False, width=118), update_golden)
+    check(GOLDEN / "overlaid.yaml", yaml.dump(overlays(), Dumper=Dumper, sort_keys=False, width=118), update_golden)
 
 
 def test_a_diff_says_what_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
