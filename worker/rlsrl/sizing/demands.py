@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
 from rlsrl.sizing.traffic import Rates, traffic
 from rlsrl.sizing.work import Work
 
 Part = Literal["actors", "policy workers", "buffer workers", "trainers", "coordinator", "machine", "network"]
 ROLES: dict[str, Part] = {
-    "actor": "actors",
-    "policy": "policy workers",
-    "buffer": "buffer workers",
-    "trainer": "trainers",
-    "coordinator": "coordinator",
+    ACTOR: "actors",
+    POLICY: "policy workers",
+    BUFFER: "buffer workers",
+    TRAINER: "trainers",
+    COORDINATOR: "coordinator",
 }
 
 

@@ -52,14 +52,7 @@ def limit_lines(forecast: Forecast) -> Iterator[str]:
 def role_rows(forecast: Forecast) -> list[tuple[str, ...]]:
     """Return a table: a header, then one row per role."""
     by_role = {ceiling.role: ceiling for ceiling in reversed(forecast.ceilings) if ceiling.part in ROLES.values()}
-    workload = forecast.workload
-    counts = {
-        "actor": workload.num_actors,
-        "policy": workload.num_policy_workers,
-        "buffer": workload.num_buffer_workers,
-        "trainer": workload.num_trainers,
-        "coordinator": 1,
-    }
+    counts = forecast.workload.workers_by_role
     rows: list[tuple[str, ...]] = [("role", "workers", "busy", "ceiling", "messages/s", "MB/s in", "MB/s out")]
     for role, busy in forecast.estimate.busy.items():
         traffic = forecast.traffic[role]

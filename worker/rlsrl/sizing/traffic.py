@@ -41,14 +41,7 @@ class Traffic:
 
 def traffic(workload: Workload, rates: Rates) -> dict[str, Traffic]:
     """Return the traffic by role, of the roles that the workload has."""
-    counts = {
-        "actor": workload.num_actors,
-        "policy": workload.num_policy_workers,
-        "buffer": workload.num_buffer_workers,
-        "trainer": workload.num_trainers,
-        "coordinator": 1,
-    }
-    return {role: _of_role(role, workload, rates, count) for role, count in counts.items() if count}
+    return {role: _of_role(role, workload, rates, count) for role, count in workload.workers_by_role.items() if count}
 
 
 def _of_role(role: str, workload: Workload, rates: Rates, count: int) -> Traffic:

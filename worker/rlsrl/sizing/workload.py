@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rlsrl.algorithms.gradients import MICROBATCH_ELEMENTS
 from rlsrl.api.role_configs import HEARTBEAT_SECONDS, SLOTS_PER_GROUP
+from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
 from rlsrl.api.spec import ExperimentSpec
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import rollout_layout
@@ -146,6 +147,17 @@ class Workload:
         """
         batch = self.batch_lanes if self.num_buffer_workers else self.rank_lanes
         return min(1.0, (1 + self.max_policy_lag) * batch / self.num_lanes)
+
+    @property
+    def workers_by_role(self) -> dict[str, int]:
+        """Workers of each role that moves samples or weights; 0 for a role that the workload does not have."""
+        return {
+            ACTOR: self.num_actors,
+            POLICY: self.num_policy_workers,
+            BUFFER: self.num_buffer_workers,
+            TRAINER: self.num_trainers,
+            COORDINATOR: 1,
+        }
 
     @property
     def num_workers(self) -> int:
