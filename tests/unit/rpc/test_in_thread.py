@@ -54,7 +54,7 @@ class Client:
         deadline = time.monotonic() + DEADLINE
         while not happened():
             assert time.monotonic() < deadline, "it never happened"
-            self.loop.turn(0.01)
+            self.loop.run_for(0.01)
 
     def end(self) -> Exception | None:
         """How it ended."""
@@ -101,10 +101,10 @@ def test_turning_ends_with_the_time_or_when_it_is_told_to(server: ConversationSe
     loop = WaitingLoop.of_this_thread()
     client = Client(server.address, on_message=lambda _: loop.stop())
     began = time.monotonic()
-    loop.turn(DEADLINE)
+    loop.run_for(DEADLINE)
     assert time.monotonic() - began < DEADLINE / 2
     began = time.monotonic()
-    loop.turn(0.05)
+    loop.run_for(0.05)
     assert time.monotonic() - began >= 0.05
     client.conversation.cancel()
     assert client.end() is None
@@ -119,11 +119,11 @@ def test_a_turn_that_is_stopped_leaves_the_next_its_own_time(first: float, later
         loop.stop()
 
     for _ in range(3):
-        task = loop.begin(stop())
-        loop.turn(first)
+        task = loop.create_task(stop())
+        loop.run_for(first)
         assert task.done()
         began = time.monotonic()
-        loop.turn(later)
+        loop.run_for(later)
         took = time.monotonic() - began
         assert later <= took < DEADLINE / 2
 
@@ -139,7 +139,7 @@ def test_what_its_owner_raises_ends_it(server: ConversationServer) -> None:
     client.conversation.send(b"goes nowhere")
     client.conversation.end()
     client.conversation.cancel()
-    client.loop.turn(0.05)
+    client.loop.run_for(0.05)
     assert len(client.ends) == 1
 
 
@@ -172,7 +172,7 @@ def test_it_may_be_cancelled_at_any_time(server: ConversationServer) -> None:
     assert unturned.end() is None
     with socket.create_server(("127.0.0.1", 0)) as mute:  # takes connections, and says nothing
         connecting = Client(f"127.0.0.1:{mute.getsockname()[1]}")
-        connecting.loop.turn(0.05)
+        connecting.loop.run_for(0.05)
         connecting.conversation.cancel()
         assert connecting.end() is None
     talking = Client(server.address)

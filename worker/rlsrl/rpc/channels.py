@@ -15,6 +15,9 @@ from rlsrl.rpc.tls import Tls
 AUTHORIZATION = "authorization"
 """Metadata key of the token. The value is ``Bearer TOKEN``."""
 
+END_SECONDS = 5.0
+"""How long a cancelled call may take to end. It only has to return from gRPC's core."""
+
 CallMetadata = tuple[tuple[str, str], ...]
 """Metadata of a call."""
 

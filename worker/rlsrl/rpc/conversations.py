@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ import grpc
 import structlog
 from grpc import aio
 
-from rlsrl.rpc.channels import CallMetadata, cancel_call, end_call, open_channel
+from rlsrl.rpc.channels import END_SECONDS, CallMetadata, cancel_call, end_call, open_channel
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import Tls
 
@@ -32,8 +33,6 @@ START_SECONDS = 30.0
 """How long a server may take to start."""
 LEAVE_SECONDS = 1.0
 """How long clients may take to end their calls when a server closes. Then the server ends them."""
-END_SECONDS = 5.0
-"""How long a cancelled call may take to end: it only has to come back from gRPC's core."""
 
 _FINAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
 """Status codes that another attempt cannot change."""
@@ -189,6 +188,18 @@ class ServerStream:
             self._window_opened.set()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ControlMessages:
+    """Messages that a server sends of its own."""
+
+    farewell: bytes
+    """Sent to every client when the server closes. The client then ends its call."""
+    heartbeat: bytes
+    """Sent to every client for which no other message is waiting."""
+    heartbeat_seconds: float
+    """Interval of the heartbeats."""
+
+
 class ConversationServer:
     """Serves one method, a stream in both directions, on an event loop in its own thread."""
 
@@ -200,8 +211,7 @@ class ConversationServer:
         tls: Tls | None,
         method: str,
         converse: Callable[[ServerStream], Awaitable[None]],
-        farewell: bytes | None = None,
-        heartbeat: tuple[bytes, float] | None = None,
+        control: ControlMessages | None = None,
         max_conversations: int | None = None,
         on_unauthenticated: Callable[[], None] = lambda: None,
     ) -> None:
@@ -213,8 +223,8 @@ class ConversationServer:
             tls: certificates, if clients must have one, too.
             method: ``/service/method``.
             converse: serves one client on the event loop. The call ends when it returns.
-            farewell: sent to every client when the server closes; the client then ends its call. None aborts the calls.
-            heartbeat: a message, and how often in seconds it is sent to every client without a waiting message.
+            control: messages that the server sends of its own. Without them it sends no heartbeats and aborts the calls
+                when it closes.
             max_conversations: most concurrent calls; further ones get RESOURCE_EXHAUSTED at once.
             on_unauthenticated: called on the event loop for every call without the token.
 
@@ -223,8 +233,7 @@ class ConversationServer:
             ValueError: the address has neither form.
         """
         self._converse = converse
-        self._farewell = farewell
-        self._heartbeat = heartbeat
+        self._control = control
         self._streams: set[ServerStream] = set()
         self._lock = threading.Lock()
         self._actions: list[Callable[[], None]] = []
@@ -249,17 +258,17 @@ class ConversationServer:
     def send(self, messages: Iterable[tuple[ServerStream, bytes]], *, answers: int = 0) -> None:
         """Send each message; it answers ``answers`` messages of its client. Any thread; no effect after ``close``."""
         for stream, message in messages:
-            self.post(partial(stream.send, message, answers=answers))
+            self.run_on_loop(partial(stream.send, message, answers=answers))
 
     def end(self, stream: ServerStream, reason: str) -> None:
         """End a stream, see ``ServerStream.end``. Any thread; no effect after ``close``."""
-        self.post(partial(stream.end, reason))
+        self.run_on_loop(partial(stream.end, reason))
 
-    def soon(self, action: Callable[[], None]) -> None:
+    def run_later(self, action: Callable[[], None]) -> None:
         """Run the action after everything that is ready now. Call this on the event loop."""
         self._loop.call_soon(action)
 
-    def post(self, action: Callable[[], None]) -> None:
+    def run_on_loop(self, action: Callable[[], None]) -> None:
         """Run the action on the event loop; at once if the caller is the event loop. No effect after ``close``.
 
         Actions that arrive before the loop runs wake the loop only once.
@@ -299,23 +308,22 @@ class ConversationServer:
         self._started.set_result((bound, asyncio.get_running_loop(), stopping))
         await self._send_heartbeats(stopping)
         for stream in self._streams:
-            if self._farewell is not None:
-                stream.send(self._farewell)
+            if self._control is not None:
+                stream.send(self._control.farewell)
             else:
                 stream.end("closed")
         await server.stop(LEAVE_SECONDS)
 
     async def _send_heartbeats(self, stopping: asyncio.Event) -> None:
         """Send heartbeats until the server stops."""
-        if self._heartbeat is None:
+        if self._control is None:
             await stopping.wait()
             return
-        message, seconds = self._heartbeat
         while not stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), seconds)
+                await asyncio.wait_for(stopping.wait(), self._control.heartbeat_seconds)
             for stream in self._streams:
-                stream.keep_alive(message)
+                stream.keep_alive(self._control.heartbeat)
 
     async def _serve_one(self, _: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> None:
         stream = ServerStream(context)

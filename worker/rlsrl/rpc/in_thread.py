@@ -27,7 +27,7 @@ class WaitingLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._turned = 0.0
+        self._seconds_run = 0.0
         """Seconds of all finished runs."""
         self._began: float | None = None
         """Start of the current run, on the loop's clock; None between two runs."""
@@ -45,11 +45,11 @@ class WaitingLoop:
             loop = _of_thread.loop = WaitingLoop()
         return loop
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a coroutine, which runs while the loop runs. The caller must keep a reference to the task."""
         return self._loop.create_task(work)
 
-    def turn(self, seconds: float) -> None:
+    def run_for(self, seconds: float) -> None:
         """Run for ``seconds``, or until ``stop``."""
         began = self._began = self._loop.time()
         self._until = began + seconds
@@ -59,16 +59,16 @@ class WaitingLoop:
             self._loop.run_forever()
         finally:
             self._began = None
-            self._turned += self._loop.time() - began
+            self._seconds_run += self._loop.time() - began
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self._loop.call_at(self._until, self._ring)
+        self._alarm = self._loop.call_at(self._until, self._on_alarm)
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         """End the current run if its deadline has passed; else set the alarm again, for the current run."""
-        assert self._alarm is not None, "it rings"
+        assert self._alarm is not None, "the alarm is due"
         is_over = self._alarm.when() >= self._until
         self._alarm = None
         if is_over:
@@ -81,9 +81,9 @@ class WaitingLoop:
         if self._loop.is_running():
             self._loop.stop()
 
-    def turned(self) -> float:
+    def seconds_run(self) -> float:
         """Return the seconds of all runs: a clock that stops while no message can be received."""
-        return self._turned if self._began is None else self._turned + self._loop.time() - self._began
+        return self._seconds_run if self._began is None else self._seconds_run + self._loop.time() - self._began
 
 
 class InThreadConversation:
@@ -118,7 +118,7 @@ class InThreadConversation:
         self._call: Any = None
         self._writer: asyncio.Task[None] | None = None
         """Sends the waiting messages, then ends. gRPC allows one write at a time."""
-        self._task = loop.begin(self._converse(address, method, metadata, tls))
+        self._task = loop.create_task(self._converse(address, method, metadata, tls))
 
     def send(self, message: bytes) -> None:
         """Send a message, in order. After the conversation's end the message is discarded."""
@@ -136,7 +136,7 @@ class InThreadConversation:
         if self._call is not None:
             self._call.cancel()
 
-    async def over(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait for the conversation's end."""
         await self._task
 
@@ -173,7 +173,7 @@ class InThreadConversation:
     def _start_writer(self) -> None:
         """Start sending the waiting messages, unless the writer runs already."""
         if self._call is not None and not self._task.done() and (self._writer is None or self._writer.done()):
-            self._writer = self._loop.begin(self._write(self._call))
+            self._writer = self._loop.create_task(self._write(self._call))
 
     async def _write(self, call: Any) -> None:
         try:

@@ -14,12 +14,9 @@ from typing import Any
 import grpc
 
 from rlsrl.rpc.back_off import BackOff
-from rlsrl.rpc.channels import cancel_call, end_call, open_channel
+from rlsrl.rpc.channels import END_SECONDS, cancel_call, end_call, open_channel
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
-
-END_SECONDS = 5.0
-"""How long a cancelled call may take to end. It only has to return from gRPC's core."""
 
 
 class ReconnectingCall:

@@ -204,7 +204,7 @@ class _Driver:
                 done.set_exception(error)
                 raise
             # Callbacks that are ready would otherwise stay until the next client, and keep gRPC's objects alive.
-            WaitingLoop.of_this_thread().turn(TICK)
+            WaitingLoop.of_this_thread().run_for(TICK)
             self._idle.append(self)
             done.set_result(None)
 

@@ -19,9 +19,9 @@ from typing_extensions import override
 
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.rpc.back_off import BackOff
-from rlsrl.rpc.channels import CallMetadata, token_metadata
+from rlsrl.rpc.channels import END_SECONDS, CallMetadata, token_metadata
 from rlsrl.rpc.codec import Malformed
-from rlsrl.rpc.conversations import END_SECONDS, is_final
+from rlsrl.rpc.conversations import is_final
 from rlsrl.rpc.in_thread import InThreadConversation, WaitingLoop
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
@@ -87,7 +87,7 @@ class GrpcInferenceClient(InferenceClient):
         self._messages = LaneMessages(options.layout)
         self._loop = WaitingLoop.of_this_thread()
         # Only waiting time counts: while the loop stands still, the client cannot notice that a server is alive.
-        self._now = self._loop.turned
+        self._now = self._loop.seconds_run
         self._unanswered: dict[int, _UnansweredRequest] = {}
         self._unsent: list[int] = []
         self._answers: list[Answer] = []
@@ -102,7 +102,7 @@ class GrpcInferenceClient(InferenceClient):
         self._back_off = BackOff()
         self._retry_at = -math.inf
         self._changed = asyncio.Event()
-        self._keeper = self._loop.begin(self._run())
+        self._keeper = self._loop.create_task(self._run())
 
     @override
     def submit(self, request: RolloutRequest) -> int:
@@ -127,7 +127,7 @@ class GrpcInferenceClient(InferenceClient):
             for number in self._unsent:
                 self._connection.send(self._unanswered[number].message)
             self._unsent.clear()
-        self._loop.turn(0.0 if self._answers else timeout)
+        self._loop.run_for(0.0 if self._answers else timeout)
         self._check()
         answers, self._answers = self._answers, []
         return answers
@@ -137,7 +137,7 @@ class GrpcInferenceClient(InferenceClient):
         self._fail(StreamClosed("this inference client was closed"))
         until = self._now() + END_SECONDS
         while not self._keeper.done() and self._now() < until:
-            self._loop.turn(END_SECONDS)
+            self._loop.run_for(END_SECONDS)
 
     @property
     def address(self) -> str | None:
@@ -226,7 +226,7 @@ class GrpcInferenceClient(InferenceClient):
         for connection in remaining:
             connection.cancel()
         for connection in remaining:
-            await connection.over()
+            await connection.wait_for_end()
         self._loop.stop()
 
     async def _stay_connected(self) -> None:
@@ -351,7 +351,7 @@ class _Connection:
         self.send = self._conversation.send
         self.end = self._conversation.end
         self.cancel = self._conversation.cancel
-        self.over = self._conversation.over
+        self.wait_for_end = self._conversation.wait_for_end
 
     def _ended(self, error: Exception | None) -> None:
         self.has_ended = True

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.rpc.codec import Malformed
-from rlsrl.rpc.conversations import ConversationServer, ServerStream
+from rlsrl.rpc.conversations import ControlMessages, ConversationServer, ServerStream
 from rlsrl.rpc.tls import Tls
 from rlsrl.streams.grpc_inference import wire
 from rlsrl.streams.grpc_inference.wire import InferenceMessageKind, LaneMessages
@@ -65,9 +65,12 @@ class GrpcInferenceServer(InferenceServer):
             tls=tls,
             method=wire.METHOD,
             converse=self._converse,
-            farewell=wire.note(InferenceMessageKind.LEAVING),
             on_unauthenticated=on_unauthenticated,
-            heartbeat=(wire.note(InferenceMessageKind.ALIVE), HEARTBEAT_SECONDS),
+            control=ControlMessages(
+                farewell=wire.note(InferenceMessageKind.LEAVING),
+                heartbeat=wire.note(InferenceMessageKind.ALIVE),
+                heartbeat_seconds=HEARTBEAT_SECONDS,
+            ),
         )
 
     @property
@@ -86,7 +89,7 @@ class GrpcInferenceServer(InferenceServer):
 
     @override
     def wake(self) -> None:
-        self._server.post(self._plan_call)
+        self._server.run_on_loop(self._plan_call)
 
     @override
     def close(self) -> None:
@@ -145,14 +148,14 @@ class GrpcInferenceServer(InferenceServer):
     def _plan_call(self) -> None:
         if self._on_arrival is not None and not self._is_call_planned:
             self._is_call_planned = True
-            self._server.soon(self._call)
+            self._server.run_later(self._call)
 
     def _call(self) -> None:
         self._is_call_planned = False
         if (on_arrival := self._on_arrival) is not None:
             on_arrival.take()
             # The answers have just woken the writers, so this runs after them.
-            self._server.soon(on_arrival.afterwards)
+            self._server.run_later(on_arrival.afterwards)
 
     def _refusal(self, kind: str, text: str, name: str = "") -> bytes:
         """Count and log a refused client; return the message that refuses it."""
