@@ -1,6 +1,14 @@
 """Decide which pods to delete. Pure.
 
-The operator deletes a pod for one of three reasons. Otherwise pods come and go with their Deployment or StatefulSet.
+The operator deletes a pod for one of three reasons. ``execute`` logs each deletion as ``deleting_pod`` with the reason.
+
+- ``earlier attempt``: the gang was restarted, and the pod's trainer belongs to an attempt that is over. The condition
+  ``GangComplete`` says why that attempt ended.
+- ``node lost``: the pod is still terminating after its grace period, since its node is dead or unreachable.
+- ``restart back-off``: the node delays the restart of a worker that had worked. A new pod starts without a delay.
+
+All other pods come and go with their Deployment or StatefulSet: edits, scaling, suspension and the end of a run only
+change the objects that the operator applies.
 """
 
 from __future__ import annotations
@@ -26,10 +34,11 @@ DeletionReason = Literal["node lost", "earlier attempt", "restart back-off"]
 
 @dataclass(frozen=True, kw_only=True)
 class PodDeletion:
-    """Delete one pod."""
+    """A pod to delete, and why."""
 
     pod: Manifest
     reason: DeletionReason
+    """Logged by ``execute``."""
     grace_seconds: int | None = None
     """None: the pod's own grace period."""
 

@@ -1,7 +1,8 @@
 """Phases, conditions and reasons of an experiment: what each means, and what to do about it.
 
 The operator reports them, `kubectl rlsrl why` explains them, and `make docs` generates the tables of
-docs/kubernetes/operations.md from them. Events have the same reasons. The texts are Markdown, one paragraph each.
+docs/kubernetes/operations.md from them. An Event reports each change of a condition, with the condition's reason. The
+texts are Markdown, one paragraph each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,17 @@
 """The table of roles: everything that the system knows of a role outside its config and its worker. Pure.
 
-To add a role, write a config class (``rlsrl.api.resolved``), the function that fills it (``rlsrl.api.role_configs``), a
-worker (``rlsrl.workers``) and an entry here. The coordinator, ``rlsrl run``, ``python -m rlsrl.workers`` and the
-operator read this table. ``rlsrl_operator.roles`` adds what only the operator knows, by the role's name.
+The coordinator, ``rlsrl run``, ``python -m rlsrl.workers`` and the operator read this table.
+
+To add a role, write
+
+- a name in ``rlsrl.api.role_names``, a config class in ``rlsrl.api.resolved``, the function that fills it in
+  ``rlsrl.api.role_configs``, and an entry here;
+- the worker in ``rlsrl.workers``, and the function that builds its parts in ``rlsrl.workers.build``.
+
+If users configure the role, add its section to ``rlsrl.api.spec.ExperimentSpec``. If slots pass it, add it to the chain
+of ``rlsrl.runtime.ledger.balance``. If ``rlsrl size`` must know its speed, add it to ``rlsrl.sizing.demands``.
+Pods, Services and NetworkPolicies follow from the entry and from the addresses in the config; ``rlsrl_operator.roles``
+names only the roles that need a StatefulSet. ``tests/integration/test_toy_role.py`` adds a role.
 """
 
 from __future__ import annotations
