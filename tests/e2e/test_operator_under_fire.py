@@ -1,7 +1,7 @@
-"""The operator is killed between any two of its writes, misled by its watches and doubled: what it makes is the same.
+"""Kill the operator between any two writes, break its watches and run two of it: the objects must stay the same.
 
-It runs as a process of this machine and reaches the real API server through a proxy, which harms it. Nodes have no part
-in this: the pods ask for one that only shows them to run (`rlsrl.testing.stand_in_node`), so a control plane is enough.
+The operator runs as a local process and reaches the real API server through a proxy that injects the faults. A control
+plane is enough: a stand-in node (`rlsrl.testing.stand_in_node`) reports the pods as running.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from rlsrl.testing.waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 IDLE_SECONDS = 0.4
-"""An operator that asked for nothing for that long has done what it had to."""
+"""An operator that sends no request for this long has finished its work."""
 QUIET_SECONDS = 3.0
+"""How long a settled operator must write nothing."""
 STEADY_SECONDS = 20.0
-"""Of an operator whose news are lost: by itself it would take minutes to look whether there were any."""
+"""Reconcile interval of an operator whose watch events are lost; the default interval is minutes."""
 NOT_READY = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
-"""What the node controller says of pods on a node that it does not hear of."""
+"""The condition that the node controller sets on the pods of an unreachable node."""
 SAME = "the same objects"
 SHOWN = 20_000
-"""Of a difference, in characters: where an object is missing all of it differs."""
+"""Longest difference to print, in characters: a missing object differs as a whole."""
 NUM_ROWS_AT_ONCE = 4
 KEY = "operator-key"
 KINDS = {
@@ -77,8 +78,8 @@ LARGE: Object = SMALL | {
 
 
 @dataclass
-class Place:
-    """A namespace with the experiment ``a``, and what its operators share."""
+class ExperimentNamespace:
+    """A namespace with the experiment ``a``, and the settings that its operators share."""
 
     name: str
     api: Api
@@ -90,18 +91,18 @@ class Place:
     def operator(
         self, *, kill_at: int | None = None, steady_seconds: float | None = None, **settings: Any
     ) -> OperatorProcess:
-        """Another life of the operator that looks after this namespace alone."""
-        told = {
+        """Return a new operator process that manages only this namespace."""
+        config = {
             "namespaces": [self.name],
             "keySecret": {"namespace": self.name, "name": KEY},
-            "statusSeconds": 3600,  # what it does, it does because of what it is told or finds
+            "statusSeconds": 3600,  # so that every write follows an event, not the timer
             "images": {"actor": "none/actor:1", "learner": "none/learner:1"},
             "roles": {"default": {"nodeSelector": self.node.selector}},
             **settings,
         }
         folder = self.folder / str(next(self.num_operators))
         api = f"http://{self.address}"
-        return OperatorProcess(api, told, folder, kill_at=kill_at, steady_seconds=steady_seconds)
+        return OperatorProcess(api, config, folder, kill_at=kill_at, steady_seconds=steady_seconds)
 
     def path(self, kind: str, name: str = "") -> str:
         return KINDS[kind].format(self.name) + (f"/{name}" if name else "")
@@ -118,7 +119,7 @@ class Place:
         assert self.api.merge(self.path("RLExperiment", "a"), {"spec": spec}) is not None
 
     def replace(self, spec: Object) -> None:
-        """Put another spec in the place of the one that is there."""
+        """Replace the spec."""
         found = self.api.get(self.path("RLExperiment", "a"))
         assert found is not None
         assert self.api.send("PUT", self.path("RLExperiment", "a"), {**found, "spec": spec}) is not None
@@ -127,7 +128,7 @@ class Place:
         assert self.api.send("DELETE", self.path("RLExperiment", "a")) is not None
 
     def finish(self) -> None:
-        """Rank 0 says that the goal is reached; the evaluators have no more to play."""
+        """End the trainers with the message that the goal is reached, and end the evaluators."""
         for pod in self.api.items(self.path("Pod")):
             role = pod["metadata"]["labels"]["rlsrl.dev/role"]
             if role in ("trainer", "evaluator"):
@@ -135,38 +136,39 @@ class Place:
 
     def objects(self) -> list[Object]:
         return [
-            {**each, "kind": kind}
+            {**found, "kind": kind}
             for kind in KINDS
-            for each in self.api.items(self.path(kind))
-            if each["metadata"]["name"] not in NOT_OURS
+            for found in self.api.items(self.path(kind))
+            if found["metadata"]["name"] not in NOT_OURS
         ]
 
-    def told(self) -> Manifests:
+    def manifests(self) -> Manifests:
         return normalized(self.objects())
 
     def status(self) -> Object:
+        """Return the status of the newest generation, or an empty object if the operator has not written it yet."""
         found = self.api.get(self.path("RLExperiment", "a")) or {}
         status: Object = found.get("status", {})
         return status if status.get("observedGeneration") == found.get("metadata", {}).get("generation") else {}
 
     def is_ready(self) -> bool:
         status = self.status()
-        conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
-        # Who is replaced may be there for a while after whoever comes instead.
+        conditions = {condition["type"]: condition["status"] for condition in status.get("conditions", ())}
+        # A replaced pod may still exist for a while after its replacement is ready.
         ending = any("deletionTimestamp" in pod["metadata"] for pod in self.api.items(self.path("Pod")))
         return status.get("phase") == "Running" and conditions.get("Ready") == "True" and not ending
 
     def is_suspended(self) -> bool:
         return self.status().get("phase") == "Suspended" and not self.api.items(self.path("Pod"))
 
-    def is_over(self) -> bool:
+    def is_succeeded(self) -> bool:
         return self.status().get("phase") == "Succeeded" and len(self.api.items(self.path("Pod"))) == 1
 
     def is_gone(self) -> bool:
-        return not self.told()
+        return not self.manifests()
 
-    def await_end(self, operator: OperatorProcess, end: Callable[[Place], bool]) -> None:
-        """Wait until it is so, and the operator has no more to do; or the operator has been killed."""
+    def await_end(self, operator: OperatorProcess, end: Callable[[ExperimentNamespace], bool]) -> None:
+        """Wait until `end` holds and the operator is idle, or until the operator has been killed."""
         since: float | None = None
 
         def settled() -> bool:
@@ -176,49 +178,49 @@ class Place:
                 since = None
             elif since is None:
                 since = time.monotonic()
-            # Of what has just come to its end the operator may be about to hear, and then it has something to do.
+            # The event that ends the wait may not have reached the operator yet, so `end` must hold for a while.
             rested = since is not None and time.monotonic() - since > IDLE_SECONDS and operator.is_idle(IDLE_SECONDS)
             return operator.killed_at is not None or rested
 
         try:
-            until(settled, "it is done")
+            until(settled, "the namespace is settled")
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.status()}\n{operator.log.read_text()[-3000:]}") from None
 
-    def await_told(self, operator: OperatorProcess, expected: Manifests) -> None:
-        """Wait until the objects say what they should, and the operator has no more to do."""
+    def await_manifests(self, operator: OperatorProcess, expected: Manifests) -> None:
+        """Wait until the objects equal `expected` and the operator is idle."""
 
         def settled() -> bool:
             operator.check()
-            return operator.is_idle(IDLE_SECONDS) and self.told() == expected
+            return operator.is_idle(IDLE_SECONDS) and self.manifests() == expected
 
         try:
             until(settled, "the objects are as expected")
         except TimeoutError:
             log = operator.log.read_text()[-3000:]
-            pytest.fail(f"{difference(expected, self.told())[:SHOWN]}\n{log}", pytrace=False)
+            pytest.fail(f"{difference(expected, self.manifests())[:SHOWN]}\n{log}", pytrace=False)
 
 
-MakePlace = Callable[[], Place]
+MakeNamespace = Callable[[], ExperimentNamespace]
 
 
 @pytest.fixture(scope="module")
-def lone(definition: None) -> Iterator[None]:
-    """No operator of the suite's is there: it would look after these experiments, too."""
+def no_other_operator(definition: None) -> Iterator[None]:
+    """Stop the suite's own operators: they would manage these experiments too."""
     system = Namespace("rlsrl-system")
-    there = system.list("deployments")
-    for each in there:
-        system.kubectl("scale", f"deployment/{each['metadata']['name']}", "--replicas=0")
-    until(lambda: not system.list("pods"), "no operator is there")
+    deployments = system.list("deployments")
+    for deployment in deployments:
+        system.kubectl("scale", f"deployment/{deployment['metadata']['name']}", "--replicas=0")
+    until(lambda: not system.list("pods"), "no operator runs")
     yield
-    for each in there:
-        name, replicas = each["metadata"]["name"], each["spec"]["replicas"]
+    for deployment in deployments:
+        name, replicas = deployment["metadata"]["name"], deployment["spec"]["replicas"]
         system.kubectl("scale", f"deployment/{name}", f"--replicas={replicas}")
         system.kubectl("rollout", "status", f"deployment/{name}", "--timeout=60s")
 
 
 @pytest.fixture(scope="module")
-def address(lone: None) -> Iterator[str]:
+def address(no_other_operator: None) -> Iterator[str]:
     with api_proxy() as found:
         yield found
 
@@ -230,41 +232,41 @@ def node(address: str) -> Iterator[StandInNode]:
 
 
 @contextmanager
-def new_place(address: str, node: StandInNode, folder: Path) -> Iterator[Place]:
-    """A namespace, for as long as the context."""
+def new_namespace(address: str, node: StandInNode, folder: Path) -> Iterator[ExperimentNamespace]:
+    """Create a namespace for the duration of the context."""
     name = f"fire-{uuid.uuid4().hex[:8]}"
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-    place = Place(name, Api(address), address, node, folder / name)
-    assert place.api.send("POST", "/api/v1/namespaces", document) is not None
+    namespace = ExperimentNamespace(name, Api(address), address, node, folder / name)
+    assert namespace.api.send("POST", "/api/v1/namespaces", document) is not None
     try:
-        yield place
+        yield namespace
     finally:
-        place.api.send("DELETE", f"/api/v1/namespaces/{name}")
-        place.api.close()
+        namespace.api.send("DELETE", f"/api/v1/namespaces/{name}")
+        namespace.api.close()
 
 
 @pytest.fixture
-def make_place(address: str, node: StandInNode, tmp_path: Path) -> Iterator[MakePlace]:
-    """Makes namespaces; they go when the test ends."""
-    with ExitStack() as places:
-        yield lambda: places.enter_context(new_place(address, node, tmp_path))
+def make_namespace(address: str, node: StandInNode, tmp_path: Path) -> Iterator[MakeNamespace]:
+    """Return a function that creates namespaces; the test's end deletes them."""
+    with ExitStack() as namespaces:
+        yield lambda: namespaces.enter_context(new_namespace(address, node, tmp_path))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deed:
-    """What a user or the run does, from one settled state to the next."""
+class Transition:
+    """Actions of a user or of the run that lead from one settled state to the next."""
 
-    steps: tuple[Callable[[Place], None], ...]
-    """The last of them is the deed; those before prepare it, and each is waited for."""
-    ends: tuple[Callable[[Place], bool], ...]
-    """Whether it has come about, one a step."""
-    afterwards: Callable[[Place], None] | None = None
-    """What is done while no operator is there."""
+    steps: tuple[Callable[[ExperimentNamespace], None], ...]
+    """The last step is under test; the steps before it prepare the state."""
+    ends: tuple[Callable[[ExperimentNamespace], bool], ...]
+    """A condition for each step: the test waits for it before the next step."""
+    afterwards: Callable[[ExperimentNamespace], None] | None = None
+    """An action while no operator runs."""
 
 
-def create(spec: Object) -> Callable[[Place], None]:
-    return lambda place: place.create(spec)
+def create(spec: Object) -> Callable[[ExperimentNamespace], None]:
+    return lambda namespace: namespace.create(spec)
 
 
 UPDATE = {
@@ -274,128 +276,143 @@ UPDATE = {
     "evaluators": {"environments": 3},
     "parameters": {"store": {"filesystem": {"whenDeleted": "Delete"}}},
 }
-"""Live, of the gang, of others, of the volume, and a role less."""
+"""Edits a live field, the gang, other roles and the volume, and removes a role."""
 OWNED: Object = SMALL | {"parameters": {"store": {"filesystem": {"whenDeleted": "Delete"}}}}
-READY, SUSPENDED, OVER, GONE = Place.is_ready, Place.is_suspended, Place.is_over, Place.is_gone
-DEEDS = {
-    "create": Deed(steps=(create(SMALL),), ends=(READY,)),
-    "create every role": Deed(steps=(create(LARGE),), ends=(READY,)),
-    "update": Deed(steps=(create(LARGE), lambda place: place.edit(**UPDATE)), ends=(READY, READY)),
-    "scale": Deed(steps=(create(SMALL), lambda place: place.scale(4)), ends=(READY, READY)),
-    "suspend": Deed(steps=(create(LARGE), lambda place: place.edit(suspend=True)), ends=(READY, SUSPENDED)),
-    "resume": Deed(
-        steps=(create(LARGE | {"suspend": True}), lambda place: place.edit(suspend=False)), ends=(SUSPENDED, READY)
+READY, SUSPENDED, SUCCEEDED, GONE = (
+    ExperimentNamespace.is_ready,
+    ExperimentNamespace.is_suspended,
+    ExperimentNamespace.is_succeeded,
+    ExperimentNamespace.is_gone,
+)
+TRANSITIONS = {
+    "create": Transition(steps=(create(SMALL),), ends=(READY,)),
+    "create every role": Transition(steps=(create(LARGE),), ends=(READY,)),
+    "update": Transition(steps=(create(LARGE), lambda namespace: namespace.edit(**UPDATE)), ends=(READY, READY)),
+    "scale": Transition(steps=(create(SMALL), lambda namespace: namespace.scale(4)), ends=(READY, READY)),
+    "suspend": Transition(
+        steps=(create(LARGE), lambda namespace: namespace.edit(suspend=True)), ends=(READY, SUSPENDED)
     ),
-    "finish": Deed(steps=(create(LARGE), Place.finish), ends=(READY, OVER)),
-    "expire": Deed(steps=(create(OWNED | {"ttlSecondsAfterFinished": 1}), Place.finish), ends=(READY, GONE)),
-    "delete": Deed(steps=(create(OWNED), Place.delete), ends=(READY, GONE)),
-    "delete while it is made": Deed(steps=(create(OWNED),), ends=(READY,), afterwards=Place.delete),
+    "resume": Transition(
+        steps=(create(LARGE | {"suspend": True}), lambda namespace: namespace.edit(suspend=False)),
+        ends=(SUSPENDED, READY),
+    ),
+    "finish": Transition(steps=(create(LARGE), ExperimentNamespace.finish), ends=(READY, SUCCEEDED)),
+    "expire": Transition(
+        steps=(create(OWNED | {"ttlSecondsAfterFinished": 1}), ExperimentNamespace.finish), ends=(READY, GONE)
+    ),
+    "delete": Transition(steps=(create(OWNED), ExperimentNamespace.delete), ends=(READY, GONE)),
+    "delete while it is made": Transition(steps=(create(OWNED),), ends=(READY,), afterwards=ExperimentNamespace.delete),
 }
 
 
 @dataclass(frozen=True)
-class Killed:
-    """A life that was cut short, and what came of it."""
+class Kill:
+    """A kill of the operator and the recovery from it."""
 
-    at: Request
-    """The write that did not arrive."""
+    write: Request
+    """The write that did not reach the API server."""
     seconds: float
-    """From the start of the next life until everything was as it should be."""
+    """From the start of the next operator until the objects were as expected."""
 
     def __str__(self) -> str:
-        path = self.at.path.partition("?")[0].partition("/namespaces/")[2].partition("/")[2]
-        return f"{self.at.method} {path}"
+        path = self.write.path.partition("?")[0].partition("/namespaces/")[2].partition("/")[2]
+        return f"{self.write.method} {path}"
 
 
-def do(deed: Deed, place: Place, *, kill_at: int | None, expected: Manifests | None = None) -> Killed | None:
-    """Do it; once the operator is killed, let another one come up and bring everything about that is expected."""
-    *before, act = deed.steps
+def perform(
+    transition: Transition, namespace: ExperimentNamespace, *, kill_at: int | None, expected: Manifests | None = None
+) -> Kill | None:
+    """Perform the transition; after a kill, start another operator and wait until the objects are as expected."""
+    *before, act = transition.steps
     if not before:
-        act(place)
-    with place.operator(kill_at=None if before else kill_at) as operator:
-        for step, end in zip(before, deed.ends, strict=False):
-            step(place)
-            place.await_end(operator, end)
+        act(namespace)
+    with namespace.operator(kill_at=None if before else kill_at) as operator:
+        for step, end in zip(before, transition.ends, strict=False):
+            step(namespace)
+            namespace.await_end(operator, end)
         if before:
             operator.count(kill_at=kill_at)
-            act(place)
-        place.await_end(operator, deed.ends[-1])
+            act(namespace)
+        namespace.await_end(operator, transition.ends[-1])
         killed_at = operator.killed_at
-    if deed.afterwards is not None:
-        deed.afterwards(place)
+    if transition.afterwards is not None:
+        transition.afterwards(namespace)
     if killed_at is None:
         return None
     began = time.monotonic()
-    with place.operator() as operator:
-        place.await_told(operator, expected or {})
-        return Killed(killed_at, time.monotonic() - began)
+    with namespace.operator() as operator:
+        namespace.await_manifests(operator, expected or {})
+        return Kill(killed_at, time.monotonic() - began)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name != "scale" else []) for name in DEEDS]
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name != "scale" else []) for name in TRANSITIONS]
 )
 def test_a_kill_between_any_two_writes_leads_to_the_same_objects(
-    name: str, make_place: MakePlace, recovered: Recovered
+    name: str, make_namespace: MakeNamespace, recovered: Recovered
 ) -> None:
-    deed = DEEDS[name]
-    place = make_place()
-    do(deed, place, kill_at=None)
-    if deed.afterwards is not None:
-        until(place.is_gone, "nothing is left")
-    expected = place.told()
+    transition = TRANSITIONS[name]
+    namespace = make_namespace()
+    perform(transition, namespace, kill_at=None)
+    if transition.afterwards is not None:
+        until(namespace.is_gone, "nothing is left")
+    expected = namespace.manifests()
 
-    def killed_before(n: int) -> Killed | None:
-        killed = do(deed, make_place(), kill_at=n, expected=expected)
-        if killed is not None:
-            print(f"{name}, killed before write {n}, {killed}: {killed.seconds:.1f} s")
-        return killed
+    def kill_before(n: int) -> Kill | None:
+        kill = perform(transition, make_namespace(), kill_at=n, expected=expected)
+        if kill is not None:
+            print(f"{name}, killed before write {n}, {kill}: {kill.seconds:.1f} s")
+        return kill
 
-    lives: list[Killed] = []
+    kills: list[Kill] = []
     with ThreadPoolExecutor(NUM_ROWS_AT_ONCE) as rows:
         for first in itertools.count(step=NUM_ROWS_AT_ONCE):
-            found = list(rows.map(killed_before, range(first, first + NUM_ROWS_AT_ONCE)))
-            lives += [each for each in found if each is not None]
-            if None in found:
+            batch = list(rows.map(kill_before, range(first, first + NUM_ROWS_AT_ONCE)))
+            kills += [kill for kill in batch if kill is not None]
+            if None in batch:
                 break
-    # The cluster's collector does what a deletion wants.
-    assert lives or name == "delete", "what the operator writes goes through the proxy"
-    slowest = max((each.seconds for each in lives), default=0.0)
-    recovered(f"operator killed before any of {len(lives)} writes: {name}", slowest, SAME)
+    # A deletion may need no write: the garbage collector deletes the objects.
+    assert kills or name == "delete", "no write of the operator went through the proxy"
+    slowest = max((kill.seconds for kill in kills), default=0.0)
+    recovered(f"operator killed before any of {len(kills)} writes: {name}", slowest, SAME)
 
 
-LIFE: tuple[tuple[Callable[[Place], None], Callable[[Place], bool]], ...] = (
+LIFE_CYCLE: tuple[tuple[Callable[[ExperimentNamespace], None], Callable[[ExperimentNamespace], bool]], ...] = (
     (create(LARGE), READY),
-    (lambda place: place.edit(**UPDATE), READY),
-    (lambda place: place.scale(3), READY),
-    (lambda place: place.edit(suspend=True), SUSPENDED),
-    (lambda place: place.edit(suspend=False), READY),
-    (Place.finish, OVER),
+    (lambda namespace: namespace.edit(**UPDATE), READY),
+    (lambda namespace: namespace.scale(3), READY),
+    (lambda namespace: namespace.edit(suspend=True), SUSPENDED),
+    (lambda namespace: namespace.edit(suspend=False), READY),
+    (ExperimentNamespace.finish, SUCCEEDED),
 )
-"""One of each deed, and what is waited for."""
+"""A life cycle with each kind of action, and the condition that ends it."""
 
 
 @pytest.fixture(scope="module")
-def told_in_life(address: str, node: StandInNode, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifests, ...]:
-    """What the objects say after each deed of a life that nobody disturbs."""
+def life_cycle_manifests(
+    address: str, node: StandInNode, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Manifests, ...]:
+    """Return the manifests after each action of an undisturbed life cycle."""
     folder = tmp_path_factory.mktemp("life")
-    with new_place(address, node, folder) as place, place.operator() as operator:
-        said = []
-        for act, end in LIFE:
-            act(place)
-            place.await_end(operator, end)
-            said.append(place.told())
-        return tuple(said)
+    with new_namespace(address, node, folder) as namespace, namespace.operator() as operator:
+        snapshots = []
+        for act, end in LIFE_CYCLE:
+            act(namespace)
+            namespace.await_end(operator, end)
+            snapshots.append(namespace.manifests())
+        return tuple(snapshots)
 
 
-Line = Callable[[Request, bytes], bytes | None]
+WatchFilter = Callable[[Request, bytes], bytes | None]
+"""Returns the bytes of a watch event to pass on; None ends the watch."""
 
 
 def is_about_children(request: Request) -> bool:
     return "/rlexperiments" not in request.path
 
 
-def late() -> Line:
-    """What comes after a silence comes two seconds late, as from an API server that is behind."""
+def late() -> WatchFilter:
+    """Delay the first event after a silence by two seconds, like an API server that is behind."""
     last: dict[int, float] = {}
 
     def line(request: Request, read: bytes) -> bytes:
@@ -407,30 +424,30 @@ def late() -> Line:
     return line
 
 
-def lost(is_lost: Callable[[Request], bool]) -> Line:
+def lost(is_lost: Callable[[Request], bool]) -> WatchFilter:
     return lambda request, read: b"" if is_lost(request) else read
 
 
-def cut() -> Line:
-    """Every fourth event ends its watch, and is not told."""
+def cut() -> WatchFilter:
+    """Drop every fourth event and end its watch."""
     numbers = itertools.count(1)
     return lambda request, read: read if next(numbers) % 4 else None
 
 
-def expired() -> Line:
-    """Every fourth event is instead the news that the watch has fallen behind too far to go on."""
+def expired() -> WatchFilter:
+    """Replace every fourth event with the error that the watch has expired."""
     numbers = itertools.count(1)
     status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}
-    told = json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
-    return lambda request, read: read if next(numbers) % 4 else told
+    error = json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
+    return lambda request, read: read if next(numbers) % 4 else error
 
 
-def created_only() -> Line:
-    """Of experiments, nothing is told after their creation."""
+def created_only() -> WatchFilter:
+    """Drop every event of an experiment but its creation."""
     return lambda request, read: b"" if "/rlexperiments" in request.path and b'"ADDED"' not in read[:40] else read
 
 
-FAULTS: dict[str, Callable[[], Line]] = {
+FAULTS: dict[str, Callable[[], WatchFilter]] = {
     "late": late,
     "cut": cut,
     "expired": expired,
@@ -443,92 +460,94 @@ FAULTS: dict[str, Callable[[], Line]] = {
     "fault", [pytest.param(name, marks=[pytest.mark.full] if name != "cut" else []) for name in FAULTS]
 )
 def test_wrong_watch_events_lead_to_the_same_objects(
-    fault: str, make_place: MakePlace, told_in_life: tuple[Manifests, ...], recovered: Recovered
+    fault: str, make_namespace: MakeNamespace, life_cycle_manifests: tuple[Manifests, ...], recovered: Recovered
 ) -> None:
-    place, seconds = make_place(), []
-    with place.operator(statusSeconds=1, steady_seconds=STEADY_SECONDS) as operator:
+    namespace, seconds = make_namespace(), []
+    with namespace.operator(statusSeconds=1, steady_seconds=STEADY_SECONDS) as operator:
         harmed = FAULTS[fault]()
         operator.proxy.line = lambda request, read: harmed(request, read) if "watch=true" in request.path else read
-        for (act, _), expected in zip(LIFE, told_in_life, strict=True):
+        for (act, _), expected in zip(LIFE_CYCLE, life_cycle_manifests, strict=True):
             began = time.monotonic()
-            act(place)
-            place.await_told(operator, expected)
+            act(namespace)
+            namespace.await_manifests(operator, expected)
             seconds.append(time.monotonic() - began)
     recovered(f"operator's watch events: {fault}", max(seconds), SAME)
 
 
 def test_two_operators_by_mistake_reach_the_same_objects_and_stop_writing(
-    make_place: MakePlace, told_in_life: tuple[Manifests, ...]
+    make_namespace: MakeNamespace, life_cycle_manifests: tuple[Manifests, ...]
 ) -> None:
-    place = make_place()
-    with place.operator() as one, place.operator() as two:
-        for (act, _), expected in zip(LIFE, told_in_life, strict=True):
+    namespace = make_namespace()
+    with namespace.operator() as one, namespace.operator() as two:
+        for (act, _), expected in zip(LIFE_CYCLE, life_cycle_manifests, strict=True):
             began = time.monotonic()
-            act(place)
-            place.await_told(one, expected)
-            until(lambda: two.is_idle(IDLE_SECONDS), "the other has no more to do, either")
+            act(namespace)
+            namespace.await_manifests(one, expected)
+            until(lambda: two.is_idle(IDLE_SECONDS), "the other operator is idle too")
             print(f"{one.num_writes} and {two.num_writes} writes, {time.monotonic() - began:.1f} s")
             one.count()
             two.count()
-        rest(one, two)
+        assert_quiet(one, two)
 
 
 @pytest.mark.full
-def test_a_node_that_was_marked_lost_by_mistake_changes_nothing(make_place: MakePlace) -> None:
-    place = make_place()
-    with place.operator() as operator:
-        place.create(LARGE)
-        place.await_end(operator, READY)
-        expected = place.told()
-        for pod in place.api.items(place.path("Pod")):  # as the node controller does
-            told = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": {"conditions": [NOT_READY]}}
-            assert place.api.merge(place.path("Pod", f"{pod['metadata']['name']}/status"), told) is not None
-        place.await_told(operator, expected)
-        place.await_end(operator, READY)
+def test_a_node_that_was_marked_lost_by_mistake_changes_nothing(make_namespace: MakeNamespace) -> None:
+    namespace = make_namespace()
+    with namespace.operator() as operator:
+        namespace.create(LARGE)
+        namespace.await_end(operator, READY)
+        expected = namespace.manifests()
+        for pod in namespace.api.items(namespace.path("Pod")):  # as the node controller does
+            patch = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": {"conditions": [NOT_READY]}}
+            assert namespace.api.merge(namespace.path("Pod", f"{pod['metadata']['name']}/status"), patch) is not None
+        namespace.await_manifests(operator, expected)
+        namespace.await_end(operator, READY)
 
 
 @pytest.mark.full
-def test_only_one_of_two_releases_manages_an_experiment(make_place: MakePlace) -> None:
-    """They have keys of their own, and other images: what one makes the other one would make otherwise."""
-    place = make_place()
+def test_only_one_of_two_releases_manages_an_experiment(make_namespace: MakeNamespace) -> None:
+    """The releases have different keys and images, so that they would create different objects."""
+    namespace = make_namespace()
     other = {
-        "keySecret": {"namespace": place.name, "name": OTHER_KEY},
+        "keySecret": {"namespace": namespace.name, "name": OTHER_KEY},
         "images": {"actor": "o/a:2", "learner": "o/l:2"},
     }
-    with place.operator() as one, place.operator(**other) as two:
-        until(lambda: one.is_idle(IDLE_SECONDS) and two.is_idle(IDLE_SECONDS), "both are there")
-        for act, end in LIFE:
+    with namespace.operator() as one, namespace.operator(**other) as two:
+        until(lambda: one.is_idle(IDLE_SECONDS) and two.is_idle(IDLE_SECONDS), "both are idle")
+        for act, end in LIFE_CYCLE:
             one.count()
             two.count()
-            act(place)
-            place.await_end(one, end)
-            until(lambda: two.is_idle(IDLE_SECONDS), "the other has no more to do, either")
-            images = {each["spec"]["containers"][0]["image"] for each in place.api.items(place.path("Pod"))}
+            act(namespace)
+            namespace.await_end(one, end)
+            until(lambda: two.is_idle(IDLE_SECONDS), "the other operator is idle too")
+            images = {pod["spec"]["containers"][0]["image"] for pod in namespace.api.items(namespace.path("Pod"))}
             assert images <= {"none/actor:1", "none/learner:1"} or images <= {"o/a:2", "o/l:2"}
             print(f"{one.num_writes} and {two.num_writes} writes")
-            # As it is made both may begin its status; then one of them leaves it alone.
+            # Both may write the first status of a new experiment; then one of them leaves the experiment alone.
             assert min(one.num_writes, two.num_writes) <= 1
-        rest(one, two)
+        assert_quiet(one, two)
 
 
-def rest(*operators: OperatorProcess) -> None:
-    """They write nothing any more."""
-    for each in operators:
-        each.count()
-    time.sleep(QUIET_SECONDS)  # what is measured is that nothing happens
-    assert [each.num_writes for each in operators] == [0] * len(operators)
+def assert_quiet(*operators: OperatorProcess) -> None:
+    """Fail if an operator still writes."""
+    for operator in operators:
+        operator.count()
+    time.sleep(QUIET_SECONDS)  # the test needs a span without writes
+    assert [operator.num_writes for operator in operators] == [0] * len(operators)
 
 
 NUM_EDITS = 5
 
 
 @pytest.mark.parametrize("num_sequences", [1, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
-def test_objects_depend_only_on_the_spec_and_not_on_its_history(num_sequences: int, make_place: MakePlace) -> None:
+def test_objects_depend_only_on_the_spec_and_not_on_its_history(
+    num_sequences: int, make_namespace: MakeNamespace
+) -> None:
     def sequence(seed: int) -> None:
         began = time.monotonic()
         rng = random.Random(seed)
-        document = within_reason(rng, variation(rng))
-        edited, fresh = make_place(), make_place()
+        document = with_few_pods(rng, variation(rng))
+        edited, fresh = make_namespace(), make_namespace()
         with edited.operator() as operator:
             edited.create(document["spec"])
             edited.await_end(operator, end_of(document))
@@ -539,7 +558,7 @@ def test_objects_depend_only_on_the_spec_and_not_on_its_history(num_sequences: i
         with fresh.operator() as operator:
             fresh.create(document["spec"])
             fresh.await_end(operator, end_of(document))
-        expected, found = (decided_by_spec(place.objects()) for place in (fresh, edited))
+        expected, found = (decided_by_spec(namespace.objects()) for namespace in (fresh, edited))
         assert expected == found, f"seed {seed}: {difference(expected, found)[:SHOWN]}"
         print(f"seed {seed}: {NUM_EDITS} edits, {time.monotonic() - began:.1f} s")
 
@@ -547,7 +566,7 @@ def test_objects_depend_only_on_the_spec_and_not_on_its_history(num_sequences: i
         list(rows.map(sequence, range(num_sequences)))
 
 
-def end_of(document: JsonDocument) -> Callable[[Place], bool]:
+def end_of(document: JsonDocument) -> Callable[[ExperimentNamespace], bool]:
     return SUSPENDED if document["spec"].get("suspend") else READY
 
 
@@ -559,8 +578,8 @@ def is_legal(document: JsonDocument) -> bool:
     return True
 
 
-def within_reason(rng: random.Random, document: JsonDocument) -> JsonDocument:
-    """With no more pods than a test can watch, and now and then a gang of two."""
+def with_few_pods(rng: random.Random, document: JsonDocument) -> JsonDocument:
+    """Return the document with at most three pods a role and, half of the time, a gang of two."""
     spec = document["spec"]
     for role in ("policyWorkers", "evaluators"):
         if role in spec:
@@ -571,10 +590,10 @@ def within_reason(rng: random.Random, document: JsonDocument) -> JsonDocument:
 
 
 def legal_edit(rng: random.Random, before: JsonDocument) -> JsonDocument:
-    """Another document that the experiment may be edited into."""
+    """Return a variation that the experiment may be edited into."""
     for _ in range(1000):
-        after = within_reason(rng, variation(rng))
-        for _ in range(3):  # what cannot be edited is as before, and that may bring about more of it
+        after = with_few_pods(rng, variation(rng))
+        for _ in range(3):  # restoring an immutable field may make another edit illegal
             if not is_legal(after):
                 break
             paths = refused(load_text(json.dumps(before)), load_text(json.dumps(after)))
@@ -582,11 +601,11 @@ def legal_edit(rng: random.Random, before: JsonDocument) -> JsonDocument:
                 return after
             for path in paths:
                 copy_field(before, after, path.split("."))
-    raise AssertionError(f"no edit of this is found: {before}")
+    raise AssertionError(f"found no legal edit of {before}")
 
 
 def copy_field(source: JsonDocument, target: JsonDocument, path: list[str]) -> None:
-    """Have a field of the target as the source has it; absent where it is absent."""
+    """Copy a field from source to target; remove it from target if source lacks it."""
     *above, name = path
     for step in above:
         source = source.get(step, {})
