@@ -24,7 +24,7 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.runtime.worker import Worker
 from rlsrl.streams.consumer_core import ConsumerOptions
-from rlsrl.streams.shared_memory import SharedMemoryConsumer
+from rlsrl.streams.shared_memory.consumer import SharedMemoryConsumer
 from rlsrl.testing.contexts import TOKEN, make_context
 from rlsrl.workers.actor import ActorWorker
 from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy

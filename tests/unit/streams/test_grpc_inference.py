@@ -19,7 +19,8 @@ from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.codec import Malformed, encode
 from rlsrl.rpc.conversations import MAX_UNANSWERED
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
-from rlsrl.streams.grpc_inference import GrpcInferenceServer, wire
+from rlsrl.streams.grpc_inference import wire
+from rlsrl.streams.grpc_inference.server import GrpcInferenceServer
 from rlsrl.streams.grpc_inference.wire import InferenceMessageKind, LaneMessages
 from rlsrl.streams.protocols import HandshakeRefused
 from rlsrl.testing.inference_bench import (

@@ -20,8 +20,9 @@ from rlsrl.rpc.channels import end_call, open_channel, token_metadata
 from rlsrl.rpc.codec import encode
 from rlsrl.rpc.conversations import MAX_UNANSWERED, ConversationServer, ServerStream
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
-from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer, wire
-from rlsrl.streams.grpc_samples.producer import ADMISSION_SECONDS
+from rlsrl.streams.grpc_samples import wire
+from rlsrl.streams.grpc_samples.consumer import GrpcSampleConsumer
+from rlsrl.streams.grpc_samples.producer import ADMISSION_SECONDS, GrpcSampleProducer
 from rlsrl.streams.grpc_samples.wire import MAX_SLOT_BYTES, SampleMessageKind
 from rlsrl.streams.handshake import Hello
 from rlsrl.streams.protocols import StreamError, StreamTimeout

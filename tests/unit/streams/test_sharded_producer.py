@@ -16,7 +16,8 @@ from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.producer_state import ProducerOptions
 from rlsrl.streams.protocols import StreamClosed, StreamTimeout
 from rlsrl.streams.sharded import ShardedProducer
-from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
+from rlsrl.streams.shared_memory.consumer import SharedMemoryConsumer
+from rlsrl.streams.shared_memory.producer import SharedMemoryProducer
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.workers.build.samples import AddressedLedger
 

@@ -27,7 +27,8 @@ from rlsrl.testing.contexts import make_context
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.waiting import until
 from rlsrl.workers import compiling
-from rlsrl.workers.compiling import START_SECONDS, StepCompiler, compiling_environment, request_for
+from rlsrl.workers.build.compile_child import request_for
+from rlsrl.workers.compiling import START_SECONDS, StepCompiler, compiling_environment
 from rlsrl.workers.gang import SoloGang
 
 EXPERIMENT = """

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from rlsrl.rpc.tls import Tls
 from rlsrl.streams.consumer_core import ConsumerOptions
-from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer
+from rlsrl.streams.grpc_samples.consumer import GrpcSampleConsumer
+from rlsrl.streams.grpc_samples.producer import GrpcSampleProducer
 from rlsrl.streams.producer_state import ProducerOptions
-from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
+from rlsrl.streams.shared_memory.consumer import SharedMemoryConsumer
+from rlsrl.streams.shared_memory.producer import SharedMemoryProducer
 
 
 def open_sample_producer(

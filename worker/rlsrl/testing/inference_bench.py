@@ -27,7 +27,8 @@ from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.rpc.in_thread import WaitingLoop
 from rlsrl.rpc.tls import Tls, tls_from_environment
-from rlsrl.streams.grpc_inference import GrpcInferenceClient, GrpcInferenceServer, InferenceClientOptions
+from rlsrl.streams.grpc_inference.client import GrpcInferenceClient, InferenceClientOptions
+from rlsrl.streams.grpc_inference.server import GrpcInferenceServer
 from rlsrl.streams.inference import InferenceBatch, InferenceClient, InferenceServer
 from rlsrl.streams.protocols import StreamError
 from rlsrl.testing.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer

@@ -25,10 +25,12 @@ from rlsrl.rpc.tls import tls_from_environment
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.ledger import ActorLedger, Balance, LedgerPage, TrainerLedger, balance, read_pages
 from rlsrl.streams.consumer_core import ConsumerOptions
-from rlsrl.streams.grpc_samples import GrpcSampleConsumer, GrpcSampleProducer
+from rlsrl.streams.grpc_samples.consumer import GrpcSampleConsumer
+from rlsrl.streams.grpc_samples.producer import GrpcSampleProducer
 from rlsrl.streams.producer_state import ProducerOptions
 from rlsrl.streams.protocols import SampleConsumer, SampleProducer, StreamTimeout
-from rlsrl.streams.shared_memory import SharedMemoryConsumer, SharedMemoryProducer
+from rlsrl.streams.shared_memory.consumer import SharedMemoryConsumer
+from rlsrl.streams.shared_memory.producer import SharedMemoryProducer
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.inline_samples import InlineChannel, InlineConsumer, InlineProducer
 

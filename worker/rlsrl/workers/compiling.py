@@ -11,32 +11,27 @@ No failure here ends a run. It is logged once, and all ranks go on with the eage
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from rlsrl.algorithms.base import one_rank
 from rlsrl.algorithms.learner import Learner
-from rlsrl.api.resolved import TrainerConfig
 from rlsrl.api.spec import CompileMode
-from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
-from rlsrl.runtime.process import leave
-from rlsrl.workers.build.common import torch_policy
-from rlsrl.workers.build.learner import build_learner, example_batch, rank_device
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang
 
+CHILD_MODULE = "rlsrl.workers.build.compile_child"
+"""The child's program. It needs the builders, which need this module."""
 START_SECONDS = 20.0
 """How long a run trains before the background compilation starts: a shorter run would gain nothing from it."""
 NICENESS = 19
@@ -164,7 +159,7 @@ class StepCompiler:
             os.environ.update(compiling_environment(self._environ))
             self._learner.compile(self._example_batch())
         except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and training goes on without it
-            return _summary(error)
+            return error_summary(error)
         return None
 
     def _stay_eager(self, reason: str | None = None) -> None:
@@ -187,7 +182,7 @@ class _Child:
         self._output = os.memfd_create("compiling")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                [sys.executable, "-m", CHILD_MODULE],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=self._output,
@@ -261,42 +256,7 @@ def _cache_folder(environ: Mapping[str, str]) -> Path:
     return Path(base, "rlsrl", f"torch-{torch.__version__}-python-{python}")
 
 
-def request_for(config: TrainerConfig, env_spec: EnvSpec) -> str:
-    """Return the line that makes the child compile the step of a trainer with this config."""
-    return json.dumps({"config": config.to_json(), "env_spec": env_spec.to_json()})
-
-
-def _summary(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """Return a compiler's error in one line: torch's messages fill pages."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def main() -> int:
-    """Run as the child; return the exit code."""
-    request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    niceness = int(sys.stdin.buffer.readline())
-    threading.Thread(target=_exit_with_trainer, name="trainer", daemon=True).start()
-    os.nice(niceness)
-    try:
-        config = TrainerConfig.from_json(request["config"])
-        env_spec = EnvSpec.from_json(request["env_spec"])
-        policy = torch_policy(config.network, env_spec, seed=config.seed)
-        device = rank_device(config, policy)
-        learner = build_learner(config, env_spec, policy, policy.parameters(Version(0, 0)), one_rank, device)
-        learner.compile(example_batch(config, env_spec))
-    except Exception as error:  # noqa: BLE001 - the trainer reads it, and goes on eagerly
-        sys.stderr.write(f"{_summary(error)}\n")
-        return 1
-    return 0
-
-
-def _exit_with_trainer() -> None:
-    """Kill this process and the processes that it started once the trainer dies or closes the input."""
-    while os.read(0, 1):
-        pass
-    os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    leave(main())

@@ -1,17 +1,20 @@
-"""The whole document: ``RLExperiment`` and its ``spec``."""
+"""The whole document: ``RLExperiment``, its ``spec``, and the rules over several sections of the spec.
+
+CEL has neither loops nor local names, so the rules spell out its arithmetic.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rlsrl.api.model import GANG, INTEGRAL, LIVE, REFUSE, ROLL, Ignored, Model
-from rlsrl.api.rules import CrossFieldRule
+from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
 from rlsrl.api.spec.algorithm import AlgorithmSpec, PpoSpec
 from rlsrl.api.spec.environment import Environment
-from rlsrl.api.spec.experiment_rules import EXPERIMENT_RULES
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import ParameterVersions
 from rlsrl.api.spec.policy import PolicySpec
@@ -21,11 +24,283 @@ from rlsrl.api.spec.workers import Actors, BufferWorkers, Evaluators, Pacing, Po
 API_VERSION = "rlsrl.dev/v1alpha1"
 KIND = "RLExperiment"
 
+_ACTORS, _TRAINERS, _PPO = "self.actors", "self.trainers.replicas", "self.algorithm.ppo"
+_GROUPS = f"{_ACTORS}.ringSize"
+_MINIBATCH = f"{_PPO}.minibatchSize"
+_ENVIRONMENTS = (
+    f"(has({_ACTORS}.environments) ? {_ACTORS}.environments : {_ACTORS}.environmentsPerActor * {_ACTORS}.replicas)"
+)
+_BATCH = f"(has(self.trainers.batchEnvironments) ? self.trainers.batchEnvironments : {_ENVIRONMENTS})"
+_USED = f"({_ENVIRONMENTS} < {_ACTORS}.replicas ? {_ENVIRONMENTS} : {_ACTORS}.replicas)"
+"""Actors that have environments."""
+_FEWEST = f"({_ENVIRONMENTS} / {_USED})"
+"""Environments of the smallest actor. Other actors have as many or one more."""
+_EVEN = f"({_ENVIRONMENTS} % {_USED} == 0)"
+_NARROW = f"({_FEWEST} / {_GROUPS})"
+"""Environments of the narrowest rollout."""
+_EQUAL = f"({_EVEN} || {_NARROW} == ({_FEWEST} + 1) / {_GROUPS})"
+"""Whether all rollouts have the same width."""
+_AROUND_REGISTERED = " || ".join(
+    f"has(self.environment.{name})" for name in ("factory", "atari", "maxEpisodeSteps", "frameStack", "actionMask")
+)
+"""See ``Environment.around_registered``."""
+_PART = f"({_BATCH} / {_TRAINERS})"
+"""One trainer's part of a batch."""
+_LEAST_LAG = (
+    # Rollouts of two widths begin anywhere in a part: their greatest common divisor with it is 1.
+    f"(!{_EQUAL} ? ({_PART} + {_NARROW} - 1) / {_PART} : {_NARROW} == 0 ? 0"
+    # Rollouts of one width begin at multiples of its greatest common divisor with the part.
+    f" : {_NARROW} % {_PART} == 0 ? {_NARROW} / {_PART} - 1"
+    f" : {_PART} % ({_NARROW} % {_PART}) == 0 ? {_NARROW} / {_PART} : {_NARROW} / {_PART} + 1)"
+)
+"""See ``ExperimentSpec.least_policy_lag``."""
+
+
+def _ranks_fill_pods(spec: ExperimentSpec) -> Fault | None:
+    trainers = spec.trainers
+    if trainers.replicas % trainers.ranks_per_pod == 0:
+        return None
+    return Fault(
+        f"{trainers.replicas} replicas cannot be spread over pods of {trainers.gpus_per_pod} ranks each",
+        near_divisors(trainers.replicas, trainers.gpus_per_pod),
+    )
+
+
+def _minibatch_divides_batch(spec: ExperimentSpec) -> Fault | None:
+    size = spec.algorithm.chosen.minibatch_size
+    if spec.batch_transitions % size == 0:
+        return None
+    batch = f"rolloutLength {spec.actors.rollout_length} x {spec.batch_environments} environments of a batch"
+    return Fault(
+        f"{size} does not divide a batch of {spec.batch_transitions} transitions ({batch})",
+        near_divisors(spec.batch_transitions, size),
+    )
+
+
+def _minibatch_is_shared(spec: ExperimentSpec) -> Fault | None:
+    size, replicas = spec.algorithm.chosen.minibatch_size, spec.trainers.replicas
+    if size % replicas == 0:
+        return None
+    return Fault(f"{replicas} trainers cannot share {size} transitions evenly", f"a multiple of {replicas}")
+
+
+def _schedule_rule(name: str) -> CrossFieldRule:
+    linear = f"{_PPO}.{name}.linear"
+    return CrossFieldRule(
+        at=f"algorithm.ppo.{name}.linear.envSteps",
+        check=_schedule_has_end(name),
+        cel=f"!has({_PPO}.{name}) || has({linear}.envSteps) || has(self.stop.envSteps)",
+        message="is missing, and stop.envSteps, its default, is missing, too",
+    )
+
+
+def _schedule_has_end(name: str) -> Callable[[ExperimentSpec], Fault | None]:
+    def check(spec: ExperimentSpec) -> Fault | None:
+        schedule = spec.algorithm.chosen.schedules.get(name)
+        if schedule is None or schedule.env_steps is not None or spec.stop.env_steps is not None:
+            return None
+        return Fault(
+            "is missing, and stop.envSteps, its default, is missing, too",
+            "integer from 1 to 1000000000000000, here or as stop.envSteps",
+        )
+
+    return check
+
+
+def _groups_need_policy_workers(spec: ExperimentSpec) -> Fault | None:
+    if spec.actors.ring_size == 1 or spec.policy_workers is not None:
+        return None
+    return Fault(
+        f"{spec.actors.ring_size} groups hide the wait for policy workers, and the experiment has no policyWorkers",
+        "1, or an experiment with policyWorkers",
+    )
+
+
+def _groups_divide_environments(spec: ExperimentSpec) -> Fault | None:
+    groups, counts = spec.actors.ring_size, sorted(set(spec.actors.spread.counts))
+    if not any(count % groups for count in counts):
+        return None
+    return Fault(
+        f"{groups} does not divide the {' and '.join(map(str, counts))} environments of an actor",
+        near_divisors(math.gcd(*counts), groups),
+    )
+
+
+def _native_takes_registered(spec: ExperimentSpec) -> Fault | None:
+    added = spec.environment.around_registered
+    if spec.actors.vectorization != "native" or not added:
+        return None
+    return Fault(
+        "native steps environments as Gymnasium has registered them, and this one has "
+        + ", ".join(f"environment.{name}" for name in added),
+        "loop or threads, or an environment.id with kwargs alone",
+    )
+
+
+def _native_steps_together(spec: ExperimentSpec) -> Fault | None:
+    steps = spec.actors.max_decorrelation_steps
+    if spec.actors.vectorization != "native" or not steps:
+        return None
+    return Fault(
+        f"up to {steps} steps in single environments, and native steps all environments together",
+        "0, or actors.vectorization loop or threads",
+    )
+
+
+def _threads_act_inline(spec: ExperimentSpec) -> Fault | None:
+    if spec.actors.vectorization != "threads" or spec.policy_workers is None:
+        return None
+    return Fault(
+        "threads evaluates the policy in the actor, and policyWorkers evaluate it, too",
+        "loop or native, or an experiment without policyWorkers",
+    )
+
+
+def _threads_need_no_torch(spec: ExperimentSpec) -> Fault | None:
+    if spec.actors.vectorization != "threads" or spec.policy.network.cnn is None:
+        return None
+    return Fault(
+        "threads evaluates the policy without PyTorch, and policy.network.cnn needs PyTorch",
+        "loop or native, or policy.network.mlp",
+    )
+
+
+def _trainers_share_batch(spec: ExperimentSpec) -> Fault | None:
+    replicas = spec.trainers.replicas
+    if spec.batch_environments % replicas == 0:
+        return None
+    return Fault(
+        f"{replicas} trainers cannot share a batch of {spec.batch_environments} environments evenly",
+        near_divisors(spec.batch_environments, replicas),
+    )
+
+
+def _buffers_share_actors(spec: ExperimentSpec) -> Fault | None:
+    num_actors = spec.actors.spread.num_workers
+    if spec.buffer_workers is None or num_actors % spec.buffer_workers.replicas == 0:
+        return None
+    replicas = spec.buffer_workers.replicas
+    return Fault(
+        f"{replicas} buffer workers cannot serve equal parts of {num_actors} actors",
+        near_divisors(num_actors, replicas),
+    )
+
+
+def _buffers_take_one_width(spec: ExperimentSpec) -> Fault | None:
+    if spec.buffer_workers is None or len(set(spec.actors.rollout_environments)) == 1:
+        return None
+    num_actors = spec.actors.spread.num_workers
+    return Fault(
+        f"{spec.actors.num_environments} environments do not divide evenly over {num_actors} actors, and buffer "
+        "workers take rollouts of one width only",
+        f"a multiple of {num_actors}",
+    )
+
+
+def _lag_allows_whole_rollouts(spec: ExperimentSpec) -> Fault | None:
+    replicas = spec.trainers.replicas
+    if spec.batch_environments % replicas or spec.pacing.max_policy_lag >= spec.least_policy_lag:
+        return None
+    share = f"{spec.batch_environments // replicas} environments{' for each trainer' if replicas > 1 else ''}"
+    widths = " and ".join(map(str, sorted(set(spec.actors.rollout_environments))))
+    return Fault(
+        f"batches of {share} cannot be made of whole rollouts of {widths} environments without waiting for later "
+        "batches",
+        f"integer >= {spec.least_policy_lag}, or a trainers.batchEnvironments that is a multiple of "
+        f"{f'{replicas} times ' if replicas > 1 else ''}every actor's environments",
+    )
+
+
+_RULES: tuple[CrossFieldRule, ...] = (
+    # Not a rule of ``Trainers``: an API server judges the default ``trainers: {}`` before it fills in its members.
+    CrossFieldRule(
+        at="trainers.gpusPerPod",
+        check=_ranks_fill_pods,
+        cel=f"self.trainers.gpusPerPod == 0 || {_TRAINERS} % self.trainers.gpusPerPod == 0",
+        message="must divide trainers.replicas",
+    ),
+    CrossFieldRule(
+        at="algorithm.ppo.minibatchSize",
+        check=_minibatch_divides_batch,
+        cel=f"{_ACTORS}.rolloutLength * {_BATCH} % {_MINIBATCH} == 0",
+        message="must divide a batch: actors.rolloutLength x environments of a batch",
+    ),
+    CrossFieldRule(
+        at="algorithm.ppo.minibatchSize",
+        check=_minibatch_is_shared,
+        cel=f"{_MINIBATCH} % {_TRAINERS} == 0",
+        message="must be a multiple of trainers.replicas, which share each minibatch evenly",
+    ),
+    *map(_schedule_rule, ("learningRateSchedule", "clipRangeSchedule", "entropyCoefficientSchedule")),
+    CrossFieldRule(
+        at="actors.ringSize",
+        check=_groups_need_policy_workers,
+        cel=f"{_GROUPS} == 1 || has(self.policyWorkers)",
+        message="must be 1 without policyWorkers: more groups hide the wait for policy workers",
+    ),
+    CrossFieldRule(
+        at="actors.ringSize",
+        check=_groups_divide_environments,
+        cel=f"{_FEWEST} % {_GROUPS} == 0 && ({_EVEN} || ({_FEWEST} + 1) % {_GROUPS} == 0)",
+        message="must divide every actor's environments",
+    ),
+    CrossFieldRule(
+        at="actors.vectorization",
+        check=_native_takes_registered,
+        cel=f"{_ACTORS}.vectorization != 'native' || !({_AROUND_REGISTERED})",
+        message="native takes an environment.id with kwargs alone, without factory, atari, maxEpisodeSteps, frameStack "
+        "and actionMask",
+    ),
+    CrossFieldRule(
+        at="actors.maxDecorrelationSteps",
+        check=_native_steps_together,
+        cel=f"{_ACTORS}.vectorization != 'native' || {_ACTORS}.maxDecorrelationSteps == 0",
+        message="must be 0 with actors.vectorization native, which steps all environments together",
+    ),
+    CrossFieldRule(
+        at="actors.vectorization",
+        check=_threads_act_inline,
+        cel=f"{_ACTORS}.vectorization != 'threads' || !has(self.policyWorkers)",
+        message="threads evaluates the policy in the actor: not allowed with policyWorkers",
+    ),
+    CrossFieldRule(
+        at="actors.vectorization",
+        check=_threads_need_no_torch,
+        cel=f"{_ACTORS}.vectorization != 'threads' || !has(self.policy.network.cnn)",
+        message="threads evaluates the policy without PyTorch: not allowed with policy.network.cnn",
+    ),
+    CrossFieldRule(
+        at="trainers.replicas",
+        check=_trainers_share_batch,
+        cel=f"{_BATCH} % {_TRAINERS} == 0",
+        message="must divide the environments of a batch",
+    ),
+    CrossFieldRule(
+        at="bufferWorkers.replicas",
+        check=_buffers_share_actors,
+        cel=f"!has(self.bufferWorkers) || {_USED} % self.bufferWorkers.replicas == 0",
+        message="must divide the number of actors that have environments",
+    ),
+    CrossFieldRule(
+        at="actors.environments",
+        check=_buffers_take_one_width,
+        cel=f"!has(self.bufferWorkers) || {_EQUAL}",
+        message="must divide evenly over the actors where there are bufferWorkers",
+    ),
+    CrossFieldRule(
+        at="pacing.maxPolicyLag",
+        check=_lag_allows_whole_rollouts,
+        cel=f"{_BATCH} % {_TRAINERS} != 0 || self.pacing.maxPolicyLag >= {_LEAST_LAG}",
+        message="is too small for batches of whole rollouts: raise it, or make trainers.batchEnvironments a multiple "
+        "of every actor's environments, times trainers.replicas",
+    ),
+)
+
 
 class ExperimentSpec(Model):
     """The experiment: environment, policy, algorithm, workers and limits."""
 
-    rules: ClassVar[tuple[CrossFieldRule, ...]] = EXPERIMENT_RULES
+    rules: ClassVar[tuple[CrossFieldRule, ...]] = _RULES
 
     seed: Annotated[int, Field(ge=0, le=2_147_483_647), REFUSE, INTEGRAL] = 0
     """The seed of every random number of the run."""

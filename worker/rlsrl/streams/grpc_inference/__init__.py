@@ -4,8 +4,3 @@ Each client has one stream, to one server at a time. Each request and each resul
 Both ends use grpc.aio. The server runs it on an event loop in its own thread, which serves many small streams. The
 client runs its event loop in its owner's thread, while that thread waits.
 """
-
-from rlsrl.streams.grpc_inference.client import GrpcInferenceClient, InferenceClientOptions
-from rlsrl.streams.grpc_inference.server import GrpcInferenceServer
-
-__all__ = ["GrpcInferenceClient", "GrpcInferenceServer", "InferenceClientOptions"]

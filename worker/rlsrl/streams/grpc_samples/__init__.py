@@ -7,8 +7,3 @@ its producer was killed may not have left the producer. It then counts as lost w
 Producer to consumer: HELLO, then POST, and ALIVE while the producer shows life. Consumer to producer: WELCOME or
 REFUSED, then CREDIT and ACK. The token is in the call's metadata and is checked first.
 """
-
-from rlsrl.streams.grpc_samples.consumer import GrpcSampleConsumer
-from rlsrl.streams.grpc_samples.producer import GrpcSampleProducer
-
-__all__ = ["GrpcSampleConsumer", "GrpcSampleProducer"]

@@ -9,8 +9,3 @@ the peer is dead.
 Producer to consumer: hello, then POST. Consumer to producer: welcome (with the memory's descriptor) or refusal, then
 CREDIT and ACK. ``handshake`` describes hello, welcome and refusal.
 """
-
-from rlsrl.streams.shared_memory.consumer import SharedMemoryConsumer
-from rlsrl.streams.shared_memory.producer import SharedMemoryProducer
-
-__all__ = ["SharedMemoryConsumer", "SharedMemoryProducer"]

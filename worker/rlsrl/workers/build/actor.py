@@ -23,7 +23,7 @@ from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
 from rlsrl.policies.remote import RemoteActor, RemotePolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import ActorLedger
-from rlsrl.streams.grpc_inference import GrpcInferenceClient, InferenceClientOptions
+from rlsrl.streams.grpc_inference.client import GrpcInferenceClient, InferenceClientOptions
 from rlsrl.streams.protocols import SampleProducer
 from rlsrl.workers.build.common import (
     await_description,

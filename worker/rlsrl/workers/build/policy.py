@@ -14,7 +14,7 @@ from rlsrl.parameters.protocols import ParameterSource
 from rlsrl.policies.acting import Policy
 from rlsrl.policies.numpy_policy import NumpyPolicy
 from rlsrl.runtime.addresses import own_address
-from rlsrl.streams.grpc_inference import GrpcInferenceServer
+from rlsrl.streams.grpc_inference.server import GrpcInferenceServer
 from rlsrl.workers.build.common import await_description, environment_source, exported_actor, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.context import WorkerContext

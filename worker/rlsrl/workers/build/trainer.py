@@ -29,6 +29,7 @@ from rlsrl.streams.connect import open_sample_consumer
 from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy
+from rlsrl.workers.build.compile_child import request_for
 from rlsrl.workers.build.learner import (
     batch_layout,
     build_learner,
@@ -39,7 +40,7 @@ from rlsrl.workers.build.learner import (
 )
 from rlsrl.workers.build.parameters import open_parameter_publisher
 from rlsrl.workers.checkpoints import CheckpointWriter
-from rlsrl.workers.compiling import StepCompiler, request_for
+from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, StopConditions

@@ -1,0 +1,54 @@
+"""The child process of ``compiling.StepCompiler``: compiles a trainer's step into the cache of compiled code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from rlsrl.algorithms.base import one_rank
+from rlsrl.api.resolved import TrainerConfig
+from rlsrl.data.specs import EnvSpec
+from rlsrl.data.version import Version
+from rlsrl.runtime.process import leave
+from rlsrl.workers.build.common import torch_policy
+from rlsrl.workers.build.learner import build_learner, example_batch, rank_device
+from rlsrl.workers.compiling import error_summary
+
+
+def request_for(config: TrainerConfig, env_spec: EnvSpec) -> str:
+    """Return the line that makes the child compile the step of a trainer with this config."""
+    return json.dumps({"config": config.to_json(), "env_spec": env_spec.to_json()})
+
+
+def main() -> int:
+    """Run as the child; return the exit code."""
+    request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    niceness = int(sys.stdin.buffer.readline())
+    threading.Thread(target=_exit_with_trainer, name="trainer", daemon=True).start()
+    os.nice(niceness)
+    try:
+        config = TrainerConfig.from_json(request["config"])
+        env_spec = EnvSpec.from_json(request["env_spec"])
+        policy = torch_policy(config.network, env_spec, seed=config.seed)
+        device = rank_device(config, policy)
+        learner = build_learner(config, env_spec, policy, policy.parameters(Version(0, 0)), one_rank, device)
+        learner.compile(example_batch(config, env_spec))
+    except Exception as error:  # noqa: BLE001 - the trainer reads it, and goes on eagerly
+        sys.stderr.write(f"{error_summary(error)}\n")
+        return 1
+    return 0
+
+
+def _exit_with_trainer() -> None:
+    """Kill this process and the processes that it started once the trainer dies or closes the input."""
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    leave(main())
