@@ -183,7 +183,7 @@ def test_each_alert_says_what_to_do(alert: str) -> None:
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert set(rule["annotations"]) == {"summary", "description"}
     assert rule["annotations"]["summary"].endswith(".")
-    assert re.search(r"[Ll]ook at|report|mend|`kubectl|[Ff]ind out", rule["annotations"]["description"])
+    assert re.search(r"[Cc]heck|[Ff]ind out|[Ll]ook at|report|`kubectl", rule["annotations"]["description"])
 
 
 def test_alerts_use_existing_metrics() -> None:
