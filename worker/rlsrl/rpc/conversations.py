@@ -250,11 +250,6 @@ class ConversationServer:
         self.address, self._loop, self._stopping = self._started.result(START_SECONDS)
         """The address for clients, with the port that the server got."""
 
-    @property
-    def num_conversations(self) -> int:
-        """How many calls are open."""
-        return len(self._streams)
-
     def send(self, messages: Iterable[tuple[ServerStream, bytes]], *, answers: int = 0) -> None:
         """Send each message; it answers ``answers`` messages of its client. Any thread; no effect after ``close``."""
         for stream, message in messages:

@@ -55,7 +55,6 @@ class GrpcInferenceServer(InferenceServer):
         self._on_refused = on_refused
         self._messages = LaneMessages(layout)
         self._queue = RequestQueue()
-        self._clients: set[ServerStream] = set()
         self._on_arrival: OnArrival | None = None
         self._is_call_planned = False
         """Whether ``_on_arrival`` will be called after the requests that have arrived are queued."""
@@ -102,11 +101,6 @@ class GrpcInferenceServer(InferenceServer):
         """Number of requests that wait for a batch."""
         return len(self._queue)
 
-    @property
-    def num_clients(self) -> int:
-        """Number of connected clients."""
-        return len(self._clients)
-
     def _deliver(self, pending: Sequence[PendingRequest], answers: Answers) -> None:
         """Encode the answers in the caller's thread, and wake the event loop once for the whole batch."""
         if isinstance(answers, Exception):
@@ -129,13 +123,11 @@ class GrpcInferenceServer(InferenceServer):
             client.send(self._refusal(refusal.kind, str(refusal)))
             return
         client.send(wire.note(InferenceMessageKind.WELCOME))
-        self._clients.add(client)
         try:
             await self._read_requests(client)
         except Malformed as error:
             client.send(self._refusal("malformed", str(error), name=hello.name))
         finally:
-            self._clients.discard(client)
             self._queue.drop(client)
 
     async def _read_requests(self, client: ServerStream) -> None:
