@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlsrl.runtime.addresses import (
-    HOST_VARIABLE,
-    Directory,
-    followed_roles,
-    forwarded_address,
-    own_address,
-    roster_address,
-)
+from rlsrl.runtime.addresses import HOST_VARIABLE, Directory, followed_roles, forwarded_address, own_address
 from rlsrl.runtime.errors import ConfigurationError
 
 
@@ -70,7 +63,7 @@ def test_a_worker_that_is_not_told_its_host_says_so(monkeypatch: pytest.MonkeyPa
 def test_an_address_of_the_roster_is_looked_up_each_time() -> None:
     places: dict[tuple[str, int], str] = {}
     directory = Directory(lambda role, index: places.get((role, index)))
-    address = roster_address("policy", 12)
+    address = "roster:policy/12"
     assert directory.find(address) is None
     places["policy", 12] = "10.0.0.1:7"
     assert directory.find(address) == "10.0.0.1:7"
@@ -81,5 +74,5 @@ def test_an_address_of_the_roster_is_looked_up_each_time() -> None:
 
 
 def test_the_roles_that_have_to_be_known() -> None:
-    addresses = (roster_address("policy", 0), roster_address("policy", 1), roster_address("trainer", 0), "127.0.0.1:7")
+    addresses = ("roster:policy/0", "roster:policy/1", "roster:trainer/0", "127.0.0.1:7")
     assert followed_roles(addresses) == {"policy", "trainer"}

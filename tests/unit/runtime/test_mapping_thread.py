@@ -173,7 +173,7 @@ def test_stop_does_not_hand_on_what_is_in_the_function(stages: list[Stage]) -> N
     upstream.put(1)
     assert entered.wait(SOON)
     stage.stop()
-    with pytest.raises(TimeoutError, match="busy is still in its function"):
+    with pytest.raises(TimeoutError, match="busy: the function did not return within"):
         stage.join(timeout=0)
     leave.set()
     stage.join(SOON)

@@ -7,7 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 import rlsrl
-from rlsrl.runtime.ledger import LedgerPage
+from rlsrl.api.roles import ROLES
+from rlsrl.runtime.ledger import CHAIN, LedgerPage
 from rlsrl.runtime.metrics import Declaration, LedgerCollector, Metrics
 
 KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
@@ -32,6 +33,12 @@ def test_declarations_follow_the_conventions(declaration: Declaration) -> None:
     assert len(declaration.labels) <= 1, "labels multiply series"
     assert (declaration.kind == "histogram") == bool(declaration.buckets)
     assert list(declaration.buckets) == sorted(set(declaration.buckets))
+
+
+def test_metrics_and_the_ledger_name_roles_of_the_table() -> None:
+    table = {role.name for role in ROLES}
+    assert {role for declaration in Metrics.declared() for role in declaration.roles} <= table
+    assert set(CHAIN) <= table
 
 
 def test_every_declaration_is_set_somewhere() -> None:

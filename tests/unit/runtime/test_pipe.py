@@ -85,7 +85,7 @@ def test_what_was_put_before_close_can_be_had_after_it() -> None:
 
 
 def test_capacity_is_at_least_one() -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="capacity must be at least 1, not 0"):
         Pipe(0)
 
 

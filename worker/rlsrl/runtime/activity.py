@@ -15,66 +15,71 @@ WINDOW_SECONDS = 10.0
 
 
 def working_on(stage: str) -> str:
-    """Return the name of the activity that is this stage of work."""
+    """Return the name of the activity of working on ``stage``."""
     return f"{WORKING}: {stage}"
 
 
-def stage_of(what: str) -> str | None:
+def stage_of(activity: str) -> str | None:
     """Return the stage of work of an activity, "" for work without a stage, or None for waiting."""
-    return what.removeprefix(WORKING).removeprefix(": ") if what.startswith(WORKING) else None
+    return activity.removeprefix(WORKING).removeprefix(": ") if activity.startswith(WORKING) else None
 
 
 class Activity:
-    """The time of one thread. Not thread-safe."""
+    """The time that one thread spends on each activity. Not thread-safe."""
 
     def __init__(self, *, now: Callable[[], float]) -> None:
-        """``now`` returns monotonic seconds. Nothing counts before the first ``turn_to``."""
+        """``now`` returns monotonic seconds. Time counts from the first ``turn_to``."""
         self._now = now
-        self._doing: str | None = None
+        self._current: str | None = None
         self._since = now()
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        """By activity, since the beginning."""
+        """Seconds by activity, since construction."""
         self._samples: deque[tuple[float, dict[str, float]]] = deque([(self._since, {})])
+        """Times of earlier calls of ``shares``, each with the seconds by activity at that time; oldest first."""
 
-    def turn_to(self, doing: str | None) -> None:
+    def turn_to(self, activity: str | None) -> None:
         """Begin an activity. None: the time does not count, for example while the worker is paused."""
-        self._settle()
-        self._doing = doing
+        self._count_current()
+        self._current = activity
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
-        """Attribute seconds of work, which is done already, to stages."""
-        self._settle()
-        for stage, each in seconds.items():
-            self._seconds[working_on(stage)] += each
-            self._seconds[WORKING] -= each
+        """Attribute seconds of completed work to stages."""
+        self._count_current()
+        for stage, duration in seconds.items():
+            self._seconds[working_on(stage)] += duration
+            self._seconds[WORKING] -= duration
 
     def shares(self) -> dict[str, float]:
-        """Return the shares of the activities in the window; empty if no time counted.
+        """Return each activity's share of the window; empty if no time counted.
 
-        The window begins at an earlier call, so its length is exact to one heartbeat.
+        The window begins at an earlier call, so its length is ``WINDOW_SECONDS`` plus at most one heartbeat.
         """
-        now = self._settle()
+        now = self._count_current()
         while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_SECONDS:
             self._samples.popleft()
         before = self._samples[0][1]
-        spent = {what: seconds - before.get(what, 0.0) for what, seconds in self._seconds.items()}
+        spent = {activity: seconds - before.get(activity, 0.0) for activity, seconds in self._seconds.items()}
         self._fit_stages(spent)
         self._samples.append((now, dict(self._seconds)))
         total = sum(spent.values())
-        return {what: seconds / total for what, seconds in spent.items() if seconds > 0} if total > 0 else {}
+        return {activity: seconds / total for activity, seconds in spent.items() if seconds > 0} if total > 0 else {}
 
     @staticmethod
     def _fit_stages(spent: dict[str, float]) -> None:
-        """Scale stages down where they exceed the work of the window: a stage is reported after it was done."""
-        stages = [what for what in spent if stage_of(what)]
-        work = sum(spent[what] for what in (*stages, WORKING) if what in spent)
-        told = sum(spent[what] for what in stages)
-        if told > work:
-            spent.update({what: spent[what] * max(0.0, work) / told for what in stages}, **{WORKING: 0.0})
+        """Scale the stages down if together they exceed the work of the window.
 
-    def _settle(self) -> float:
+        A stage is reported when it is complete, so part of its time may lie before the window.
+        """
+        stages = [activity for activity in spent if stage_of(activity)]
+        work = sum(spent[activity] for activity in (*stages, WORKING) if activity in spent)
+        reported = sum(spent[stage] for stage in stages)
+        if reported > work:
+            spent.update({stage: spent[stage] * max(0.0, work) / reported for stage in stages}, **{WORKING: 0.0})
+
+    def _count_current(self) -> float:
+        """Add the time since the last call to the current activity; return the present time."""
         now = self._now()
-        if self._doing is not None:
-            self._seconds[self._doing] += now - self._since
+        if self._current is not None:
+            self._seconds[self._current] += now - self._since
         self._since = now
         return now

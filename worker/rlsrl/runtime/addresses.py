@@ -1,7 +1,7 @@
-"""The addresses in configs: where a worker serves and where it finds others, on one machine and among pods.
+"""The addresses in configs: where a worker serves and where it finds other workers, on one machine and among pods.
 
-All workers of a role share one config, so it names no host of a pod. ``:PORT`` is a port of the worker's own host, and
-``roster:ROLE/INDEX`` is the present address of that worker, which the coordinator tells.
+All workers of a role share one config, so a config cannot name a pod's host. ``:PORT`` is a port of the worker's own
+host. ``roster:ROLE/INDEX`` is the current address of that worker, which the coordinator sends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlsrl.runtime.errors import ConfigurationError
 HOST_VARIABLE = "RLSRL_HOST"
 """Environment variable with the host name or IP address at which others reach this worker."""
 _LOCAL_RANK_VARIABLE = "LOCAL_RANK"
-"""torchrun's environment variable with the number of a rank on its host."""
+"""Environment variable of torchrun with the process's rank among those of its host."""
 _ROSTER = "roster:"
 
 
@@ -44,25 +44,23 @@ def forwarded_address(address: str) -> str | None:
     return f"127.0.0.1:{own.rpartition(':')[2]}"
 
 
-def roster_address(role: str, index: int) -> str:
-    """Return the address of the worker at that index of a role."""
-    return f"{_ROSTER}{role}/{index}"
-
-
 def followed_roles(addresses: tuple[str, ...]) -> set[str]:
     """Return the roles that these addresses refer to."""
     return {address.removeprefix(_ROSTER).split("/")[0] for address in addresses if address.startswith(_ROSTER)}
 
 
 class Directory:
-    """Finds the present address of a worker. Ask each time: its successor may be on another host."""
+    """Finds the current address of a worker. Call ``find`` before each connection: a new pod may be on another host."""
 
     def __init__(self, address_of: Callable[[str, int], str | None]) -> None:
-        """``address_of(role, index)`` returns a worker's present address, such as ``JoinSession.address_of``."""
+        """``address_of(role, index)`` returns a worker's current address, for example ``JoinSession.address_of``."""
         self._address_of = address_of
 
     def find(self, address: str) -> str | None:
-        """Return where to connect now, or None if the worker is absent. Other addresses are returned unchanged."""
+        """Return the current address for ``roster:ROLE/INDEX``, or None if the worker is absent.
+
+        Other addresses are returned unchanged.
+        """
         if not address.startswith(_ROSTER):
             return address
         role, _, index = address.removeprefix(_ROSTER).partition("/")

@@ -1,7 +1,7 @@
 """Serves a process's metrics over HTTP, as Prometheus text, and further pages.
 
-Anybody who reaches the port may ask, and kubelets restart a process that does not answer them: so whoever is slow, says
-nothing or comes by the thousand must not keep others from an answer.
+Any client in the network can connect, and a kubelet restarts a process that does not answer its probes. So clients that
+are slow, silent or numerous must not delay the answers to others.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 PageHandler = Callable[[], tuple[str, bytes]]
-"""Returns content type and body of a page. The server's thread calls it. TimeoutError: the page is not ready."""
+"""Returns content type and body of a page. A thread of the server calls it. TimeoutError: the page is not ready."""
 
 HEALTH_PAGE = "/healthz"
-"""Whether the process lives."""
+"""The path of the liveness probe."""
 READY_PAGE = "/readyz"
-"""Whether the process is ready to work."""
+"""The path of the readiness probe."""
 REQUEST_SECONDS = 5.0
-"""Seconds that one client may take, from its connection to the end of its answer."""
+"""Seconds for one client, from its connection to the end of the answer."""
 MAX_CONNECTIONS = 256
-"""Clients at a time. One more closes the oldest connection: an honest client needs only an instant."""
+"""Connections at a time. A further one closes the oldest, because a normal request takes milliseconds."""
 MAX_REQUEST_BYTES = 16 * 1024
 """Limit of a request's line and headers; requests have no body."""
-_WAITING = 1024
-"""Connections that the kernel queues until they are accepted."""
+_BACKLOG = 1024
+"""Connections that the kernel queues until the server accepts them."""
 _CLOSE_SECONDS = 10.0
-"""Seconds that a running request may take when the server closes."""
+"""Seconds that ``close`` waits for running requests."""
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -45,10 +45,10 @@ def healthy() -> tuple[str, bytes]:
 
 
 class MetricsServer:
-    """Answers ``GET /metrics`` and further pages on ``host`` and ``port`` until closed (port 0: any free one;
-    ``address`` tells). ``guarded`` pages only go to those who show the experiment's token (RFC 6750).
+    """Answers ``GET /metrics`` and further pages on ``host`` and ``port`` until ``close``.
 
-    Its one thread runs an event loop; pages are made in others, so that one that takes long keeps nobody waiting.
+    Port 0 takes any free port; ``address`` has it. ``guarded`` pages need the experiment's token (RFC 6750). One thread
+    runs the event loop. Other threads build the pages, so that a slow page delays no other request.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class MetricsServer:
         token: str,
         pages: Mapping[str, PageHandler] | None = None,
         guarded: Mapping[str, PageHandler] | None = None,
-        on_refused: Callable[[str], None] = lambda kind: None,  # noqa: ARG005 - whoever counts
+        on_refused: Callable[[str], None] = lambda kind: None,  # noqa: ARG005 - by default nothing is counted
     ) -> None:
-        """Bind and serve; pages are by path, for example ``/status``.
+        """Bind and serve. ``pages`` and ``guarded`` are by path, for example ``/status``.
 
-        ``on_refused`` is called from the server's thread for requests that are refused: ``token``, ``malformed``,
+        The server's thread calls ``on_refused`` for each refused request with the reason: ``token``, ``malformed``,
         ``slow`` or ``crowded``.
 
         Raises:
-            OSError: the address is taken or not ours.
+            OSError: the address is in use or is not an address of this host.
         """
         self._registry = registry
         self._authorization = f"Bearer {token}".encode()
@@ -76,7 +76,7 @@ class MetricsServer:
         self._guarded = dict(guarded or {})
         self._on_refused = on_refused
         self._clients: dict[asyncio.Task[None], None] = {}
-        """In the order of their connections."""
+        """The open connections, oldest first."""
         self._listener = socket.create_server((host, port))
         self._address: tuple[str, int] = self._listener.getsockname()[:2]
         self._loop = asyncio.new_event_loop()
@@ -86,12 +86,12 @@ class MetricsServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port it listens on."""
+        """The host and port where it listens."""
         return self._address
 
     def close(self) -> None:
-        """Stop serving and free the address. Waits for the running request. Idempotent."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        """Stop serving and free the address. Waits for running requests. Idempotent."""
+        with contextlib.suppress(RuntimeError):  # The loop is closed already.
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CLOSE_SECONDS)
 
@@ -108,17 +108,20 @@ class MetricsServer:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        """Wait for clients. A client and ``close`` wake it."""
-        # So many are taken on at a turn, fewer than would cut each other off before they could ask; others wait.
-        turn = MAX_CONNECTIONS // 4
-        async with await asyncio.start_server(self._meet, sock=self._listener, limit=MAX_REQUEST_BYTES, backlog=turn):
-            self._listener.listen(_WAITING)
+        """Serve until ``close``."""
+        # asyncio accepts up to `backlog` connections at once. With more, the newest would close connections whose
+        # requests have not been read yet. The kernel queues the others.
+        accepted = MAX_CONNECTIONS // 4
+        async with await asyncio.start_server(
+            self._serve_client, sock=self._listener, limit=MAX_REQUEST_BYTES, backlog=accepted
+        ):
+            self._listener.listen(_BACKLOG)
             await self._closing.wait()
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client, from its connection to its end."""
+    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the one request of a connection, and close the connection."""
         task = asyncio.current_task()
-        assert task is not None, "streams are served by tasks"
+        assert task is not None, "asyncio serves each connection in a task"
         if len(self._clients) >= MAX_CONNECTIONS:
             oldest = next(iter(self._clients))
             del self._clients[oldest]
@@ -132,15 +135,16 @@ class MetricsServer:
                 await writer.drain()
                 is_answered = True
                 writer.write_eof()
-                while await reader.read(MAX_REQUEST_BYTES):  # closing with unread bytes would take the answer back
+                # Closing with unread bytes resets the connection, and the client may lose the answer.
+                while await reader.read(MAX_REQUEST_BYTES):
                     pass
         except TimeoutError:
             if not is_answered:
                 self._on_refused("slow")
         except OSError:
-            return  # it has gone
+            return  # The client closed the connection.
         except asyncio.CancelledError:
-            return  # it made room for another, or the server closes
+            return  # A newer connection replaced this one, or the server closes.
         finally:
             self._clients.pop(task, None)
             writer.transport.abort()
@@ -153,44 +157,48 @@ class MetricsServer:
             return b""
         except (asyncio.LimitOverrunError, ValueError):
             self._on_refused("malformed")
-            return _error(HTTPStatus.BAD_REQUEST, "GET, a path and some headers are what is understood here")
+            return _error(HTTPStatus.BAD_REQUEST, "the request is invalid: send GET, a path and headers, over HTTP/1.1")
         if path == "/metrics":
             encode, content_type = choose_encoder(headers.get("accept", b"").decode("latin-1"))
             return _response(HTTPStatus.OK, content_type, encode(self._registry))
         if path in self._pages:
-            return await _shown(self._pages[path])
+            return await _render(self._pages[path])
         if path not in self._guarded:
-            return _error(HTTPStatus.NOT_FOUND, f"here are {', '.join(['/metrics', *self._pages, *self._guarded])}")
+            known = ", ".join(["/metrics", *self._pages, *self._guarded])
+            return _error(HTTPStatus.NOT_FOUND, f"the path is unknown; the pages are {known}")
         if not hmac.compare_digest(headers.get("authorization", b""), self._authorization):
             self._on_refused("token")
-            return _error(HTTPStatus.UNAUTHORIZED, "the experiment's token is needed: Authorization: Bearer TOKEN")
-        return await _shown(self._guarded[path])
+            return _error(
+                HTTPStatus.UNAUTHORIZED,
+                "the experiment's token is missing or wrong: send the header 'Authorization: Bearer TOKEN'",
+            )
+        return await _render(self._guarded[path])
 
 
 def _parse(request: bytes) -> tuple[str, dict[str, bytes]]:
-    """Return path and headers of a complete request.
+    """Return path and headers of a complete GET request.
 
     Raises:
-        ValueError: it is none, or not one for a page.
+        ValueError: the request is not HTTP, or its method is not GET.
     """
     line, *lines = request[:-4].split(b"\r\n")
     method, path, protocol = line.decode("ascii").split(" ")
     if method != "GET" or not protocol.startswith("HTTP/1."):
         raise ValueError(line)
     headers = {}
-    for each in lines:
-        name, colon, value = each.partition(b":")
+    for header in lines:
+        name, colon, value = header.partition(b":")
         if not colon:
-            raise ValueError(each)
+            raise ValueError(header)
         headers[name.decode("ascii").lower()] = value.strip()
     return path.partition("?")[0], headers
 
 
-async def _shown(page: PageHandler) -> bytes:
+async def _render(page: PageHandler) -> bytes:
     try:
         content_type, body = await asyncio.to_thread(page)
     except TimeoutError:
-        return _error(HTTPStatus.SERVICE_UNAVAILABLE, "the process does not answer itself")
+        return _error(HTTPStatus.SERVICE_UNAVAILABLE, "the process is not ready to answer; try again")
     return _response(HTTPStatus.OK, content_type, body)
 
 

@@ -6,9 +6,9 @@ from rlsrl.runtime.clock import Clock, SystemClock
 
 
 class FrequencyControl:
-    """Due after ``seconds`` or ``steps`` since it was last due, whichever comes first.
+    """Work is due ``seconds`` or ``steps`` after it was last due, whichever comes first.
 
-    With neither it is never due. Time and steps count from construction. One thread uses it.
+    With neither, work is never due. Time and steps count from construction. One thread uses it.
     """
 
     def __init__(self, *, seconds: float | None = None, steps: int | None = None, clock: Clock | None = None) -> None:
@@ -23,7 +23,7 @@ class FrequencyControl:
         self._num_steps = 0
 
     def check(self, steps: int = 1) -> bool:
-        """Count ``steps`` more steps and return whether it is due. If so, seconds and steps start again."""
+        """Count ``steps`` more steps and return whether work is due. If so, time and steps start again at 0."""
         self._num_steps += steps
         now = self._clock.monotonic()
         by_steps = self._steps is not None and self._num_steps >= self._steps

@@ -1,4 +1,4 @@
-"""Names of processes that stay unique when the system reuses a pid. Linux only."""
+"""Names of processes that stay unique when Linux reuses a pid."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ POD_VARIABLE = "RLSRL_POD_UID"
 def own_process() -> str:
     """Return this process's name: boot, pid namespace, pid and start time.
 
-    In a pod it is made of the pod and the rank. The next process of the container then has the same name: kubelet
-    restarts a container only after all its processes have ended.
+    In a pod the name consists of the pod's uid and the rank, so the container's next process has the same name. That is
+    safe: kubelet restarts a container only after all its processes have ended.
     """
     if pod := os.environ.get(POD_VARIABLE):
         return f"pod/{pod}/{os.environ.get('LOCAL_RANK', '0')}"
@@ -24,12 +24,12 @@ def own_process() -> str:
 
 
 def is_dead(process: str) -> bool:
-    """Return whether the process is known to be dead. False for a process that lives or is out of sight.
+    """Return whether the process is known to be dead. False if it lives or belongs to another pid namespace.
 
     A zombie is dead.
     """
-    place, _, started = process.rpartition("/")
-    namespace, _, pid = place.rpartition("/")
+    namespace_and_pid, _, started = process.rpartition("/")
+    namespace, _, pid = namespace_and_pid.rpartition("/")
     if namespace != _namespace() or not (pid.isascii() and pid.isdigit()):
         return False
     try:
@@ -42,7 +42,7 @@ def is_dead(process: str) -> bool:
 def _stat(pid: int) -> tuple[str, str]:
     """Return state letter and start time (clock ticks since boot) of a process."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    fields = text.rpartition(")")[2].split()  # The name before it may contain anything.
+    fields = text.rpartition(")")[2].split()  # The command name in parentheses may contain spaces and parentheses.
     return fields[0], fields[19]
 
 

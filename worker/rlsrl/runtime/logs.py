@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line, bound to experiment, role and index. Events with key-values, not prose."""
+"""Structured logs: one JSON object per line, with an event name, its keys, and the experiment, role and index."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SECRET_MARKS = ("token", "secret", "password", "authorization")
 
 
 def configure_logging(*, experiment: str, role: str, index: int, path: Path | None = None, level: str = "INFO") -> None:
-    """Send this process's logs, structlog's and the standard library's, to ``path`` (appended) or standard output.
+    """Append this process's logs, of structlog and of the standard library, to ``path``, or write them to stdout.
 
     Each line has ``timestamp`` (UTC, ISO 8601), ``level``, ``logger``, ``event``, ``experiment``, ``role``, ``index``,
-    the event's own keys and, where an exception was given, ``exception``. Called again it replaces what was set.
+    the event's own keys and, if the event has an exception, ``exception``. A further call replaces the configuration.
 
     Raises:
         OSError: the file cannot be opened.
-        ValueError: no such level.
+        ValueError: the level does not exist.
     """
     identity = {"experiment": experiment, "role": role, "index": index}
     shared: list[structlog.typing.Processor] = [
@@ -58,7 +58,10 @@ def configure_logging(*, experiment: str, role: str, index: int, path: Path | No
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Return a processor that hides the values of keys with secret-like names, at any depth of mappings."""
+    """Return the event with ``REDACTED`` for the value of each key that names a secret, at any depth.
+
+    This is a structlog processor.
+    """
     return {key: REDACTED if _is_secret(key) else _redacted(value) for key, value in event.items()}
 
 
@@ -75,7 +78,7 @@ def _is_secret(key: Any) -> bool:
 
 
 def _bind(identity: Mapping[str, Any]) -> structlog.typing.Processor:
-    """Return a processor. Context variables would not reach other threads."""
+    """Return a processor that adds ``identity`` to each event. Context variables would not reach other threads."""
 
     def bind(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return {**event, **identity}

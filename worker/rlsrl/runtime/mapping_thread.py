@@ -20,11 +20,11 @@ class Upstream(Protocol[Taken]):
         """Return the next item. Waits for it.
 
         Raises:
-            PipeClosed: it is closed and empty.
+            PipeClosed: the source is closed and empty.
         """
 
     def close(self) -> None:
-        """Return nothing more, and wake the waiting thread. Idempotent."""
+        """Close the source and wake the waiting thread. Idempotent."""
 
 
 class StageFailed(Exception):
@@ -34,19 +34,19 @@ class StageFailed(Exception):
 class MappingThread(Generic[In, Out]):
     """Takes from ``upstream_queue``, calls ``map_fn``, puts the result into ``downstream_queue``.
 
-    ``None`` returned by ``map_fn`` is nothing to hand on. Without a downstream queue results are discarded: the stage
-    is a sink. ``initializer`` is called once in the thread before the first item; that is where a stage with a CUDA
-    device sets it (``lambda: torch.cuda.set_device(device)``), which keeps torch out of this module.
+    If ``map_fn`` returns None, the stage passes nothing on. Without a downstream queue the stage discards all results.
+    The thread calls ``initializer`` once before the first item. A stage with a CUDA device sets the device there
+    (``lambda: torch.cuda.set_device(device)``), so this module does not import torch.
 
-    A stage waits for an item, woken by ``put`` or ``close`` upstream, and for room, woken by ``get`` or ``close``
-    downstream. It ends when
+    A stage waits for an item until ``put`` or ``close`` upstream, and for space until ``get`` or ``close`` downstream.
+    It ends when
 
-    - upstream was closed and is empty: the normal end, everything was mapped;
-    - downstream was closed: nobody wants more;
-    - ``stop`` was called: at once, also while it waits, and what is still upstream stays there;
-    - ``map_fn`` or ``initializer`` raised: see ``check``.
+    - upstream is closed and empty: the normal end, every item was mapped;
+    - downstream is closed: no stage needs more results;
+    - ``stop`` is called: at once, also while it waits; items upstream stay there;
+    - ``map_fn`` or ``initializer`` raises: see ``check``.
 
-    However it ends it closes both queues, so neighbours never wait for a stage that is gone.
+    At its end it closes both queues in every case, so that the neighbouring stages do not wait forever.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MappingThread(Generic[In, Out]):
         self._initializer = initializer
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        # Daemonic so that a function which never returns cannot keep a finished process alive; owners join.
+        # A daemon thread, so that a `map_fn` that never returns cannot keep the process alive. Owners call join().
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
@@ -89,19 +89,19 @@ class MappingThread(Generic[In, Out]):
         self._close_queues()
 
     def join(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for the thread to end. Returns at once if it was never started.
+        """Wait up to ``timeout`` seconds for the thread to end. Returns at once if the thread was not started.
 
         Raises:
-            TimeoutError: ``map_fn`` has not returned in time.
+            TimeoutError: ``map_fn`` did not return within ``timeout``.
         """
         if self._thread.ident is None:
             return
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"stage {self.name} is still in its function {timeout} s after the wait began")
+            raise TimeoutError(f"stage {self.name}: the function did not return within {timeout} s")
 
     def check(self) -> None:
-        """Raise if the stage failed. Owners call it in their loop and after ``join``.
+        """Raise the stage's failure, if any. Owners call it in their loop and after ``join``.
 
         Raises:
             StageFailed: ``map_fn`` or ``initializer`` raised; the error is the cause.

@@ -1,6 +1,6 @@
-"""All metrics of all roles, declared in one table, and how a process shows its own.
+"""All metrics of all roles, declared in one table, and the instruments of one process.
 
-Dashboards and documentation are made from the table: ``Metrics.declared()``.
+Dashboards and documentation are generated from the table: ``Metrics.declared()``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
+from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, EVALUATOR, POLICY, TRAINER
 from rlsrl.runtime.ledger import PageRecord
 
 NAMESPACE = "rlsrl"
@@ -28,17 +29,17 @@ _STEPS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """One metric: what it is called, what it means and who sets it."""
+    """One metric: its name, its meaning, and the roles that set it."""
 
     name: str
-    """With prefix and unit, without the suffixes of the exposition format (``_total`` is part of it)."""
+    """With the prefix ``rlsrl_``, the unit and ``_total``, without other suffixes such as ``_bucket``."""
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     unit: str
-    """Of one count or observation; empty for plain counts."""
+    """Unit of one count or observation; empty for plain counts."""
     labels: tuple[str, ...]
     roles: tuple[str, ...]
-    """Whose processes set it."""
+    """Roles whose processes set it."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets."""
 
@@ -46,7 +47,7 @@ class Declaration:
 class _Declared(Generic[Instrument]):
     """An attribute of ``Metrics``: the declaration on the class, the instrument on an object.
 
-    Instruments are made when first used, so a process shows only what it sets.
+    An instrument is created at its first use, so a process exposes only the metrics that it sets.
     """
 
     def __init__(
@@ -89,90 +90,93 @@ class _Declared(Generic[Instrument]):
 class Metrics:
     """The instruments of one process, on the registry it was given. Any thread may use them."""
 
-    env_steps = _Declared(Counter, "env_steps_total", "Environment steps that made a transition.", roles=("actor",))
+    env_steps = _Declared(Counter, "env_steps_total", "Environment steps that produced a transition.", roles=(ACTOR,))
     rollouts = _Declared(
-        Counter, "rollouts_total", "Slots filled, or passed on, and posted.", roles=("actor", "buffer")
+        Counter, "rollouts_total", "Slots that an actor filled or a buffer worker forwarded.", roles=(ACTOR, BUFFER)
     )
     waiting_seconds = _Declared(
         Counter,
         "waiting_seconds_total",
-        "Time spent waiting, by what for (credit, parameters, inference, requests, samples, batch, version, compiler).",
+        "Time spent waiting, by reason (credit, parameters, inference, requests, samples, batch, version, compiler).",
         unit="seconds",
         labels=("reason",),
-        roles=("actor", "buffer", "trainer", "evaluator", "policy"),
+        roles=(ACTOR, BUFFER, TRAINER, EVALUATOR, POLICY),
     )
     working_seconds = _Declared(
         Counter,
         "working_seconds_total",
-        "Time spent working, by what on (environment, inference, update, copy); told when a slot or step is done.",
+        "Time spent working, by stage (environment, inference, update, copy). Counted when a slot or step is complete.",
         unit="seconds",
         labels=("stage",),
-        roles=("actor", "trainer"),
+        roles=(ACTOR, TRAINER),
     )
-    train_steps = _Declared(Counter, "train_steps_total", "Calls of Learner.step.", roles=("trainer",))
+    train_steps = _Declared(Counter, "train_steps_total", "Calls of Learner.step.", roles=(TRAINER,))
     transitions_trained = _Declared(
-        Counter, "transitions_trained_total", "Transitions trained, each once however many epochs.", roles=("trainer",)
+        Counter,
+        "transitions_trained_total",
+        "Transitions trained. Each counts once, whatever the number of epochs.",
+        roles=(TRAINER,),
     )
-    episodes = _Declared(Counter, "episodes_total", "Episodes that ended in trained batches.", roles=("trainer",))
+    episodes = _Declared(Counter, "episodes_total", "Episodes that ended in trained batches.", roles=(TRAINER,))
     policy_lag = _Declared(
         Histogram,
         "policy_lag_steps",
         "Trainer step minus the step of a batch's oldest action.",
         unit="steps",
         buckets=_STEPS,
-        roles=("trainer",),
+        roles=(TRAINER,),
     )
     policy_lag_exceeded = _Declared(
         Counter,
         "policy_lag_exceeded_total",
-        "Batches whose oldest action was further behind than pacing.maxPolicyLag; there should be none.",
-        roles=("trainer",),
+        "Batches whose oldest action lagged by more than pacing.maxPolicyLag. It must stay 0.",
+        roles=(TRAINER,),
     )
     step_seconds = _Declared(
-        Histogram, "step_seconds", "Duration of Learner.step.", unit="seconds", buckets=_SECONDS, roles=("trainer",)
+        Histogram, "step_seconds", "Duration of Learner.step.", unit="seconds", buckets=_SECONDS, roles=(TRAINER,)
     )
-    compiled = _Declared(Gauge, "compiled", "Whether the training step is compiled: 1 or 0.", roles=("trainer",))
+    compiled = _Declared(Gauge, "compiled", "1 if the training step is compiled, else 0.", roles=(TRAINER,))
     return_mean = _Declared(
-        Gauge, "return_mean", "Mean undiscounted return of the last finished episodes.", roles=("trainer",)
+        Gauge, "return_mean", "Mean undiscounted return of the last finished episodes.", roles=(TRAINER,)
     )
     version_attempt = _Declared(
         Gauge,
         "version_attempt",
-        "Attempt of the newest version made or acted with.",
-        roles=("actor", "trainer", "policy", "evaluator"),
+        "Attempt of the newest version that the process made or uses.",
+        roles=(ACTOR, TRAINER, POLICY, EVALUATOR),
     )
     version_step = _Declared(
         Gauge,
         "version_step",
-        "Step of the newest version made or acted with.",
-        roles=("actor", "trainer", "policy", "evaluator"),
+        "Step of the newest version that the process made or uses.",
+        roles=(ACTOR, TRAINER, POLICY, EVALUATOR),
     )
     durable_version_step = _Declared(
-        Gauge, "durable_version_step", "Step of the newest version that a power loss cannot take.", roles=("trainer",)
+        Gauge, "durable_version_step", "Step of the newest version that survives a power loss.", roles=(TRAINER,)
     )
     durable_version_timestamp_seconds = _Declared(
         Gauge,
         "durable_version_timestamp_seconds",
-        "When the newest durable version was stored, in seconds since 1970.",
+        "Unix time at which the newest durable version was stored.",
         unit="seconds",
-        roles=("trainer",),
+        roles=(TRAINER,),
     )
     checkpoint_period_seconds = _Declared(
         Gauge,
         "checkpoint_period_seconds",
-        "How often a version should become durable: parameters.everySeconds.",
+        "The interval at which versions become durable: parameters.everySeconds.",
         unit="seconds",
-        roles=("trainer",),
+        roles=(TRAINER,),
     )
     checkpoints_failed = _Declared(
-        Counter, "checkpoints_failed_total", "Versions that the disk did not take.", roles=("trainer",)
+        Counter, "checkpoints_failed_total", "Versions that could not be stored.", roles=(TRAINER,)
     )
     evaluations = _Declared(
         Counter,
         "evaluations_total",
-        "Versions played, by what came of it (stored, unfinished, pruned, corrupt, failed).",
+        "Evaluations of versions, by outcome (stored, unfinished, pruned, corrupt, failed).",
         labels=("outcome",),
-        roles=("evaluator",),
+        roles=(EVALUATOR,),
     )
     evaluation_seconds = _Declared(
         Histogram,
@@ -180,109 +184,107 @@ class Metrics:
         "Duration of the evaluation of one version.",
         unit="seconds",
         buckets=_SECONDS,
-        roles=("evaluator",),
+        roles=(EVALUATOR,),
     )
     evaluation_return_mean = _Declared(
-        Gauge, "evaluation_return_mean", "Mean undiscounted return of the last evaluation.", roles=("evaluator",)
+        Gauge, "evaluation_return_mean", "Mean undiscounted return of the last evaluation.", roles=(EVALUATOR,)
     )
-    inference_requests = _Declared(
-        Counter, "inference_requests_total", "Requests of actors that were answered.", roles=("policy",)
-    )
+    inference_requests = _Declared(Counter, "inference_requests_total", "Answered requests of actors.", roles=(POLICY,))
     inference_batch_environments = _Declared(
         Histogram,
         "inference_batch_environments",
-        "Environments that were evaluated together.",
+        "Environments in one inference batch.",
         unit="environments",
         buckets=_SIZES,
-        roles=("policy",),
+        roles=(POLICY,),
     )
     inference_seconds = _Declared(
         Histogram,
         "inference_seconds",
-        "Time of one batch, by stage: queueing (mean of its requests), parameters, compute, response.",
+        "Duration of one batch, by stage: queueing (mean over its requests), parameters, compute, response.",
         unit="seconds",
         labels=("stage",),
         buckets=_DELAYS,
-        roles=("policy",),
+        roles=(POLICY,),
     )
     inference_refused = _Declared(
         Counter,
         "inference_refused_total",
-        "Clients of a policy worker that were sent away, by what was wrong.",
+        "Refused clients of a policy worker, by reason.",
         labels=("kind",),
-        roles=("policy",),
+        roles=(POLICY,),
     )
-    workers = _Declared(Gauge, "workers", "Workers that hold a lease.", labels=("worker_role",), roles=("coordinator",))
+    workers = _Declared(Gauge, "workers", "Workers that hold a lease.", labels=("worker_role",), roles=(COORDINATOR,))
     workers_wanted = _Declared(
         Gauge,
         "workers_wanted",
-        "Workers that there should be.",
+        "Workers that the experiment asks for.",
         labels=("worker_role",),
-        roles=("coordinator",),
+        roles=(COORDINATOR,),
     )
     heartbeat_age_seconds = _Declared(
         Gauge,
         "heartbeat_age_seconds",
-        "Age of the oldest last sign of life among the workers of a role.",
+        "Time since the last message of the role's worker that has been silent longest.",
         unit="seconds",
         labels=("worker_role",),
-        roles=("coordinator",),
+        roles=(COORDINATOR,),
     )
     joins = _Declared(
         Counter,
         "joins_total",
-        "Leases given: first starts and restarts.",
+        "Leases granted, at first starts and at restarts.",
         labels=("worker_role",),
-        roles=("coordinator",),
+        roles=(COORDINATOR,),
     )
     joins_refused = _Declared(
         Counter,
         "joins_refused_total",
-        "Workers refused at the Join stream.",
+        "Workers whose Join the coordinator refused.",
         labels=("worker_role",),
-        roles=("coordinator",),
+        roles=(COORDINATOR,),
     )
     parameter_calls_refused = _Declared(
         Counter,
         "parameter_calls_refused_total",
-        "Calls of the parameter service that ended with an error of the store or of the caller, by its kind.",
+        "Calls of the parameter service that failed by an error of the store or of the caller, by kind of error.",
         labels=("kind",),
-        roles=("coordinator",),
+        roles=(COORDINATOR,),
     )
 
     strangers_refused = _Declared(
         Counter,
         "strangers_refused_total",
-        "Who was refused at the door, by why: calls without the token (call), and over HTTP requests without it "
-        "(token), that are none (malformed), that took too long (slow), or the oldest of too many (crowded).",
+        "Refused calls and requests, by reason. call: a gRPC call without the token. Of HTTP requests: without the "
+        "token (token), invalid (malformed), too slow (slow), or closed because there were too many (crowded).",
         labels=("kind",),
-        roles=("coordinator", "trainer", "buffer", "policy", "actor", "evaluator"),
+        roles=(COORDINATOR, TRAINER, BUFFER, POLICY, ACTOR, EVALUATOR),
     )
 
     tracking_failures = _Declared(
         Counter,
         "tracking_failures_total",
-        "Failures to show the learning curve elsewhere, by where (wandb).",
+        "Failures to mirror the learning curve to a tracker, by tracker (wandb).",
         labels=("tracker",),
-        roles=("coordinator",),
+        roles=(COORDINATOR,),
     )
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        """Where the instruments are; the process's own figures (CPU, memory, descriptors) are on it as well."""
+        """Holds the instruments and the process's own metrics: CPU, memory, file descriptors."""
         self._lock = threading.Lock()
         self._instruments: dict[str, Any] = {}
         ProcessCollector(registry=registry)
 
     @classmethod
     def declared(cls) -> tuple[Declaration, ...]:
-        """The whole table, in its order; ``ledger_transitions`` is there too."""
+        """Return all declarations in the order of the table; ``LEDGER_TRANSITIONS`` is the last."""
         attributes = vars(cls).values()
-        return (*(each.declaration for each in attributes if isinstance(each, _Declared)), LEDGER_TRANSITIONS)
+        return (*(metric.declaration for metric in attributes if isinstance(metric, _Declared)), LEDGER_TRANSITIONS)
 
     def instrument(self, declaration: Declaration, make: type[Instrument]) -> Instrument:
-        """The instrument of that declaration, made at the first call."""
-        # Reading first without the lock: the hot path pays a dictionary lookup.
+        """Return the instrument of the declaration. The first call creates it."""
+        # Read without the lock first, so that the hot path takes only a dictionary lookup.
         found: Instrument | None = self._instruments.get(declaration.name)
         if found is not None:
             return found
@@ -299,22 +301,22 @@ class Metrics:
 LEDGER_TRANSITIONS = Declaration(
     name=f"{NAMESPACE}_ledger_transitions",
     kind="gauge",
-    help="Transitions on this process's ledger page, by term; passed_on and outlived are beside the sum.",
+    help="Transitions on this process's ledger page, by term. passed_on and outlived are not part of the sum.",
     unit="transitions",
     labels=("term",),
-    roles=("actor", "buffer", "trainer"),
+    roles=(ACTOR, BUFFER, TRAINER),
 )
 
 
 class LedgerCollector:
-    """Shows a ledger page. The page is read when it is asked for, so nothing has to be kept in step with it."""
+    """Exposes a ledger page as metrics. Each scrape reads the page, so no second copy of the counts exists."""
 
     def __init__(self, record: Callable[[], PageRecord], registry: CollectorRegistry) -> None:
         self._record = record
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """The page's terms as one family."""
+        """Return the page's terms as one metric family."""
         family = GaugeMetricFamily(
             LEDGER_TRANSITIONS.name, LEDGER_TRANSITIONS.help, labels=list(LEDGER_TRANSITIONS.labels)
         )

@@ -1,4 +1,4 @@
-"""A bounded queue between threads that can be closed, unlike ``queue.Queue`` on Python 3.11."""
+"""A bounded queue between threads that can be closed. ``queue.Queue`` of Python 3.11 cannot be closed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ T = TypeVar("T")
 
 
 class PipeClosed(Exception):
-    """One end closed the pipe."""
+    """The pipe is closed."""
 
 
 class PipeTimeout(TimeoutError):
-    """The deadline passed; the call can be made again."""
+    """The call's timeout passed. The caller may call again."""
 
 
 class Pipe(Generic[T]):
-    """First in, first out, at most ``capacity`` items. Any number of threads may use either end.
+    """A first-in, first-out queue of at most ``capacity`` items. Any number of threads may use either end.
 
-    Not for signal handlers: a handler interrupts a thread that may hold the pipe's lock.
+    Signal handlers must not use it: a handler may interrupt a thread that holds the pipe's lock.
     """
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"a pipe holds at least one item, not {capacity}")
+            raise ValueError(f"capacity must be at least 1, not {capacity}")
         self._capacity = capacity
         self._items: deque[T] = deque()
         self._closed = False
@@ -37,25 +37,25 @@ class Pipe(Generic[T]):
         """Append ``item``. Waits up to ``timeout`` seconds while the pipe is full; ``get`` and ``close`` wake it.
 
         Raises:
-            PipeTimeout: it stayed full.
-            PipeClosed: it is closed; ``item`` was not taken.
+            PipeTimeout: the pipe stayed full.
+            PipeClosed: the pipe is closed; ``item`` was not appended.
         """
         with self._not_full:
             if not self._not_full.wait_for(lambda: self._closed or len(self._items) < self._capacity, timeout):
                 raise PipeTimeout(f"the pipe stayed full for {timeout} s")
             if self._closed:
-                raise PipeClosed("nothing can be put into a closed pipe")
+                raise PipeClosed("the pipe is closed")
             self._items.append(item)
             self._not_empty.notify()
 
     def get(self, timeout: float | None = None) -> T:
         """Return the oldest item. Waits up to ``timeout`` seconds for one; ``put`` and ``close`` wake it.
 
-        What was put before ``close`` can still be had after it.
+        Items that were put before ``close`` are still returned after it.
 
         Raises:
-            PipeTimeout: it stayed empty.
-            PipeClosed: it is closed and empty.
+            PipeTimeout: the pipe stayed empty.
+            PipeClosed: the pipe is closed and empty.
         """
         with self._not_empty:
             if not self._not_empty.wait_for(lambda: self._closed or bool(self._items), timeout):
@@ -67,7 +67,7 @@ class Pipe(Generic[T]):
             return item
 
     def close(self) -> None:
-        """Accept nothing more and wake the waiting threads at both ends. Idempotent."""
+        """Refuse further items and wake the waiting threads at both ends. Idempotent."""
         with self._not_full:
             self._closed = True
             self._not_full.notify_all()

@@ -1,4 +1,4 @@
-"""Process settings of a worker on Linux. Each function says what it does on other systems."""
+"""Settings of a worker's process. Most need Linux; each function says what it does on other systems."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _PR_SET_TIMERSLACK = 29
 _SWITCH_SECONDS = 0.0005
 
 PARENT_VARIABLE = "RLSRL_PARENT_PID"
-"""Environment variable with the pid of the process that started the worker and must outlive it; unset in a pod."""
+"""Environment variable with the pid of the process that started the worker: the worker ends with it. Unset in a pod."""
 
 
 def die_with_parent(parent_pid: int) -> None:
     """Let the kernel SIGKILL this process when the process that started it ends.
 
-    ``parent_pid`` is who is expected to be the parent: if it died before this call, this process ends itself now, as it
-    would have a moment later. The kernel watches the parent's THREAD that started this process, so start workers from a
-    thread that lives as long as they should. Undone by executing a set-uid program; not inherited by children.
-    Elsewhere than on Linux it does nothing, and a worker notices its parent's death by its streams ending.
+    ``parent_pid`` is the pid of that process. If it has ended before this call, this process kills itself now. The
+    kernel watches the parent's THREAD that started this process: start workers from a thread that outlives them. The
+    setting ends when the process executes a set-uid program, and children do not inherit it.
+
+    On other systems it does nothing. A worker there notices that its parent ended when its streams end.
     """
     if sys.platform != "linux":
         return
@@ -37,16 +38,17 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def raise_open_files_limit() -> None:
-    """Raise the limit of open files to its maximum; container runtimes often start with 1024."""
+    """Raise the limit of open files to the hard limit; container runtimes often start with 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def wake_threads_promptly() -> None:
-    """Let each thread continue as soon as it can, in a process of many threads that mostly sleep or wait.
+    """Shorten the delays with which threads continue, for a process of many threads that mostly wait.
 
-    A thread of Python's asks another for its turn after half a millisecond, not five. The kernel may delay who sleeps
-    by 1 ns, not by 50 us (Linux only): this thread, and those that it starts from now on.
+    A waiting Python thread requests the interpreter lock after 0.5 ms instead of 5 ms. On Linux the kernel delays a
+    sleeping thread by at most 1 ns instead of 50 us; this applies to the calling thread and to threads that it starts
+    later.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     if sys.platform == "linux":
@@ -62,10 +64,10 @@ def worker_environment(base: Mapping[str, str], role: str | None = None) -> dict
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once, without the interpreter's usual end.
+    """End the process at once, without the interpreter's finalization. The caller has closed everything.
 
-    Everything is closed by now. The usual end takes a second to tear torch down, in which threads of gloo were seen to
-    abort a rank that had finished its work.
+    Finalization takes a second to unload torch. In that second, threads of gloo have aborted ranks that had finished
+    their work.
     """
     logging.shutdown()
     sys.stdout.flush()

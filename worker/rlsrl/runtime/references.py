@@ -1,4 +1,4 @@
-"""The user's own code by name: ``"package.module:callable"``, checked when it is loaded."""
+"""Loads the user's own code by its name, ``"package.module:callable"``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rlsrl.runtime.errors import ConfigurationError, did_you_mean
 
 
 def load_callable(reference: str, *, where: str) -> Callable[..., Any]:
-    """Import the object that ``reference`` names. ``where`` is for messages, such as ``"environment factory"``.
+    """Return the callable that ``reference`` names. ``where`` is for messages, such as ``"environment factory"``.
 
-    Modules are found as Python finds them: installed, or in a folder on ``PYTHONPATH``, where ``rlsrl run`` puts the
-    folder of the experiment's YAML.
+    Python looks for the module among installed packages and in the folders on ``PYTHONPATH``. ``rlsrl run`` adds the
+    folder of the experiment's YAML to ``PYTHONPATH``.
 
     Raises:
-        ConfigurationError: malformed, no such module or attribute (with the nearest match), the module fails to
-            import, or what it names cannot be called.
+        ConfigurationError: the reference is malformed, the module or attribute does not exist (the text has the nearest
+            match), the module fails to import, or the object cannot be called.
     """
     module_name, colon, attribute = reference.partition(":")
     if not (colon and module_name and all(part.isidentifier() for part in attribute.split("."))):

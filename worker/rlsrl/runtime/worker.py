@@ -17,28 +17,28 @@ from rlsrl.runtime.frequency import FrequencyControl
 ConfigT = TypeVar("ConfigT")
 
 Report = Callable[[Mapping[str, float]], None]
-"""Takes a worker's statistics by name; must not block, for ``run`` calls it between two polls."""
+"""Takes a worker's statistics by name. It must not block: ``run`` calls it between two polls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PollResult:
-    """What one poll got done, in whatever the role counts."""
+    """The work of one poll, in the units that the role counts."""
 
     num_samples: int = 0
     num_batches: int = 0
 
 
 class Worker(ABC, Generic[ConfigT]):
-    """One role's process, from ``configure`` to the end of ``run``.
+    """The worker of one role, from ``configure`` to the end of ``run``.
 
-    ``start``, ``pause`` and ``exit`` may be called from any thread, from a signal handler, and at any time, also before
-    ``configure`` and ``run``. They record the command and return; ``run`` obeys between two polls. A worker is
-    running after ``start``, not running after ``pause``, and exiting for good after ``exit``.
+    ``start``, ``pause`` and ``exit`` may be called at any time, also before ``configure``, from any thread and from a
+    signal handler. They record the command and return; ``run`` obeys between two polls. A worker runs after ``start``,
+    waits after ``pause``, and ends after ``exit``, which cannot be undone.
 
     A role whose ``_poll`` waits overrides ``pause`` or ``exit`` to wake it, and calls ``super()`` first.
 
-    Statistics go to the log and to ``report`` when ``frequency`` (default: every 10 seconds) says so after a poll, and
-    at a clean end.
+    After a poll at which ``frequency`` is due (default: every 10 seconds), and at a clean end, the worker logs its
+    statistics and passes them to ``report``.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Worker(ABC, Generic[ConfigT]):
         self._running = False
         self._exiting = False
         self._adopted: deque[ConfigT] = deque(maxlen=1)
-        # A condition is not safe in a signal handler (it may interrupt a thread between its check and its wait);
-        # SimpleQueue.put is. Each command puts one token; the waiting thread takes a token and checks the state again.
+        # SimpleQueue.put is safe in a signal handler. A condition is not: the handler may interrupt the waiting thread
+        # between its check and its wait. Each command puts one token, and the thread checks again at each token.
         self._commands: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._tally = _Tally(self._clock.monotonic())
 
@@ -78,10 +78,10 @@ class Worker(ABC, Generic[ConfigT]):
         return None
 
     def configure(self, config: ConfigT) -> None:
-        """Build what the role needs, once, in the thread that will call ``run``. Does nothing when already exiting.
+        """Build the role's parts, once, in the thread that will call ``run``. Does nothing after ``exit``.
 
         Raises:
-            Any error of ``_configure``, which closes what it had built.
+            Any error of ``_configure``, which first closes the parts that it had built.
             RuntimeError: the worker is configured already. Another config needs another worker.
         """
         if self._configured:
@@ -109,23 +109,23 @@ class Worker(ABC, Generic[ConfigT]):
         self._commands.put(None)
 
     def pause(self) -> None:
-        """Let ``run`` wait after the present poll, until ``start`` or ``exit``."""
+        """Let ``run`` wait after the current poll, until ``start`` or ``exit``."""
         self._running = False
         self._commands.put(None)
 
     def exit(self) -> None:
-        """Let ``run`` return after the present poll."""
+        """Let ``run`` return after the current poll."""
         self._exiting = True
         self._commands.put(None)
 
     def run(self) -> None:
-        """Poll until ``exit``; once. While not running it waits without limit, woken by ``start`` and ``exit``.
+        """Poll until ``exit``. Call it once. While paused it waits without a limit, until ``start`` or ``exit``.
 
-        However polling ends, ``_shutdown`` runs once if the worker is configured.
+        If the worker is configured, ``_shutdown`` runs once at the end, also after a failure.
 
         Raises:
-            The first failure, as it was raised, of ``_poll``, ``_stats``, ``report`` or ``_shutdown``, after
-                ``_shutdown`` ran. A later failure of ``_shutdown`` is logged and noted on the first.
+            The first failure of ``_poll``, ``_stats``, ``report`` or ``_shutdown``, unchanged, after ``_shutdown`` ran.
+                A later failure of ``_shutdown`` is logged, and added to the first failure as a note.
             RuntimeError: the worker was not configured, or has run.
         """
         if not self._configured:
@@ -152,7 +152,7 @@ class Worker(ABC, Generic[ConfigT]):
             self._log_statistics()
 
     def _wait_until_running(self) -> bool:
-        """Wait while paused; return whether to poll, or else to end."""
+        """Wait while paused; return True to poll, or False to end."""
         if self._running and not self._exiting:
             return True
         begin = self._clock.monotonic()
@@ -182,17 +182,17 @@ class Worker(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def _configure(self, config: ConfigT) -> None:
-        """Build the role's parts from its resolved config. It must leave nothing open if it raises."""
+        """Build the role's parts from its resolved config. If it raises, it must first close what it has opened."""
 
     @abstractmethod
     def _poll(self) -> PollResult:
-        """Do one round of work. It may wait a moment, or for something that ``exit`` wakes."""
+        """Do one round of work. It may wait for less than a second, or until ``exit`` wakes it."""
 
     def _adopt(self, config: ConfigT) -> None:
         """Use new values of live settings."""
 
     def _shutdown(self) -> None:
-        """Close what ``_configure`` built: stop and join threads, flush, release. Called once, also after a failure."""
+        """Close the parts that ``_configure`` built. Called once, also after a failure."""
 
     def _stats(self) -> Mapping[str, float]:
         """Return the role's own statistics since the last call."""

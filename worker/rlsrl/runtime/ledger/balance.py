@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlsrl.api.role_names import ACTOR, BUFFER, TRAINER
 from rlsrl.runtime.ledger.page import SUFFIX, LedgerPage, read_page
 from rlsrl.runtime.ledger.records import (
     DROP_REASONS,
@@ -22,7 +23,7 @@ from rlsrl.runtime.ledger.records import (
     term_of_untaken,
 )
 
-CHAIN = ("actor", "buffer", "trainer")
+CHAIN = (ACTOR, BUFFER, TRAINER)
 """The roles that samples pass, in order. A run without a buffer worker's page has only the other two."""
 
 
