@@ -70,6 +70,23 @@ def test_tanh_is_torchs_to_the_last_bits_and_so_is_its_gradient() -> None:
     assert Tanh()(torch.tensor(math.nan)).isnan()
 
 
+@pytest.mark.parametrize(
+    ("former", "present"), [("actor_program", "export_actor"), ("arranged", "to_preferred_layout")]
+)
+@pytest.mark.parametrize("base", [MlpActorCritic, Returns])
+def test_an_optional_method_under_its_former_name_is_refused(base: Any, former: str, present: str) -> None:
+    network = type("Mine", (base,), {former: lambda self, argument: argument})
+    for factory in (network, type("Child", (network,), {})):
+        with pytest.raises(ConfigurationError, match=f"method '{former}', .*did you mean '{present}'"):
+            build_network(factory, ENV_SPEC, {}, seed=0)
+
+
+def test_a_method_under_both_names_is_allowed() -> None:
+    methods = {name: lambda self, argument: argument for name in ("arranged", "to_preferred_layout")}
+    network = type("Mine", (MlpActorCritic,), methods)
+    assert isinstance(build_network(network, ENV_SPEC, {}, seed=0), network)
+
+
 class Heads(nn.Module):
     """Its layers' names clash with others."""
 

@@ -16,6 +16,9 @@ from rlsrl.runtime.errors import ConfigurationError
 PROBE_LANES = 3
 """Lanes of the observation on which a new network is tried."""
 
+RENAMED_METHODS = {"actor_program": "export_actor", "arranged": "to_preferred_layout"}
+"""New names of a network's optional methods, by former name."""
+
 
 def build_network(
     factory: Callable[..., Any],
@@ -32,8 +35,9 @@ def build_network(
     without an action mask; the mask is applied to the network's logits.
 
     Raises:
-        ConfigurationError: the factory raised or did not return an ``nn.Module``, or the network's outputs are not
-            distribution parameters [N, A] and values [N], float32 and finite.
+        ConfigurationError: the factory raised or did not return an ``nn.Module``, the network has an optional method
+            under its former name, or the network's outputs are not distribution parameters [N, A] and values [N],
+            float32 and finite.
     """
     name = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', factory)}"
     with torch.random.fork_rng(devices=[]):
@@ -49,9 +53,21 @@ def build_network(
             ) from error
         if not isinstance(network, nn.Module):
             raise ConfigurationError(f"network factory {name} returned a {type(network).__name__}, not an nn.Module")
+        _check_method_names(network, name)
         network.to(device)
         _try(network, unmasked, name, device)
     return network if mask is None else MaskedActorCritic(network, mask)
+
+
+def _check_method_names(network: nn.Module, name: str) -> None:
+    for owner in type(network).__mro__:
+        for former, present in RENAMED_METHODS.items():
+            # A class with both names also works with earlier releases.
+            if former in vars(owner) and present not in vars(owner):
+                raise ConfigurationError(
+                    f"the network of {name} has the method {former!r}, which rlsrl does not call (did you mean "
+                    f"{present!r}?); rename the method"
+                )
 
 
 def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device) -> None:
