@@ -29,5 +29,5 @@ def test_ranks_train_on_devices_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> 
     gang = trainer.gang_of(config, torch.device("cpu"))
     assert isinstance(gang, Met)
     assert gang.asked == (trainer.GANG_SECONDS, False)
-    with pytest.raises(ConfigurationError, match=r"trainers\.device is auto.*\(cuda, cpu\); allowed: cpu, or cuda"):
+    with pytest.raises(ConfigurationError, match=r"trainers\.device is auto.* cuda, cpu; allowed: one kind of device"):
         trainer.gang_of(config, torch.device("cuda", 0))

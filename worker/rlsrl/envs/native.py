@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.data.specs import Arrays
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_in_bulk
 from rlsrl.envs.spaces import action_batcher, observation_keys, spec_of_spaces
 from rlsrl.envs.vector import EnvironmentFailed, VectorEnv
@@ -68,10 +68,11 @@ class NativeVectorEnv(VectorEnv):
                 f"{_FIELD}: {envs} has the autoreset_mode {getattr(mode, 'value', mode)!r}; NextStep is needed; "
                 f"{_OTHERS}"
             )
+        self.num_envs = envs.num_envs
         self._envs = envs
         self._seed = seed
         self._first_rank = first_rank
-        self._spec = spec_of_spaces(envs.single_observation_space, envs.single_action_space)
+        self.spec = spec_of_spaces(envs.single_observation_space, envs.single_action_space)
         self._keys = tuple(observation_keys(envs.single_observation_space).items())
         self._batch = action_batcher(envs.single_action_space)
         self._frame: Any = None
@@ -80,16 +81,6 @@ class NativeVectorEnv(VectorEnv):
         """For each environment: whether its next step only resets."""
         self._returns: NDArray[np.float64] = np.zeros(envs.num_envs)
         self._lengths: NDArray[np.int32] = np.zeros(envs.num_envs, np.int32)
-
-    @property
-    @override
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    @property
-    @override
-    def num_envs(self) -> int:
-        return len(self._ended)
 
     @override
     def begin(self, arrays: Arrays) -> None:

@@ -54,7 +54,9 @@ class EnvironmentThreads:
         """
         if not seeds:
             raise ConfigurationError("a vector environment needs at least one seed")
-        self._progress = _Progress(len(seeds))
+        self.num_envs = len(seeds)
+        """N: the number of lanes of each slot."""
+        self._progress = _Progress(self.num_envs)
         self._lanes: list[_Lane] = []
         try:
             for number, seed in enumerate(seeds):
@@ -63,20 +65,11 @@ class EnvironmentThreads:
                 self._lanes.append(lane)
                 lane.is_made.wait()
                 self._progress.check()
-            self._spec = common_spec([lane.spec for lane in self._lanes], first_rank)
+            self.spec = common_spec([lane.spec for lane in self._lanes], first_rank)
+            """The spec of each environment."""
         except BaseException:
             self.close()
             raise
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The spec of each environment."""
-        return self._spec
-
-    @property
-    def num_envs(self) -> int:
-        """N: the number of lanes of each slot."""
-        return len(self._lanes)
 
     def begin(self, job: Job) -> None:
         """Give every thread the job. It does its part after its parts of earlier jobs."""

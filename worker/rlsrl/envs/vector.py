@@ -37,13 +37,10 @@ class VectorEnv(Protocol):
     slot resets it.
     """
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The spec of each environment."""
-
-    @property
-    def num_envs(self) -> int:
-        """N: the number of lanes of each slot."""
+    spec: EnvSpec
+    """The spec of each environment."""
+    num_envs: int
+    """N: the number of lanes of each slot."""
 
     def begin(self, arrays: Arrays) -> None:
         """Start on a slot: write frame 0, the newest observation of each environment, and clear the fields of steps.
@@ -109,6 +106,7 @@ class LoopVectorEnv(VectorEnv):
         if not seeds:
             raise ConfigurationError("a vector environment needs at least one seed")
         self._wrap_call = wrap_call
+        self.num_envs = len(seeds)
         self._seeds = tuple(seeds)
         self._first_rank = first_rank
         self._max_decorrelation_steps = max_decorrelation_steps
@@ -116,7 +114,7 @@ class LoopVectorEnv(VectorEnv):
         try:
             for _ in seeds:
                 self._envs.append(make())
-            self._spec = common_spec([spec_of(env) for env in self._envs], first_rank)
+            self.spec = common_spec([spec_of(env) for env in self._envs], first_rank)
         except BaseException:
             self.close()
             raise
@@ -128,16 +126,6 @@ class LoopVectorEnv(VectorEnv):
         self._ended = [False] * len(seeds)
         self._returns = [0.0] * len(seeds)
         self._lengths = [0] * len(seeds)
-
-    @property
-    @override
-    def spec(self) -> EnvSpec:
-        return self._spec
-
-    @property
-    @override
-    def num_envs(self) -> int:
-        return len(self._envs)
 
     @override
     def begin(self, arrays: Arrays) -> None:
@@ -216,7 +204,7 @@ class LoopVectorEnv(VectorEnv):
         return observation
 
     def _random_action(self, env: gymnasium.Env[Any, Any], observation: Any) -> Any:
-        if (path := self._spec.action.mask) is None:
+        if (path := self.spec.action.mask) is None:
             return env.action_space.sample()
         mask: Any = observation
         for key in dict(self._keys)[path]:

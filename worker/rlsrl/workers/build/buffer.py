@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from rlsrl.api.resolved import BufferConfig
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.envs.factory import environment_spec
-from rlsrl.runtime.addresses import own_address
 from rlsrl.runtime.ledger import BufferLedger
-from rlsrl.streams.connect import open_sample_consumer
-from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.workers.build.common import environment_source
-from rlsrl.workers.build.samples import open_producer
+from rlsrl.workers.build.samples import open_consumer, open_producer
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.forwarder import Forwarder
 
@@ -41,7 +38,6 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
         num_lanes=config.lanes_per_slot,
         discounted_return=config.has_discounted_return,
     )
-    endpoint = own_address(config.serving(config.buffer_endpoints, context.index))
     with ExitStack() as resources:
         page = context.open_ledger_page()
         resources.callback(page.close)
@@ -56,18 +52,16 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
             directory=context.directory,
         )
         resources.callback(downstream.close)
-        options = ConsumerOptions(
-            token=context.token,
-            layout_digest=layout.step_digest,
+        upstream = open_consumer(
+            config.serving(config.buffer_endpoints, context.index),
+            context,
+            resources,
+            layout=layout,
             ledger=ledger,
             slots_per_producer=config.slots_per_actor,
             peer_timeout=config.peer_timeout_seconds,
             expected_producers=config.num_actors,
         )
-        upstream = open_sample_consumer(
-            endpoint, options, tls=context.tls, on_unauthenticated=context.count_unauthenticated
-        )
-        resources.callback(upstream.close)
         forwarder = Forwarder(
             upstream=upstream,
             downstream=downstream,

@@ -1,20 +1,23 @@
-"""Build the producer of an actor or buffer worker: one sample stream to each of its consumers, used as one producer."""
+"""Build a worker's ends of sample streams: one producer, with a stream to each of its consumers, or one consumer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from itertools import count
 
 from typing_extensions import override
 
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.tls import Tls
-from rlsrl.runtime.addresses import Directory
+from rlsrl.runtime.addresses import Directory, own_address
 from rlsrl.runtime.ledger import ProducerAccount
-from rlsrl.streams.connect import open_sample_producer
+from rlsrl.streams.connect import open_sample_consumer, open_sample_producer
+from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.producer_state import ProducerOptions
-from rlsrl.streams.protocols import PollableProducer, ProducerLedger
+from rlsrl.streams.protocols import ConsumerLedger, PollableProducer, ProducerLedger, SampleConsumer
 from rlsrl.streams.sharded import ShardedProducer
+from rlsrl.workers.context import WorkerContext
 
 
 class AddressedLedger(ProducerLedger):
@@ -69,6 +72,37 @@ def open_producer(
 
     shards = [shard(consumer, endpoint) for consumer, endpoint in endpoints.items()]
     return shards[0] if len(shards) == 1 else ShardedProducer(shards)
+
+
+def open_consumer(
+    endpoint: str,
+    context: WorkerContext,
+    resources: ExitStack,
+    *,
+    layout: SlotLayout,
+    ledger: ConsumerLedger,
+    slots_per_producer: int,
+    peer_timeout: float,
+    expected_producers: int,
+) -> SampleConsumer:
+    """Return a consumer that serves ``endpoint``; ``resources`` closes it.
+
+    Raises:
+        OSError: another process serves the endpoint.
+    """
+    options = ConsumerOptions(
+        token=context.token,
+        layout_digest=layout.step_digest,
+        ledger=ledger,
+        slots_per_producer=slots_per_producer,
+        peer_timeout=peer_timeout,
+        expected_producers=expected_producers,
+    )
+    consumer = open_sample_consumer(
+        own_address(endpoint), options, tls=context.tls, on_unauthenticated=context.count_unauthenticated
+    )
+    resources.callback(consumer.close)
+    return consumer
 
 
 def _after_calls(num_calls: int, action: Callable[[], None]) -> Callable[[], None]:

@@ -21,12 +21,9 @@ from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.runtime.addresses import own_address
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import TrainerLedger
-from rlsrl.streams.connect import open_sample_consumer
-from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy
 from rlsrl.workers.build.compile_child import request_for
@@ -39,6 +36,7 @@ from rlsrl.workers.build.learner import (
     rank_device,
 )
 from rlsrl.workers.build.parameters import open_parameter_publisher
+from rlsrl.workers.build.samples import open_consumer
 from rlsrl.workers.checkpoints import CheckpointWriter
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
@@ -152,20 +150,16 @@ def _resumed_ledger(context: WorkerContext, saved: Mapping[str, Any] | None, res
 def _open_consumer(
     config: TrainerConfig, context: WorkerContext, layout: SlotLayout, ledger: TrainerLedger, resources: ExitStack
 ) -> SampleConsumer:
-    endpoint = own_address(config.serving(config.samples_endpoints, context.index))
-    options = ConsumerOptions(
-        token=context.token,
-        layout_digest=layout.step_digest,
+    return open_consumer(
+        config.serving(config.samples_endpoints, context.index),
+        context,
+        resources,
+        layout=layout,
         ledger=ledger,
         slots_per_producer=config.slots_per_producer,
         peer_timeout=config.peer_timeout_seconds,
         expected_producers=config.num_producers,
     )
-    consumer = open_sample_consumer(
-        endpoint, options, tls=context.tls, on_unauthenticated=context.count_unauthenticated
-    )
-    resources.callback(consumer.close)
-    return consumer
 
 
 def _open_publisher(
