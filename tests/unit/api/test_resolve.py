@@ -61,7 +61,7 @@ def test_each_role_is_told_what_it_needs() -> None:
     assert actor.samples_endpoints == trainer.samples_endpoints == ("rlsrl-0f3a-samples-trainer-0",)
     assert actor.parameters_endpoint == trainer.parameters_endpoint == "rlsrl-0f3a-parameters"
     assert actor.policy_name == trainer.policy_name
-    assert (told.num_actors, told.warnings) == (2, ())
+    assert (told.coordinator.num_actors, told.warnings) == (2, ())
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_environments_are_spread_over_actors(
 ) -> None:
     told = resolved(*overrides)
 
-    assert told.num_actors == told.trainer.num_producers == num_actors
+    assert told.coordinator.num_actors == told.trainer.num_producers == num_actors
     assert told.actor.num_actors == (None if told.actor.environments is None else num_actors)
-    assert [told.actor.lanes_of(index) for index in range(num_actors)] == lanes
+    assert [len(told.actor.environment_ranks_of(index)) for index in range(num_actors)] == lanes
     ranks = [rank for index in range(num_actors) for rank in told.actor.environment_ranks_of(index)]
     assert ranks == list(range(sum(lanes)))
     assert told.trainer.batch_lanes == batch
@@ -231,7 +231,7 @@ def test_normalisation_is_told_to_those_who_do_it() -> None:
 
 def test_an_index_beyond_a_spread_total_has_no_environments() -> None:
     with pytest.raises(IndexError, match="worker 2"):
-        resolved().actor.lanes_of(2)
+        resolved().actor.environment_ranks_of(2)
 
 
 def test_environments_per_actor_have_room_for_more_actors() -> None:

@@ -248,7 +248,7 @@ def test_every_version_is_published_the_first_one_included(make_bench: Callable[
     bench.train(3)
     assert bench.ended.wait(DEADLINE_SECONDS)
     bench.thread.check()
-    assert (bench.thread.stop_reason, bench.thread.version) == ("trainSteps", Version(1, 3))
+    assert (bench.thread.stop_reason, bench.thread.checkpoint().parameters.version) == ("trainSteps", Version(1, 3))
     assert steps_of(bench.published) == [("1.0", 0), ("1.1", 1), ("1.2", 2), ("1.3", 3)]
     assert bench.ledger.snapshot()["counters"]["trained"] == 3 * SLOT
     bench.end()
@@ -323,7 +323,7 @@ def test_experience_of_a_former_attempt_is_dropped_and_its_lanes_granted_again(
     bench.thread.check()
     counters = bench.ledger.snapshot()["counters"]
     assert (counters["dropped.old_attempt"], counters["trained"]) == (SLOT, 2 * SLOT)
-    assert bench.thread.version == Version(2, 7)
+    assert bench.thread.checkpoint().parameters.version == Version(2, 7)
     bench.end()
 
 
@@ -333,7 +333,7 @@ def test_a_run_that_resumes_at_its_stop_condition_trains_nothing(make_bench: Cal
     done.load_state_dict({"env_steps": 40, "train_steps": 5, "num_episodes": 0, "train_seconds": 1.0, "returns": []})
     bench = make_bench(version=Version(2, 5), progress=done, stop={"train_steps": 5})
     assert bench.ended.wait(DEADLINE_SECONDS)
-    assert (bench.thread.stop_reason, bench.thread.version) == ("trainSteps", Version(2, 5))
+    assert (bench.thread.stop_reason, bench.thread.checkpoint().parameters.version) == ("trainSteps", Version(2, 5))
     assert bench.learner.steps == 5
     bench.end()
 

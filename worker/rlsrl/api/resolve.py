@@ -64,17 +64,12 @@ class ResolvedExperiment:
         """The evaluators' config. None: nobody evaluates."""
         return _of_type(self.configs[EVALUATOR], EvaluatorConfig) if EVALUATOR in self.configs else None
 
-    @property
-    def num_actors(self) -> int:
-        """Actors to start: fewer than the replicas if there are fewer environments."""
-        return self.coordinator.num_actors
-
     def to_json(self) -> str:
         """Return a JSON document that ``from_json`` reads."""
         configs = {role.name: self.configs.get(role.name) for role in ROLES}
         document = {
             **{name: None if config is None else json.loads(config.to_json()) for name, config in configs.items()},
-            "num_actors": self.num_actors,
+            "num_actors": self.coordinator.num_actors,
             "warnings": self.warnings,
         }
         return json.dumps(document, indent=2)

@@ -258,14 +258,6 @@ class ActorConfig(RoleConfig):
         assert self.num_actors is not None, "told with the total"
         return spread_environments(self.environments, self.num_actors).ranks_of(index)
 
-    def lanes_of(self, index: int) -> int:
-        """Return N, the lanes of the actor with that index.
-
-        Raises:
-            IndexError: there is no environment for that index.
-        """
-        return len(self.environment_ranks_of(index))
-
     def consumers_of(self, index: int) -> dict[int, str]:
         """Return the endpoint of each consumer of the actor with that index, by the consumer's index.
 

@@ -16,10 +16,6 @@ class EnvironmentSpread:
 
     counts: tuple[int, ...]
     """Environments of each worker, by worker index; each at least 1."""
-    first_rank: int
-    """Rank of worker 0's first environment among those of all samplers."""
-    num_global: int
-    """Environments of all samplers together."""
     warnings: tuple[str, ...]
     """Warnings for the user about this spread."""
 
@@ -30,7 +26,7 @@ class EnvironmentSpread:
 
     @property
     def num_environments(self) -> int:
-        """Environments of this sampler."""
+        """Environments of all workers."""
         return sum(self.counts)
 
     def ranks_of(self, worker: int) -> range:
@@ -41,24 +37,20 @@ class EnvironmentSpread:
         """
         if not 0 <= worker < self.num_workers:
             raise IndexError(f"worker {worker} is not one of the {self.num_workers} that have environments")
-        starts = list(accumulate(self.counts, initial=self.first_rank))
+        starts = list(accumulate(self.counts, initial=0))
         return range(starts[worker], starts[worker + 1])
 
 
-def spread_environments(
-    num_environments: int, num_workers: int, *, rank: int = 0, world_size: int = 1
-) -> EnvironmentSpread:
-    """Spread B environments over W workers of sampler ``rank`` among ``world_size`` equal ones.
+def spread_environments(num_environments: int, num_workers: int) -> EnvironmentSpread:
+    """Spread B environments over W workers.
 
     With B < W only B workers are used. Otherwise the first B mod W workers get one environment more than the others.
-    ``warnings`` reports both. Environment ranks are ``[rank * B, (rank + 1) * B)``.
+    ``warnings`` reports both.
 
     Raises:
-        ValueError: a count below 1, or a rank outside the world.
+        ValueError: a count is below 1.
     """
     _check_counts(num_environments, num_workers)
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is outside the world of {world_size}")
     warnings: list[str] = []
     used = min(num_environments, num_workers)
     if used < num_workers:
@@ -73,8 +65,6 @@ def spread_environments(
         )
     return EnvironmentSpread(
         counts=(each + 1,) * remainder + (each,) * (used - remainder),
-        first_rank=rank * num_environments,
-        num_global=num_environments * world_size,
         warnings=tuple(warnings),
     )
 

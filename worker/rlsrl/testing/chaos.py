@@ -317,7 +317,7 @@ class KillCampaign:
         resolved = self._facts.json("resolved.json")
         trainer, actor = resolved["trainer"], ActorConfig.from_json(json.dumps(resolved["actor"]))
         batch = int(trainer["rollout_length"] * trainer["batch_lanes"])
-        widest_slot = actor.rollout_length * actor.lanes_of(0) // actor.ring_size
+        widest_slot = actor.rollout_length * len(actor.environment_ranks_of(0)) // actor.ring_size
         in_flight = (1 + int(trainer["max_policy_lag"])) * batch + widest_slot
         rolled_back = CHECKPOINTS_BEHIND * int(trainer["versions"]["every_steps"]) * batch
         roles = [KILLED_ROLES[kill.role] for kill in self.kills]

@@ -164,11 +164,6 @@ class TrainingThread:
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
 
     @property
-    def version(self) -> Version:
-        """The newest version made."""
-        return self._version
-
-    @property
     def stop_reason(self) -> str | None:
         """The stop condition that ended training, or None."""
         return self._stop_reason
