@@ -14,7 +14,7 @@ from rlsrl.parameters.terminal import TERMINAL_KEY
 from rlsrl.testing.contexts import make_context
 from rlsrl.testing.parameter_dbs import make_parameters
 from rlsrl.workers import trainer as trainer_module
-from rlsrl.workers.build.common import open_db
+from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.trainer import TrainerWorker
 
 TEXT = """
@@ -32,7 +32,7 @@ RECORD = {"reason": "envSteps", "version": "1.3", "result": {"env_steps": 5000}}
 
 def test_a_finished_run_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve(load_text(TEXT), LocalPlacement(run_uid="0f3a", run_folder=tmp_path)).trainer
-    db = open_db(config)
+    db = open_parameter_store(config.parameter_store)
     db.push(config.policy_name, make_parameters(Version(1, 3)))
     db.annotate(config.policy_name, Version(1, 3), {TERMINAL_KEY: RECORD})
     monkeypatch.setattr(trainer_module, "build_trainer", lambda *_, **__: pytest.fail("the trainer trains"))

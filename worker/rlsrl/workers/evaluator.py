@@ -16,15 +16,15 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from rlsrl.api.resolved import EvaluatorConfig
+from rlsrl.api.resolved import EvaluatorConfig, ParameterStoreConfig
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.evaluations import EVALUATION_KEY, tag_best
 from rlsrl.parameters.protocols import Corrupt, ParameterDB, VersionInfo, VersionNotFound
 from rlsrl.parameters.terminal import TERMINAL_KEY
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.worker import PollResult, Worker
-from rlsrl.workers.build.common import open_db
 from rlsrl.workers.build.evaluator import EvaluationPlan, begin_evaluation, evaluator_plan
+from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.evaluation import Evaluation, EvaluationResult, EvaluationUnfinished
 from rlsrl.workers.evaluation_choice import EvaluationInterval, Share, choose
@@ -63,7 +63,9 @@ class _Playing:
 class EvaluatorWorker(Worker[EvaluatorConfig]):
     """Evaluates the versions of its share until the run is over."""
 
-    def __init__(self, context: WorkerContext, *, open_db: Callable[[EvaluatorConfig], ParameterDB] = open_db) -> None:
+    def __init__(
+        self, context: WorkerContext, *, open_db: Callable[[ParameterStoreConfig], ParameterDB] = open_parameter_store
+    ) -> None:
         super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
         self._context = context
         self._open_db = open_db
@@ -96,7 +98,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
     @override
     def _configure(self, config: EvaluatorConfig) -> None:
         self._parts = EvaluatorParts(
-            db=self._open_db(config),
+            db=self._open_db(config.parameter_store),
             policy_name=config.policy_name,
             plan=evaluator_plan(config),
             share=Share(index=self._context.index, num_evaluators=config.num_evaluators),

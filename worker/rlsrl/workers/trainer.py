@@ -18,7 +18,7 @@ from rlsrl.api.resolved import TrainerConfig
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import TERMINAL_KEY, terminal_record
 from rlsrl.runtime.worker import PollResult, Worker
-from rlsrl.workers.build.common import open_db
+from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.build.trainer import TrainerParts, build_trainer
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.training import Checkpoint, count_discards
@@ -55,7 +55,7 @@ class TrainerWorker(Worker[TrainerConfig]):
 
     @override
     def _configure(self, config: TrainerConfig) -> None:
-        self._db, self._policy_name = open_db(config), config.policy_name
+        self._db, self._policy_name = open_parameter_store(config.parameter_store), config.policy_name
         self._terminal = terminal_record(self._db, self._policy_name)
         if self._terminal is not None:
             self._context.log.info("already_finished", **self._terminal)

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlsrl.api.resolved import EvaluatorConfig, TrainerConfig
 from rlsrl.api.spec import Environment, Network
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource
-from rlsrl.parameters.protocols import ParameterDB, ParameterSource, SourceTimeout
+from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
 from rlsrl.policies.exported import ExportedActor
-from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.context import WorkerContext
 
 if TYPE_CHECKING:
@@ -34,15 +32,6 @@ _DOMAINS: dict[SeedPurpose, int] = {"network": 11, "minibatches": 12, "acting": 
 def derived_seed(seed: int, purpose: SeedPurpose, *key: int) -> int:
     """Return the seed of one use of randomness, unrelated to the seeds of other uses and keys."""
     return int(np.random.SeedSequence(seed, spawn_key=(_DOMAINS[purpose], *key)).generate_state(1, np.uint32)[0])
-
-
-def open_db(config: TrainerConfig | EvaluatorConfig) -> ParameterDB:
-    """Return the experiment's durable parameter database.
-
-    Raises:
-        ConfigurationError: the database cannot be used as configured.
-    """
-    return open_parameter_store(config.parameter_store)
 
 
 def environment_source(environment: Environment) -> EnvironmentSource:
