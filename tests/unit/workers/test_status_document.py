@@ -19,6 +19,7 @@ def member(role: str, index: int = 0, *, present: bool = True, heard_at: float =
         role=role,
         index=index,
         incarnation=1,
+        instance="6f1c",
         attempt=2,
         pid=41,
         host="here",

@@ -28,7 +28,7 @@ from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.leadership import Superseded
 from rlsrl.workers.learning_curve import CurveRow, LearningCurve
 from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Wait
-from rlsrl.workers.members import Members, MemberState
+from rlsrl.workers.members import Members
 from rlsrl.workers.status import ExperimentInfo, build_status
 from rlsrl.workers.worker_messages import (
     JoinContext,
@@ -119,21 +119,21 @@ class CoordinatorService(CoordinatorServicer):
         except MalformedMessage as error:
             await self._refuse(context, str(error))
             return
-        admitted = await self._admit(claim, context)
-        if isinstance(admitted, LeaseRefusal):
-            await self._refuse(context, admitted.reason, role=claim.role)
+        lease = await self._admit(claim, context)
+        if isinstance(lease, LeaseRefusal):
+            await self._refuse(context, lease.reason, role=claim.role)
             return
-        member = self._register(hello, claim, admitted)
+        self._register(hello, claim, lease)
         stream = WorkerStream(
             context,
-            member.claim,
+            replace(claim, index=lease.index, incarnation=lease.incarnation),
             tuple(hello.follows),
             peers=self._peers_message,
             settings=self._settings_message,
             log=self._log,
         )
         try:
-            await self._serve(stream, self._welcome_message(member))
+            await self._serve(stream, self._welcome_message(lease))
         finally:
             if self._streams.get(claim.instance) is stream:
                 del self._streams[claim.instance]
@@ -240,7 +240,7 @@ class CoordinatorService(CoordinatorServicer):
             if lease is not None and lease.incarnation == decision.incarnation:
                 return lease
 
-    def _register(self, hello: pb.Hello, claim: Claim, lease: Lease) -> MemberState:
+    def _register(self, hello: pb.Hello, claim: Claim, lease: Lease) -> None:
         rejoins = self._members.holds_index(claim, lease)
         if not rejoins:
             self._metrics.joins.labels(worker_role=lease.role).inc()
@@ -251,7 +251,7 @@ class CoordinatorService(CoordinatorServicer):
             attempt=lease.attempt,
             pid=hello.pid,
         )
-        return self._members.register(hello, claim, lease)
+        self._members.register(hello, claim, lease)
 
     async def _serve(self, stream: WorkerStream, welcome: pb.CoordinatorMessage) -> None:
         """Send the welcome, then handle messages until the goodbye or the end of the stream."""
@@ -320,15 +320,15 @@ class CoordinatorService(CoordinatorServicer):
             if role in stream.follows:
                 stream.send_peers(role)
 
-    def _welcome_message(self, member: MemberState) -> pb.CoordinatorMessage:
-        page = self._state.copies.get(member.claim.role, member.index)
+    def _welcome_message(self, lease: Lease) -> pb.CoordinatorMessage:
+        page = self._state.copies.get(lease.role, lease.index)
         return pb.CoordinatorMessage(
             welcome=pb.Welcome(
-                index=member.index,
-                incarnation=member.incarnation,
+                index=lease.index,
+                incarnation=lease.incarnation,
                 heartbeat_seconds=self._experiment.heartbeat_seconds,
                 ledger_page=b"" if page is None else page.encode(),
-                settings=self._settings_message(member.claim.role).settings,
+                settings=self._settings_message(lease.role).settings,
             )
         )
 

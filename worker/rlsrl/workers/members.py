@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlsrl.api.roles import STREAMS
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
@@ -11,49 +10,34 @@ from rlsrl.workers.leases import Claim, Lease, Leases
 from rlsrl.workers.status import Member, MemberReport
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemberState:
-    """The newest worker at a (role, index): its lease, its process and its last report."""
-
-    claim: Claim
-    """Its lease, in the form in which it would claim the lease again."""
-    index: int
-    incarnation: int
-    pid: int
-    host: str
-    endpoints: Mapping[str, str]
-    report: MemberReport
-    heard_at: float
-    """The time of its last message, in seconds on the coordinator's clock."""
-
-
 class Members:
     """The newest worker at each index. A member is present while it holds its lease."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
-        self._members: dict[tuple[str, int], MemberState] = {}
+        self._members: dict[tuple[str, int], Member] = {}
 
     def holds_index(self, claim: Claim, lease: Lease) -> bool:
         """Return whether the claiming process is the newest at that index already: it rejoins."""
         before = self._members.get((lease.role, lease.index))
-        return before is not None and before.claim.instance == claim.instance
+        return before is not None and before.instance == claim.instance
 
-    def register(self, hello: pb.Hello, claim: Claim, lease: Lease) -> MemberState:
+    def register(self, hello: pb.Hello, claim: Claim, lease: Lease) -> None:
         """Make the worker the newest at its index. A worker that rejoins keeps its last report."""
         before = self._members.get((lease.role, lease.index))
-        member = MemberState(
-            claim=replace(claim, index=lease.index, incarnation=lease.incarnation),
+        self._members[lease.role, lease.index] = Member(
+            role=claim.role,
             index=lease.index,
             incarnation=lease.incarnation,
+            attempt=claim.attempt,
+            instance=claim.instance,
             pid=hello.pid,
             host=hello.host,
             endpoints=dict(hello.endpoints),
             report=before.report if before is not None and self.holds_index(claim, lease) else MemberReport(),
             heard_at=lease.heard_at,
+            present=True,
         )
-        self._members[lease.role, lease.index] = member
-        return member
 
     def update(self, claim: Claim, report: MemberReport, now: float) -> None:
         """Note the report of the member with that claim."""
@@ -71,21 +55,7 @@ class Members:
 
     def for_status(self) -> list[Member]:
         """Return all members as the status document needs them."""
-        return [
-            Member(
-                role=member.claim.role,
-                index=member.index,
-                incarnation=member.incarnation,
-                attempt=member.claim.attempt,
-                pid=member.pid,
-                host=member.host,
-                endpoints=member.endpoints,
-                report=member.report,
-                heard_at=member.heard_at,
-                present=self._is_present(member),
-            )
-            for member in self._members.values()
-        ]
+        return [replace(member, present=self._is_present(member)) for member in self._members.values()]
 
-    def _is_present(self, member: MemberState) -> bool:
-        return self._leases.holder(member.claim.instance) is not None
+    def _is_present(self, member: Member) -> bool:
+        return self._leases.holder(member.instance) is not None

@@ -43,6 +43,8 @@ class Member:
     index: int
     incarnation: int
     attempt: int
+    instance: str
+    """UUID of the process."""
     pid: int
     host: str
     endpoints: Mapping[str, str]
