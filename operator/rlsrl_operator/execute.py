@@ -55,6 +55,9 @@ class Executor:
         for write in decided.writes:
             try:
                 await self._write(write, cache)
+            except ResourceConflict:
+                cache.require_read(write.wanted)
+                raise
             except NotAdmitted as error:
                 done.queue_refusal = str(error)
             except Refused as error:
@@ -92,7 +95,7 @@ class Executor:
     async def _write(self, write: Write, cache: InformerCache) -> None:
         match write.action:
             case Action.CREATE:
-                written = await self._create(write.wanted, cache)
+                written = await self._cluster.create(write.wanted)
             case Action.APPLY:
                 written = await self._apply(write)
             case Action.REPLACE:
@@ -106,13 +109,6 @@ class Executor:
                 raise AssertionError("a plan never writes an object of somebody else")
         cache.remember(write.wanted, written)
         _log.info("applied", action=write.action.value, kind=write.wanted["kind"], **_place(write.wanted))
-
-    async def _create(self, wanted: Manifest, cache: InformerCache) -> Manifest:
-        try:
-            return await self._cluster.create(wanted)
-        except ResourceConflict:
-            cache.require_read(wanted)
-            raise
 
     async def _apply(self, write: Write) -> Manifest:
         """Apply by server-side apply; PUT the whole object if that is refused or leaves additions of others."""

@@ -125,7 +125,7 @@ class InformerCache:
         self._labelled.pop(key_of(manifest), None)
 
     def require_read(self, manifest: Manifest) -> None:
-        """Record that an object exists though the cache does not have it: the next pass reads it."""
+        """Record that the API server has another version of an object than the cache: the next pass reads it."""
         self._reported[key_of(manifest)] = _UNKNOWN
 
     def refuse(self, wanted: Manifest, message: str, now: datetime) -> RefusedWrite:

@@ -151,8 +151,10 @@ class Reconciler:
     async def _report_progress(
         self, key: ExperimentKey, entry: _Entry, steady: SteadyState, num_reports: int, now: datetime
     ) -> float:
-        """Copy the coordinator's numbers into the status."""
-        page = await self._observer.coordinator_page(steady.context, entry.memory, now)
+        """Copy the coordinator's numbers into the status. A suspended experiment, which is steady too, has none."""
+        page = None
+        if steady.status.phase == "Running":
+            page = await self._observer.coordinator_page(steady.context, entry.memory, now)
         status, update = progress(steady.document, steady.status, page, now)
         done = Executed(document=steady.document)
         if update is not None:

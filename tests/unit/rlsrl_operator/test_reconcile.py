@@ -484,6 +484,18 @@ def test_a_report_during_a_pass_causes_another_pass(training: World, how: str) -
     assert training.server.reads != []
 
 
+def test_a_suspended_experiment_has_no_coordinator_to_ask(training: World) -> None:
+    training.edit(suspend=True)
+    training.settle()
+    answers = cast("Counting", training.coordinator).answers
+    training.server.reads.clear()
+    for _ in range(3):
+        training.now += timedelta(seconds=SETTINGS.status_seconds)
+        assert training.run_unwoken_pass() == []
+    assert training.server.reads == [], "it is steady"
+    assert cast("Counting", training.coordinator).answers == answers
+
+
 def test_numbers_are_not_written_to_an_edited_experiment(training: World) -> None:
     training.edit(suspend=True)
     before = copy.deepcopy(training.document)
@@ -531,6 +543,19 @@ def test_a_restart_replaces_the_whole_gang_and_no_other_pod(world: World) -> Non
     assert [pod["metadata"]["annotations"][ATTEMPT_ANNOTATION] for pod in world.pods()] == ["2", "2"]
     assert uids(world.pods("actor")) | uids(world.pods("coordinator")) == others
     assert world.condition(READY) == ("True", "Ready")
+
+
+def test_a_conflict_with_a_change_that_no_watch_reported_is_resolved_by_the_next_pass(world: World) -> None:
+    gang = world.server.place("StatefulSet", "a-trainer")
+    world.deliver_events()
+    world.server.change(world.server.objects[gang], {"status": {"readyReplicas": 1}})
+    world.server.events.clear()
+    world.end(world.pods()[1], exit_code=1)
+    world.server.forbids = lambda write: write == "apply StatefulSet a-trainer"
+    for _ in range(2):
+        assert "replace StatefulSet a-trainer" in world.run_pass()
+    template = world.server.objects[gang]["spec"]["template"]
+    assert template["metadata"]["annotations"][ATTEMPT_ANNOTATION] == "2"
 
 
 class Killed(Exception):
