@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 
 from rlsrl_operator.manifests.context import MANAGER
@@ -56,6 +57,8 @@ class RefusedWrite:
     """Digest of the manifest that was refused."""
     message: str
     """The API server's message."""
+    retry_at: datetime
+    """Until then the same manifest is not sent again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,8 +46,7 @@ class InformerCache:
         self._entries: dict[ObjectKey, _Entry] = {}
         self._reported: dict[ObjectKey, str] = {}
         """The newest resourceVersion that a watch or a list reported."""
-        self._refused: dict[ObjectKey, tuple[datetime, RefusedWrite]] = {}
-        """Refused writes, and until when they are not tried again."""
+        self._refused: dict[ObjectKey, RefusedWrite] = {}
         self._generation = 0
         """The experiment's generation at the last list."""
         self._relist_at: datetime | None = None
@@ -98,8 +97,8 @@ class InformerCache:
         return Child(is_read=True, found=found, applied=None if entry is None else entry.applied, refused=refused)
 
     def _refusal(self, key: ObjectKey, now: datetime) -> RefusedWrite | None:
-        until, refused = self._refused.get(key, (now, None))
-        return refused if now < until else None
+        refused = self._refused.get(key)
+        return refused if refused is not None and now < refused.retry_at else None
 
     @property
     def labelled(self) -> dict[ObjectKey, Manifest]:
@@ -130,8 +129,9 @@ class InformerCache:
 
     def refuse(self, wanted: Manifest, message: str, now: datetime) -> RefusedWrite:
         """Record that the API server refused a write."""
-        refused = RefusedWrite(digest=digest(wanted), message=message)
-        self._refused[key_of(wanted)] = (now + timedelta(seconds=REFUSED_SECONDS), refused)
+        retry_at = now + timedelta(seconds=REFUSED_SECONDS)
+        refused = RefusedWrite(digest=digest(wanted), message=message, retry_at=retry_at)
+        self._refused[key_of(wanted)] = refused
         return refused
 
 

@@ -83,6 +83,15 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Blocker:
+    """Why the writes after an object wait: it is somebody else's, or its own write was refused."""
+
+    reason: AcceptedReason
+    message: str
+    retry_seconds: float = TROUBLE_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Run:
     """An experiment with a revision: what the rest of the plan follows from."""
 
@@ -144,11 +153,12 @@ def _without_revision(observed: Observed, context: ExperimentContext, problem: R
 def _with_revision(run: _Run, key: bytes) -> Plan:
     observed, now = run.observed, run.now
     judged = decide(observed.status, run.running, run.templates, observed.pods, now)
-    writes, blocked_by = _writes(run, _wanted(run, judged, key))
-    if blocked_by is None:
+    writes, blocker = _writes(run, _wanted(run, judged, key))
+    if blocker is None:
         decided = _accepted(run, judged)
     else:
-        decided = _not_accepted(replace(observed, status=judged), *blocked_by, now)
+        decided = _not_accepted(replace(observed, status=judged), blocker.reason, blocker.message, now)
+        decided = replace(decided, requeue_after=blocker.retry_seconds)
     decided = replace(decided, writes=writes, context=run.running)
     before = observed.status
     if (judged.attempt, judged.phase) != (before.attempt, before.phase) and _acts(decided):
@@ -229,8 +239,8 @@ def _wanted(run: _Run, judged: ExperimentStatus, key: bytes) -> Iterator[Manifes
         yield for_phase(manifest, judged, observed.pods, run.now)
 
 
-def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], tuple[AcceptedReason, str] | None]:
-    """Return the writes, and why the rest of them waits: an object of somebody else, or a refused write."""
+def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], _Blocker | None]:
+    """Return the writes, and why the rest of them waits, if it does."""
     writes: list[Write] = []
     for manifest in wanted:
         child = run.observed.children.get(key_of(manifest), Child())
@@ -238,9 +248,10 @@ def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], t
         if write is None:
             continue
         if write.action is Action.NOT_OWNED:
-            return tuple(writes), ("NameConflict", _name_conflict(*key_of(manifest)))
+            return tuple(writes), _Blocker(reason="NameConflict", message=_name_conflict(*key_of(manifest)))
         if child.refused is not None and child.refused.digest == digest(write.wanted):
-            return tuple(writes), ("InvalidSpec", child.refused.message)
+            seconds = (child.refused.retry_at - run.now).total_seconds()
+            return tuple(writes), _Blocker(reason="InvalidSpec", message=child.refused.message, retry_seconds=seconds)
         writes.append(write)
     return tuple(writes), None
 

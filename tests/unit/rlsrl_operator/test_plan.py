@@ -35,6 +35,8 @@ from rlsrl_operator.status import write as written
 from rlsrl_operator.testing import SETTINGS, context_of, ended, pod
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
+RETRY_AT = NOW + timedelta(seconds=TROUBLE_SECONDS)
+"""When a write that has just been refused is tried again."""
 KEY = b"key"
 SERVICE, SETTINGS_MAP, SECRET = (
     ("Service", "a-coordinator"),
@@ -206,7 +208,7 @@ def refused(key: tuple[str, str]) -> Callable[[], Observed]:
     def about() -> Observed:
         decided = plan(with_child(STEADY, key, Child(is_read=True)), key=KEY, now=NOW)
         (write,) = decided.writes
-        refusal = RefusedWrite(digest=digest(write.wanted), message="exceeded quota")
+        refusal = RefusedWrite(digest=digest(write.wanted), message="exceeded quota", retry_at=RETRY_AT)
         return with_child(STEADY, key, Child(is_read=True, refused=refusal))
 
     return about
@@ -275,9 +277,14 @@ def test_objects_before_the_blocking_one_are_written() -> None:
 
 
 def test_a_refused_write_is_tried_again_when_the_manifest_has_changed() -> None:
-    refusal = RefusedWrite(digest="of another manifest", message="exceeded quota")
+    refusal = RefusedWrite(digest="of another manifest", message="exceeded quota", retry_at=RETRY_AT)
     decided = plan(with_child(STEADY, ACTORS, Child(is_read=True, refused=refusal)), key=KEY, now=NOW)
     assert actions(decided) == [(Action.APPLY, ACTORS)]
+
+
+def test_a_pass_in_between_does_not_delay_the_next_try_of_a_refused_write() -> None:
+    later = NOW + timedelta(seconds=TROUBLE_SECONDS - 1)
+    assert plan(refused(ACTORS)(), key=KEY, now=later).requeue_after == 1
 
 
 def test_an_experiment_of_another_operator_is_left_alone() -> None:
