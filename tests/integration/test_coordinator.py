@@ -642,7 +642,7 @@ def test_a_frozen_worker_is_shown_as_stale_then_loses_its_index_to_whoever_waits
     assert place(heir) == (0, 1)
     frozen.signal(signal.SIGCONT)
     answer = until(lambda: (said := frozen.ask()) != "well" and said, "it is told")
-    assert "actor 0 was given to another process" in answer
+    assert "another process has leased actor 0" in answer
     heir.check()
 
 

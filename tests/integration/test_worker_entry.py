@@ -71,11 +71,11 @@ def test_every_wrong_field_of_a_config_is_named_on_one_line(config: Path) -> Non
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])
 def test_an_invalid_config_is_refused(config: Path, content: str) -> None:
     config.write_text(content)
-    assert f"{config} is not a config of the trainer" in refused(start(config))
+    assert f"{config} is not a valid config of role trainer" in refused(start(config))
 
 
 def test_another_roles_config_is_refused(config: Path) -> None:
-    assert "is not a config of the actor" in refused(start(config, role="actor"))
+    assert "is not a valid config of role actor" in refused(start(config, role="actor"))
 
 
 def test_a_missing_config_is_refused(config: Path) -> None:

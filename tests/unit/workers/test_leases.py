@@ -87,9 +87,9 @@ def test_one_whose_index_went_to_another_is_refused(roster: Leases) -> None:
     lease(roster, "a")
     roster.expire(100.0, listening_since=0.0)
     assert place(lease(roster, "b", 100.0)) == (0, 1)
-    assert "given to another process" in refused(roster, "a", 101.0, index=0, incarnation=0)
+    assert "another process has leased" in refused(roster, "a", 101.0, index=0, incarnation=0)
     roster.release("b")
-    assert "given to another process" in refused(roster, "a", 102.0, index=0, incarnation=0)
+    assert "another process has leased" in refused(roster, "a", 102.0, index=0, incarnation=0)
 
 
 def test_a_restarted_coordinator_knows_its_holders_and_gives_them_time_to_come_back(roster: Leases) -> None:
@@ -106,13 +106,13 @@ def test_a_coordinator_without_memory_believes_what_nobody_contradicts(roster: L
     roster.release("a")
     assert place(lease(roster, "b")) == (0, 0)
     assert place(lease(roster, "c")) == (1, 8)
-    assert "given to another process" in refused(roster, "d", index=0, incarnation=3)
+    assert "another process has leased" in refused(roster, "d", index=0, incarnation=3)
 
 
 def test_the_same_place_claimed_by_another_instance_is_refused(roster: Leases) -> None:
     lease(roster, "a")
     roster.release("a")
-    assert "given to another process" in refused(roster, "b", index=0, incarnation=0)
+    assert "another process has leased" in refused(roster, "b", index=0, incarnation=0)
 
 
 def test_who_comes_after_another_in_one_place_need_not_wait_for_it(roster: Leases) -> None:
@@ -157,7 +157,7 @@ def test_a_rank_that_does_not_exist_is_refused(roster: Leases, index: int) -> No
 
 
 def test_a_role_that_does_not_exist_is_refused_with_those_that_do(roster: Leases) -> None:
-    assert refused(roster, "a", role="actr") == "this experiment has no 'actr', only actor, trainer"
+    assert refused(roster, "a", role="actr") == "this experiment has no role 'actr'; its roles are actor, trainer"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The entry point of every worker process: ``python -m rlsrl.workers --role ROLE --config FILE``.
 
-Joins the experiment, configures the role's worker and runs it. Exit codes: 0 the work is done or the worker was told to
-exit; 2 the experiment cannot run as written, so a restart does not help; 1 any other error.
+Joins the experiment, configures the role's worker and runs it. Exit codes: 0 the work is complete, or the coordinator
+or SIGTERM ended the worker; 2 the experiment cannot run as written, so a restart does not help; 1 any other error.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ JOIN_SECONDS = 120.0
 RESULT_VARIABLE = "RLSRL_RESULT_FILE"
 """Environment variable with the path for the result of a finished run: the container's termination message."""
 DONE = "done"
+"""The first word of the result file."""
 MakeWorker = Callable[[WorkerContext], Worker[Any]]
 
 
@@ -54,7 +55,7 @@ def main() -> int:
     if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
         die_with_parent(int(parent))
     raise_open_files_limit()
-    # The controller ends workers. Ctrl-C in the terminal reaches the whole process group, and must not end them.
+    # Ctrl-C in a terminal signals the whole process group. Only the controller ends workers, in their order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         config = _read_config(arguments.role, arguments.config)
@@ -73,8 +74,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--role", required=True, choices=[role.name for role in ROLES])
     parser.add_argument("--config", required=True, type=Path, help="the role's resolved config, JSON")
     rank = int(os.environ.get("RANK", "0"))
-    parser.add_argument("--rank", type=int, default=rank, help="a trainer's rank; by default the one torchrun gave")
-    parser.add_argument("--attempt", type=int, default=0, help="the trainer gang's life, counted from 1")
+    parser.add_argument("--rank", type=int, default=rank, help="a trainer's rank; by default that of torchrun")
+    parser.add_argument("--attempt", type=int, default=0, help="the number of the trainer gang's attempt, from 1")
     return parser.parse_args()
 
 
@@ -82,15 +83,15 @@ def _read_config(role: str, path: Path) -> RoleConfig:
     """Return the role's config.
 
     Raises:
-        ConfigurationError: the file cannot be read or is invalid; the text names every fault, on one line.
+        ConfigurationError: the file cannot be read or is invalid; the text lists every fault on one line.
     """
     try:
         return role_named(role).config.from_json(path.read_bytes())
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, each['loc'])) or 'the document'}: {each['msg']}" for each in error.errors())
-        raise ConfigurationError(f"{path} is not a config of the {role}: {'; '.join(faults)}") from error
+        faults = (f"{'.'.join(map(str, fault['loc'])) or 'the document'}: {fault['msg']}" for fault in error.errors())
+        raise ConfigurationError(f"{path} is not a valid config of role {role}: {'; '.join(faults)}") from error
 
 
 def _coordinate(config: CoordinatorConfig) -> None:
@@ -110,14 +111,14 @@ def _coordinate(config: CoordinatorConfig) -> None:
 
 
 class _Process:
-    """A worker's process: it joins, obeys the coordinator's commands and leaves."""
+    """A worker's process: joins the experiment, obeys the coordinator's commands, and leaves."""
 
     def __init__(self, arguments: argparse.Namespace, config: RoleConfig) -> None:
         self._arguments = arguments
         self._config = config
         self._lock = threading.Lock()
         self._early: list[Command] = []
-        """Commands that arrived before the worker was made."""
+        """Commands that arrived before the worker was created."""
         self._worker: Worker[Any] | None = None
         self._join_session: JoinSession | None = None
         self._configured = False
@@ -139,7 +140,7 @@ class _Process:
             endpoints = {"metrics": "{}:{}".format(*server.address)}
             if self._config.serves_at is not None:
                 endpoints[STREAMS] = own_address(self._config.serves_at)
-            # Imported before joining, while the coordinator starts as well: importing torch takes a second.
+            # Import before joining, while the coordinator starts: importing torch takes a second.
             make_worker = _import_worker(self._arguments.role)
             join_session = self._join_session = JoinSession.join(
                 self._config.coordinator_address,
@@ -193,7 +194,7 @@ class _Process:
         context.log.info("configuring", incarnation=context.incarnation, attempt=context.attempt, pid=os.getpid())
         worker.configure(self._config)
         with self._lock:
-            # Do not overrule a command that arrived meanwhile.
+            # A command may have paused the worker meanwhile.
             context.join_session.report(state=WorkerState.RUNNING if worker.is_running else WorkerState.PAUSED)
             self._configured = True
         self._on_settings()
@@ -223,7 +224,7 @@ class _Process:
                 self._worker.adopt(config)
 
     def _with_live_settings(self, join_session: JoinSession) -> RoleConfig:
-        """Return the config with the newest live settings, or unchanged if they do not fit."""
+        """Return the config with the newest live settings. If they are invalid, return it unchanged."""
         try:
             return with_settings(self._config, join_session.settings)
         except (KeyError, ValueError) as error:
@@ -239,7 +240,7 @@ class _Process:
 
 
 def _import_worker(role: str) -> MakeWorker:
-    """Return the class of the role's worker. Only the role's own processes import what it imports."""
+    """Return the class of the role's worker. Importing it here spares other roles its imports, such as torch."""
     module, _, name = role_named(role).worker.partition(":")
     make_worker: MakeWorker = getattr(importlib.import_module(module), name)
     return make_worker

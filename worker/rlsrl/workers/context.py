@@ -1,4 +1,4 @@
-"""The context of a worker process: its identity in the experiment and what every worker uses."""
+"""The context of a worker process: its identity in the experiment, and the objects that every worker uses."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class WorkerContext:
     join_session: JoinSession
     ledger_folder: Path
     _waiting_seconds: dict[str, Counter] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By reason. A lookup of the label takes longer than many waits."""
+    """The counters by reason. The lookup of a label takes longer than many waits."""
 
     @property
     def directory(self) -> Directory:
-        """The directory that finds the workers that this one connects to."""
+        """Finds the current addresses of the workers to which this worker connects."""
         return Directory(self.join_session.address_of)
 
     def open_ledger_page(self) -> LedgerPage:
-        """Open this worker's ledger page, and send it with metrics and heartbeats.
+        """Open this worker's ledger page, and add it to the metrics and the heartbeats.
 
-        If the page of the life before is lost, it starts from the coordinator's copy.
+        If the page of the previous incarnation is lost, the page starts from the coordinator's copy.
 
         Raises:
-            LedgerError: another process writes it, or it is damaged.
+            LedgerError: another process writes the page, or the page is damaged.
         """
         self.ledger_folder.mkdir(parents=True, exist_ok=True)
         page = LedgerPage.open(self.ledger_folder / f"{self.role}-{self.index}.page", self.role, self.index)
@@ -65,7 +65,7 @@ class WorkerContext:
         return page
 
     def count_unauthenticated(self) -> None:
-        """Count a call that was refused because it had no valid token."""
+        """Count a refused gRPC call without a valid token."""
         self.metrics.strangers_refused.labels(kind="call").inc()
 
     def report_stats(self, stats: Mapping[str, float]) -> None:
@@ -73,39 +73,39 @@ class WorkerContext:
         self.join_session.report(stats=stats)
 
     def report_version(self, version: Version) -> None:
-        """Report the version that this worker made or acts with."""
+        """Report the version that this worker made or uses."""
         self.join_session.report(version=version)
         self.metrics.version_attempt.set(version.attempt)
         self.metrics.version_step.set(version.step)
 
     def spent(self, seconds: Mapping[Stage, float]) -> None:
-        """Attribute seconds of work, which is done already, to stages."""
+        """Attribute seconds of completed work to stages."""
         self.join_session.spent(seconds)
         for stage, spent in seconds.items():
             self.metrics.working_seconds.labels(stage=stage).inc(spent)
 
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Count the time spent in the body as waiting for ``what``, and report the wait meanwhile."""
-        counter = self._waiting_seconds.get(what)
+    def waiting(self, reason: str) -> AbstractContextManager[None]:
+        """Count the time of the body as waiting for ``reason``, and report the wait meanwhile."""
+        counter = self._waiting_seconds.get(reason)
         if counter is None:
-            counter = self._waiting_seconds[what] = self.metrics.waiting_seconds.labels(reason=what)
-        return _Wait(what, self.join_session, self.clock, counter)
+            counter = self._waiting_seconds[reason] = self.metrics.waiting_seconds.labels(reason=reason)
+        return _Wait(reason, self.join_session, self.clock, counter)
 
 
 class _Wait:
     """One wait. Actors wait thousands of times a second, and ``contextlib.contextmanager`` takes twice as long."""
 
-    __slots__ = ("_began", "_clock", "_counter", "_join_session", "_what")
+    __slots__ = ("_began", "_clock", "_counter", "_join_session", "_reason")
 
-    def __init__(self, what: str, join_session: JoinSession, clock: Clock, counter: Counter) -> None:
-        self._what = what
+    def __init__(self, reason: str, join_session: JoinSession, clock: Clock, counter: Counter) -> None:
+        self._reason = reason
         self._join_session = join_session
         self._clock = clock
         self._counter = counter
 
     def __enter__(self) -> None:
         self._began = self._clock.monotonic()
-        self._join_session.turn_to(self._what)
+        self._join_session.turn_to(self._reason)
 
     def __exit__(self, *_: object) -> None:
         self._join_session.turn_to(WORKING)

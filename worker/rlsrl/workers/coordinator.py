@@ -1,8 +1,9 @@
 """The coordinator: the experiment's control point.
 
-The main thread only watches. One thread runs the event loop of the gRPC server, which serves ``CoordinatorService`` and
-``ParameterService`` (its disk has threads of its own). Another thread answers HTTP: ``/status``, ``/healthz`` and
-``/metrics``. No sample passes through the coordinator, and workers continue while it is away.
+The main thread only supervises. One thread runs the event loop of the gRPC server, which serves ``CoordinatorService``
+and ``ParameterService``; further threads read and write the disk. Another thread answers HTTP: ``/status``,
+``/healthz``, ``/readyz`` and ``/metrics``. No samples pass through the coordinator, and workers continue while it is
+absent.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ from rlsrl.workers.wandb_process import Options
 START_SECONDS = 30.0
 """Seconds that the server may take to start."""
 STOP_SECONDS = 1.0
-"""Seconds that open streams may continue after the coordinator was told to exit."""
+"""Seconds that open streams may continue after ``CoordinatorServer.stop``."""
 ANSWER_SECONDS = 5.0
 """Seconds that an HTTP page waits for the event loop."""
 WAKE_SECONDS = 1.0
-"""Seconds that one poll waits for the end of the server."""
+"""Seconds between two polls, unless ``exit`` or the end of the server wakes the poll."""
 
 
 class CoordinatorWorker(Worker[CoordinatorConfig]):
-    """Serves leases, status, weights and the learning curve until it is told to exit."""
+    """Serves leases, status, weights and the learning curve until ``exit``."""
 
     def __init__(
         self,
@@ -79,13 +80,13 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
 
     @property
     def http_address(self) -> tuple[str, int]:
-        """Host and port of ``/status``, ``/healthz`` and ``/metrics``, once configured."""
-        assert self._http is not None, "configured first"
+        """Host and port of the HTTP pages, once configured."""
+        assert self._http is not None, "configure() comes first"
         return self._http.address
 
     @override
     def exit(self) -> None:
-        """End ``run`` at once."""
+        """Let ``run`` return at once."""
         super().exit()
         self._wake.put(None)
 
@@ -128,7 +129,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
     def _new_service(
         self, settings: SettingsFile, curve: LearningCurve, endpoints: Mapping[str, str]
     ) -> CoordinatorService:
-        """Take over from the coordinator before, and return the service with the state that it left."""
+        """Return the service with the state that the previous coordinator stored."""
         config = settings.config
         return CoordinatorService(
             experiment=ExperimentInfo(
@@ -149,7 +150,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
     @override
     def _poll(self) -> PollResult:
         server = self._server
-        assert server is not None, "configured before it polls"
+        assert server is not None, "configure() comes before run()"
         with contextlib.suppress(queue.Empty):
             self._wake.get(timeout=WAKE_SECONDS)
         server.check()
@@ -166,7 +167,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
     def _shutdown(self) -> None:
         with contextlib.ExitStack() as closing:
             if self._wandb is not None:
-                closing.callback(self._wandb.close)  # Called last: all rows are stored by then.
+                closing.callback(self._wandb.close)  # Callbacks run in reverse order: here all rows are stored.
             if self._curve is not None:
                 closing.callback(self._curve.close)
             if self._server is not None:
@@ -231,20 +232,20 @@ class CoordinatorServer:
         self._thread = threading.Thread(target=self._run, name="coordinator-service", daemon=True)
 
     def start(self) -> None:
-        """Serve; returns once workers can join.
+        """Start the thread; return once workers can join.
 
         Raises:
-            AddressTaken: another process serves the address.
-            TimeoutError: the event loop did not start in time.
+            AddressTaken: another process listens at the address.
+            TimeoutError: the server did not start within ``START_SECONDS``.
         """
         self._thread.start()
         self._serving.result(START_SECONDS)
 
     def status(self, timeout: float) -> dict[str, Any]:
-        """Return the status document, from any thread.
+        """Return the status document. Thread-safe.
 
         Raises:
-            TimeoutError: the event loop did not answer in time.
+            TimeoutError: the event loop did not answer within ``timeout`` seconds.
         """
         loop, _ = self._serving.result(timeout)
         if not self._thread.is_alive():
@@ -252,10 +253,10 @@ class CoordinatorServer:
         return asyncio.run_coroutine_threadsafe(self.service.status(), loop).result(timeout)
 
     def adopt(self, settings: RoleSettings, config: CoordinatorConfig, timeout: float) -> None:
-        """Use new values of live settings, from any thread.
+        """Use new values of live settings. Thread-safe.
 
         Raises:
-            TimeoutError: the event loop did not answer in time.
+            TimeoutError: the event loop did not answer within ``timeout`` seconds.
         """
         loop, _ = self._serving.result(timeout)
         adopting = self.service.adopt(settings, config.num_workers)
@@ -267,7 +268,7 @@ class CoordinatorServer:
             raise RuntimeError("the coordinator's server failed") from self._failure
 
     def stop(self) -> None:
-        """End the streams and the thread. Idempotent."""
+        """End all streams and the thread. Idempotent."""
         if self._thread.is_alive():
             loop, stopping = self._serving.result(START_SECONDS)
             loop.call_soon_threadsafe(stopping.set)
@@ -276,7 +277,7 @@ class CoordinatorServer:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as failure:  # noqa: BLE001 - raised by start() or check(), where it can be acted upon
+        except BaseException as failure:  # noqa: BLE001 - start() or check() raises it in the owner's thread
             self._failure = failure
             if not self._serving.done():
                 self._serving.set_exception(failure)
@@ -317,17 +318,17 @@ class SettingsFile:
     """The file with the live settings of the experiment's newest edit."""
 
     def __init__(self, config: CoordinatorConfig, log: structlog.stdlib.BoundLogger) -> None:
-        """Read the file. Without one, the settings are those of ``config``."""
+        """Read the file. Without a file, the settings of ``config`` apply."""
         self._log = log
         self._content = b""
         self.config = config
-        """The coordinator's own config, with its settings."""
+        """The coordinator's own config, with the newest settings."""
         self.by_role: RoleSettings = {}
-        """Values of the other roles' settings."""
+        """The newest settings of the other roles."""
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read the file again; return whether the settings changed. An invalid file is logged and changes nothing."""
+        """Read the file again; return whether the settings changed. An invalid file is logged and has no effect."""
         if (path := self.config.settings_path) is None:
             return False
         try:

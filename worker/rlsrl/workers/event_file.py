@@ -1,8 +1,8 @@
 """Writes and reads TensorBoard's event files, with scalars only.
 
-The format is small: length-prefixed records with checksums, each a protobuf ``Event``. The package that writes it
-(tensorboardX) imports torch wherever torch is installed, which the coordinator must not; so the bytes are made here,
-and a test reads them with that package.
+A file consists of length-prefixed records with checksums, each a protobuf ``Event``. tensorboardX can write such files,
+but imports torch where it is installed, and the coordinator must not import torch. So this module writes the bytes, and
+a test reads them with tensorboardX.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _SUFFIX = ".rlsrl"
-"""The end of the names of our files. Other files in the folder are not read."""
+"""Suffix of the files of this module. It does not read other files in the folder."""
 
 # Event: wall_time = 1 (double), step = 2 (varint), file_version = 3, summary = 5, session_log = 7.
 # Summary: value = 1. Value: tag = 1, simple_value = 2 (float). SessionLog: status = 1 (varint), START = 1.
@@ -23,11 +23,11 @@ _SESSION_START = b"\x08\x01"
 class EventFile:
     """Appends to a new event file. One thread uses it.
 
-    TensorBoard reads the files of a folder in the order of their names, so this one carries on from the ones before.
+    TensorBoard reads the files of a folder in the order of their names, so a new file continues the earlier ones.
     """
 
     def __init__(self, folder: Path, *, now: float) -> None:
-        """Create a file in ``folder``, and the folder if it is absent; ``now`` in Unix seconds.
+        """Create a file in ``folder``, and the folder if it is absent. ``now`` is in Unix seconds.
 
         Raises:
             OSError: the folder cannot be written.
@@ -47,11 +47,11 @@ class EventFile:
         self._file.write(_record(_event(wall_time, step, 5, values)))
 
     def write_restart(self, step: int, wall_time: float) -> None:
-        """Record that training resumes before ``step``: TensorBoard drops the earlier values from there on."""
+        """Record that training resumes before ``step``: TensorBoard drops the older values from that step on."""
         self._file.write(_record(_event(wall_time, step, 7, _SESSION_START)))
 
     def flush(self) -> None:
-        """Pass everything to the operating system, where a kill of this process cannot lose it."""
+        """Pass all data to the operating system, so that a kill of this process cannot lose it."""
         self._file.flush()
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class EventFile:
 
 
 def count_scalar_events(folder: Path) -> int:
-    """Return the number of complete ``write_scalars`` in the folder's files."""
+    """Return the number of complete events of ``write_scalars`` in the folder's files."""
     return sum(1 for path in _event_files(folder) for payload in _payloads(path.read_bytes()) if _kind_of(payload) == 5)
 
 
@@ -69,7 +69,7 @@ def _event_files(folder: Path) -> list[Path]:
 
 
 def _payloads(data: bytes) -> Iterator[memoryview]:
-    """Yield the records of a file, without one that a kill cut short."""
+    """Yield the complete records of a file. A kill may have cut the last one short."""
     view, position = memoryview(data), 0
     while position + 16 <= len(data):
         (length,) = struct.unpack_from("<Q", data, position)
@@ -80,7 +80,7 @@ def _payloads(data: bytes) -> Iterator[memoryview]:
 
 
 def _kind_of(payload: memoryview) -> int:
-    """Return the field that follows wall time and step in one of our events."""
+    """Return the number of the field that follows wall time and step in an event of this module."""
     position = 10
     while payload[position] & 0x80:
         position += 1

@@ -1,8 +1,8 @@
 """Leases of indices: which process holds which index of a role, and until when. Pure.
 
-A worker's identity in the experiment is (role, index, incarnation). Its seeds, its environments and the detection of
-duplicates derive from it, so two processes must never share one. Each new lease of an index raises the index's
-incarnation. The instance that held a lease may claim it again until another instance gets the index.
+A worker's identity in the experiment is (role, index, incarnation). The worker's seeds and environments and the
+detection of duplicates depend on the identity, so two processes must never share one. Each new lease of an index raises
+the index's incarnation. The instance that held a lease may claim it again until another instance gets the index.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ class Claim:
     instance: str
     """UUID of the process's life."""
     index: int | None = None
-    """With an incarnation: the index of an earlier lease. Without: the index that it must have, a trainer's rank.
+    """With an incarnation: the index of an earlier lease. Without: the index that the worker needs, a trainer's rank.
     None: the lowest free index."""
     incarnation: int | None = None
     attempt: int = 0
     """The trainer gang's attempt; 0 for other roles. Claims of an older attempt are refused."""
     process: str = ""
-    """The name of the process (``rlsrl.runtime.identity``). Of two instances with one name the earlier is dead."""
+    """The name of the process (``rlsrl.runtime.identity``). Of two instances with the same name, the earlier is
+    dead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,9 @@ class Leases:
         A holder that claims again gets the same lease.
         """
         if claim.role not in self._capacity:
-            return LeaseRefusal(reason=f"this experiment has no {claim.role!r}, only {', '.join(self.roles)}")
+            return LeaseRefusal(
+                reason=f"this experiment has no role {claim.role!r}; its roles are {', '.join(self.roles)}"
+            )
         seen = max((lease.attempt for lease in self._of(claim.role)), default=0)
         if claim.attempt < seen:
             return LeaseRefusal(reason=f"{claim.role} attempt {claim.attempt} was succeeded by attempt {seen}")
@@ -116,7 +119,7 @@ class Leases:
         return self._claim_index(claim, claim.index, now)
 
     def heartbeat(self, instance: str, now: float) -> bool:
-        """Renew the instance's lease; return False if it holds none and has to claim again."""
+        """Renew the instance's lease. Return False if the instance holds no lease and must claim again."""
         if (lease := self.holder(instance)) is None:
             return False
         self._put(replace(lease, heard_at=now))
@@ -158,15 +161,15 @@ class Leases:
     def from_json(
         cls, value: Mapping[str, Any], *, lease_seconds: float, capacity: Mapping[str, int], now: float
     ) -> Self:
-        """Return the leases that an earlier coordinator wrote. Their holders count as heard at ``now``.
+        """Return the leases that an earlier coordinator wrote, each with ``heard_at`` set to ``now``.
 
         Raises:
             KeyError, TypeError, ValueError: the value is not such a document.
         """
-        roster = cls(lease_seconds=lease_seconds, capacity=capacity)
+        restored = cls(lease_seconds=lease_seconds, capacity=capacity)
         for role, leases in value["roles"].items():
             for index, lease in leases.items():
-                roster._put(
+                restored._put(
                     Lease(
                         role=str(role),
                         index=int(index),
@@ -178,10 +181,10 @@ class Leases:
                         heard_at=now,
                     )
                 )
-        return roster
+        return restored
 
     def _release_predecessor(self, claim: Claim) -> None:
-        """End the lease of the earlier process of the same name, which is dead."""
+        """End the lease of an earlier process with the same name: that process is dead."""
         for lease in self.holders if claim.process else ():
             if (lease.role, lease.process) == (claim.role, claim.process):
                 self._put(replace(lease, held=False))
@@ -203,7 +206,9 @@ class Leases:
 
     def _claim_index(self, claim: Claim, index: int, now: float) -> Lease | Wait | LeaseRefusal:
         if not 0 <= index < self._capacity[claim.role]:
-            return LeaseRefusal(reason=f"{claim.role} indices are below {self._capacity[claim.role]}; {index} is not")
+            return LeaseRefusal(
+                reason=f"{claim.role} index {index} is out of range: indices are below {self._capacity[claim.role]}"
+            )
         before = self._leases.get((claim.role, index))
         if before is not None and before.held and before.attempt >= claim.attempt:
             return Wait(reason=f"{claim.role} {index} of attempt {before.attempt} is held by another process")
@@ -213,12 +218,13 @@ class Leases:
         """Return the lease that the instance had, unless another instance got the index since."""
         before = self._leases.get((claim.role, index))
         was_holder = before is not None and (before.instance, before.incarnation) == (claim.instance, incarnation)
+        # A coordinator without a volume starts without the leases of the one before.
         unknown = before is None or (before.incarnation < incarnation and not before.held)
         if not (was_holder or unknown):
             assert before is not None, "an index without a lease is unknown"
             return LeaseRefusal(
-                reason=f"{claim.role} {index} was given to another process (incarnation {before.incarnation}) "
-                f"since this one (incarnation {incarnation}) was last heard of"
+                reason=f"another process has leased {claim.role} {index} (incarnation {before.incarnation}) since the "
+                f"last message of this one (incarnation {incarnation})"
             )
         return self._put(_lease(claim, index, incarnation, now))
 

@@ -1,7 +1,7 @@
-"""The coordinator's copies of all workers' ledger pages. A page is lost with its pod; its copy is not.
+"""The coordinator's copies of all workers' ledger pages. A page is lost with its pod; the copy remains.
 
-Every heartbeat brings the page of its worker. The next worker at an index starts from the copy if the page is lost. The
-run's ledger is computed from the copies. Pure: the coordinator stores the document.
+Every heartbeat contains the worker's page. If a page is lost, the next worker at the index starts from the copy. The
+status document's ledger is computed from the copies. Pure: the coordinator stores the document.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlsrl.runtime.ledger import CHAIN, PageRecord, balance
 
 
 class LedgerCopies:
-    """The newest known page of each index. An index without one has an empty page."""
+    """The newest known page of each index; empty for an index whose worker has not sent one."""
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
         """Start with empty pages. ``capacity`` is the number of indices of each role."""
@@ -25,18 +25,18 @@ class LedgerCopies:
         }
 
     def put(self, page: PageRecord) -> None:
-        """Store a worker's page. A page of an earlier life is ignored."""
+        """Store a worker's page. A page of an earlier incarnation is ignored."""
         before = self._pages.get((page.role, page.index))
         if before is None or before.incarnation <= page.incarnation:
             self._pages[page.role, page.index] = page
 
     def get(self, role: str, index: int) -> PageRecord | None:
-        """Return the last known page at that index, or None."""
+        """Return the newest page of the index, or None."""
         page = self._pages.get((role, index))
         return page if page is not None and page.lives else None
 
-    def books(self, present: Iterable[str]) -> dict[str, Any]:
-        """Return the run's ledger (see ``Balance.judge``). ``present`` are the roles of the present workers."""
+    def ledger(self, present: Iterable[str]) -> dict[str, Any]:
+        """Return the run's ledger (see ``Balance.judge``). ``present`` are the roles with present workers."""
         return balance(self._pages.values(), ended=not {*CHAIN}.intersection(present), copies=True).to_checked_json()
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Builds the status document of an experiment, one JSON object, from the last reports of its workers. Pure."""
+"""Builds the status document of an experiment, one JSON object, from the newest reports of its workers. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlsrl.runtime.coordination import WorkerState
 from rlsrl.workers.ledger_copies import LedgerCopies
 
 RunPhase = Literal["starting", "training", "paused", "recovering", "finished"]
-"""starting: before the first training step; paused: by a command; recovering: its trainers are gone; finished: its work
-is complete."""
+"""starting: before the first training step; paused: by a command; recovering: no trainer holds its lease; finished: the
+work is complete."""
 
 STALE_HEARTBEATS = 3
-"""A worker is shown as stale after this many heartbeats of silence. Its lease expires later."""
+"""A worker counts as stale after this many heartbeat intervals of silence. Its lease expires later."""
 TOTALS = ("env_steps", "train_steps", "env_steps_per_second", "return_mean", "policy_lag", "unstored_versions")
-"""Statistics of trainer rank 0 that are shown for the experiment."""
+"""Statistics of trainer rank 0 that the document shows for the whole experiment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class MemberReport:
     version: Version | None = None
     records_dropped: int = 0
     activity: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the last seconds, by activity (``rlsrl.runtime.activity``)."""
+    """Shares of the worker's recent time, by activity (``rlsrl.runtime.activity``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,13 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentInfo:
-    """What the coordinator knows of the experiment beside its members."""
+    """Facts about the experiment that do not depend on its members."""
 
     name: str
     run_uid: str
     heartbeat_seconds: float
     endpoints: Mapping[str, str]
-    """The coordinator's own addresses, by what they serve."""
+    """The coordinator's own addresses, by protocol."""
     done: bool
     """Whether trainer rank 0 has reported that its work is complete."""
 
@@ -73,8 +73,8 @@ def build_status(
 ) -> dict[str, Any]:
     """Return the status document.
 
-    ``members`` has the newest worker of each (role, index), present or gone. Gone workers are not listed. They count
-    for the phase, and their ``copies`` count in the ledger, because the counts stay true.
+    ``members`` has the newest worker of each (role, index), present or gone. The document lists only present workers.
+    The phase and the totals depend on all members, and the ledger on the pages of all.
     """
     everyone = sorted(members, key=lambda member: (member.role, member.index))
     present = [member for member in everyone if member.present]
@@ -83,7 +83,7 @@ def build_status(
         "run_uid": experiment.run_uid,
         "phase": derive_phase(everyone, done=experiment.done),
         "totals": _totals(everyone),
-        "ledger": copies.books(member.role for member in present),
+        "ledger": copies.ledger(member.role for member in present),
         "roles": {
             role: [_worker(member, experiment, now) for member in present if member.role == role]
             for role in sorted({member.role for member in everyone})
@@ -108,7 +108,8 @@ def derive_phase(members: Iterable[Member], *, done: bool) -> RunPhase:
 
 
 def _totals(members: Iterable[Member]) -> dict[str, float | str | None]:
-    report = next((member.report for member in members if (member.role, member.index) == (TRAINER, 0)), MemberReport())
+    trainers = (member.report for member in members if (member.role, member.index) == (TRAINER, 0))
+    report = next(trainers, MemberReport())
     totals: dict[str, float | str | None] = {name: _finite(report.stats.get(name)) for name in TOTALS}
     return totals | {"version": _text(report.version)}
 
@@ -123,7 +124,7 @@ def _worker(member: Member, experiment: ExperimentInfo, now: float) -> dict[str,
         "host": member.host,
         "state": member.report.state,
         "waiting_for": member.report.waiting_for,
-        "activity": {what: round(share, 3) for what, share in sorted(member.report.activity.items())},
+        "activity": {activity: round(share, 3) for activity, share in sorted(member.report.activity.items())},
         "stats": {name: _finite(value) for name, value in sorted(member.report.stats.items())},
         "version": _text(member.report.version),
         "age_seconds": round(age, 3),
@@ -138,5 +139,5 @@ def _text(version: Version | None) -> str | None:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return None for NaN and infinity, which JSON lacks."""
+    """Return the value, or None for NaN and infinity, which JSON lacks."""
     return value if value is not None and math.isfinite(value) else None

@@ -14,16 +14,16 @@ from rlsrl.runtime.process import worker_environment
 from rlsrl.workers.wandb_process import NOT_INSTALLED, Options
 
 MAX_FAILURES = 3
-"""Failures after which this coordinator goes on without wandb."""
+"""Failures after which the coordinator continues without wandb."""
 CLOSE_SECONDS = 8.0
-"""Seconds that wandb may take at the end, within the coordinator's grace period."""
+"""Seconds that ``close`` waits for wandb; shorter than the coordinator's grace period."""
 
 
 class WandbMirror:
-    """Keeps the process of ``rlsrl.workers.wandb_process`` going. One thread uses it, and outlives it.
+    """Runs and restarts the process of ``rlsrl.workers.wandb_process``. One thread uses it, and must outlive it.
 
-    Nothing here waits but ``close``, and nothing raises: a failure is logged and told to ``on_failed``, and the process
-    started again, up to ``MAX_FAILURES`` times. What it had not written by then it reads from ``metrics.jsonl``.
+    Only ``close`` waits, and no method raises. After a failure it writes a log line, calls ``on_failed`` and starts the
+    process again, until ``MAX_FAILURES``. The new process reads the rows that are not at wandb from ``metrics.jsonl``.
     """
 
     def __init__(self, options: Options, *, log: structlog.stdlib.BoundLogger, on_failed: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class WandbMirror:
             self._start()
         elif new_rows:
             assert process.stdin is not None, "it is a pipe"
-            # A full pipe tells the process enough; one that is broken shows in the next poll.
+            # If the pipe is full, the process has a signal already. If it is broken, the next poll finds the exit code.
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 os.write(process.stdin.fileno(), b"\n")
 
@@ -80,7 +80,7 @@ class WandbMirror:
         self._process = process
 
     def _drop(self, process: subprocess.Popen[bytes]) -> None:
-        """End the input of the process, which then finishes."""
+        """Close the standard input of the process, so that it finishes."""
         assert process.stdin is not None, "it is a pipe"
         process.stdin.close()
         self._process = None

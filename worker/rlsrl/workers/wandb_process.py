@@ -1,11 +1,11 @@
 """The process that shows a run's learning curve on Weights & Biases: ``python -m rlsrl.workers.wandb_process OPTIONS``.
 
-A process of its own, since wandb is not to be trusted with the coordinator: its import holds the interpreter for a
-second, it starts a server and handlers that run at exit, and what it raises or waits for depends on a service far away.
-Here it may fail; the coordinator starts it again (``rlsrl.workers.wandb_mirror``).
+wandb runs in its own process because it could stop or delay the coordinator. Its import holds the interpreter for a
+second, it starts a server and exit handlers, and its calls depend on a remote service. Here wandb may fail: the
+coordinator starts the process again (``rlsrl.workers.wandb_mirror``).
 
-``metrics.jsonl`` is read from where wandb's own files end. A byte on standard input says that there may be more, its
-end that there will be none.
+The process copies the rows of ``metrics.jsonl`` that wandb's own files lack. A byte on standard input signals new rows;
+its end asks the process to finish.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlsrl.workers.learning_curve import METRICS_FILE, CurveRow
 NOT_INSTALLED = 2
 """Exit code of a failure that a restart does not cure."""
 STEP = "train_step"
-"""wandb's x axis: the row's own step. wandb's step cannot go back, as a run that resumes does."""
+"""wandb's x axis: the row's own step. wandb's built-in step cannot decrease, but a resumed run repeats steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +57,12 @@ class Follower:
     """Reads a learning curve that grows."""
 
     def __init__(self, path: Path) -> None:
-        """Begin at the first row. The file may be absent still."""
+        """Begin at the first row. The file may not exist yet."""
         self._path = path
         self._offset = 0
 
     def new_rows(self) -> Iterator[CurveRow]:
-        """Yield the rows that are new since the last call, from complete lines only."""
+        """Yield the rows of the lines that were completed since the last call."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -73,15 +73,15 @@ class Follower:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                # What is no row the learning curve itself has told of.
+                # Skip invalid rows: `LearningCurve` has logged them.
                 with contextlib.suppress(TypeError, ValueError, KeyError):
                     yield CurveRow.from_line(line)
 
 
 def num_rows_written(folder: Path, run_uid: str) -> int:
-    """Return the number of rows that earlier lives wrote to wandb's files.
+    """Return the number of rows that earlier processes of the run wrote to wandb's files.
 
-    wandb collects what it is given in blocks and loses the last one if it is killed, so only its files can tell.
+    wandb writes in blocks and loses the last block if it is killed, so only its files show which rows it has.
     """
     files = sorted(folder.glob(f"wandb/*run-*-{run_uid}/run-{run_uid}.wandb"))
     if not files:
@@ -92,11 +92,11 @@ def num_rows_written(folder: Path, run_uid: str) -> int:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """Yield the complete records of one of wandb's files, up to one that a kill cut short."""
+    """Yield the complete records of one of wandb's files. A kill may have cut the last one short."""
     from wandb.sdk.internal.datastore import DataStore
 
     store = DataStore()
-    # Its way of saying that a record is not whole.
+    # wandb raises AssertionError at an incomplete record.
     with contextlib.suppress(AssertionError):
         store.open_for_scan(str(path))  # type: ignore[no-untyped-call]
         while (data := store.scan_data()) is not None:  # type: ignore[no-untyped-call]
@@ -104,7 +104,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 
 def begin_run(wandb: Any, options: Options) -> Any:
-    """Return the wandb run, new or resumed. It gets no data of the machine, its processes or the code."""
+    """Return the wandb run, new or resumed. wandb gets no data about the machine, its processes or the code."""
     settings = wandb.Settings(
         console="off",
         silent=True,
@@ -140,7 +140,7 @@ def main(arguments: list[str]) -> int:
     if parent := os.environ.get(PARENT_VARIABLE):
         die_with_parent(int(parent))
     options = Options.from_json(arguments[0])
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # its own errors are not for its makers
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # Do not send wandb's internal errors to its vendor.
     try:
         import wandb
     except ImportError as error:
