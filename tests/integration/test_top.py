@@ -124,7 +124,7 @@ def test_top_on_a_terminal_is_live_reports_a_lost_coordinator_and_ends_quietly(
         assert "\x1b[H\x1b[J" in seen, "drawn over itself"
         coordinator.kill()
         coordinator.wait(DEADLINE_SECONDS)
-        until(lambda: shows("ago: the coordinator"), "the loss is told", timeout=DEADLINE_SECONDS)
+        until(lambda: shows("old: the coordinator"), "the age of the last answer", timeout=DEADLINE_SECONDS)
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_SECONDS) == 130
         assert "Traceback" not in seen
