@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from rlsrl.api.cel import NAME_RULE, CelRule, cel_rules, immutable_rule
 from rlsrl.api.model import EDITS, ON_EDIT, Model, OnEdit
+from rlsrl.api.schema import without_nulls
 from rlsrl.api.spec import API_VERSION, KIND, ExperimentSpec, RLExperiment
 from rlsrl.api.status import ExperimentStatus
 
@@ -233,7 +234,7 @@ class _Translation:
     @staticmethod
     def _with_default(made: Schema, found: Schema) -> Schema:
         """Add the default, without the members that the properties' own defaults give."""
-        default = _without_nulls(found.get("default"))
+        default = without_nulls(found.get("default"))
         if default is not None:
             made["default"] = _beyond_defaults(default, made)
         return made
@@ -266,12 +267,6 @@ def _not_null(found: Schema, path: str) -> Schema:
 
 def _rule(rule: CelRule) -> dict[str, str]:
     return {"rule": rule.expression, "message": rule.message, **({} if rule.at is None else {"fieldPath": rule.at})}
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nulls(member) for name, member in value.items() if member is not None}
-    return list(map(_without_nulls, value)) if isinstance(value, list | tuple) else value
 
 
 def _beyond_defaults(default: Any, schema: Schema) -> Any:

@@ -54,10 +54,6 @@ class ServedPort:
     """The first rank's port; the further ranks of a pod use the following ones."""
 
 
-def _without_torch(_: ExperimentSpec) -> bool:
-    return False
-
-
 def _if_the_network_needs_it(spec: ExperimentSpec) -> bool:
     return spec.policy.network.mlp is None
 
@@ -80,7 +76,7 @@ class Role:
     """The worker's class as ``module:Class``. Only the role's own processes import it."""
     port: ServedPort | None = None
     """The port where other workers connect; None for a role to which nobody connects."""
-    needs_torch: Callable[[ExperimentSpec], bool] = _without_torch
+    needs_torch: Callable[[ExperimentSpec], bool] = lambda _: False
     """Whether its pods run the learner image, which has PyTorch, rather than the actor image."""
     pods: Callable[[ExperimentSpec], int] | None = None
     """The number of pods, if it is not the number of workers."""

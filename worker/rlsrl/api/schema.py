@@ -48,13 +48,14 @@ def _inline(schema: JsonSchema, definitions: dict[str, JsonSchema]) -> JsonSchem
     if "properties" in inlined:
         inlined["properties"] = {name: _inline(member, definitions) for name, member in inlined["properties"].items()}
     if "default" in inlined:
-        default = _without_nulls(inlined.pop("default"))
+        default = without_nulls(inlined.pop("default"))
         if default is not None:
             inlined["default"] = default
     return inlined
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """Return a default without the members that are null."""
     if isinstance(value, dict):
-        return {name: _without_nulls(member) for name, member in value.items() if member is not None}
+        return {name: without_nulls(member) for name, member in value.items() if member is not None}
     return value

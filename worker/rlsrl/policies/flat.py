@@ -39,7 +39,8 @@ class FlatLayout:
                     f"network parameter {name!r} has requires_grad=False; make it a buffer with "
                     "register_buffer(..., persistent=False)"
                 )
-        persistent = set(network.state_dict(keep_vars=True)) - {name for name, _ in _all_parameters(network)}
+        every_name = (name for name, _ in network.named_parameters(remove_duplicate=False))  # shared ones have several
+        persistent = set(network.state_dict(keep_vars=True)).difference(every_name)
         if persistent:
             raise ConfigurationError(
                 f"network buffers {sorted(persistent)} are not sent with the parameters; register constants with "
@@ -90,8 +91,3 @@ class FlatLayout:
     def flatten(self, network: nn.Module) -> Tensor:
         """Return a new flat vector with a copy of the network's parameters."""
         return torch.cat([parameter.detach().reshape(-1) for _, parameter in network.named_parameters()])
-
-
-def _all_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return every name of every parameter: a shared parameter has several names."""
-    return list(network.named_parameters(remove_duplicate=False))
