@@ -147,14 +147,16 @@ class _Translation:
         return made
 
     def _immutable(self, found: Schema, on_edit: OnEdit | None) -> list[CelRule]:
-        """Return the rules for members that must not be edited: presence and value stay. Members with members of their
-        own compare values by their own rules, which name the edited field."""
+        """Return the rules that forbid edits of members: presence and value must stay.
+
+        A member that has members itself has rules of its own for their values, which name the edited field.
+        """
         required = found.get("required", ())
         rules = []
         for name, member in found.get("properties", {}).items():
             if member.get(ON_EDIT, on_edit) != "refuse":
                 continue
-            # The API server judges defaults of the enclosing object without this member, even if it has a default.
+            # The API server checks the enclosing object's default without this member, even if it has a default.
             always = name in required
             target = self._target(member)
             if _is_free(target):

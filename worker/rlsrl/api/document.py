@@ -192,7 +192,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     """Escape line breaks other than newlines: PyYAML folds them."""
-    style = '"' if any(each in text for each in "\r\x85\u2028\u2029") else None
+    style = '"' if any(line_break in text for line_break in "\r\x85\u2028\u2029") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -208,7 +208,7 @@ def write_document(value: Any) -> str:
 
 
 class _Reader:
-    """Turns the nodes of one text, whose value belongs at ``at``, into values with places."""
+    """Turns the nodes of one text into values with places. The text's value belongs at path ``at`` of the document."""
 
     def __init__(self, source: str, at: tuple[str, ...]) -> None:
         self._source = source
@@ -319,8 +319,8 @@ def _compose(text: str) -> list[yaml.Node]:
             if node is not None and node.tag != "tag:yaml.org,2002:null":
                 nodes.append(node)
     except yaml.MarkedYAMLError as error:
-        what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise _Unreadable(f"not YAML: {what}", error.problem_mark or error.context_mark) from error
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise _Unreadable(f"not YAML: {problem}", error.problem_mark or error.context_mark) from error
     except yaml.reader.ReaderError as error:
         raise _Unreadable(f"not YAML: {error.reason}: {error.character!r} at {error.position}") from error
     except (ValueError, OverflowError) as error:  # an escape or a directive with an invalid number
@@ -329,7 +329,7 @@ def _compose(text: str) -> list[yaml.Node]:
 
 
 def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= each <= "\udfff" for each in text)
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _string(text: str) -> str:

@@ -57,7 +57,7 @@ def show_path(path: Path) -> str:
 def show_value(value: Any, limit: int = 60) -> str:
     """Return a JSON value on one line, printable, cut to ``limit`` characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
 
 
@@ -157,7 +157,7 @@ def members_rule(schema: JsonSchema) -> str:
 
 
 def type_name(schema: JsonSchema) -> str:
-    """The field's type in one word or two, as it is called in YAML."""
+    """Return the name of the field's type in YAML, such as ``mapping`` or ``list of string``."""
     match schema.get("type"):
         case "array":
             return f"list of {type_name(schema['items'])}"

@@ -14,6 +14,7 @@ from rlsrl.api.role_names import COORDINATOR, POLICY
 from rlsrl.api.spec import RLExperiment
 
 ROSTER = "roster.json"
+"""The file of the leases in a run folder or on a volume."""
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
 
@@ -106,47 +107,47 @@ class LocalPlacement:
 
     @property
     def coordinator_address(self) -> str:
-        """See ``Placement``."""
+        """The abstract socket of the coordinator."""
         return f"unix-abstract:{self._name}-{COORDINATOR}"
 
     @property
     def log_folder(self) -> str:
-        """See ``Placement``."""
+        """The folder ``logs`` of the run folder."""
         return str(self.run_folder / "logs")
 
     @property
     def ledger_folder(self) -> str:
-        """See ``Placement``."""
+        """The folder ``ledger`` of the run folder."""
         return str(self.run_folder / "ledger")
 
     @property
     def record_folder(self) -> str:
-        """See ``Placement``."""
+        """The run folder itself."""
         return str(self.run_folder)
 
     @property
     def parameters_endpoint(self) -> str:
-        """See ``Placement``."""
+        """The name of the shared memory with the weights."""
         return f"{self._name}-parameters"
 
     def samples_endpoint(self, role: str, index: int, *, shared: bool) -> str:
-        """See ``Placement``."""
+        """Return the name of a shared memory, or an abstract socket."""
         return f"{'' if shared else 'unix-abstract:'}{self._name}-samples-{role}-{index}"
 
     def inference_endpoint(self, index: int) -> str:
-        """See ``Placement``."""
+        """Return the abstract socket of the policy worker."""
         return f"unix-abstract:{self._name}-inference-{index}"
 
-    def roster_path(self, experiment: RLExperiment) -> str:  # noqa: ARG002 - the run folder outlives everybody
-        """See ``Placement``."""
+    def roster_path(self, experiment: RLExperiment) -> str:  # noqa: ARG002 - the run folder outlives all processes
+        """Return the file in the run folder."""
         return str(self.run_folder / ROSTER)
 
     def parameter_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """See ``Placement``."""
+        """Return the experiment's bucket, or a folder in the run folder."""
         return _in_bucket(experiment, self.run_uid) or ParameterStoreConfig(folder=str(self.run_folder / PARAMETERS))
 
     def reached_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """See ``Placement``."""
+        """Return the same store: all workers read the same disk."""
         return self.parameter_store(experiment)
 
     @property
@@ -156,7 +157,7 @@ class LocalPlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlacement:
-    """A run as pods. Each serves at its own host. The coordinator tells their addresses; its Service leads to it."""
+    """A run as pods. Pods reach the coordinator by its Service; the coordinator sends them the others' addresses."""
 
     run_uid: str
     """The experiment's ``metadata.uid``."""
@@ -177,32 +178,32 @@ class ClusterPlacement:
 
     @property
     def coordinator_address(self) -> str:
-        """See ``Placement``."""
+        """The gRPC port of the coordinator's Service."""
         return f"{self.coordinator_host}:{COORDINATOR_PORT}"
 
-    def samples_endpoint(self, role: str, index: int, *, shared: bool) -> str:  # noqa: ARG002 - there is no memory to share
-        """See ``Placement``."""
+    def samples_endpoint(self, role: str, index: int, *, shared: bool) -> str:  # noqa: ARG002 - pods share no memory
+        """Return an address that ``rlsrl.runtime.addresses.Directory`` resolves."""
         return f"roster:{role}/{index}"
 
     def inference_endpoint(self, index: int) -> str:
-        """See ``Placement``."""
+        """Return an address that ``rlsrl.runtime.addresses.Directory`` resolves."""
         return f"roster:{POLICY}/{index}"
 
     def roster_path(self, experiment: RLExperiment) -> str | None:
-        """See ``Placement``. Without a volume nothing of the pod stays."""
+        """Return the file on the volume. An experiment with an object store has no volume."""
         return None if experiment.spec.parameters.store.object_store is not None else f"{self.record_folder}/{ROSTER}"
 
     def parameter_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """See ``Placement``."""
+        """Return the experiment's bucket, or a folder on the volume."""
         return _in_bucket(experiment, self.run_uid) or ParameterStoreConfig(folder=f"{self.record_folder}/{PARAMETERS}")
 
     def reached_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """See ``Placement``. What is on a volume only the coordinator reaches."""
+        """Return the experiment's bucket, or the coordinator's service: only its pod mounts the volume."""
         return _in_bucket(experiment, self.run_uid) or ParameterStoreConfig(service=self.coordinator_address)
 
 
 def _in_bucket(experiment: RLExperiment, run_uid: str) -> ParameterStoreConfig | None:
-    """Return the run's own prefix in the bucket, apart from earlier runs of the same name; None without a bucket."""
+    """Return the run's own prefix in the bucket, which earlier runs of the same name do not use; None without one."""
     store = experiment.spec.parameters.store.object_store
     if store is None:
         return None

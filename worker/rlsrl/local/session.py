@@ -1,4 +1,4 @@
-"""One life of a run in its folder: what ``rlsrl run`` does between reading its arguments and printing the result."""
+"""Starts or resumes a run in its folder, and writes its summary: the steps of ``rlsrl run`` from input to result."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from rlsrl.runtime.ledger import balance, read_pages, settle_ledger
 from rlsrl.workers.build.run_database import RESOLVED
 
 STATUS_INTERVAL_SECONDS = 1.0
-"""How old the run folder's copy of the status may be, on the whole; workers report as often."""
+"""Seconds between two updates of the run folder's ``status.json``; workers report at the same interval."""
 
 
 def claim(folder: RunFolder, experiment: RLExperiment, *, as_given: bytes) -> None:
-    """Make an empty folder this experiment's, or see that it is already.
+    """Write the experiment into an empty folder, or check that the folder holds a run of this experiment.
 
     Raises:
-        RunFolderError: the folder is another experiment's; the text names every field that differs.
+        RunFolderError: the folder holds a run of another experiment; the text lists every field that differs.
     """
     if not folder.holds_run:
         folder.create(as_given=as_given, resolved=dump(experiment).encode(), package_version=installed_version("rlsrl"))
@@ -54,18 +54,24 @@ def claim(folder: RunFolder, experiment: RLExperiment, *, as_given: bytes) -> No
         recorded = load_text((folder.path / RESOLVED_EXPERIMENT).read_bytes(), source=RESOLVED_EXPERIMENT)
     except (OSError, SpecError) as error:
         raise RunFolderError(
-            f"{folder.path} holds a run whose {RESOLVED_EXPERIMENT} cannot be read by this version: {error}\n{_CURE}"
+            f"{folder.path} holds a run whose {RESOLVED_EXPERIMENT} cannot be read by this version: {error}\n{_ADVICE}"
         ) from error
     if found := changes(recorded, experiment):
-        listed = "\n".join(f"  {each.path}: {_show(each.old)} -> {_show(each.new)}" for each in found)
-        raise RunFolderError(f"{folder.path} holds a run of another experiment:\n{listed}\n{_CURE}")
+        listed = "\n".join(f"  {change.path}: {_show(change.old)} -> {_show(change.new)}" for change in found)
+        raise RunFolderError(f"{folder.path} holds a run of another experiment:\n{listed}\n{_ADVICE}")
 
 
-_CURE = "The same experiment resumes it; --fresh moves it aside and starts anew; --run-dir starts elsewhere."
+_ADVICE = (
+    "To resume the run, give the same experiment. "
+    "To start a new run, use --fresh, which moves the old run aside, or --run-dir with another folder."
+)
 
 
 def changes(recorded: RLExperiment, asked: RLExperiment) -> list[Difference]:
-    """What makes the two different runs: the name and every field of the spec, a default written out or not."""
+    """Return the differences that make it another run: the name and the fields of the spec.
+
+    A default equals its written value.
+    """
     names = (recorded.metadata.name, asked.metadata.name)
     renamed = [Difference("metadata.name", *names)] if names[0] != names[1] else []
     return renamed + differences(recorded, asked)
@@ -82,17 +88,19 @@ def run_life(
     """Start or resume the run, show it, and end it. Main thread only.
 
     Args:
-        folder: Claimed by the experiment.
-        modules: Where the user's own modules are looked for first.
-        output: Where the run is shown.
+        folder: the run folder, after ``claim``.
+        experiment: the experiment of the run.
+        modules: the folder in which Python looks first for the user's own modules.
+        output: the stream on which the run is shown.
+        command: the command that starts a worker, without its arguments.
 
     Raises:
-        ConfigurationError: the parameter DB refuses us.
-        OSError: a process or file cannot be made, or the parameter DB cannot be reached.
+        ConfigurationError: the parameter DB refuses the access.
+        OSError: a process or file cannot be created, or the parameter DB cannot be reached.
     """
     resolved = resolve(experiment, LocalPlacement(run_uid=folder.record.run_uid, run_folder=folder.path))
     _write_configs(folder, resolved)
-    folder.database.policies()  # A store that refuses us does so before anything is started.
+    folder.database.policies()  # Fail before any process starts if the store refuses the access.
     settle_ledger(folder.ledger)
     token = new_token()
     client = CoordinatorClient(resolved.coordinator.coordinator_address, token)
@@ -125,7 +133,7 @@ def run_life(
 
 
 def settle(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:
-    """Write the summary of a run of which nothing is running, and return it."""
+    """Write the summary of a run without running processes, and return it."""
     settle_ledger(folder.ledger)
     summary = summarize(
         RunFacts(
@@ -143,7 +151,7 @@ def settle(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:
 
 
 def draw_curve(folder: RunFolder, experiment: RLExperiment) -> str | None:
-    """Draw ``curve.png``; returns why not, if it cannot be: the picture is worth no failed run."""
+    """Draw ``curve.png``. Return the error, or None: a missing picture must not fail the run."""
     try:
         from rlsrl.local.plot import read_curve, save
 
@@ -156,17 +164,19 @@ def draw_curve(folder: RunFolder, experiment: RLExperiment) -> str | None:
 
 
 def read_ledger(pages: Path) -> dict[str, Any]:
-    """The balance of an ended run, with ``balanced`` and, if it is not, the ``problem``.
+    """Return the balance of an ended run, with ``balanced`` and, if that is false, the ``problem``.
 
     Raises:
-        LedgerError: a page does not hold what was written.
+        LedgerError: a page is damaged.
     """
     return balance(read_pages(pages), ended=True).to_checked_json()
 
 
 def child_environment(base: Mapping[str, str], *, token: str, modules: Path) -> dict[str, str]:
-    """What the workers' environment is made from: ours, the run's token, and the user's modules first on the path.
-    Without certificates, which a pod in which somebody tries a run may have."""
+    """Return the environment of the workers: ``base``, the run's token, and ``modules`` first on the module path.
+
+    The certificates' variable is removed. A pod may have it, but workers on one machine use no TLS.
+    """
     path = os.pathsep.join(filter(None, (str(modules.absolute()), base.get("PYTHONPATH"))))
     base = {name: value for name, value in base.items() if name != TLS_FOLDER_VARIABLE}
     return {**base, TOKEN_VARIABLE: token, "PYTHONPATH": path}
