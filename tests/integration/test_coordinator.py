@@ -241,7 +241,7 @@ def test_workers_lease_the_lowest_index_and_goodbye_frees_it(calm: CoordinatorPr
     assert first.leave("again") is True
 
 
-def test_a_successor_is_given_the_last_page_of_whoever_went(start: Start, join: Join, tmp_path: Path) -> None:
+def test_a_successor_gets_the_last_ledger_page_of_its_predecessor(start: Start, join: Join, tmp_path: Path) -> None:
     coordinator = start()
     first = join(coordinator)
     assert first.ledger_copy == b""
@@ -266,7 +266,7 @@ def test_a_successor_is_given_the_last_page_of_whoever_went(start: Start, join: 
 
 
 @pytest.mark.parametrize("page", [b"nonsense", bytes(70_000)])
-def test_a_page_that_is_none_is_refused(calm: CoordinatorProcess, join: Join, page: bytes) -> None:
+def test_an_invalid_page_is_refused(calm: CoordinatorProcess, join: Join, page: bytes) -> None:
     worker = join(calm)
     worker._queue.show_page(lambda: page)
     until(lambda: refused(worker), "the coordinator refuses")
@@ -281,7 +281,7 @@ def refused(worker: JoinSession) -> bool:
     return False
 
 
-def test_the_status_tells_what_workers_report(start: Start, join: Join) -> None:
+def test_the_status_has_what_workers_report(start: Start, join: Join) -> None:
     coordinator = start()
     actor = join(coordinator, endpoints={"metrics": "127.0.0.1:4711"})
     trainer = join(coordinator, role="trainer", index=0, attempt=3)
@@ -307,7 +307,7 @@ def test_the_status_tells_what_workers_report(start: Start, join: Join) -> None:
     assert coordinator.status()["phase"] == "finished"
 
 
-def test_the_status_the_health_and_the_metrics_are_there_over_http(calm: CoordinatorProcess, join: Join) -> None:
+def test_status_health_and_metrics_are_served_over_http(calm: CoordinatorProcess, join: Join) -> None:
     member = join(calm)
     url = f"http://{calm.status()['endpoints']['http']}"
     with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -331,7 +331,7 @@ def test_without_a_coordinator_joining_ends_at_its_deadline() -> None:
     assert "join-session" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_killed_coordinator_finds_everybody_where_they_were_and_no_row_is_lost_or_doubled(
+def test_after_a_kill_of_the_coordinator_workers_keep_their_leases_and_every_row_is_kept_once(
     start: Start, join: Join
 ) -> None:
     coordinator = start()
@@ -357,7 +357,7 @@ def test_a_killed_coordinator_finds_everybody_where_they_were_and_no_row_is_lost
     assert place(join(coordinator)) == (1, 0)
 
 
-def test_leaving_hands_over_every_row_first(start: Start, join: Join) -> None:
+def test_leaving_sends_every_row_first(start: Start, join: Join) -> None:
     coordinator = start(heartbeat_seconds=60.0)
     trainer = join(coordinator, role="trainer", index=0, attempt=1)
     for step in range(600):
@@ -375,7 +375,7 @@ def test_leaving_a_coordinator_that_is_gone_ends_at_its_deadline(start: Start, j
     assert "join-session" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_identity_is_on_disk_before_anybody_is_told_of_it(calm: CoordinatorProcess, join: Join) -> None:
+def test_a_lease_is_on_disk_before_its_worker_is_welcomed(calm: CoordinatorProcess, join: Join) -> None:
     for _ in range(3):
         member = join(calm)
         lease = lease_of(calm, member.index)
@@ -383,7 +383,7 @@ def test_an_identity_is_on_disk_before_anybody_is_told_of_it(calm: CoordinatorPr
         member.leave("over")
 
 
-def test_a_roster_that_cannot_be_written_welcomes_nobody_until_it_can(start: Start, join: Join, tmp_path: Path) -> None:
+def test_no_worker_is_welcomed_while_the_roster_cannot_be_written(start: Start, join: Join, tmp_path: Path) -> None:
     coordinator = start(roster_path=str(tmp_path / "away" / "roster.json"))
     coordinator.status()
     with pytest.raises(JoinTimeout, match="the roster cannot be written"):
@@ -393,7 +393,7 @@ def test_a_roster_that_cannot_be_written_welcomes_nobody_until_it_can(start: Sta
     assert join(coordinator).index == 0
 
 
-def test_rows_for_which_the_disk_has_no_room_stay_with_the_worker_until_it_has(start: Start, join: Join) -> None:
+def test_a_full_disk_leaves_rows_with_the_worker_until_it_has_space(start: Start, join: Join) -> None:
     coordinator = start()
     trainer = join(coordinator, role="trainer", index=0, attempt=1)
     for step in range(100):  # so that metrics.jsonl is by far the largest file of the coordinator
@@ -426,7 +426,7 @@ def test_commands_reach_the_workers_they_are_meant_for(calm: CoordinatorProcess,
     assert received.empty()
 
 
-def test_whoever_follows_a_role_is_told_where_its_members_are(start: Start, join: Join) -> None:
+def test_a_follower_of_a_role_learns_the_addresses_of_its_members(start: Start, join: Join) -> None:
     coordinator = start(num_actors=3)
     before = join(coordinator, role="trainer", index=0, endpoints={STREAMS: "10.0.0.1:7", "metrics": "10.0.0.1:8"})
     follower = join(coordinator, follows={"trainer"})
@@ -459,7 +459,7 @@ def test_a_command_of_no_known_kind_is_refused(calm: CoordinatorProcess) -> None
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
 
 
-def test_a_command_handler_that_fails_is_told_of_by_check(calm: CoordinatorProcess, join: Join) -> None:
+def test_check_raises_the_error_of_a_command_handler(calm: CoordinatorProcess, join: Join) -> None:
     member = join(calm, on_command=lambda command: {}[command.kind])
     calm.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE)
     member._calls.join(DEADLINE)
@@ -468,7 +468,7 @@ def test_a_command_handler_that_fails_is_told_of_by_check(calm: CoordinatorProce
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-def test_a_call_by_a_connection_whose_coordinator_has_gone_is_answered_by_the_next(start: Start, join: Join) -> None:
+def test_a_call_over_the_connection_of_a_dead_coordinator_is_answered_by_the_next(start: Start, join: Join) -> None:
     coordinator = start()
     join(coordinator)
     for _ in range(3):
@@ -478,7 +478,7 @@ def test_a_call_by_a_connection_whose_coordinator_has_gone_is_answered_by_the_ne
         until(lambda: coordinator.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE) == 1, "back")
 
 
-def test_a_call_by_a_closed_client_says_so(calm: CoordinatorProcess) -> None:
+def test_a_call_by_a_closed_client_is_an_error(calm: CoordinatorProcess) -> None:
     client = CoordinatorClient(calm.address, TOKEN)
     client.close()
     with pytest.raises(CoordinatorUnavailable, match="closed"):
@@ -501,7 +501,9 @@ def test_every_call_without_the_token_is_refused(calm: CoordinatorProcess, join:
     assert len(calm.workers()) == len(before)
 
 
-def test_calls_are_refused_before_a_message_is_read_or_a_method_looked_up(calm: CoordinatorProcess) -> None:
+def test_unauthenticated_calls_are_refused_before_a_message_is_read_or_a_method_looked_up(
+    calm: CoordinatorProcess,
+) -> None:
     with open_channel(calm.address) as channel:
         silent = threading.Event()
         requests: Iterator[bytes] = iter(lambda: silent.wait(DEADLINE) and b"", b"")
@@ -619,7 +621,7 @@ def test_the_index_of_a_killed_worker_is_free_at_once(
     assert place(join(coordinator)) == (0, 1)
 
 
-def test_a_coordinator_that_starts_after_its_workers_died_gives_their_indices_away(
+def test_a_coordinator_that_starts_after_its_workers_died_leases_their_indices_again(
     start: Start, join: Join, spawn: Callable[[CoordinatorProcess], MemberProcess]
 ) -> None:
     coordinator = start(num_actors=1, lease_seconds=10 * DEADLINE)
@@ -631,7 +633,7 @@ def test_a_coordinator_that_starts_after_its_workers_died_gives_their_indices_aw
     assert place(join(coordinator)) == (0, 1)
 
 
-def test_a_frozen_worker_is_shown_as_stale_then_loses_its_index_to_whoever_waits(
+def test_a_frozen_worker_is_stale_and_then_loses_its_index_to_a_waiting_worker(
     start: Start, join: Join, spawn: Callable[[CoordinatorProcess], MemberProcess]
 ) -> None:
     coordinator = start(num_actors=1, lease_seconds=1.0)
@@ -646,7 +648,7 @@ def test_a_frozen_worker_is_shown_as_stale_then_loses_its_index_to_whoever_waits
     heir.check()
 
 
-def test_a_frozen_worker_whose_index_nobody_took_goes_on_as_it_was(
+def test_a_frozen_worker_whose_index_was_not_leased_again_keeps_it(
     start: Start, spawn: Callable[[CoordinatorProcess], MemberProcess]
 ) -> None:
     coordinator = start(num_actors=1, lease_seconds=0.5)
@@ -668,7 +670,7 @@ def test_two_coordinators_cannot_serve_one_run(start: Start) -> None:
     coordinator.status()
 
 
-def test_live_settings_reach_those_who_are_there_and_those_who_come(start: Start, join: Join, tmp_path: Path) -> None:
+def test_live_settings_reach_present_and_new_workers(start: Start, join: Join, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
 
     def edit(**by_role: object) -> None:
@@ -700,7 +702,7 @@ def test_live_settings_reach_those_who_are_there_and_those_who_come(start: Start
     assert told.empty(), "nothing was told twice, and nothing to those whom it does not concern"
 
 
-def test_workers_that_come_and_go_leave_nothing_behind(calm: CoordinatorProcess, join: Join) -> None:
+def test_workers_that_join_and_leave_leak_no_resources(calm: CoordinatorProcess, join: Join) -> None:
     def resources() -> tuple[int, int]:
         folder = Path(f"/proc/{calm.process.pid}")
         return len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))

@@ -102,7 +102,7 @@ def run_workers(folder: Path) -> None:
     assert trainer.done
 
 
-def test_without_a_fault_the_books_balance(tmp_path: Path) -> None:
+def test_without_a_fault_the_ledger_balances(tmp_path: Path) -> None:
     run_workers(tmp_path)
     ledger = read_ledger(tmp_path / "ledger")
     assert ledger["balanced"], ledger
@@ -110,7 +110,7 @@ def test_without_a_fault_the_books_balance(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["silently lost", "doubled", "trained twice"])
-def test_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_a_fault_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(FaultyBuffer, "fault", fault, raising=False)
     monkeypatch.setattr("rlsrl.workers.build.trainer.FifoBuffer", FaultyBuffer)
     run_workers(tmp_path)

@@ -85,7 +85,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         for target in panel.get("targets", ())
     ],
 )
-def test_a_panel_shows_something(prometheus: Prometheus, panel: str, query: str) -> None:
+def test_a_panel_shows_data(prometheus: Prometheus, panel: str, query: str) -> None:
     found = until(lambda: prometheus.query(chosen(query)), f"{panel}: {chosen(query)}")
     for labels in found:
         assert dict(labels)["experiment"] == "live"

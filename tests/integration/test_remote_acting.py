@@ -160,7 +160,7 @@ def test_actions_do_not_depend_on_where_the_policy_is_evaluated(tmp_path: Path, 
                 np.testing.assert_array_equal(there[name], array, err_msg=f"{name} by {kind}")
 
 
-def test_groups_divide_the_environments_among_them(tmp_path: Path) -> None:
+def test_groups_share_the_environments(tmp_path: Path) -> None:
     alone = gather(tmp_path / "alone", "remote", "CartPole-v1")
     ring = gather(tmp_path / "ring", "remote", "CartPole-v1", ring_size=2)
     first, second = ring[0], ring[1]
@@ -171,7 +171,7 @@ def test_groups_divide_the_environments_among_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["exported", "remote", "native", "threads"])
-def test_an_actor_that_was_started_again_plays_other_episodes(tmp_path: Path, kind: str) -> None:
+def test_a_restarted_actor_plays_other_episodes(tmp_path: Path, kind: str) -> None:
     first, second = (gather(tmp_path / str(life), kind, "CartPole-v1", incarnation=life) for life in range(2))
     assert not np.isin(first[0]["observation"][0], second[0]["observation"][0]).any()
     assert not np.array_equal(first[0]["action"], second[0]["action"])

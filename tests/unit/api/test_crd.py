@@ -50,7 +50,7 @@ def models_verdict(document: JsonDocument) -> list[str]:
     return []
 
 
-def test_every_field_is_there_and_described() -> None:
+def test_every_field_is_in_the_crd_with_a_description() -> None:
     found = dict(parts(SCHEMA))
     for case in CASES:
         if case.path[0] == "spec":
@@ -60,7 +60,7 @@ def test_every_field_is_there_and_described() -> None:
             assert part.get("description") or path.endswith("[]"), path
 
 
-def test_it_is_structural_and_small() -> None:
+def test_the_crd_is_structural_and_small() -> None:
     made = custom_resource_definition()
     assert len(yaml.safe_dump(made)) < MAX_BYTES
     for path, part in parts(SCHEMA):
@@ -76,7 +76,7 @@ def test_every_default_is_legal_by_itself() -> None:
     assert faults_of_defaults(SCHEMA) == []
 
 
-def test_names_scale_and_columns() -> None:
+def test_the_crd_has_names_a_scale_subresource_and_printed_columns() -> None:
     spec = custom_resource_definition()["spec"]
     names = spec["names"]
     assert (spec["group"], names["plural"], names["shortNames"]) == ("rlsrl.dev", "rlexperiments", ["rlx"])
@@ -89,7 +89,7 @@ def test_names_scale_and_columns() -> None:
     assert version["subresources"]["status"] == {}
 
 
-def test_the_smallest_document_is_accepted_and_a_wrong_name_is_not() -> None:
+def test_the_smallest_document_is_accepted_and_a_wrong_name_is_refused() -> None:
     assert faults(SCHEMA, minimal()) == []
     for name in ("1a", "a.b", "A", "a" * 41, "a-"):
         document = minimal()
@@ -99,7 +99,7 @@ def test_the_smallest_document_is_accepted_and_a_wrong_name_is_not() -> None:
         assert models_verdict(document)
 
 
-def test_both_judge_generated_documents_alike() -> None:
+def test_crd_and_loader_agree_on_generated_documents() -> None:
     broken: Counter[str] = Counter()
     verdicts: Counter[bool] = Counter()
     for seed in range(NUM_DOCUMENTS):
@@ -158,6 +158,6 @@ class Unheard(Model):
         (Unheard, r"Unheard.number: a CRD has no keyword for \['multipleOf'\]"),
     ],
 )
-def test_what_a_crd_cannot_say_is_refused_by_the_generator(model: type[Model], complaint: str) -> None:
+def test_the_generator_refuses_what_a_crd_cannot_express(model: type[Model], complaint: str) -> None:
     with pytest.raises(NotStructural, match=complaint):
         of_model(model)

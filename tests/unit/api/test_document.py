@@ -31,7 +31,7 @@ def test_scalars_are_read_as_kubectl_reads_them(text: str, value: Any) -> None:
     assert type(document.value["key"]) is type(value)
 
 
-def test_every_key_and_value_has_its_place() -> None:
+def test_every_key_and_value_has_a_line_number() -> None:
     document = read_document("a:\n  b: [1, {c: 2}]\n", "file")
 
     assert document.place_of(("a", "b", 1, "c")) == SourcePosition(source="file", line=2, column=14)
@@ -74,7 +74,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("text", "path", "line", "message"), UNREADABLE, ids=range(len(UNREADABLE)))
-def test_what_json_cannot_carry_is_a_problem_with_a_place(
+def test_a_value_that_json_lacks_is_a_problem_with_a_line_number(
     text: str | bytes, path: str, line: int, message: str
 ) -> None:
     problems = read_document(text, "file").problems
@@ -82,7 +82,7 @@ def test_what_json_cannot_carry_is_a_problem_with_a_place(
     assert [(problem.path, problem.place.line) for problem in problems if message in problem.message] == [(path, line)]
 
 
-def test_aliases_cannot_multiply_without_end() -> None:
+def test_the_expansion_of_aliases_is_bounded() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
 
@@ -91,11 +91,11 @@ def test_aliases_cannot_multiply_without_end() -> None:
     assert [problem.message for problem in problems if "100000 values" in problem.message]
 
 
-def test_an_alias_is_read_each_time_it_is_written() -> None:
+def test_each_use_of_an_alias_is_read() -> None:
     assert read_document("a: &x [1]\nb: *x\nc: *x", "file").value == {"a": [1], "b": [1], "c": [1]}
 
 
-def test_all_problems_of_a_text_are_found_at_once() -> None:
+def test_all_problems_of_a_text_are_reported_together() -> None:
     text = "a: .nan\nb: {1: 2}\na: 3\nc: !!set {x}\n---\nd: 1"
 
     assert [problem.place.line for problem in read_document(text, "file").problems] == [1, 2, 3, 4, 6]
@@ -112,7 +112,7 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["a", "n", "1e3", "0o7", "yes", "2001-01-01", "<<", "é"]), JSON, min_size=1))
 @settings(max_examples=100, deadline=None)
-def test_what_is_written_is_read_back(value: dict[str, Any]) -> None:
+def test_a_written_document_is_read_back(value: dict[str, Any]) -> None:
     document = read_document(write_document(value), "file")
 
     assert document.problems == ()
@@ -140,7 +140,7 @@ def check_any_text(text: str | bytes) -> None:
 
 @given(st.text() | st.binary() | st.text(alphabet="{}[]:,&*!|>-?#%@'\"\\ \n\tabUx0189.~<="))
 @settings(max_examples=400, deadline=None)
-def test_no_text_is_a_traceback(text: str | bytes) -> None:
+def test_no_text_causes_a_traceback(text: str | bytes) -> None:
     check_any_text(text)
 
 
@@ -153,12 +153,12 @@ FRAGMENTS = st.sampled_from(
 
 @given(st.lists(st.tuples(st.integers(0, len(TOKENS) - 1), st.integers(0, 3), FRAGMENTS), min_size=1, max_size=4))
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_mutation_of_an_experiment_is_a_traceback(mutations: list[tuple[int, int, str]]) -> None:
+def test_no_mutation_of_an_experiment_causes_a_traceback(mutations: list[tuple[int, int, str]]) -> None:
     tokens = list(TOKENS)
     for position, removed, fragment in mutations:
         tokens[position : position + removed] = [fragment]
     check_any_text("".join(tokens))
 
 
-def test_a_byte_order_mark_is_no_problem() -> None:
+def test_a_byte_order_mark_is_accepted() -> None:
     assert load_text(b"\xef\xbb\xbf" + EXAMPLE.encode()) == load_text(EXAMPLE)

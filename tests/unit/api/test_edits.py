@@ -23,14 +23,14 @@ def load(document: Any) -> RLExperiment:
     return load_text(json.dumps(document))
 
 
-def test_every_field_of_the_spec_says_what_an_edit_does() -> None:
+def test_every_field_of_the_spec_declares_the_effect_of_an_edit() -> None:
     silent = [
         field.path for field in all_fields() if field.path[0] == "spec" and len(field.path) > 1 and not field.on_edit
     ]
     assert not silent
 
 
-def test_what_is_left_out_is_the_same_as_its_default() -> None:
+def test_an_absent_field_equals_its_default() -> None:
     plain, explicit = minimal(), minimal()
     explicit["spec"]["algorithm"] = {"ppo": {"epochs": 4}}
     explicit["spec"]["seed"] = 0
@@ -50,7 +50,7 @@ def test_what_is_left_out_is_the_same_as_its_default() -> None:
         ("parameters.store.filesystem.whenDeleted", "Delete", "live"),
     ],
 )
-def test_a_field_is_named(path: str, value: Any, does: str) -> None:
+def test_a_changed_field_is_named(path: str, value: Any, does: str) -> None:
     before, after = minimal(), minimal()
     *steps, last = path.split(".")
     inner = after["spec"]
@@ -61,7 +61,7 @@ def test_a_field_is_named(path: str, value: Any, does: str) -> None:
     assert (edit.path, edit.effect) == (f"spec.{path}", does)
 
 
-def test_the_api_server_refuses_what_we_refuse_but_for_what_it_cannot_see() -> None:
+def test_the_api_server_refuses_the_same_edits_except_in_fields_it_cannot_compare() -> None:
     """Of generated documents, each in the place of each other."""
     documents = [variation(random.Random(seed)) for seed in range(40)]
     num_refused = 0

@@ -25,7 +25,7 @@ def trainer(**ppo: Any) -> TrainerConfig:
     return told(algorithm={"ppo": ppo}).trainer
 
 
-def test_a_config_that_takes_the_settings_of_another_is_that_other() -> None:
+def test_a_config_with_the_settings_of_another_equals_the_other() -> None:
     schedule = {"linear": {"to": 0.5, "envSteps": 100}}
     before = trainer(learningRate=0.5)
     for after in (
@@ -42,12 +42,12 @@ def test_a_config_that_takes_the_settings_of_another_is_that_other() -> None:
 @pytest.mark.parametrize(
     "ppo", [{"epochs": 3}, {"minibatchSize": 512}, {"normalizeRewards": True}, {"discount": 0.5}], ids=str
 )
-def test_what_is_not_live_names_the_config(ppo: dict[str, Any]) -> None:
+def test_the_name_of_a_config_covers_only_fields_that_are_not_live(ppo: dict[str, Any]) -> None:
     assert name_of(trainer(**ppo)) != name_of(trainer())
     assert settings_of(trainer(**ppo)) == settings_of(trainer())
 
 
-def test_how_many_workers_there_should_be_is_live() -> None:
+def test_the_number_of_workers_is_live() -> None:
     one, two = (told(actors={"environmentsPerActor": 8, "replicas": number}, **BATCH) for number in (1, 2))
     assert name_of(one.actor) == name_of(two.actor)
     assert name_of(one.trainer) == name_of(two.trainer)
@@ -59,7 +59,7 @@ def test_how_many_workers_there_should_be_is_live() -> None:
 BATCH = {"trainers": {"batchEnvironments": 8}}
 
 
-def test_settings_that_are_none_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(KeyError, match="epochs is not a live setting"):
         with_settings(trainer(), {"algorithm": {"epochs": 3}})
     with pytest.raises(KeyError, match="seed is not a live setting"):

@@ -32,7 +32,7 @@ def problems(text: str, *overrides: str) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_the_rest_has_defaults_that_run() -> None:
+def test_a_minimal_document_has_defaults_that_run() -> None:
     spec = load_text(MINIMAL).spec
 
     assert spec.algorithm == AlgorithmSpec(ppo=PpoSpec())
@@ -42,7 +42,7 @@ def test_the_rest_has_defaults_that_run() -> None:
     assert spec.policy.network.mlp.hidden_sizes == (64, 64)
 
 
-def test_every_error_is_named_at_once_in_the_order_of_the_text() -> None:
+def test_all_errors_are_reported_together_in_the_order_of_the_text() -> None:
     text = MINIMAL.replace("environments: 8", "replicas: 0\n    enviroments: 8").replace("name: minimal", "name: M!")
     text = text.replace("returnMean: 475", "returnMean: high")
 
@@ -69,13 +69,13 @@ def test_every_error_is_named_at_once_in_the_order_of_the_text() -> None:
     ]
 
 
-def test_a_field_in_the_wrong_mapping_is_shown_its_place() -> None:
+def test_the_error_of_a_misplaced_field_names_the_right_mapping() -> None:
     (problem,) = problems(MINIMAL + "  learningRate: 1e-3\n")
 
     assert problem.endswith("did you mean: spec.algorithm.ppo.learningRate")
 
 
-def test_another_kind_of_document_is_said_to_be_one_and_nothing_else() -> None:
+def test_a_document_of_another_kind_has_only_that_error() -> None:
     version, kind = problems("apiVersion: apps/v1\nkind: Deployment\nspec: {replicas: many}\n")
 
     assert version.startswith('e.yaml:1:13: apiVersion: value "apps/v1"')
@@ -83,26 +83,26 @@ def test_another_kind_of_document_is_said_to_be_one_and_nothing_else() -> None:
     assert "RLExperiment" in kind
 
 
-def test_what_cannot_be_read_is_not_also_said_to_be_missing() -> None:
+def test_an_unreadable_field_is_not_also_reported_as_missing() -> None:
     (found,) = problems(MINIMAL.replace("name: minimal", "name: !!binary aGk="))
 
     assert "metadata.name" in found
     assert "is not supported" in found
 
 
-def test_a_misspelt_kind_hides_nothing_else() -> None:
+def test_a_misspelt_kind_hides_no_other_error() -> None:
     found = problems(MINIMAL.replace("RLExperiment", "RlExperiment").replace("475", "x"))
 
     assert [each.split(": ")[1] for each in found] == ["kind", "spec.stop.returnMean"]
 
 
-def test_a_key_that_looks_like_a_mark_of_pydantics_is_a_key() -> None:
+def test_a_key_that_looks_like_a_pydantic_marker_is_a_key() -> None:
     (found,) = problems(MINIMAL.replace("name: minimal", "name: minimal\n  labels: {'[key]': 1}"))
 
     assert "metadata.labels" in found
 
 
-def test_another_version_is_refused_with_the_one_that_is_known() -> None:
+def test_the_error_of_an_unknown_version_names_the_known_one() -> None:
     (problem,) = problems(MINIMAL.replace("v1alpha1", "v2"))
 
     assert problem.startswith('e.yaml:1:13: apiVersion: value "rlsrl.dev/v2"')
@@ -110,7 +110,7 @@ def test_another_version_is_refused_with_the_one_that_is_known() -> None:
 
 
 @pytest.mark.parametrize("text", ["- 1", "text", "3", "[]"])
-def test_a_document_that_is_no_mapping_is_refused(text: str) -> None:
+def test_a_document_that_is_not_a_mapping_is_refused(text: str) -> None:
     (problem,) = problems(text)
 
     assert problem.startswith("e.yaml:1:1: the document: value ")
@@ -118,7 +118,7 @@ def test_a_document_that_is_no_mapping_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent.yaml", ".", "nul\0.yaml"])
-def test_a_file_that_cannot_be_read_is_a_spec_error(tmp_path: Path, name: str) -> None:
+def test_an_unreadable_file_is_a_spec_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
         load_file(tmp_path / name)
 
@@ -294,7 +294,7 @@ def gets_stuck(counts: tuple[int, ...], batch: int, lag: int) -> bool:
     return False
 
 
-def test_the_least_policy_lag_is_the_one_with_which_no_order_gets_stuck() -> None:
+def test_the_least_policy_lag_is_the_smallest_one_without_a_deadlock() -> None:
     for environments, replicas, part, trainers in product(range(1, 13), range(1, 5), range(1, 14), (1, 3)):
         spec = experiment(environments, replicas, part * trainers, trainers).spec
         counts = spec.actors.spread.counts
@@ -348,7 +348,7 @@ def test_overrides_change_fields_in_order() -> None:
         ("metadata.name.first=x", "metadata.name.first: is not a field of metadata.name"),
     ],
 )  # fmt: skip
-def test_a_wrong_override_is_named_with_itself(override: str, problem: str) -> None:
+def test_the_error_of_a_wrong_override_quotes_it(override: str, problem: str) -> None:
     (found,) = problems(MINIMAL, override)
 
     assert problem in found
@@ -356,7 +356,7 @@ def test_a_wrong_override_is_named_with_itself(override: str, problem: str) -> N
         assert found.startswith(f"--set {override}: ")
 
 
-def test_overrides_do_not_hide_what_is_wrong_with_the_file() -> None:
+def test_overrides_do_not_hide_errors_of_the_file() -> None:
     found = problems(MINIMAL.replace("actors:\n    environments: 8", "actors: many"), "actors.replicas=2", "seed=-1")
     assert [each.split(": ")[1] for each in found] == ["spec.seed", "spec.actors"]
 

@@ -80,7 +80,7 @@ def test_the_schema_knows_unions_and_defaults() -> None:
         ("spec.environment.kwargs", "mapping of at most 64 entries; keys: string; values: any JSON value"),
     ],
 )
-def test_what_is_allowed_is_said_in_words(path: str, words: str) -> None:
+def test_allowed_values_are_described_in_words(path: str, words: str) -> None:
     field = find(parse_path(path))
 
     assert field

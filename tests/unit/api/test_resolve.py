@@ -33,7 +33,7 @@ spec:
     return resolve(load_text(text, overrides=overrides), placement)
 
 
-def test_each_role_is_told_what_it_needs() -> None:
+def test_each_role_has_the_config_that_it_needs() -> None:
     told = resolved("seed=3", "algorithm.ppo.epochs=2", "pacing.maxPolicyLag=2", "parameters.keepLast=7")
 
     environment = Environment(id="CartPole-v1", kwargs={"sutton_barto_reward": True})
@@ -90,7 +90,7 @@ def test_environments_are_spread_over_actors(
     assert all(warning in each for each in told.warnings)
 
 
-def test_over_grpc_samples_go_directly_and_weights_by_way_of_the_coordinator() -> None:
+def test_over_grpc_samples_go_directly_and_weights_through_the_coordinator() -> None:
     told = resolved("transport=grpc", "policyWorkers={}")
     assert told.policy is not None
     endpoints = [config.parameters_endpoint for config in (told.trainer, told.actor, told.policy)]
@@ -102,7 +102,7 @@ def test_over_grpc_samples_go_directly_and_weights_by_way_of_the_coordinator() -
     assert not told.trainer.publishes_live
 
 
-def test_without_policy_workers_actors_act_by_themselves() -> None:
+def test_without_policy_workers_actors_evaluate_the_policy() -> None:
     told = resolved()
     assert told.policy is None
     assert told.coordinator.num_policy_workers == 0
@@ -120,11 +120,11 @@ def test_without_policy_workers_actors_act_by_themselves() -> None:
         (["pacing.maxPolicyLag=0", "trainers.compile=upfront"], "upfront"),
     ],
 )
-def test_what_repeats_bit_for_bit_does_not_depend_on_when_a_compiler_is_done(overrides: list[str], mode: str) -> None:
+def test_a_reproducible_run_does_not_compile_in_the_background(overrides: list[str], mode: str) -> None:
     assert resolved(*overrides).trainer.compile == mode
 
 
-def test_policy_workers_are_asked_where_they_serve() -> None:
+def test_actors_have_the_endpoints_of_policy_workers() -> None:
     told = resolved(
         "policyWorkers={replicas: 2, maxBatchSize: 32, parameterPullSeconds: 0.1}", "actors.ringSize=4", "seed=3"
     )
@@ -164,14 +164,14 @@ def test_buffer_workers_stand_between_actors_and_trainers(transport: str) -> Non
     assert buffer.has_discounted_return == (told.actor.return_discount is not None)
 
 
-def test_a_buffer_worker_of_many_actors_asks_for_no_more_slots_than_a_stream_takes() -> None:
+def test_a_buffer_worker_of_many_actors_asks_for_at_most_the_slots_of_a_stream() -> None:
     told = resolved(
         "bufferWorkers={}", "actors={replicas: 100, environmentsPerActor: 1}", "trainers.batchEnvironments=8"
     )
     assert told.trainer.slots_per_producer == MAX_SLOTS == 64
 
 
-def test_without_evaluators_there_are_none() -> None:
+def test_without_evaluators_there_is_no_evaluator_config() -> None:
     told = resolved()
 
     assert told.evaluator is None
@@ -202,7 +202,7 @@ def test_evaluators_share_environments_and_steps(evaluators: str, each: int, max
     assert ResolvedExperiment.from_json(told.to_json()) == told
 
 
-def test_every_run_has_a_place_of_its_own_in_an_object_store() -> None:
+def test_every_run_has_its_own_prefix_in_an_object_store() -> None:
     store = "{url: 's3://bucket/team/', endpoint: 'http://127.0.0.1:9000', region: eu-central-1, answerSeconds: 5}"
     told = resolved(f"parameters.store={{objectStore: {store}}}", "evaluators={}")
 
@@ -219,7 +219,7 @@ def test_every_run_has_a_place_of_its_own_in_an_object_store() -> None:
     assert ResolvedExperiment.from_json(told.to_json()) == told
 
 
-def test_normalisation_is_told_to_those_who_do_it() -> None:
+def test_the_roles_that_normalise_have_the_normalisation_config() -> None:
     plain = resolved()
     assert (plain.trainer.normalize_observations, plain.actor.return_discount) == (False, None)
     told = resolved(
@@ -234,7 +234,7 @@ def test_an_index_beyond_a_spread_total_has_no_environments() -> None:
         resolved().actor.environment_ranks_of(2)
 
 
-def test_environments_per_actor_have_room_for_more_actors() -> None:
+def test_environments_per_actor_allow_more_actors() -> None:
     actor = resolved("actors={environmentsPerActor: 6, replicas: 2}").actor
 
     assert actor.environment_ranks_of(7) == range(42, 48)
@@ -287,14 +287,14 @@ def keys_of(value: Any) -> list[str]:
         ({"algorithm": {"minibatchSize": 8}}, "minibatchSize"),
     ],
 )
-def test_a_config_that_was_tampered_with_is_refused_by_field(change: dict[str, Any], field: str) -> None:
+def test_the_error_of_an_invalid_config_names_the_field(change: dict[str, Any], field: str) -> None:
     value = json.loads(resolved().trainer.to_json()) | change
 
     with pytest.raises(ValidationError, match=field):
         TrainerConfig.from_json(json.dumps(value))
 
 
-def test_an_actor_has_a_total_or_a_number_each() -> None:
+def test_environments_are_given_in_total_or_per_actor() -> None:
     value = json.loads(resolved().actor.to_json())
 
     for change in ({"environments": None}, {"environments_per_actor": 3}):
@@ -302,12 +302,12 @@ def test_an_actor_has_a_total_or_a_number_each() -> None:
             ActorConfig.from_json(json.dumps(value | change))
 
 
-def test_nothing_changes_a_config() -> None:
+def test_a_config_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         resolved().trainer.seed = 3  # type: ignore[misc]
 
 
-def test_pods_serve_at_their_own_host_and_are_found_by_the_roster() -> None:
+def test_pods_serve_at_their_own_host_and_are_found_through_the_coordinator() -> None:
     """One config serves all workers of a role, wherever their pods are."""
     placement = ClusterPlacement(run_uid="5b1e", coordinator_host="one-coordinator.lab")
     told = resolved("trainers.replicas=2", "policyWorkers.replicas=2", "bufferWorkers.replicas=1", placement=placement)
@@ -328,7 +328,7 @@ def test_pods_serve_at_their_own_host_and_are_found_by_the_roster() -> None:
     assert told.buffer.connects_to == ("roster:trainer/0", "roster:trainer/1")
 
 
-def test_of_pods_only_the_coordinator_reaches_the_volume_and_all_reach_a_bucket() -> None:
+def test_only_the_coordinator_pod_mounts_the_volume_and_all_pods_reach_a_bucket() -> None:
     placement = ClusterPlacement(run_uid="5b1e", coordinator_host="one-coordinator.lab")
     told = resolved("evaluators.replicas=1", "evaluators.episodesPerEnvironment=1", placement=placement)
     assert told.coordinator.parameter_store == ParameterStoreConfig(folder="/data/parameters")

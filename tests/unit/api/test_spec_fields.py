@@ -90,7 +90,7 @@ def test_a_value_out_of_range_is_refused(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CONTAINERS, ids=ids)
-def test_a_wrong_item_is_refused_at_its_own_place(case: Case) -> None:
+def test_the_error_of_a_wrong_item_has_its_path(case: Case) -> None:
     if get_origin(case.kind.type) is tuple:
         item = case.kind.items[0]
         for wrong in (item.bound("ge") - 1, item.bound("le") + 1, "x", 1.5, True):
@@ -109,7 +109,7 @@ def test_a_wrong_item_is_refused_at_its_own_place(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_a_misspelt_field_is_refused_and_the_right_one_named(case: Case) -> None:
+def test_the_error_of_a_misspelt_field_names_the_right_one(case: Case) -> None:
     name = case.path[-1]
     misspellings = {f"{name}{name[-1]}", f"{name[0]}{name}", name[0].upper() + name[1:]}
     if len(name) > 4:
@@ -139,7 +139,7 @@ def test_a_missing_field_is_refused(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in LEAVES if not case.required], ids=ids)
-def test_null_means_a_field_left_out(case: Case) -> None:
+def test_null_equals_an_absent_field(case: Case) -> None:
     document, without = with_value(case, None), with_value(case, None)
     inside(without, case.path[:-1]).pop(case.path[-1])
 
@@ -186,7 +186,7 @@ def test_at_least_one_of_some_fields_is_needed(path: tuple[str, ...]) -> None:
     assert all(member in problem.allowed for member in camel(MODELS[path].at_least_one))
 
 
-def test_what_kubernetes_writes_is_accepted_and_ignored() -> None:
+def test_fields_that_kubernetes_writes_are_accepted_and_ignored() -> None:
     document = minimal()
     ignored = [to_camel(name) for name, field in Metadata.model_fields.items() if is_ignored(field)]
     assert {"managedFields", "uid", "creationTimestamp"} <= set(ignored)

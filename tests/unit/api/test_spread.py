@@ -27,7 +27,7 @@ def test_environments_are_spread_over_workers(
     assert all(expected in actual for expected, actual in zip(warnings, spread.warnings, strict=True))
 
 
-def test_every_spread_is_whole_and_as_even_as_can_be() -> None:
+def test_every_spread_is_complete_and_even() -> None:
     for environments in range(1, 41):
         for workers in range(1, 41):
             counts = spread_environments(environments, workers).counts

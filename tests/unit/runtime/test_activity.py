@@ -18,13 +18,13 @@ def activity(clock: ManualClock) -> Activity:
     return Activity(now=clock.monotonic)
 
 
-def test_before_anything_was_done_nothing_is_known(activity: Activity, clock: ManualClock) -> None:
+def test_before_any_work_there_are_no_shares(activity: Activity, clock: ManualClock) -> None:
     assert activity.shares() == {}
     clock.advance(1.0)
     assert activity.shares() == {}
 
 
-def test_shares_add_up_to_1_and_count_what_goes_on(activity: Activity, clock: ManualClock) -> None:
+def test_shares_add_up_to_1_and_include_the_present_activity(activity: Activity, clock: ManualClock) -> None:
     for doing, seconds in (("working", 1.0), ("credit", 2.0), ("working", 1.0), ("parameters", 4.0)):
         activity.turn_to(doing)
         clock.advance(seconds)
@@ -63,7 +63,7 @@ def test_work_that_began_before_the_window_is_no_more_than_all_of_it(activity: A
     assert activity.shares() == {working_on("environment"): 1.0}
 
 
-def test_waiting_is_told_exactly_however_late_work_is(activity: Activity, clock: ManualClock) -> None:
+def test_the_share_of_waiting_is_exact_however_late_work_is(activity: Activity, clock: ManualClock) -> None:
     """Slots of half a minute, in which half of the time goes into waiting."""
     for slot in range(5):
         for second in range(30):
@@ -79,11 +79,11 @@ def test_waiting_is_told_exactly_however_late_work_is(activity: Activity, clock:
 @pytest.mark.parametrize(
     ("what", "stage"), [("working", ""), (working_on("copy"), "copy"), ("inference", None), ("", None)]
 )
-def test_what_is_work_and_what_is_waiting(what: str, stage: str | None) -> None:
+def test_activities_are_work_or_waiting(what: str, stage: str | None) -> None:
     assert stage_of(what) == stage
 
 
-def test_time_that_does_not_count_is_in_no_share(activity: Activity, clock: ManualClock) -> None:
+def test_excluded_time_is_in_no_share(activity: Activity, clock: ManualClock) -> None:
     activity.turn_to("working")
     clock.advance(1.0)
     activity.turn_to(None)

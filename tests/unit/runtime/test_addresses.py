@@ -18,14 +18,14 @@ from rlsrl.runtime.errors import ConfigurationError
         ("10.1.2.3", "unix-abstract:name", "unix-abstract:name"),
     ],
 )
-def test_a_port_alone_is_of_the_workers_own_host(
+def test_a_port_alone_is_on_the_workers_own_host(
     monkeypatch: pytest.MonkeyPatch, host: str, address: str, expected: str
 ) -> None:
     monkeypatch.setenv(HOST_VARIABLE, host)
     assert own_address(address) == expected
 
 
-def test_ranks_of_one_host_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_one_host_have_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOST_VARIABLE, "10.1.2.3")
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert own_address(":7001") == "10.1.2.3:7004"
@@ -42,7 +42,7 @@ def test_ranks_of_one_host_have_ports_of_their_own(monkeypatch: pytest.MonkeyPat
         ("10.1.2.3", "unix-abstract:name", None),
     ],
 )
-def test_a_pod_is_reached_from_within_too(
+def test_a_pod_also_serves_on_loopback(
     monkeypatch: pytest.MonkeyPatch, host: str, address: str, expected: str | None
 ) -> None:
     monkeypatch.setenv(HOST_VARIABLE, host)
@@ -50,7 +50,9 @@ def test_a_pod_is_reached_from_within_too(
 
 
 @pytest.mark.parametrize("host", [None, ""])
-def test_a_worker_that_is_not_told_its_host_says_so(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
+def test_a_worker_without_a_host_variable_fails_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, host: str | None
+) -> None:
     if host is None:
         monkeypatch.delenv(HOST_VARIABLE, raising=False)
     else:
@@ -60,7 +62,7 @@ def test_a_worker_that_is_not_told_its_host_says_so(monkeypatch: pytest.MonkeyPa
     assert own_address("127.0.0.1:1") == "127.0.0.1:1"
 
 
-def test_an_address_of_the_roster_is_looked_up_each_time() -> None:
+def test_a_peers_address_is_looked_up_each_time() -> None:
     places: dict[tuple[str, int], str] = {}
     directory = Directory(lambda role, index: places.get((role, index)))
     address = "roster:policy/12"
@@ -73,6 +75,6 @@ def test_an_address_of_the_roster_is_looked_up_each_time() -> None:
     assert directory.find("unix-abstract:roster") == "unix-abstract:roster"
 
 
-def test_the_roles_that_have_to_be_known() -> None:
+def test_the_followed_roles_are_those_with_looked_up_addresses() -> None:
     addresses = ("roster:policy/0", "roster:policy/1", "roster:trainer/0", "127.0.0.1:7")
     assert followed_roles(addresses) == {"policy", "trainer"}

@@ -8,7 +8,7 @@ import pytest
 from rlsrl.runtime.durable import make_folder, remove_temporaries, write_durably
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "roster.json"
     write_durably(path, b"old and long")
     with path.open("rb") as reader:
@@ -42,7 +42,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_the_order_is_write_flush_rename_flush_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_is_write_fsync_rename_fsync_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("write", "fsync", "replace"):
         real = getattr(os, name)
@@ -57,13 +57,13 @@ def test_the_order_is_write_flush_rename_flush_of_the_folder(tmp_path: Path, mon
     assert calls == ["write file", "fsync file", "replace file", "fsync folder"]
 
 
-def test_a_folder_is_made_with_its_parents(tmp_path: Path) -> None:
+def test_a_folder_is_created_with_its_parents(tmp_path: Path) -> None:
     for _ in range(2):
         make_folder(tmp_path / "a" / "b" / "c")
     assert (tmp_path / "a" / "b" / "c").is_dir()
 
 
-def test_only_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+def test_only_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
     for name in (".file.12-ab.tmp", ".hidden", "file", "file.tmp"):
         (tmp_path / name).touch()
     remove_temporaries(tmp_path)

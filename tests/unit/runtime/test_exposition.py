@@ -53,7 +53,7 @@ def test_nothing_else_is_served() -> None:
                 assert answer.code == 404
 
 
-def test_guarded_pages_want_the_token() -> None:
+def test_guarded_pages_require_the_token() -> None:
     guarded = {"/secret": lambda: ("text/plain", b"gold")}
     with MetricsServer(CollectorRegistry(), host="127.0.0.1", port=0, token=TOKEN, guarded=guarded) as server:
         assert get(server.address, "/secret", authorization=f"Bearer {TOKEN}") == ("text/plain", "gold")
@@ -65,7 +65,7 @@ def test_guarded_pages_want_the_token() -> None:
                 assert b"gold" not in answer.read()
 
 
-def test_a_client_that_hangs_up_harms_nobody() -> None:
+def test_a_client_that_disconnects_does_no_harm() -> None:
     with MetricsServer(CollectorRegistry(), host="127.0.0.1", port=0, token=TOKEN) as server:
         for request in (b"", b"GET /met", b"nonsense\r\n\r\n"):
             with socket.create_connection(server.address, TIMEOUT) as client:
@@ -128,7 +128,7 @@ def exchange(address: tuple[str, int], request: bytes) -> bytes:
     ],
     ids=["words", "no protocol", "another protocol", "post", "headers", "bytes", "endless", "http/2", "tls"],
 )
-def test_what_is_no_request_for_a_page_is_refused_and_counted(
+def test_an_invalid_request_is_refused_and_counted(
     server: MetricsServer, refused: Counter[str], request_: bytes
 ) -> None:
     assert exchange(server.address, request_)[:12] in (b"HTTP/1.1 400", b"")
@@ -141,7 +141,7 @@ def test_a_wrong_token_is_counted(server: MetricsServer, refused: Counter[str]) 
     assert refused == {"token": 1}
 
 
-def test_whoever_is_slow_is_cut_off_and_delays_nobody(
+def test_a_slow_client_is_disconnected_and_delays_no_other(
     server: MetricsServer, refused: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlsrl.runtime.exposition.REQUEST_SECONDS", 0.5)
@@ -157,7 +157,7 @@ def test_whoever_is_slow_is_cut_off_and_delays_nobody(
     until(lambda: refused["slow"] == 1, "it is counted")
 
 
-def test_a_page_that_takes_long_keeps_nobody_waiting() -> None:
+def test_a_slow_page_delays_no_other_request() -> None:
     asked, released = threading.Event(), threading.Event()
 
     def page() -> tuple[str, bytes]:
@@ -176,7 +176,7 @@ def test_a_page_that_takes_long_keeps_nobody_waiting() -> None:
         assert late.result(TIMEOUT) == ("text/plain", "late")
 
 
-def test_a_crowd_that_says_nothing_is_cut_off_for_those_who_ask(server: MetricsServer, refused: Counter[str]) -> None:
+def test_silent_connections_are_closed_to_serve_requests(server: MetricsServer, refused: Counter[str]) -> None:
     crowd = MAX_CONNECTIONS + 100
     before = open_descriptors()
     with ExitStack() as stack:
@@ -188,7 +188,7 @@ def test_a_crowd_that_says_nothing_is_cut_off_for_those_who_ask(server: MetricsS
         until(lambda: open_descriptors() - before - crowd <= MAX_CONNECTIONS, "the server's ends are closed")
 
 
-def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch, refused: Counter[str]) -> None:
+def test_an_unread_response_is_abandoned(monkeypatch: pytest.MonkeyPatch, refused: Counter[str]) -> None:
     monkeypatch.setattr("rlsrl.runtime.exposition.REQUEST_SECONDS", 0.5)
     pages = {"/large": lambda: ("text/plain", bytes(64 * 1024 * 1024))}
     with (

@@ -35,7 +35,7 @@ def test_by_seconds() -> None:
     assert not control.check(), "an interval that was missed is not made up for"
 
 
-def test_whichever_comes_first_starts_both_again() -> None:
+def test_the_first_due_limit_restarts_both() -> None:
     clock = ManualClock()
     control = FrequencyControl(seconds=10, steps=3, clock=clock)
     clock.advance(9)
@@ -47,7 +47,7 @@ def test_whichever_comes_first_starts_both_again() -> None:
     assert [control.check(), control.check(), control.check()] == [False, False, True]
 
 
-def test_neither_is_never() -> None:
+def test_without_limits_it_is_never_due() -> None:
     clock = ManualClock()
     control = FrequencyControl(clock=clock)
     clock.advance(1e9)
@@ -55,7 +55,7 @@ def test_neither_is_never() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0, None), (-1, None), (float("nan"), None), (None, 0), (None, -3)])
-def test_nonsense_is_refused(seconds: float | None, steps: int | None) -> None:
+def test_invalid_limits_are_refused(seconds: float | None, steps: int | None) -> None:
     with pytest.raises(ValueError, match="must be"):
         FrequencyControl(seconds=seconds, steps=steps, clock=ManualClock())
 

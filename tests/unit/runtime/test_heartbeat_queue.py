@@ -51,7 +51,7 @@ def test_the_first_heartbeat_follows_the_welcome_at_once_with_the_newest_report(
     ]
 
 
-def test_a_heartbeat_says_how_the_last_seconds_were_spent(queue: HeartbeatQueue, clock: ManualClock) -> None:
+def test_a_heartbeat_has_the_shares_of_the_last_seconds(queue: HeartbeatQueue, clock: ManualClock) -> None:
     def activity() -> dict[str, float]:
         return dict(queue.heartbeat(-1)[0].activity)
 
@@ -68,7 +68,7 @@ def test_a_heartbeat_says_how_the_last_seconds_were_spent(queue: HeartbeatQueue,
     assert activity() == {}, "nothing within the last seconds"
 
 
-def test_a_heartbeat_says_what_is_waited_for_and_nothing_of_work(queue: HeartbeatQueue) -> None:
+def test_a_heartbeat_names_the_wait_but_not_the_work(queue: HeartbeatQueue) -> None:
     def waiting_for() -> str:
         return queue.heartbeat(-1)[0].waiting_for
 
@@ -80,7 +80,7 @@ def test_a_heartbeat_says_what_is_waited_for_and_nothing_of_work(queue: Heartbea
     assert waiting_for() == ""
 
 
-def test_each_heartbeat_carries_the_ledger_page_as_it_is_then(queue: HeartbeatQueue) -> None:
+def test_each_heartbeat_carries_the_present_ledger_page(queue: HeartbeatQueue) -> None:
     assert next(welcomed(queue)).heartbeat.ledger_page == b""
     page = [b"old"]
     queue.show_page(lambda: page[0])
@@ -109,7 +109,7 @@ def test_records_are_sent_again_on_the_next_stream_until_they_are_acknowledged(q
     assert queue.unacknowledged == 0
 
 
-def test_a_backlog_goes_in_pieces_without_waiting_for_the_next_heartbeat(queue: HeartbeatQueue) -> None:
+def test_a_backlog_is_sent_in_batches_without_waiting_for_the_next_heartbeat(queue: HeartbeatQueue) -> None:
     total = 2 * MAX_RECORDS_PER_HEARTBEAT + 1
     for step in range(total):
         queue.record(step, {})
@@ -119,7 +119,7 @@ def test_a_backlog_goes_in_pieces_without_waiting_for_the_next_heartbeat(queue: 
     assert [sequence for piece in pieces for sequence in piece] == list(range(total))
 
 
-def test_a_full_queue_gives_up_the_oldest_and_says_so(queue: HeartbeatQueue) -> None:
+def test_a_full_queue_drops_the_oldest_records_and_logs_it(queue: HeartbeatQueue) -> None:
     for step in range(MAX_RECORDS + 2):
         queue.record(step, {})
     heartbeat = next(welcomed(queue)).heartbeat
@@ -147,7 +147,7 @@ def test_goodbye_comes_after_the_last_report_and_the_last_acknowledgement(queue:
     assert list(stream) == []
 
 
-def test_closing_wakes_whoever_waits_for_the_next_message(queue: HeartbeatQueue) -> None:
+def test_closing_wakes_a_thread_that_waits_for_the_next_message(queue: HeartbeatQueue) -> None:
     stream = JoinMessages(queue)
     next(stream)
     with pulling(stream) as (pulled, thread):

@@ -40,7 +40,7 @@ def figures(page: LedgerPage) -> dict[str, int]:
     return {term: count for term, count in page.record.counters.items() if count}
 
 
-def test_they_satisfy_the_streams_protocols(trainer_page: LedgerPage, actor_page: LedgerPage) -> None:
+def test_the_accounts_satisfy_the_streams_protocols(trainer_page: LedgerPage, actor_page: LedgerPage) -> None:
     consumer: ConsumerLedger = TrainerLedger(trainer_page)
     producer: ProducerLedger = ActorLedger(actor_page)
     actor = ActorLedger(actor_page)
@@ -65,7 +65,7 @@ def test_marks_are_per_producer_and_incarnation(trainer_page: LedgerPage) -> Non
 
 
 @pytest.mark.parametrize("sequence", [0, 4, 5])
-def test_nothing_is_taken_twice(trainer_page: LedgerPage, sequence: int) -> None:
+def test_no_slot_is_taken_twice(trainer_page: LedgerPage, sequence: int) -> None:
     ledger = TrainerLedger(trainer_page)
     ledger.take(ProducerId(0, 1), 5, 10, 1000)
     with pytest.raises(LedgerError, match="taken before: the mark is 5"):
@@ -75,7 +75,7 @@ def test_nothing_is_taken_twice(trainer_page: LedgerPage, sequence: int) -> None
     assert figures(trainer_page) == {"in_buffer": 10}
 
 
-def test_what_leaves_the_buffer(trainer_page: LedgerPage) -> None:
+def test_slots_that_leave_the_buffer_are_counted(trainer_page: LedgerPage) -> None:
     ledger = TrainerLedger(trainer_page)
     ledger.take(ProducerId(0, 0), 0, 100, 1000)
     ledger.trained(60)
@@ -91,7 +91,7 @@ def test_what_leaves_the_buffer(trainer_page: LedgerPage) -> None:
         ledger.dropped("whim", 1)
 
 
-def test_what_a_dead_incarnation_left_is_counted_once(trainer_page: LedgerPage) -> None:
+def test_slots_of_a_dead_incarnation_are_counted_once(trainer_page: LedgerPage) -> None:
     ledger = TrainerLedger(trainer_page)
     ledger.meet(ProducerId(0, 1), ProducerProgress())
     ledger.take(ProducerId(0, 1), 3, 10, 10)
@@ -104,7 +104,7 @@ def test_what_a_dead_incarnation_left_is_counted_once(trainer_page: LedgerPage) 
         ledger.meet(ProducerId(0, 2), told)
 
 
-def test_an_actors_first_and_later_lives(actor_page: LedgerPage) -> None:
+def test_the_first_and_later_incarnations_of_an_actor(actor_page: LedgerPage) -> None:
     ledger = ActorLedger(actor_page)
     assert ledger.begin(4) == ()
     assert [ledger.produce(0, 10), ledger.produce(1, 11, consumer=1), ledger.produce(2, 12)] == [10, 11, 22]
@@ -143,7 +143,9 @@ def test_incarnations_and_sequences_rise(actor_page: LedgerPage) -> None:
     assert figures(actor_page) == {"produced": 1}
 
 
-def test_a_clean_end_is_said_and_a_new_life_unsays_it(trainer_page: LedgerPage, actor_page: LedgerPage) -> None:
+def test_a_clean_end_is_recorded_and_a_new_incarnation_clears_it(
+    trainer_page: LedgerPage, actor_page: LedgerPage
+) -> None:
     actor, trainer = ActorLedger(actor_page), TrainerLedger(trainer_page)
     actor.begin(0)
     trainer.resume(None)
@@ -212,7 +214,7 @@ def test_resume(record: PageRecord, saved: dict[str, Any] | None, expected: dict
         pytest.param(page_of(90, 7, incarnation=-1), id="page of an earlier life, whose training was rolled back"),
     ],
 )
-def test_a_page_that_is_older_than_the_checkpoint_gives_way_to_it(record: PageRecord) -> None:
+def test_the_checkpoint_replaces_an_older_page(record: PageRecord) -> None:
     after = resumed_record(record, saved_at(60, 45), incarnation=3)
     assert {term: count for term, count in after.counters.items() if count} == {"trained": 60, "lost.receiver_died": 45}
     assert after.marks == {0: CHECKPOINT}, "marks and counters are of one moment"
@@ -241,7 +243,7 @@ def buffer_page(tmp_path: Path) -> Iterator[LedgerPage]:
         yield page
 
 
-def test_a_buffer_worker_posts_what_it_took(buffer_page: LedgerPage) -> None:
+def test_a_buffer_worker_posts_the_slots_it_took(buffer_page: LedgerPage) -> None:
     ledger = BufferLedger(buffer_page)
     assert ledger.begin(0) == ()
     for sequence in range(3):
@@ -256,7 +258,7 @@ def test_a_buffer_worker_posts_what_it_took(buffer_page: LedgerPage) -> None:
     assert buffer_page.record.unacknowledged == ()
 
 
-def test_what_a_life_that_ended_left_is_withdrawn_whatever_comes_after_it(buffer_page: LedgerPage) -> None:
+def test_unacknowledged_slots_of_an_ended_incarnation_are_withdrawn_once(buffer_page: LedgerPage) -> None:
     ledger = BufferLedger(buffer_page)
     for incarnation in range(3):
         ledger.begin(incarnation)
@@ -271,7 +273,7 @@ def test_what_a_life_that_ended_left_is_withdrawn_whatever_comes_after_it(buffer
     assert ledger.progress().left == ((0, 0, 10, False), (1, 0, 10, True), (2, 0, 10, True))
 
 
-def test_what_a_dead_buffer_worker_held_is_lost_with_the_next_life(buffer_page: LedgerPage) -> None:
+def test_slots_held_by_a_dead_buffer_worker_are_lost_at_its_next_start(buffer_page: LedgerPage) -> None:
     ledger = BufferLedger(buffer_page)
     ledger.begin(0)
     ledger.take(ProducerId(4, 1), 0, 10, 1000)
@@ -324,7 +326,7 @@ def test_what_a_dead_buffer_worker_held_is_lost_with_the_next_life(buffer_page: 
         ),
     ],
 )
-def test_each_end_says_what_the_other_forgot(
+def test_each_end_reports_what_the_other_lost(
     trainer_page: LedgerPage, restored: bool, told: ProducerProgress, expected: dict[str, int]
 ) -> None:
     ledger = TrainerLedger(trainer_page)
@@ -336,7 +338,7 @@ def test_each_end_says_what_the_other_forgot(
     assert figures(trainer_page) == expected
 
 
-def test_what_was_acknowledged_in_this_life_and_forgotten(trainer_page: LedgerPage) -> None:
+def test_acknowledgements_of_this_incarnation_that_the_consumer_lost(trainer_page: LedgerPage) -> None:
     ledger = TrainerLedger(trainer_page)
     me = ProducerId(0, 1)
     ledger.meet(me, ProducerProgress())
@@ -375,7 +377,7 @@ def life(incarnation: int, lives: int = 1, produced: int = 0) -> PageRecord:
         ),
     ],
 )
-def test_what_a_life_begins_on(
+def test_the_page_on_which_an_incarnation_begins(
     own: PageRecord, kept: PageRecord | None, incarnation: int, expected: PageRecord
 ) -> None:
     assert starting_record(own, kept, incarnation=incarnation) == expected

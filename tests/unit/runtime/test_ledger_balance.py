@@ -82,7 +82,7 @@ def test_pages_are_added_up() -> None:
         pytest.param(Mark(1, 4), Posted(1, 5, 10, 3), True, {"dropped.end_of_run": 10}, id="for a rank not there"),
     ],
 )
-def test_what_was_left_unacknowledged(mark: Mark | None, entry: Posted, clean: bool, expected: dict[str, int]) -> None:
+def test_slots_left_unacknowledged(mark: Mark | None, entry: Posted, clean: bool, expected: dict[str, int]) -> None:
     produced = 100 + sum(expected.values())
     pages = [
         actor(0, entry, produced=produced, incarnation=1, ended=clean),
@@ -93,7 +93,7 @@ def test_what_was_left_unacknowledged(mark: Mark | None, entry: Posted, clean: b
     assert terms(found) == {"produced": produced, "trained": 100, **expected}
 
 
-def test_each_rank_answers_for_its_own_slots() -> None:
+def test_each_rank_is_judged_by_its_own_slots() -> None:
     left = (Posted(0, 6, 1, 0), Posted(0, 7, 10, 1), Posted(0, 8, 100, 0), Posted(0, 9, 1000, 1))
     ranks = [trainer(0, marks={0: Mark(0, 6)}), trainer(1, marks={0: Mark(0, 7), 1: Mark(0, 99)})]
     found = balance([actor(0, *left, produced=1100), *ranks], ended=True)
@@ -101,7 +101,7 @@ def test_each_rank_answers_for_its_own_slots() -> None:
     assert terms(found) == {"produced": 1100, "dropped.end_of_run": 1100}
 
 
-def test_of_a_live_run_what_is_under_way_is_unsettled() -> None:
+def test_slots_in_flight_in_a_live_run_are_unsettled() -> None:
     left = (Posted(0, 0, 10, 0), Posted(0, 1, 20, 0))
     pages = [
         actor(0, *left, produced=30, ended=False),
@@ -130,7 +130,7 @@ def test_a_dead_consumers_memory_is_lost_at_the_end() -> None:
         ),
     ],
 )
-def test_books_that_are_wrong(spoil: Callable[[PageRecord], PageRecord], text: str) -> None:
+def test_wrong_ledgers_are_reported(spoil: Callable[[PageRecord], PageRecord], text: str) -> None:
     honest = trainer(0, trained=100)
     balance([actor(produced=100), honest], ended=True).check()
     with pytest.raises(LedgerError, match=text):
@@ -154,7 +154,7 @@ def write(folder: Path, *records: PageRecord) -> None:
             page.apply(lambda _, record=record: record)
 
 
-def test_closing_the_books_settles_pages_and_keeps_the_balance(tmp_path: Path) -> None:
+def test_settling_changes_pages_and_keeps_the_balance(tmp_path: Path) -> None:
     left = (Posted(0, 9, 5, 0), Posted(1, 3, 10, 0), Posted(1, 4, 20, 0))
     write(
         tmp_path,
@@ -174,7 +174,7 @@ def test_closing_the_books_settles_pages_and_keeps_the_balance(tmp_path: Path) -
     assert consumer.counters["in_buffer"] == 7, "the trainer's own resume accounts for it"
 
 
-def test_the_books_of_a_live_run_are_not_closed(tmp_path: Path) -> None:
+def test_the_ledger_of_a_live_run_is_not_settled(tmp_path: Path) -> None:
     write(tmp_path, actor(0, Posted(0, 0, 7, 0), produced=7), trainer(0))
     with LedgerPage.open(tmp_path / "trainer-0.page", "trainer", 0), pytest.raises(LedgerError, match="writes"):
         settle_ledger(tmp_path)
@@ -209,7 +209,7 @@ def test_in_a_chain_each_is_judged_by_its_own_consumer(held: int, dropped: int, 
     assert terms(found) == {"produced": 100, "trained": 62} | expected
 
 
-def test_what_a_dead_buffer_worker_held_and_posted_is_lost() -> None:
+def test_slots_that_a_dead_buffer_worker_held_or_posted_are_lost() -> None:
     pages = [
         actor(0, produced=30),
         buffer(Posted(0, 3, 8, 0), ended=False, marks={0: Mark(0, 5)}, in_buffer=22),

@@ -91,7 +91,7 @@ def test_threads_lose_no_update(tmp_path: Path) -> None:
         assert page.record.counters["in_buffer"] == 800
 
 
-def test_one_process_writes(tmp_path: Path) -> None:
+def test_a_page_has_one_writer_process(tmp_path: Path) -> None:
     path = tmp_path / "actor-0.page"
     with LedgerPage.open(path, "actor", 0) as page:
         page.update(produced=1)
@@ -107,7 +107,7 @@ def test_one_process_writes(tmp_path: Path) -> None:
     LedgerPage.open(path, "actor", 0).close()
 
 
-def test_a_closed_page_is_not_written(tmp_path: Path) -> None:
+def test_a_closed_page_refuses_writes(tmp_path: Path) -> None:
     path = tmp_path / "actor-0.page"
     page = LedgerPage.open(path, "actor", 0)
     page.close()
@@ -126,7 +126,7 @@ def test_the_page_of_another_worker_is_refused(tmp_path: Path) -> None:
         LedgerPage.open(tmp_path / "long.page", "r" * 49, 0)
 
 
-def test_absent_and_unbegun_pages(tmp_path: Path) -> None:
+def test_absent_and_empty_pages(tmp_path: Path) -> None:
     assert read_page(tmp_path / "actor-0.page") is None
     (tmp_path / "actor-1.page").write_bytes(b"")
     assert read_page(tmp_path / "actor-1.page") is None
@@ -139,7 +139,7 @@ def test_absent_and_unbegun_pages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 3000, _BANKS + 10, _FILE_BYTES - 1, _FILE_BYTES])
-def test_a_page_for_which_there_is_no_room_is_none_until_there_is(
+def test_a_full_disk_creates_no_page_until_it_has_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     """All that it will ever need is taken at its beginning; ``room`` bytes of that the disk has."""
@@ -205,7 +205,7 @@ def test_a_writer_killed_after_any_byte_leaves_the_old_record_or_the_new(tmp_pat
     assert read_page(path) == new
 
 
-def test_damage_by_a_loss_of_power_is_seen_and_mended_from_the_other_bank(tmp_path: Path) -> None:
+def test_damage_by_a_power_loss_is_detected_and_repaired_from_the_other_bank(tmp_path: Path) -> None:
     path = tmp_path / "trainer-0.page"
     _, after, old, _ = images(path)
     active = _BANKS + after[_ACTIVE] * _BANK_BYTES

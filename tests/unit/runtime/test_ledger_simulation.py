@@ -255,7 +255,7 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 
 @pytest.mark.parametrize("buffers", [False, True])
 @pytest.mark.parametrize("deletes", [False, True])
-def test_with_kills_and_deletions_the_books_balance(
+def test_with_kills_and_deletions_the_ledger_balances(
     tmp_path: Path, rng: random.Random, buffers: bool, deletes: bool
 ) -> None:
     run = Run(tmp_path, rng, buffers=buffers, kills=True, deletes=deletes)
@@ -280,7 +280,7 @@ def test_without_a_kill_nothing_is_lost(tmp_path: Path, rng: random.Random) -> N
 
 
 @pytest.mark.parametrize("deletes", [False, True])
-def test_while_nothing_moves_the_books_of_a_live_run_balance(tmp_path: Path, rng: random.Random, deletes: bool) -> None:
+def test_the_ledger_of_a_live_run_at_rest_balances(tmp_path: Path, rng: random.Random, deletes: bool) -> None:
     run = Run(tmp_path, rng, buffers=True, kills=True, deletes=deletes)
     with ExitStack() as run.pages:
         run.begin()
@@ -319,7 +319,7 @@ def books_of_a_run(folder: Path, seed: int) -> None:
 @pytest.mark.parametrize(
     "term", ["produced", "trained", "in_buffer", *(f"lost.{cause}" for cause in LOSS_CAUSES), "outlived", "passed_on"]
 )
-def test_a_term_that_is_not_counted_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: str) -> None:
+def test_a_term_that_is_not_counted_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: str) -> None:
     count = PageRecord.count
     monkeypatch.setattr(
         PageRecord, "count", lambda self, **deltas: count(self, **{t: n for t, n in deltas.items() if t != term})
@@ -335,7 +335,7 @@ def test_a_term_that_is_not_counted_is_noticed(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("part", ["not_taken", "forgotten", "outlived"])
-def test_what_two_ends_tell_each_other_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+def test_the_handshake_reports_are_necessary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     compared = balance_module._compare
     nothing = () if part == "not_taken" else 0
     monkeypatch.setattr(balance_module, "_compare", lambda *arguments: replace(compared(*arguments), **{part: nothing}))

@@ -57,7 +57,7 @@ def test_a_file_is_appended_to(tmp_path: Path) -> None:
     assert [line["number"] for line in lines] == [1, 2]
 
 
-def test_standard_logging_comes_the_same_way() -> None:
+def test_standard_logging_has_the_same_format() -> None:
     (line,) = lines_of("configure(); logging.getLogger('grpc').warning('lost %s', 'peer', extra={'attempt': 3})")
     assert (line["event"], line["level"], line["logger"]) == ("lost peer", "warning", "grpc")
     assert (line["role"], line["index"], line["attempt"]) == ("actor", 2, 3)
@@ -99,7 +99,7 @@ for log in (structlog.get_logger("a"), logging.getLogger("b")):
     assert [(line["logger"], line["event"]) for line in lines_of(code)] == [("a", "loud"), ("b", "loud")]
 
 
-def test_configured_again_it_writes_once() -> None:
+def test_a_second_configuration_does_not_duplicate_lines() -> None:
     assert len(lines_of("configure(); configure(); structlog.get_logger().info('once'); logging.info('twice')")) == 2
 
 

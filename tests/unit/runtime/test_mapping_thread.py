@@ -41,7 +41,7 @@ def test_maps_in_order_until_upstream_is_closed(stages: list[Stage]) -> None:
     stage.check()
 
 
-def test_none_is_nothing_to_hand_on(stages: list[Stage]) -> None:
+def test_a_result_of_none_is_not_passed_on(stages: list[Stage]) -> None:
     upstream: Pipe[int] = Pipe(10)
     downstream: Pipe[int] = Pipe(10)
     stage = MappingThread(
@@ -77,7 +77,7 @@ def test_a_sink_needs_no_downstream(stages: list[Stage]) -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_is_named(stages: list[Stage]) -> None:
+def test_the_thread_has_its_name(stages: list[Stage]) -> None:
     names: Pipe[str] = Pipe(1)
     upstream: Pipe[int] = Pipe(1)
     stage = MappingThread(
@@ -127,7 +127,7 @@ def test_stop_interrupts_a_wait_for_an_item(stages: list[Stage]) -> None:
     stage.check()
 
 
-def test_stop_interrupts_a_wait_for_room(stages: list[Stage]) -> None:
+def test_stop_interrupts_a_wait_for_capacity(stages: list[Stage]) -> None:
     upstream: Pipe[int] = Pipe(10)
     downstream: Pipe[int] = Pipe(1)
     downstream.put(-1)
@@ -157,7 +157,7 @@ def test_stop_before_start_maps_nothing(stages: list[Stage]) -> None:
     assert seen == []
 
 
-def test_stop_does_not_hand_on_what_is_in_the_function(stages: list[Stage]) -> None:
+def test_stop_does_not_pass_on_the_result_of_a_running_call(stages: list[Stage]) -> None:
     upstream: Pipe[int] = Pipe(1)
     downstream: Pipe[int] = Pipe(1)
     entered, leave = threading.Event(), threading.Event()

@@ -49,7 +49,7 @@ def test_every_declaration_is_set_somewhere() -> None:
     assert not unset, "a declaration nobody sets is a lie"
 
 
-def test_a_process_shows_only_what_it_sets() -> None:
+def test_a_process_exposes_only_the_metrics_that_it_sets() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     assert shown(registry) == set()
@@ -60,7 +60,7 @@ def test_a_process_shows_only_what_it_sets() -> None:
     assert registry.get_sample_value("rlsrl_waiting_seconds_total", {"reason": "credit"}) == 0.5
 
 
-def test_every_declaration_makes_the_instrument_it_says() -> None:
+def test_every_declaration_creates_its_kind_of_instrument() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     by_name = {each.declaration.name: name for name, each in vars(Metrics).items() if hasattr(each, "declaration")}
@@ -73,7 +73,7 @@ def test_every_declaration_makes_the_instrument_it_says() -> None:
     assert shown(registry) == {name.removesuffix("_total") for name in by_name}
 
 
-def test_processes_of_one_test_do_not_share() -> None:
+def test_two_registries_share_no_value() -> None:
     first, second = Metrics(CollectorRegistry()), Metrics(CollectorRegistry())
     first.rollouts.inc()
     second.rollouts.inc(5)
@@ -104,7 +104,7 @@ def test_first_use_by_many_threads_makes_one_instrument() -> None:
     assert metrics.registry.get_sample_value("rlsrl_train_steps_total") == 200
 
 
-def test_the_ledger_page_is_shown_as_it_stands(tmp_path: Path) -> None:
+def test_the_present_ledger_page_is_exposed(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     with LedgerPage.open(tmp_path / "actor-0.page", "actor", 0) as page:
         LedgerCollector(lambda: page.record, registry)
@@ -114,6 +114,6 @@ def test_the_ledger_page_is_shown_as_it_stands(tmp_path: Path) -> None:
     assert registry.get_sample_value("rlsrl_ledger_transitions", {"term": "lost.rolled_back"}) == 0
 
 
-def test_the_processs_own_figures_are_there() -> None:
+def test_the_process_metrics_are_exposed() -> None:
     text = generate_latest(Metrics(CollectorRegistry()).registry).decode()
     assert "process_resident_memory_bytes" in text

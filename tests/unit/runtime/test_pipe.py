@@ -32,7 +32,7 @@ def test_first_in_first_out() -> None:
     assert [pipe.get(), pipe.get(), pipe.get()] == [1, 2, 3]
 
 
-def test_put_waits_for_room() -> None:
+def test_put_waits_for_capacity() -> None:
     pipe: Pipe[int] = Pipe(1)
     pipe.put(1)
     waiter = Waiter(pipe, "_not_full", lambda: pipe.put(2))
@@ -71,7 +71,7 @@ def test_close_wakes_everyone_at_both_ends() -> None:
         assert isinstance(future.exception(SOON), PipeClosed)
 
 
-def test_what_was_put_before_close_can_be_had_after_it() -> None:
+def test_items_put_before_close_can_be_taken_after_it() -> None:
     pipe: Pipe[int] = Pipe(2)
     pipe.put(1)
     pipe.put(2)
@@ -89,7 +89,7 @@ def test_capacity_is_at_least_one() -> None:
         Pipe(0)
 
 
-def test_many_threads_lose_and_double_nothing() -> None:
+def test_many_threads_lose_and_duplicate_nothing() -> None:
     pipe: Pipe[int] = Pipe(2)
 
     def put_all(items: range) -> None:

@@ -13,7 +13,7 @@ def test_a_living_process_is_not_dead() -> None:
     assert not is_dead(own_process())
 
 
-def test_a_killed_process_is_dead_before_and_after_its_parent_asks() -> None:
+def test_a_killed_process_is_dead_before_and_after_it_is_reaped() -> None:
     child = subprocess.Popen([sys.executable, "-c", PRINT_AND_WAIT], stdin=-1, stdout=-1, env={"PYTHONPATH": _path()})
     assert child.stdout is not None
     assert child.stdin is not None
@@ -28,12 +28,12 @@ def test_a_killed_process_is_dead_before_and_after_its_parent_asks() -> None:
     child.stdout.close()
 
 
-def test_another_process_with_the_same_pid_is_not_taken_for_it() -> None:
+def test_a_process_with_a_reused_pid_is_another_process() -> None:
     place, _, started = own_process().rpartition("/")
     assert is_dead(f"{place}/{int(started) + 1}")
 
 
-def test_nothing_is_said_of_processes_elsewhere_or_of_text_that_is_no_name() -> None:
+def test_a_process_on_another_host_or_an_invalid_identity_is_not_dead() -> None:
     namespace = own_process().rpartition("/")[0].rpartition("/")[0]
     for name in ("", "x", "other-boot/pid:[1]/1/1", f"{namespace}/x/1", f"{namespace}//"):
         assert not is_dead(name)

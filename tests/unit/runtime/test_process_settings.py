@@ -43,7 +43,7 @@ def test_a_worker_whose_parent_is_gone_already_dies_at_once() -> None:
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_elsewhere_than_on_linux_nothing_happens(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+def test_other_systems_than_linux_are_left_alone(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     die_with_parent(-1)
 
@@ -61,7 +61,7 @@ def test_the_environment_of_a_worker() -> None:
     assert environment["RLSRL_PARENT_PID"] == str(os.getpid())
 
 
-def test_of_an_actor_each_thread_waits_for_its_own_connection() -> None:
+def test_each_thread_of_an_actor_waits_for_its_own_connection() -> None:
     assert worker_environment({}, "actor") == worker_environment({}) | {"GRPC_POLL_STRATEGY": "poll"}
     assert worker_environment({}, "coordinator") == worker_environment({})
 
@@ -95,7 +95,7 @@ server.stop(None).wait()
 
 
 @linux
-def test_messages_of_grpc_wake_no_threads_but_those_that_wait_for_them() -> None:
+def test_grpc_messages_wake_only_the_threads_that_wait_for_them() -> None:
     messages = 2000
 
     def sleeps(environment: dict[str, str]) -> tuple[int, str]:
@@ -129,6 +129,6 @@ print(found, sys.getswitchinterval() < 0.001)
 
 
 @linux
-def test_threads_are_woken_when_they_are_due() -> None:
+def test_timer_slack_is_small() -> None:
     child = subprocess.run([sys.executable, "-c", PROMPT], check=True, capture_output=True, text=True, timeout=30)
     assert child.stdout == "[1, 1] True\n"

@@ -75,7 +75,7 @@ def run_in_thread(worker: Worker[str]) -> "Future[None]":
     return future
 
 
-def test_a_life() -> None:
+def test_the_order_of_the_life_cycle() -> None:
     worker = Scripted(polls=3)
     assert (worker.is_running, worker.exiting) == (False, False)
     worker.configure("good")
@@ -213,7 +213,7 @@ def test_a_failed_poll_is_raised_with_its_cause_after_shutdown() -> None:
     assert worker.events == ["configure good", "poll", "shutdown"]
 
 
-def test_a_worker_lives_once() -> None:
+def test_a_worker_runs_only_once() -> None:
     def fail(_: Scripted) -> None:
         raise ValueError("bad sample")
 
@@ -285,7 +285,7 @@ def test_statistics_come_at_their_frequency_and_at_the_end() -> None:
     ]
 
 
-def test_nothing_is_reported_twice_or_about_nothing() -> None:
+def test_no_step_is_reported_twice_and_no_report_is_empty() -> None:
     reports: list[Mapping[str, float]] = []
     clock = ManualClock()
     frequency = FrequencyControl(steps=2, clock=clock)
@@ -301,7 +301,7 @@ def test_nothing_is_reported_twice_or_about_nothing() -> None:
     assert len(reports) == 1
 
 
-def test_paused_time_is_not_in_the_rates() -> None:
+def test_rates_exclude_paused_time() -> None:
     clock = ManualClock()
     reports: list[Mapping[str, float]] = []
     paused = threading.Event()
@@ -324,7 +324,7 @@ def test_paused_time_is_not_in_the_rates() -> None:
     assert reports == [{"samples_per_second": 10.0, "batches_per_second": 1.0, "poll_seconds": 1.0, "polls": 2.0}]
 
 
-def test_rates_of_no_time_are_zero() -> None:
+def test_rates_over_no_time_are_zero() -> None:
     reports: list[Mapping[str, float]] = []
     worker = Scripted(lambda _: PollResult(num_samples=5), polls=1, report=reports.append)
     worker.start()

@@ -65,7 +65,7 @@ class Stage:
         raise SourceTimeout(f"nothing as new as {min_version} came in {timeout} s")
 
 
-def test_a_slot_is_filled_with_weights_as_new_as_it_asks_for(tmp_path: Path) -> None:
+def test_a_slot_is_filled_with_weights_of_at_least_its_minimum_version(tmp_path: Path) -> None:
     stage = Stage(tmp_path, asked=Version(1, 2))
     worker: Any = ActorWorker(stage.context, build=lambda config, context, *, still_wanted: stage.parts)
     worker.configure(None)

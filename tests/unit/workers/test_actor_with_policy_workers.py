@@ -124,7 +124,7 @@ def start(bench: Bench, num_slots: int, min_version: Version = V1) -> None:
         bench.poll()
 
 
-def test_all_groups_with_a_credit_ask_before_any_is_answered(bench: Bench) -> None:
+def test_all_groups_with_a_credit_send_requests_before_the_first_answer(bench: Bench) -> None:
     start(bench, 2)
     batch = bench.asked()
     assert len(batch.requests) == 2
@@ -134,7 +134,7 @@ def test_all_groups_with_a_credit_ask_before_any_is_answered(bench: Bench) -> No
     assert not np.array_equal(frames[0], frames[1]), "each group has environments of its own"
 
 
-def test_a_group_goes_on_while_the_other_waits(bench: Bench) -> None:
+def test_a_group_steps_while_the_other_waits(bench: Bench) -> None:
     start(bench, 2)
     slow = bench.server.next_batch(1, 0.0)
     assert slow is not None
@@ -153,7 +153,7 @@ def test_a_group_goes_on_while_the_other_waits(bench: Bench) -> None:
     assert b"rlsrl_rollouts_total 2.0" in generate_latest(bench.context.metrics.registry)
 
 
-def test_groups_that_were_answered_together_do_not_ask_together_again(bench: Bench) -> None:
+def test_groups_that_were_answered_together_send_separate_requests_afterwards(bench: Bench) -> None:
     start(bench, 2)
     answer(bench.asked())
     bench.poll()  # the first group steps and submits a request
@@ -168,7 +168,7 @@ def test_groups_that_were_answered_together_do_not_ask_together_again(bench: Ben
         np.testing.assert_array_equal(cast("Any", group)._slot.arrays["observation"][1], frame)
 
 
-def test_scarce_credits_go_round(bench: Bench) -> None:
+def test_few_credits_are_shared_in_turn(bench: Bench) -> None:
     turns = []
     for _ in range(4):
         start(bench, 1)
@@ -191,14 +191,14 @@ def test_each_step_has_the_version_that_answered_it(bench: Bench) -> None:
     assert bench.join_session.reported("version") == [V1, V2]
 
 
-def test_an_answer_by_older_weights_than_the_credit_allows_is_not_acted_on(bench: Bench) -> None:
+def test_an_answer_by_weights_older_than_the_credit_allows_is_discarded(bench: Bench) -> None:
     start(bench, 1, min_version=V2)
     answer(bench.asked(), V1)
     with pytest.raises(RuntimeError, match=r"answered with version 1\.1; the slot allows 1\.2"):
         bench.poll()
 
 
-def test_a_failed_request_is_asked_again_but_not_for_ever(bench: Bench) -> None:
+def test_a_failed_request_is_retried_a_limited_number_of_times(bench: Bench) -> None:
     start(bench, 1)
     bench.asked().fail(ArithmeticError("once"))
     bench.poll()
@@ -212,7 +212,7 @@ def test_a_failed_request_is_asked_again_but_not_for_ever(bench: Bench) -> None:
         bench.poll()
 
 
-def test_shows_life_and_what_it_waits_for(bench: Bench) -> None:
+def test_touches_its_liveness_and_reports_its_wait(bench: Bench) -> None:
     start(bench, 1)
     touched = bench.parts.producer.touch
     calls: list[Any] = []

@@ -73,7 +73,7 @@ def test_silence_ends_a_lease(watch: Callable[[Check, str], None]) -> None:
     watch(check, own_process())
 
 
-def test_it_shows_how_many_workers_there_are_and_should_be(watch: Callable[[Check, str], None]) -> None:
+def test_metrics_show_present_and_configured_workers(watch: Callable[[Check, str], None]) -> None:
     def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
         def shown(name: str) -> float | None:
             return service._metrics.registry.get_sample_value(f"rlsrl_{name}", {"worker_role": "actor"})
@@ -87,7 +87,7 @@ def test_it_shows_how_many_workers_there_are_and_should_be(watch: Callable[[Chec
     watch(check, own_process())
 
 
-def test_the_time_in_which_the_coordinator_itself_was_frozen_does_not_count(
+def test_a_frozen_coordinator_ends_no_lease(
     watch: Callable[[Check, str], None],
 ) -> None:
     def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
@@ -102,7 +102,7 @@ def test_the_time_in_which_the_coordinator_itself_was_frozen_does_not_count(
     watch(check, own_process())
 
 
-def test_the_index_of_a_process_that_is_known_to_be_dead_is_free_at_once(watch: Callable[[Check, str], None]) -> None:
+def test_the_index_of_a_dead_process_is_free_at_once(watch: Callable[[Check, str], None]) -> None:
     def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
         service.sweep()
         assert roster.holder("a") is None
@@ -110,6 +110,6 @@ def test_the_index_of_a_process_that_is_known_to_be_dead_is_free_at_once(watch: 
     watch(check, own_process() + "0")
 
 
-def test_of_an_activity_only_shares_are_taken() -> None:
+def test_only_shares_of_an_activity_are_accepted() -> None:
     heartbeat = pb.Heartbeat(activity={"working": 0.5, "credit": float("nan"), "batch": 7.0, "samples": -0.1})
     assert report_of(heartbeat).activity == {"working": 0.5}

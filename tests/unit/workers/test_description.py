@@ -31,13 +31,13 @@ class Lost(RecordingSession):
             raise JoinError("the place is another's")
 
 
-def test_a_worker_that_lost_its_place_does_not_wait_on(tmp_path: Path) -> None:
+def test_a_worker_whose_session_ended_stops_waiting(tmp_path: Path) -> None:
     context = make_context("policy", tmp_path, join_session=Lost())
     with pytest.raises(JoinError, match="another's"):
         await_description(cast("ParameterSource", Silent()), context, still_wanted=lambda: True)
 
 
-def test_a_worker_that_is_no_longer_wanted_gets_none(tmp_path: Path) -> None:
+def test_a_worker_that_is_asked_to_exit_gets_no_description(tmp_path: Path) -> None:
     wanted = iter([True, True, False])
     context = make_context("policy", tmp_path)
     assert await_description(cast("ParameterSource", Silent()), context, still_wanted=lambda: next(wanted)) is None

@@ -189,7 +189,7 @@ def test_threads_fill_slots_as_lockstep_does_to_the_bit(make: Any, options: dict
     assert len({slot.arrays["version_step"][0] for slot in expected}) == NUM_SLOTS
 
 
-def test_with_any_weights_they_differ_by_how_products_of_other_sizes_are_rounded() -> None:
+def test_threads_and_lockstep_agree_up_to_rounding_for_any_weights() -> None:
     pairs = zip(slots_of(threaded, cartpole, whole=False), slots_of(lockstep, cartpole, whole=False), strict=True)
     for slot, other in pairs:
         for name, array in other.arrays.items():
@@ -210,7 +210,7 @@ class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 @pytest.mark.parametrize(("kind", "at_once"), [(lockstep, 1), (threaded, NUM_ENVS)])
-def test_it_tells_how_long_environments_and_choosing_took(kind: Any, at_once: int) -> None:
+def test_the_time_of_environments_and_inference_is_reported(kind: Any, at_once: int) -> None:
     with ExitStack() as resources:
         group, load, envs = kind(lambda: Slow(cartpole()), resources)
         load(weights_for(exported_for(envs.spec), 1, whole=True))
@@ -264,7 +264,7 @@ def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_groups, "WAIT_SECONDS", 0.01)
 
 
-def test_a_slot_is_begun_when_the_first_environment_is_through_with_the_one_before(gates: list[Gated]) -> None:
+def test_a_slot_begins_when_the_first_environment_has_finished_the_slot_before(gates: list[Gated]) -> None:
     with gated(gates) as (group, envs, slot):
         gates[1].opened.clear()
         group.begin(slot)
@@ -286,7 +286,7 @@ def never() -> None:
     raise AssertionError("one of three stands still in its first step")
 
 
-def test_slots_whose_slowest_environment_stands_still_give_no_sign_of_life(gates: list[Gated]) -> None:
+def test_a_hanging_environment_stops_the_liveness_touches(gates: list[Gated]) -> None:
     touches: list[int] = []
     with gated(gates) as (group, envs, slot):
         gates[1].opened.clear()
@@ -299,7 +299,7 @@ def test_slots_whose_slowest_environment_stands_still_give_no_sign_of_life(gates
     assert touches
 
 
-def test_what_is_not_wanted_any_more_is_left_as_it_is(gates: list[Gated]) -> None:
+def test_abandoned_slots_are_left_unchanged(gates: list[Gated]) -> None:
     with gated(gates) as (group, _, slot):
         gates[1].opened.clear()
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("environment-4")]
@@ -317,7 +317,7 @@ def test_what_is_not_wanted_any_more_is_left_as_it_is(gates: list[Gated]) -> Non
             np.testing.assert_array_equal(slot.arrays[name], array, name)
 
 
-def test_an_environment_that_fails_ends_it_all_with_what_it_raised(gates: list[Gated]) -> None:
+def test_the_error_of_an_environment_ends_all_threads_and_is_raised(gates: list[Gated]) -> None:
     def broken(action: Any) -> Any:
         raise ConnectionError("the simulator hung up")
 
@@ -331,7 +331,7 @@ def test_an_environment_that_fails_ends_it_all_with_what_it_raised(gates: list[G
     assert "_fill_lane" in [entry.name for entry in caught.traceback], "as it happened"
 
 
-def test_lockstep_that_is_not_wanted_any_more_ends_after_the_present_step() -> None:
+def test_abandoned_lockstep_ends_after_the_present_step() -> None:
     script, wanted = ScriptedEnv([Episode(rewards=(1.0,) * 50)]), iter([True, True, False])
     with ExitStack() as resources:
         group, load, envs = lockstep(lambda: script, resources, seeds=[0])

@@ -58,7 +58,7 @@ def test_each_environment_plays_equally_many_episodes_however_short_they_are(num
 
 
 @pytest.mark.parametrize(("max_steps", "taken"), [(10, 10), (11, 20), (20, 20)])
-def test_giving_up_names_the_environment_that_does_not_end(max_steps: int, taken: int) -> None:
+def test_the_step_limits_error_names_the_environment_without_an_end(max_steps: int, taken: int) -> None:
     envs = scripted(SHORT_AND_BAD, [Episode(rewards=(0.0,) * 1000)])
     with pytest.raises(EvaluationUnfinished, match=f"environment 1 ended 0 of 2 episodes in {taken} steps"):
         Evaluation(LeftActor(), envs, num_steps=10, episodes_per_environment=2, max_steps=max_steps).play()
@@ -108,7 +108,7 @@ def test_the_summary() -> None:
         (11, 10, (10, 2)),
     ],
 )
-def test_episodes_are_shared_out_evenly_and_never_too_few(
+def test_episodes_are_shared_evenly_and_never_too_few(
     episodes: int, environments: int, shared: tuple[int, int]
 ) -> None:
     share = share_episodes(episodes, environments)
@@ -117,6 +117,6 @@ def test_episodes_are_shared_out_evenly_and_never_too_few(
 
 
 @pytest.mark.parametrize(("episodes", "environments"), [(0, 1), (1, 0), (-1, 3)])
-def test_nothing_to_share_is_refused(episodes: int, environments: int) -> None:
+def test_sharing_no_episodes_is_refused(episodes: int, environments: int) -> None:
     with pytest.raises(ValueError, match="both must be at least 1"):
         share_episodes(episodes, environments)

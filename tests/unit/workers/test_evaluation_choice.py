@@ -50,16 +50,16 @@ def chosen(
     return None if info is None else info.metadata["number"]
 
 
-def test_nothing_is_stored_yet() -> None:
+def test_without_a_stored_version_none_is_due() -> None:
     assert chosen([]) is None
 
 
-def test_the_newest_is_played_and_those_before_it_are_passed_over() -> None:
+def test_the_newest_version_is_played_and_older_ones_are_skipped() -> None:
     assert chosen([stored(0), stored(1), stored(2)]) == 2
     assert chosen([stored(0), stored(1), played(2)]) is None
 
 
-def test_what_was_played_in_this_life_is_not_played_again_with_or_without_a_result() -> None:
+def test_no_version_is_played_twice_in_one_process_with_or_without_a_result() -> None:
     assert chosen([stored(0), stored(1)], last=stored(1)) is None
     assert chosen([stored(0), stored(1)], last=stored(5)) is None, "the one played may be pruned by now"
     assert chosen([played(3), stored(4)], last=stored(1)) == 4
@@ -70,20 +70,20 @@ def test_an_unfinished_evaluation_counts_as_played() -> None:
 
 
 @pytest.mark.parametrize(("newest", "due"), [(3, None), (4, None), (5, 5), (9, 9)])
-def test_one_of_so_many_versions(newest: int, due: int | None) -> None:
+def test_every_n_versions_one_is_due(newest: int, due: int | None) -> None:
     interval = EvaluationInterval(every_seconds=None, every_versions=3)
     assert chosen([played(2), stored(newest)], interval=interval) == due
     assert chosen([stored(newest)], interval=interval, last=stored(2)) == due
 
 
 @pytest.mark.parametrize(("at", "due"), [(9.9, None), (10.0, 3)])
-def test_so_many_seconds_between_versions(at: float, due: int | None) -> None:
+def test_versions_are_due_after_some_seconds(at: float, due: int | None) -> None:
     interval = EvaluationInterval(every_seconds=10.0, every_versions=None)
     assert chosen([played(2, at=0.0), stored(3, at=at)], interval=interval) == due
 
 
 @pytest.mark.parametrize(("number", "at", "due"), [(3, 1.0, None), (3, 10.0, 3), (12, 1.0, 12)])
-def test_of_seconds_and_versions_the_first_to_be_reached_counts(number: int, at: float, due: int | None) -> None:
+def test_the_earlier_of_seconds_and_versions_counts(number: int, at: float, due: int | None) -> None:
     interval = EvaluationInterval(every_seconds=10.0, every_versions=10)
     assert chosen([played(2), stored(number, at=at)], interval=interval) == due
 

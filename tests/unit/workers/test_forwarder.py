@@ -262,7 +262,7 @@ def test_only_slots_that_a_killed_buffer_worker_held_are_lost(chain: Chain) -> N
     assert (books.lost["receiver_died"], books.lost["producer_died"]) == (TRANSITIONS, 0)
 
 
-def test_posts_that_the_trainer_never_got_are_settled_by_the_next_life(chain: Chain) -> None:
+def test_lost_posts_are_settled_by_the_next_incarnation(chain: Chain) -> None:
     actor = chain.actor()
     chain.trainer.grant(NUM_LANES, INITIAL)
     actor.post(fill(chain.acquire(actor), 1))
@@ -391,7 +391,7 @@ class IdleShard:
         self.wake.close()
 
 
-def test_a_hanging_worker_shows_no_life(tmp_path: Path) -> None:
+def test_a_hanging_worker_does_not_touch_its_liveness(tmp_path: Path) -> None:
     with ExitStack() as resources:
         chain = Chain(tmp_path, resources, "")
         shard = IdleShard()

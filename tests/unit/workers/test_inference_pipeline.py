@@ -136,7 +136,7 @@ def test_answers_with_the_newest_weights(bench: Bench) -> None:
     assert bench.policy.loaded == [V1, V3], "each version is loaded once, and only the newest"
 
 
-def test_without_requests_it_waits_for_them_and_meanwhile_it_works(bench: Bench) -> None:
+def test_waiting_for_requests_is_counted_as_waiting(bench: Bench) -> None:
     until(lambda: bench.waits[-1:] == ["requests"])
     bench.policy.may_answer.clear()
     bench.inference.put(parameters(V1))
@@ -147,7 +147,7 @@ def test_without_requests_it_waits_for_them_and_meanwhile_it_works(bench: Bench)
     assert future.result(DEADLINE).version == V1
 
 
-def test_never_answers_with_weights_older_than_asked_for(bench: Bench) -> None:
+def test_never_answers_with_weights_older_than_requested(bench: Bench) -> None:
     bench.inference.put(parameters(V1))
     (future,) = bench.ask(1, min_version=V3)
     assert bench.latest.wanted(DEADLINE) == V3
@@ -159,14 +159,14 @@ def test_never_answers_with_weights_older_than_asked_for(bench: Bench) -> None:
     assert bench.latest.wanted(0.0) is None
 
 
-def test_before_the_first_weights_any_are_wanted(bench: Bench) -> None:
+def test_before_the_first_weights_any_version_is_loaded(bench: Bench) -> None:
     (future,) = bench.ask(1)
     assert bench.latest.wanted(DEADLINE) == INITIAL
     bench.inference.put(parameters(V1))
     assert answer_of(future.result(DEADLINE)) == 1
 
 
-def test_what_came_during_an_evaluation_is_the_next_batch_up_to_the_maximum(make_bench: Callable[..., Bench]) -> None:
+def test_requests_during_an_evaluation_form_the_next_batch_up_to_the_maximum(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(max_batch_size=6)
     bench.inference.put(parameters(V1))
     bench.policy.may_answer.clear()
@@ -181,7 +181,7 @@ def test_what_came_during_an_evaluation_is_the_next_batch_up_to_the_maximum(make
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_asked_before_the_start_is_answered(make_bench: Callable[..., Bench], kind: str) -> None:
+def test_requests_from_before_the_start_are_answered(make_bench: Callable[..., Bench], kind: str) -> None:
     bench = make_bench(kind=kind, starts=False)
     (future,) = bench.ask(1)
     until(lambda: bench.server.num_waiting == 1)
@@ -191,7 +191,7 @@ def test_what_was_asked_before_the_start_is_answered(make_bench: Callable[..., B
     assert answer_of(future.result(DEADLINE)) == 1
 
 
-def test_the_wait_for_weights_is_counted_as_such(bench: Bench) -> None:
+def test_the_wait_for_weights_is_counted(bench: Bench) -> None:
     (future,) = bench.ask(1)
     assert bench.latest.wanted(DEADLINE) == INITIAL
     waited = 0.2
@@ -216,7 +216,7 @@ def test_the_time_without_requests_is_counted_while_it_lasts(bench: Bench) -> No
     until(lambda: bench.waits[-1:] == ["requests"])
 
 
-def test_where_they_are_received_all_that_wait_for_weights_are_answered_when_they_come(
+def test_all_requests_that_wait_for_weights_are_answered_when_weights_arrive(
     make_bench: Callable[..., Bench],
 ) -> None:
     bench = make_bench(kind="where received", max_batch_size=6)
@@ -230,7 +230,7 @@ def test_where_they_are_received_all_that_wait_for_weights_are_answered_when_the
     assert bench.policy.batches == [[0], [1, 2, 3], [4, 5]]
 
 
-def test_counts_what_was_done(bench: Bench) -> None:
+def test_counts_requests_rows_and_batches(bench: Bench) -> None:
     bench.inference.put(parameters(V1))
     for value in range(3):
         bench.ask(value)[0].result(DEADLINE)
@@ -253,7 +253,7 @@ def test_counts_what_was_done(bench: Bench) -> None:
     assert b"rlsrl_inference_batch_environments_sum 6.0" in shown
 
 
-def test_a_policy_that_raises_is_told_to_its_clients_and_ends_the_worker(bench: Bench) -> None:
+def test_the_error_of_a_policy_reaches_its_clients_and_ends_the_worker(bench: Bench) -> None:
     bench.inference.put(parameters(V1))
     bench.policy.failure = ArithmeticError("not a number")
     with pytest.raises(InferenceFailed, match="ArithmeticError: not a number"):
@@ -269,7 +269,7 @@ def test_a_policy_that_raises_is_told_to_its_clients_and_ends_the_worker(bench: 
     until(lambda: isinstance(failure(), ArithmeticError))
 
 
-def test_closing_sends_what_was_evaluated_and_leaves_the_rest(bench: Bench) -> None:
+def test_closing_sends_evaluated_answers_and_drops_waiting_requests(bench: Bench) -> None:
     bench.inference.put(parameters(V1))
     bench.policy.may_answer.clear()
     (evaluated,) = bench.ask(1)
@@ -286,9 +286,7 @@ def test_closing_sends_what_was_evaluated_and_leaves_the_rest(bench: Bench) -> N
     bench.inference.check()
 
 
-def test_what_was_answered_counts_though_the_end_comes_before_the_counting(
-    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_counted_even_at_the_end(make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench(kind="where received", starts=False)
     call_on_arrival = bench.server.call_on_arrival
     monkeypatch.setattr(bench.server, "call_on_arrival", lambda take, _=None: call_on_arrival(take))
@@ -302,7 +300,7 @@ def test_what_was_answered_counts_though_the_end_comes_before_the_counting(
         assert bench.predictor.take_tally().batches == batches
 
 
-def test_closing_wakes_who_waits_for_weights(bench: Bench) -> None:
+def test_closing_wakes_a_thread_that_waits_for_weights(bench: Bench) -> None:
     bench.ask(1)
     assert bench.latest.wanted(DEADLINE) == INITIAL
     bench.inference.close(DEADLINE)

@@ -10,7 +10,7 @@ from rlsrl.workers.documents import DocumentFile
 from rlsrl.workers.leadership import FencedDocument, Leadership, Superseded
 
 
-def test_whoever_was_followed_writes_nothing_and_does_not_come_back(tmp_path: Path) -> None:
+def test_a_superseded_coordinator_writes_nothing_and_never_leads_again(tmp_path: Path) -> None:
     names, roster = DocumentFile(tmp_path / "coordinators.json"), DocumentFile(tmp_path / "roster.json")
 
     def comes_up(process: str) -> FencedDocument:

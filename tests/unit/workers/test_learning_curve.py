@@ -87,7 +87,7 @@ def summaries(folder: Path) -> list[int]:
     return [step for kind, step, _ in events(folder) if kind == "summary"]
 
 
-def test_a_row_sent_again_is_not_kept_again(curve: LearningCurve, tmp_path: Path) -> None:
+def test_a_row_that_is_sent_twice_is_kept_once(curve: LearningCurve, tmp_path: Path) -> None:
     assert curve.append(rows(0, 1)) == 2
     assert curve.append(rows(0, 1, 2)) == 1
     assert curve.append(rows(0, instance="b")) == 1
@@ -95,7 +95,7 @@ def test_a_row_sent_again_is_not_kept_again(curve: LearningCurve, tmp_path: Path
     assert summaries(tmp_path) == [0, 10, 20, 0]
 
 
-def test_a_new_coordinator_knows_what_was_kept(curve: LearningCurve, tmp_path: Path) -> None:
+def test_a_new_coordinator_knows_the_stored_rows(curve: LearningCurve, tmp_path: Path) -> None:
     curve.append(rows(0, 1))
     after = open_curve(tmp_path)
     assert after.append(rows(0, 1, 2)) == 1
@@ -105,7 +105,7 @@ def test_a_new_coordinator_knows_what_was_kept(curve: LearningCurve, tmp_path: P
 
 
 @pytest.mark.parametrize("size", [1, 70_000])
-def test_a_line_that_a_kill_cut_short_is_removed_and_the_row_kept_when_sent_again(
+def test_a_truncated_line_is_removed_and_its_row_is_kept_when_sent_again(
     curve: LearningCurve, tmp_path: Path, size: int
 ) -> None:
     curve.append(rows(0))
@@ -123,7 +123,7 @@ def test_a_file_of_one_torn_line_becomes_empty(tmp_path: Path) -> None:
     assert (tmp_path / METRICS_FILE).read_bytes() == b""
 
 
-def test_events_that_a_kill_took_are_written_by_the_next_life(curve: LearningCurve, tmp_path: Path) -> None:
+def test_events_lost_by_a_kill_are_written_after_the_restart(curve: LearningCurve, tmp_path: Path) -> None:
     curve.append(rows(0, 1, 2))
     (event_file,) = (tmp_path / TENSORBOARD_FOLDER).iterdir()
     data = event_file.read_bytes()
@@ -135,7 +135,7 @@ def test_events_that_a_kill_took_are_written_by_the_next_life(curve: LearningCur
             later.unlink()
 
 
-def test_a_life_that_finds_everything_in_order_doubles_nothing(curve: LearningCurve, tmp_path: Path) -> None:
+def test_a_restart_with_complete_files_duplicates_nothing(curve: LearningCurve, tmp_path: Path) -> None:
     curve.append(rows(0, 1))
     for _ in range(3):
         open_curve(tmp_path).close()
@@ -155,7 +155,7 @@ def test_an_evaluation_between_a_trainers_rows_undoes_nothing(curve: LearningCur
     assert [kind for kind, _, _ in events(tmp_path)].count("session_log") == 1
 
 
-def test_a_new_attempt_makes_tensorboard_forget_what_was_undone(curve: LearningCurve, tmp_path: Path) -> None:
+def test_a_new_attempt_makes_tensorboard_drop_undone_steps(curve: LearningCurve, tmp_path: Path) -> None:
     curve.append(rows(0, 1, 2))
     curve.append(rows(0, instance="b", attempt=2, step=10))
     assert [(kind, step) for kind, step, _ in events(tmp_path)] == [
@@ -168,7 +168,7 @@ def test_a_new_attempt_makes_tensorboard_forget_what_was_undone(curve: LearningC
     ]
 
 
-def test_scalars_arrive_whatever_they_are(curve: LearningCurve, tmp_path: Path) -> None:
+def test_scalars_of_any_value_arrive(curve: LearningCurve, tmp_path: Path) -> None:
     scalars = {"plain": 0.25, "not a number": math.nan, "infinite": -math.inf, "huge": 1e300, "é": 1.0}
     (row,) = rows(300)
     curve.append([CurveRow(**{**{name: getattr(row, name) for name in row.__annotations__}, "scalars": scalars})])
@@ -188,7 +188,7 @@ def test_scalars_arrive_whatever_they_are(curve: LearningCurve, tmp_path: Path) 
     after.close()
 
 
-def test_a_full_disk_keeps_none_of_the_rows_and_later_all_of_them(
+def test_a_full_disk_keeps_no_row_and_a_retry_keeps_all(
     curve: LearningCurve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     curve.append(rows(0))

@@ -47,7 +47,7 @@ def test_workers_get_the_lowest_free_index_of_their_role(roster: Leases) -> None
     assert place(lease(roster, "d")) == (1, 1)
 
 
-def test_asking_twice_gives_the_same(roster: Leases) -> None:
+def test_a_second_request_returns_the_same_lease(roster: Leases) -> None:
     assert place(lease(roster, "a")) == place(lease(roster, "a", 5.0)) == (0, 0)
     assert roster.holder("a") is not None
     assert len(roster.holders) == 1
@@ -71,19 +71,19 @@ def test_heartbeats_keep_a_lease_and_silence_ends_it(roster: Leases) -> None:
     assert place(lease(roster, "c", 12.0)) == (1, 1)
 
 
-def test_silence_counts_only_while_somebody_listens(roster: Leases) -> None:
+def test_silence_counts_only_while_the_coordinator_listens(roster: Leases) -> None:
     lease(roster, "a", 0.0)
     assert roster.expire(100.0, listening_since=95.0) == ()
     assert len(roster.expire(106.0, listening_since=95.0)) == 1
 
 
-def test_one_that_was_frozen_gets_its_lease_back_if_nobody_had_the_index_since(roster: Leases) -> None:
+def test_a_frozen_worker_keeps_its_lease_if_the_index_was_not_leased_again(roster: Leases) -> None:
     lease(roster, "a")
     roster.expire(100.0, listening_since=0.0)
     assert place(lease(roster, "a", 101.0, index=0, incarnation=0)) == (0, 0)
 
 
-def test_one_whose_index_went_to_another_is_refused(roster: Leases) -> None:
+def test_a_worker_whose_index_was_leased_again_is_refused(roster: Leases) -> None:
     lease(roster, "a")
     roster.expire(100.0, listening_since=0.0)
     assert place(lease(roster, "b", 100.0)) == (0, 1)
@@ -92,7 +92,7 @@ def test_one_whose_index_went_to_another_is_refused(roster: Leases) -> None:
     assert "another process has leased" in refused(roster, "a", 102.0, index=0, incarnation=0)
 
 
-def test_a_restarted_coordinator_knows_its_holders_and_gives_them_time_to_come_back(roster: Leases) -> None:
+def test_a_restarted_coordinator_knows_its_holders_and_waits_for_them(roster: Leases) -> None:
     lease(roster, "a")
     lease(roster, "b")
     restarted = after_restart(roster, now=1000.0)
@@ -101,7 +101,7 @@ def test_a_restarted_coordinator_knows_its_holders_and_gives_them_time_to_come_b
     assert [each.instance for each in restarted.expire(1010.5, listening_since=1000.0)] == ["a"]
 
 
-def test_a_coordinator_without_memory_believes_what_nobody_contradicts(roster: Leases) -> None:
+def test_a_coordinator_without_a_stored_roster_accepts_uncontested_claims(roster: Leases) -> None:
     assert place(lease(roster, "a", index=1, incarnation=7)) == (1, 7)
     roster.release("a")
     assert place(lease(roster, "b")) == (0, 0)
@@ -109,13 +109,13 @@ def test_a_coordinator_without_memory_believes_what_nobody_contradicts(roster: L
     assert "another process has leased" in refused(roster, "d", index=0, incarnation=3)
 
 
-def test_the_same_place_claimed_by_another_instance_is_refused(roster: Leases) -> None:
+def test_a_claim_of_a_held_index_by_another_instance_is_refused(roster: Leases) -> None:
     lease(roster, "a")
     roster.release("a")
     assert "another process has leased" in refused(roster, "b", index=0, incarnation=0)
 
 
-def test_who_comes_after_another_in_one_place_need_not_wait_for_it(roster: Leases) -> None:
+def test_the_next_container_of_a_pod_takes_over_its_lease_at_once(roster: Leases) -> None:
     first = lease(roster, "a", role="actor", process="pod/1/0")
     other = lease(roster, "b", role="actor", process="pod/2/0")
     again = lease(roster, "c", role="actor", process="pod/1/0")
@@ -129,7 +129,7 @@ def test_who_comes_after_another_in_one_place_need_not_wait_for_it(roster: Lease
 
 
 @pytest.mark.parametrize("claim", [{"index": 1}, {"index": 0, "incarnation": 1}, {"role": "trainer"}])
-def test_a_holder_cannot_be_somebody_else_as_well(roster: Leases, claim: dict[str, object]) -> None:
+def test_a_holder_cannot_claim_another_index(roster: Leases, claim: dict[str, object]) -> None:
     lease(roster, "a")
     assert "is actor 0 already, incarnation 0" in refused(roster, "a", **claim)
 
@@ -143,7 +143,7 @@ def test_a_rank_of_a_later_attempt_takes_over_and_the_earlier_is_fenced(roster: 
     assert "succeeded by attempt 2" in refused(after_restart(roster, 0.0), "c", role="trainer", attempt=1, index=1)
 
 
-def test_a_rank_of_the_same_attempt_waits_for_the_one_that_is_there(roster: Leases) -> None:
+def test_a_rank_of_the_same_attempt_waits_for_the_present_holder(roster: Leases) -> None:
     lease(roster, "a", role="trainer", index=1, attempt=1)
     waiting = Claim(role="trainer", instance="b", index=1, attempt=1)
     assert isinstance(roster.lease(waiting, 0.0), Wait)
@@ -169,7 +169,7 @@ def test_a_role_that_does_not_exist_is_refused_with_those_that_do(roster: Leases
         lambda value: value["roles"]["actor"]["0"].pop("instance"),
     ],
 )
-def test_a_document_that_is_no_roster_is_refused(roster: Leases, edit: Callable[[dict[str, object]], object]) -> None:
+def test_an_invalid_roster_document_is_refused(roster: Leases, edit: Callable[[dict[str, object]], object]) -> None:
     lease(roster, "a")
     value = roster.to_json()
     edit(value)

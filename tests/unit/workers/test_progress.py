@@ -20,7 +20,7 @@ def stop(**conditions: float | None) -> StopConditions:
     return StopConditions(**{**vars(NEVER), **conditions})
 
 
-def test_it_counts() -> None:
+def test_steps_and_episodes_are_counted() -> None:
     made = progress([1.0], [3.0, 5.0])
     assert (made.env_steps, made.train_steps, made.num_episodes, made.train_seconds) == (20, 2, 3, 1.0)
     assert made.return_mean == 3.0
@@ -44,7 +44,7 @@ def test_the_mean_is_over_the_last_episodes_only() -> None:
     assert progress([100.0], [1.0, 2.0, 3.0]).return_mean == 2.0
 
 
-def test_before_an_episode_has_ended_there_is_no_mean() -> None:
+def test_before_the_first_episode_end_there_is_no_mean() -> None:
     made = progress([])
     assert made.return_mean is None
     assert made.stop_reason(stop(return_mean=-1e9)) is None
@@ -76,7 +76,7 @@ def test_training_ends_at_the_first_condition_that_holds(conditions: dict[str, f
     assert progress([4.0, 4.0], [4.0]).stop_reason(stop(**conditions)) == reason
 
 
-def test_it_goes_on_from_a_saved_state_as_json() -> None:
+def test_progress_resumes_from_saved_json() -> None:
     made = progress([1.0], [2.0, 3.0])
     resumed = progress([50.0])
     resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))

@@ -42,12 +42,12 @@ def test_a_folder_that_was_moved_keeps_its_versions(tmp_path: Path) -> None:
     assert [info.version.step for info in open_run_database(moved).versions(POLICY_NAME)] == [1, 2]
 
 
-def test_a_folder_of_which_nothing_was_started_has_no_versions(tmp_path: Path) -> None:
+def test_a_folder_without_a_started_run_has_no_versions(tmp_path: Path) -> None:
     assert open_run_database(tmp_path).policies() == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_in_a_bucket_is_found_there_with_credentials_of_the_environment(
+def test_a_run_in_a_bucket_is_found_with_credentials_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "run", IN_A_BUCKET)
@@ -61,7 +61,7 @@ def test_a_run_in_a_bucket_is_found_there_with_credentials_of_the_environment(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"coordinator": {"parameter_store": {}}}'])
-def test_what_rlsrl_did_not_write_is_named(tmp_path: Path, content: str) -> None:
+def test_the_error_names_a_file_that_rlsrl_did_not_write(tmp_path: Path, content: str) -> None:
     (tmp_path / RESOLVED).write_text(content)
     with pytest.raises(ConfigurationError, match=r"resolved\.json is not a file of this version of rlsrl"):
         open_run_database(tmp_path)

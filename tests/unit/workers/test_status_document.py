@@ -30,7 +30,7 @@ def member(role: str, index: int = 0, *, present: bool = True, heard_at: float =
     )
 
 
-def test_the_document_lists_who_is_there_by_role_and_index() -> None:
+def test_the_document_lists_workers_by_role_and_index() -> None:
     members = [
         member("actor", 1, stats={"env_steps": 5.0}),
         member(
@@ -67,7 +67,7 @@ def test_the_document_lists_who_is_there_by_role_and_index() -> None:
     ]
 
 
-def test_rank_0_speaks_for_the_experiment() -> None:
+def test_the_totals_are_those_of_rank_0() -> None:
     stats = {
         "env_steps": 100.0,
         "train_steps": 3.0,
@@ -80,7 +80,7 @@ def test_rank_0_speaks_for_the_experiment() -> None:
     assert build_status(EXPERIMENT, members, NO_PAGES, now=0.0)["totals"] == stats | {"version": "1.3"}
 
 
-def test_totals_stand_while_the_trainer_is_away_and_are_null_before_it_came() -> None:
+def test_totals_remain_while_the_trainer_is_absent_and_are_null_before_it_joins() -> None:
     gone = member("trainer", present=False, stats={"env_steps": 8.0}, version=Version(1, 3))
     assert build_status(EXPERIMENT, [gone], NO_PAGES, now=0.0)["totals"]["env_steps"] == 8.0
     assert set(build_status(EXPERIMENT, [], NO_PAGES, now=0.0)["totals"].values()) == {None}
@@ -92,7 +92,7 @@ def page(role: str, index: int = 0, *left: Posted, **counters: int) -> PageRecor
     return record.count(**counters)
 
 
-def test_the_ledger_is_everybodys_present_and_gone() -> None:
+def test_the_ledger_covers_present_and_former_workers() -> None:
     trainer = replace(page("trainer", trained=12, in_buffer=1), marks={0: Mark(0, 3, 8), 1: Mark(0, 2, 5)})
     pages = LedgerCopies({"actor": 2, "trainer": 1})
     for each in (page("actor", 0, Posted(0, 4, 2, 0), produced=10), page("actor", 1, produced=5), trainer):

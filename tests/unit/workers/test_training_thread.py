@@ -270,7 +270,7 @@ def test_credits_run_ahead_of_training_by_the_lag_and_no_further(make_bench: Cal
     bench.end()
 
 
-def test_what_it_trains_is_counted(make_bench: Callable[..., Bench]) -> None:
+def test_trained_steps_are_counted(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(max_policy_lag=0, stop={"train_steps": 2})
     bench.train(2)
     assert bench.ended.wait(DEADLINE_SECONDS)

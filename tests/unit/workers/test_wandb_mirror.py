@@ -114,9 +114,7 @@ def expected(*sequences: int, attempt: int = 1) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_rows_of_several_lives_are_at_wandb_once_and_under_the_runs_own_identity(
-    curve: LearningCurve, tmp_path: Path
-) -> None:
+def test_rows_of_several_processes_are_at_wandb_once_under_one_run_id(curve: LearningCurve, tmp_path: Path) -> None:
     curve.append(rows(0, 1))
     first = Mirrored(tmp_path)
     curve.append(rows(2))
@@ -176,9 +174,7 @@ def logged(folder: Path) -> list[int]:
     return [int(line) for line in (folder / "logged").read_text().split()]
 
 
-def test_a_process_that_dies_is_started_again_and_no_row_is_lost(
-    curve: LearningCurve, tmp_path: Path, fake: Any
-) -> None:
+def test_a_process_that_dies_is_restarted_and_no_row_is_lost(curve: LearningCurve, tmp_path: Path, fake: Any) -> None:
     folder = fake()
     curve.append(rows(0, 1, 2, 3))
     mirrored = Mirrored(tmp_path)
@@ -190,7 +186,7 @@ def test_a_process_that_dies_is_started_again_and_no_row_is_lost(
     assert mirrored.failures == 1
 
 
-def test_a_wandb_that_never_works_is_given_up(curve: LearningCurve, tmp_path: Path, fake: Any) -> None:
+def test_the_mirror_gives_up_a_wandb_that_never_works(curve: LearningCurve, tmp_path: Path, fake: Any) -> None:
     folder = fake(init="raise ConnectionError('no such server')")
     curve.append(rows(0))
     with capture_logs() as logs:
@@ -205,7 +201,7 @@ def test_a_wandb_that_never_works_is_given_up(curve: LearningCurve, tmp_path: Pa
     assert [log["given_up"] for log in logs] == [False, False, True]
 
 
-def test_a_wandb_that_is_not_installed_is_given_up_at_once(
+def test_the_mirror_gives_up_at_once_if_wandb_is_not_installed(
     curve: LearningCurve, tmp_path: Path, fake: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fake(source="raise ImportError('no wandb here')")
@@ -217,7 +213,7 @@ def test_a_wandb_that_is_not_installed_is_given_up_at_once(
     assert "pip install wandb (no wandb here)" in capfd.readouterr().err
 
 
-def test_a_wandb_that_does_not_finish_is_killed(
+def test_a_wandb_process_that_does_not_finish_is_killed(
     curve: LearningCurve, tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = fake(finish="os.write(int(os.environ['FINISHING']), b'x'); threading.Event().wait()")
@@ -255,7 +251,7 @@ signal.pause()
 """
 
 
-def test_nothing_outlives_the_coordinator(curve: LearningCurve, tmp_path: Path) -> None:
+def test_no_process_outlives_the_coordinator(curve: LearningCurve, tmp_path: Path) -> None:
     curve.append(rows(0))
     options = Options(project="toys", entity=None, mode="offline", experiment="a", run_uid="0f3a", folder=str(tmp_path))
     with FolderWatch(tmp_path) as watch:
@@ -274,7 +270,7 @@ def test_nothing_outlives_the_coordinator(curve: LearningCurve, tmp_path: Path) 
         os.close(descriptor)
 
 
-def test_a_coordinator_hands_on_every_row_and_counts_failures(tmp_path: Path, fake: Any) -> None:
+def test_a_coordinator_forwards_every_row_and_counts_failures(tmp_path: Path, fake: Any) -> None:
     folder = fake()
     config = CoordinatorConfig(
         experiment="cartpole",
@@ -317,7 +313,7 @@ def test_a_coordinator_hands_on_every_row_and_counts_failures(tmp_path: Path, fa
 
 
 @pytest.mark.slow
-def test_what_a_kill_took_from_wandbs_files_is_written_again(curve: LearningCurve, tmp_path: Path) -> None:
+def test_rows_that_a_kill_removed_from_wandbs_files_are_written_again(curve: LearningCurve, tmp_path: Path) -> None:
     curve.append(rows(*range(40)))
     whole = Mirrored(tmp_path)
     whole.mirror.close()
@@ -336,7 +332,7 @@ def test_what_a_kill_took_from_wandbs_files_is_written_again(curve: LearningCurv
     assert history(tmp_path) == expected(*range(40)), "each row once"
 
 
-def test_a_line_that_is_not_whole_waits_and_one_that_is_no_row_is_passed_over(tmp_path: Path) -> None:
+def test_an_incomplete_line_waits_and_an_invalid_line_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     curve = Follower(path)
     assert list(curve.new_rows()) == []

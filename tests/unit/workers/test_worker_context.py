@@ -10,7 +10,7 @@ from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.contexts import RecordingSession, make_context
 
 
-def test_waiting_is_counted_and_shown_meanwhile_also_when_it_fails(tmp_path: Path) -> None:
+def test_waiting_is_counted_and_reported_meanwhile_even_if_it_fails(tmp_path: Path) -> None:
     clock, join_session = ManualClock(), RecordingSession()
     context = make_context("actor", tmp_path, join_session=join_session, clock=clock)
     with context.waiting("credit"):
@@ -33,7 +33,7 @@ def test_a_version_is_reported_and_shown(tmp_path: Path) -> None:
     assert b"rlsrl_version_step 14.0" in shown
 
 
-def test_the_ledger_page_is_this_workers_own_and_is_shown(tmp_path: Path) -> None:
+def test_the_ledger_page_is_this_workers_own_and_is_reported(tmp_path: Path) -> None:
     context = make_context("actor", tmp_path / "ledger", index=2)
     with context.open_ledger_page() as page:
         page.update(produced=7)
@@ -43,7 +43,7 @@ def test_the_ledger_page_is_this_workers_own_and_is_shown(tmp_path: Path) -> Non
             make_context("actor", tmp_path / "ledger", index=2).open_ledger_page()
 
 
-def test_where_the_page_is_gone_it_begins_on_the_copy(tmp_path: Path) -> None:
+def test_a_lost_page_begins_on_the_copy(tmp_path: Path) -> None:
     copy = PageRecord(role="actor", index=2, incarnation=4, lives=5).count(produced=9)
     join_session = RecordingSession(ledger_copy=copy.encode())
     context = make_context("actor", tmp_path, index=2, incarnation=5, join_session=join_session)
