@@ -25,7 +25,7 @@ spec:
 
 
 def logged(run: LiveRun, ranks: int, event: str) -> list[dict[str, Any]]:
-    """Return the newest such event of each rank that has logged one."""
+    """Return the newest log line with this event of each rank that has one."""
     logs = (run.facts.logged(f"trainer-{rank}", event) for rank in range(ranks))
     return [events[-1] for events in logs if events]
 
@@ -46,7 +46,7 @@ def test_all_ranks_switch_to_the_compiled_step_at_once(tmp_path: Path, ranks: in
         compiled = run.until(
             lambda: len(found := logged(run, ranks, "compiled")) == ranks and found, "compiled", timeout=400.0
         )
-        (step,) = {each["step"] for each in compiled}
+        (step,) = {line["step"] for line in compiled}
         assert (step == 0) == (mode == "upfront")
         run.until(lambda: train_steps(run) > step + 50, "training goes on")
         run.send(signal.SIGINT)
@@ -60,6 +60,6 @@ def test_without_a_compiler_a_run_trains_uncompiled(tmp_path: Path) -> None:
     desk = Desk(tmp_path, text)
     with desk.begin(environment={"CXX": "/nowhere/g++"}) as run:
         assert run.wait() == 0, run.output
-    (said,) = run.facts.logged("trainer-0", "not_compiled")
-    assert said["reason"] == "there is no C++ compiler /nowhere/g++"
+    (line,) = run.facts.logged("trainer-0", "not_compiled")
+    assert line["reason"] == "there is no C++ compiler /nowhere/g++"
     assert run.facts.json("summary.json")["train_steps"] == 20

@@ -1,4 +1,4 @@
-"""A real coordinator in its own process, and workers that join it, over an abstract unix socket."""
+"""A real coordinator process, and workers that join it over an abstract unix socket."""
 
 import json
 import os
@@ -33,7 +33,7 @@ from rlsrl.testing.waiting import until
 
 TOKEN = "the-token"
 DEADLINE = 30.0
-"""For what happens within a moment on an idle machine."""
+"""Deadline for events that take a moment on an idle machine."""
 HEARTBEAT_SECONDS = 0.05
 
 COORDINATOR = """
@@ -64,7 +64,7 @@ print(member.index, member.incarnation, flush=True)
 for line in sys.stdin:
     try:
         member.check()
-        print("well", flush=True)
+        print("ok", flush=True)
     except JoinRefused as refusal:
         print("refused:", refusal, flush=True)
 member.leave("asked to")
@@ -121,7 +121,7 @@ class CoordinatorProcess:
         return workers
 
     def rows(self) -> list[dict[str, Any]]:
-        whole, _, _ = (self.folder / "metrics.jsonl").read_text().rpartition("\n")  # the last may be half written yet
+        whole, _, _ = (self.folder / "metrics.jsonl").read_text().rpartition("\n")  # the last line may be incomplete
         return [json.loads(line) for line in whole.splitlines()]
 
     def log(self) -> str:
@@ -129,7 +129,7 @@ class CoordinatorProcess:
 
     def close(self) -> None:
         if self.process.poll() is None:
-            self.status()  # it is up, so it knows what to do when asked to end
+            self.status()  # once it serves, its signal handler is installed
             self.process.terminate()
             assert self.process.wait(DEADLINE) == 0, self.log()
         self.client.close()
@@ -156,9 +156,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
-    """One coordinator for the tests that do it no lasting harm."""
-    coordinator = CoordinatorProcess(tmp_path_factory.mktemp("calm"), num_actors=64)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """A coordinator shared by the tests that leave it unharmed."""
+    coordinator = CoordinatorProcess(tmp_path_factory.mktemp("shared"), num_actors=64)
     yield coordinator
     coordinator.close()
 
@@ -169,7 +169,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
 
         def join(coordinator: CoordinatorProcess, *, role: str = "actor", **options: Any) -> JoinSession:
             options = {"token": TOKEN, "on_command": lambda command: None, "timeout": DEADLINE} | options
-            with monkeypatch.context() as pod:  # of two members with one process's name the earlier is taken for dead
+            with monkeypatch.context() as pod:  # a second member with the same process identity would replace the first
                 pod.setenv(POD_VARIABLE, uuid.uuid4().hex)
                 member = JoinSession.join(coordinator.address, options.pop("token"), role=role, **options)
             closing.callback(member.leave, "test over", timeout=0.5)
@@ -179,7 +179,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
 
 
 class MemberProcess:
-    """An actor that lives in a process of its own, and answers a line with how it is."""
+    """An actor in its own process. For each line that it reads it prints the result of `check`."""
 
     def __init__(self, coordinator: CoordinatorProcess) -> None:
         self.process = subprocess.Popen(
@@ -189,7 +189,7 @@ class MemberProcess:
             env=environment(),
             text=True,
         )
-        self.place = tuple(map(int, self.read().split()))
+        self.lease = tuple(map(int, self.read().split()))
 
     def read(self) -> str:
         assert self.process.stdout is not None
@@ -222,22 +222,22 @@ def spawn() -> Iterator[Callable[[CoordinatorProcess], MemberProcess]]:
         yield spawn
 
 
-def place(member: JoinSession) -> tuple[int, int]:
+def lease_id(member: JoinSession) -> tuple[int, int]:
     return member.index, member.incarnation
 
 
 def lease_of(coordinator: CoordinatorProcess, actor: int) -> dict[str, Any]:
-    """What the coordinator keeps of that actor's index."""
+    """Return the stored lease of the actor's index."""
     lease: dict[str, Any] = json.loads((coordinator.folder / "roster.json").read_text())["roles"]["actor"][str(actor)]
     return lease
 
 
-def test_workers_lease_the_lowest_index_and_goodbye_frees_it(calm: CoordinatorProcess, join: Join) -> None:
-    first, second = join(calm), join(calm)
+def test_workers_lease_the_lowest_index_and_goodbye_frees_it(shared: CoordinatorProcess, join: Join) -> None:
+    first, second = join(shared), join(shared)
     assert second.index > first.index
     assert first.leave("over") is True
-    assert first.index not in [worker["index"] for worker in calm.workers()]
-    assert place(join(calm)) == (first.index, first.incarnation + 1)
+    assert first.index not in [worker["index"] for worker in shared.workers()]
+    assert lease_id(join(shared)) == (first.index, first.incarnation + 1)
     assert first.leave("again") is True
 
 
@@ -255,8 +255,8 @@ def test_a_successor_gets_the_last_ledger_page_of_its_predecessor(start: Start, 
         assert first.leave("over")
         left = page.record
     until(lambda: coordinator.status()["ledger"]["produced"] == 12, "the last page arrives")
-    until((coordinator.folder / "ledger.json").exists, "and is kept")
-    until(lambda: not lease_of(coordinator, first.index)["held"], "and so is that the index is free")
+    until((coordinator.folder / "ledger.json").exists, "the copy is stored")
+    until(lambda: not lease_of(coordinator, first.index)["held"], "the freed lease is stored")
     coordinator.kill()
     coordinator.restart()
     second = join(coordinator)
@@ -266,8 +266,8 @@ def test_a_successor_gets_the_last_ledger_page_of_its_predecessor(start: Start, 
 
 
 @pytest.mark.parametrize("page", [b"nonsense", bytes(70_000)])
-def test_an_invalid_page_is_refused(calm: CoordinatorProcess, join: Join, page: bytes) -> None:
-    worker = join(calm)
+def test_an_invalid_page_is_refused(shared: CoordinatorProcess, join: Join, page: bytes) -> None:
+    worker = join(shared)
     worker._queue.show_page(lambda: page)
     until(lambda: refused(worker), "the coordinator refuses")
 
@@ -276,7 +276,7 @@ def refused(worker: JoinSession) -> bool:
     try:
         worker.check()
     except JoinRefused as refusal:
-        assert "ledger page" in str(refusal)  # noqa: PT017 - of what until() waits for
+        assert "ledger page" in str(refusal)  # noqa: PT017 - until() calls this
         return True
     return False
 
@@ -307,19 +307,19 @@ def test_the_status_has_what_workers_report(start: Start, join: Join) -> None:
     assert coordinator.status()["phase"] == "finished"
 
 
-def test_status_health_and_metrics_are_served_over_http(calm: CoordinatorProcess, join: Join) -> None:
-    member = join(calm)
-    url = f"http://{calm.status()['endpoints']['http']}"
+def test_status_health_and_metrics_are_served_over_http(shared: CoordinatorProcess, join: Join) -> None:
+    member = join(shared)
+    url = f"http://{shared.status()['endpoints']['http']}"
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{url}/status", timeout=DEADLINE)
-    asking = urllib.request.Request(f"{url}/status", headers={"Authorization": f"Bearer {TOKEN}"})
-    with urllib.request.urlopen(asking, timeout=DEADLINE) as answer:
-        assert answer.headers["Content-Type"] == "application/json"
-        assert member.index in [worker["index"] for worker in json.load(answer)["roles"]["actor"]]
-    with urllib.request.urlopen(f"{url}/healthz", timeout=DEADLINE) as answer:
-        assert answer.read() == b"ok\n"
-    with urllib.request.urlopen(f"{url}/metrics", timeout=DEADLINE) as answer:
-        assert 'rlsrl_joins_total{worker_role="actor"} ' in answer.read().decode()
+    request = urllib.request.Request(f"{url}/status", headers={"Authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(request, timeout=DEADLINE) as response:
+        assert response.headers["Content-Type"] == "application/json"
+        assert member.index in [worker["index"] for worker in json.load(response)["roles"]["actor"]]
+    with urllib.request.urlopen(f"{url}/healthz", timeout=DEADLINE) as response:
+        assert response.read() == b"ok\n"
+    with urllib.request.urlopen(f"{url}/metrics", timeout=DEADLINE) as response:
+        assert 'rlsrl_joins_total{worker_role="actor"} ' in response.read().decode()
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"{url}/secrets", timeout=DEADLINE)
 
@@ -339,22 +339,25 @@ def test_after_a_kill_of_the_coordinator_workers_keep_their_leases_and_every_row
     step = 0
     for _ in range(2):
         before = step
-        while len(coordinator.rows()) < before + 20:  # the kill comes while rows are on their way
+        while len(coordinator.rows()) < before + 20:  # so that the kill comes while rows are in flight
             trainer.record(step, {"loss": step / 2})
             step += 1
         coordinator.restart()
         trainer.record(step, {"loss": step / 2})
         step += 1
-        until(lambda: len(coordinator.workers()) == 1 and len(coordinator.workers("trainer")) == 1, "both are back")
-    until(lambda: trainer.unacknowledged == 0, "every row is confirmed")
+        until(
+            lambda: len(coordinator.workers()) == 1 and len(coordinator.workers("trainer")) == 1,
+            "both workers are back",
+        )
+    until(lambda: trainer.unacknowledged == 0, "every row is acknowledged")
     assert [(row["step"], row["sequence"], row["scalars"]) for row in coordinator.rows()] == [
         (number, number, {"loss": number / 2}) for number in range(step)
     ]
     assert {row["instance"] for row in coordinator.rows()} == {trainer.instance}
-    assert place(actor) == (0, 0)
+    assert lease_id(actor) == (0, 0)
     assert [(worker["index"], worker["incarnation"]) for worker in coordinator.workers("trainer")] == [(1, 0)]
     assert [(worker["index"], worker["incarnation"]) for worker in coordinator.workers()] == [(0, 0)]
-    assert place(join(coordinator)) == (1, 0)
+    assert lease_id(join(coordinator)) == (1, 0)
 
 
 def test_leaving_sends_every_row_first(start: Start, join: Join) -> None:
@@ -375,10 +378,10 @@ def test_leaving_a_coordinator_that_is_gone_ends_at_its_deadline(start: Start, j
     assert "join-session" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_lease_is_on_disk_before_its_worker_is_welcomed(calm: CoordinatorProcess, join: Join) -> None:
+def test_a_lease_is_on_disk_before_its_worker_is_welcomed(shared: CoordinatorProcess, join: Join) -> None:
     for _ in range(3):
-        member = join(calm)
-        lease = lease_of(calm, member.index)
+        member = join(shared)
+        lease = lease_of(shared, member.index)
         assert (lease["incarnation"], lease["instance"], lease["held"]) == (member.incarnation, member.instance, True)
         member.leave("over")
 
@@ -403,7 +406,7 @@ def test_a_full_disk_leaves_rows_with_the_worker_until_it_has_space(start: Start
     pid, (_, hard) = coordinator.process.pid, resource.prlimit(coordinator.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (len(before) + 10, hard))
     trainer.record(100, {})
-    until(lambda: coordinator.log().count("rows_not_written") > 1, "it was tried, and tried again")
+    until(lambda: coordinator.log().count("rows_not_written") > 1, "the write was tried twice")
     assert (coordinator.folder / "metrics.jsonl").read_bytes() == before
     assert trainer.unacknowledged == 1
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
@@ -412,17 +415,17 @@ def test_a_full_disk_leaves_rows_with_the_worker_until_it_has_space(start: Start
     trainer.check()
 
 
-def test_commands_reach_the_workers_they_are_meant_for(calm: CoordinatorProcess, join: Join) -> None:
+def test_commands_reach_the_workers_they_are_meant_for(shared: CoordinatorProcess, join: Join) -> None:
     received: queue.Queue[tuple[str, Command]] = queue.Queue()
-    join(calm, on_command=lambda command: received.put(("first", command)))
-    second = join(calm, on_command=lambda command: received.put(("second", command)))
+    join(shared, on_command=lambda command: received.put(("first", command)))
+    second = join(shared, on_command=lambda command: received.put(("second", command)))
     pause, exit_ = Command(kind=CommandKind.PAUSE), Command(kind=CommandKind.EXIT)
-    assert calm.client.send("actor", pause, timeout=DEADLINE) == 2
+    assert shared.client.send("actor", pause, timeout=DEADLINE) == 2
     assert {received.get(timeout=DEADLINE)[0], received.get(timeout=DEADLINE)[0]} == {"first", "second"}
-    assert calm.client.send("actor", exit_, index=second.index, timeout=DEADLINE) == 1
+    assert shared.client.send("actor", exit_, index=second.index, timeout=DEADLINE) == 1
     assert received.get(timeout=DEADLINE) == ("second", exit_)
-    assert calm.client.send("actor", pause, index=63, timeout=DEADLINE) == 0
-    assert calm.client.send("trainer", pause, timeout=DEADLINE) == 0
+    assert shared.client.send("actor", pause, index=63, timeout=DEADLINE) == 0
+    assert shared.client.send("trainer", pause, timeout=DEADLINE) == 0
     assert received.empty()
 
 
@@ -431,26 +434,26 @@ def test_a_follower_of_a_role_learns_the_addresses_of_its_members(start: Start, 
     before = join(coordinator, role="trainer", index=0, endpoints={STREAMS: "10.0.0.1:7", "metrics": "10.0.0.1:8"})
     follower = join(coordinator, follows={"trainer"})
     stranger = join(coordinator, follows={"actor"})
-    until(lambda: follower.address_of("trainer", 0) == "10.0.0.1:7", "what was there before")
+    until(lambda: follower.address_of("trainer", 0) == "10.0.0.1:7", "the present address")
     join(coordinator, role="trainer", index=1, endpoints={STREAMS: "10.0.0.2:7"})
-    until(lambda: follower.address_of("trainer", 1) == "10.0.0.2:7", "who came later")
+    until(lambda: follower.address_of("trainer", 1) == "10.0.0.2:7", "the address of a later member")
     before.leave("moves")
-    until(lambda: follower.address_of("trainer", 0) is None, "one that left is forgotten")
+    until(lambda: follower.address_of("trainer", 0) is None, "a member that left has no address")
     join(coordinator, role="trainer", index=0, endpoints={STREAMS: "10.0.0.3:7"})
-    until(lambda: follower.address_of("trainer", 0) == "10.0.0.3:7", "its successor, elsewhere")
+    until(lambda: follower.address_of("trainer", 0) == "10.0.0.3:7", "the address of the successor")
 
     coordinator.kill()
-    assert follower.address_of("trainer", 1) == "10.0.0.2:7", "known while nobody can be asked"
+    assert follower.address_of("trainer", 1) == "10.0.0.2:7", "known while the coordinator is down"
     coordinator.restart()
     late = join(coordinator, follows={"trainer"})
     for member in (follower, late):
-        until(lambda each=member: each.address_of("trainer", 0) == "10.0.0.3:7", "as before the restart")
-        until(lambda each=member: each.address_of("trainer", 1) == "10.0.0.2:7", "as before the restart")
+        until(lambda member=member: member.address_of("trainer", 0) == "10.0.0.3:7", "as before the restart")
+        until(lambda member=member: member.address_of("trainer", 1) == "10.0.0.2:7", "as before the restart")
     assert stranger.address_of("trainer", 0) is None
 
 
-def test_a_command_of_no_known_kind_is_refused(calm: CoordinatorProcess) -> None:
-    with open_channel(calm.address) as channel:
+def test_a_command_of_no_known_kind_is_refused(shared: CoordinatorProcess) -> None:
+    with open_channel(shared.address) as channel:
         request = pb.CommandRequest(role="actor", command=pb.Command(kind=99))  # type: ignore[arg-type]
         with pytest.raises(grpc.RpcError) as raised:
             CoordinatorStub(channel).Send(
@@ -459,9 +462,9 @@ def test_a_command_of_no_known_kind_is_refused(calm: CoordinatorProcess) -> None
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
 
 
-def test_check_raises_the_error_of_a_command_handler(calm: CoordinatorProcess, join: Join) -> None:
-    member = join(calm, on_command=lambda command: {}[command.kind])
-    calm.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE)
+def test_check_raises_the_error_of_a_command_handler(shared: CoordinatorProcess, join: Join) -> None:
+    member = join(shared, on_command=lambda command: {}[command.kind])
+    shared.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE)
     member._calls.join(DEADLINE)
     with pytest.raises(JoinError, match="the join session thread failed") as raised:
         member.check()
@@ -478,19 +481,19 @@ def test_a_call_over_the_connection_of_a_dead_coordinator_is_answered_by_the_nex
         until(lambda: coordinator.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE) == 1, "back")
 
 
-def test_a_call_by_a_closed_client_is_an_error(calm: CoordinatorProcess) -> None:
-    client = CoordinatorClient(calm.address, TOKEN)
+def test_a_call_by_a_closed_client_is_an_error(shared: CoordinatorProcess) -> None:
+    client = CoordinatorClient(shared.address, TOKEN)
     client.close()
     with pytest.raises(CoordinatorUnavailable, match="closed"):
         client.status(DEADLINE)
 
 
 @pytest.mark.parametrize("token", ["", "another-token", TOKEN + "x"])
-def test_every_call_without_the_token_is_refused(calm: CoordinatorProcess, join: Join, token: str) -> None:
-    before = calm.workers()
+def test_every_call_without_the_token_is_refused(shared: CoordinatorProcess, join: Join, token: str) -> None:
+    before = shared.workers()
     with pytest.raises(JoinRefused, match="UNAUTHENTICATED"):
-        join(calm, token=token)
-    stranger = CoordinatorClient(calm.address, token)
+        join(shared, token=token)
+    stranger = CoordinatorClient(shared.address, token)
     for call in (
         lambda: stranger.status(DEADLINE),
         lambda: stranger.send("actor", Command(kind=CommandKind.EXIT), timeout=DEADLINE),
@@ -498,13 +501,13 @@ def test_every_call_without_the_token_is_refused(calm: CoordinatorProcess, join:
         with pytest.raises(CoordinatorUnavailable, match="UNAUTHENTICATED"):
             call()
     stranger.close()
-    assert len(calm.workers()) == len(before)
+    assert len(shared.workers()) == len(before)
 
 
 def test_unauthenticated_calls_are_refused_before_a_message_is_read_or_a_method_looked_up(
-    calm: CoordinatorProcess,
+    shared: CoordinatorProcess,
 ) -> None:
-    with open_channel(calm.address) as channel:
+    with open_channel(shared.address) as channel:
         silent = threading.Event()
         requests: Iterator[bytes] = iter(lambda: silent.wait(DEADLINE) and b"", b"")
         calls = [
@@ -549,11 +552,11 @@ HELLO = pb.Hello(role="actor", instance="8c39373c-9b1b-4550-aaaa-677f656cecc4")
     ],
 )
 def test_a_malformed_first_message_is_refused_with_its_reason_and_the_server_lives(
-    calm: CoordinatorProcess, join: Join, first: bytes, reason: str
+    shared: CoordinatorProcess, join: Join, first: bytes, reason: str
 ) -> None:
-    (answer,) = converse(calm, first)
+    (answer,) = converse(shared, first)
     assert reason in answer.refused.reason
-    join(calm).check()
+    join(shared).check()
 
 
 @pytest.mark.parametrize(
@@ -567,29 +570,29 @@ def test_a_malformed_first_message_is_refused_with_its_reason_and_the_server_liv
     ],
 )
 def test_a_malformed_later_message_ends_its_stream_only(
-    calm: CoordinatorProcess, join: Join, second: bytes | pb.WorkerMessage
+    shared: CoordinatorProcess, join: Join, second: bytes | pb.WorkerMessage
 ) -> None:
-    bystander = join(calm)
+    other = join(shared)
     second = second if isinstance(second, bytes) else second.SerializeToString()
-    welcome, refusal = converse(calm, pb.WorkerMessage(hello=HELLO).SerializeToString(), second)
+    welcome, refusal = converse(shared, pb.WorkerMessage(hello=HELLO).SerializeToString(), second)
     assert welcome.HasField("welcome")
     assert refusal.refused.reason
-    before = len(calm.rows())
-    bystander.record(1, {})
-    until(lambda: bystander.unacknowledged == 0, "the others are served")
-    assert len(calm.rows()) == before + 1
+    before = len(shared.rows())
+    other.record(1, {})
+    until(lambda: other.unacknowledged == 0, "other workers are served")
+    assert len(shared.rows()) == before + 1
 
 
-def test_a_message_over_the_limit_is_refused_and_the_server_lives(calm: CoordinatorProcess, join: Join) -> None:
+def test_a_message_over_the_limit_is_refused_and_the_server_lives(shared: CoordinatorProcess, join: Join) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        converse(calm, bytes(65 * 1024 * 1024), limit=False)
+        converse(shared, bytes(65 * 1024 * 1024), limit=False)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
-    join(calm).check()
+    join(shared).check()
 
 
 def converse(coordinator: CoordinatorProcess, *messages: bytes, limit: bool = True) -> list[pb.CoordinatorMessage]:
-    """What the coordinator answers to raw messages, up to the end of the stream."""
-    coordinator.status()  # it is up
+    """Return the coordinator's answers to raw messages, up to the end of the stream."""
+    coordinator.status()  # waits until it serves
     options = [] if limit else [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(coordinator.address, options=options) as channel:
         call = channel.stream_stream(
@@ -598,12 +601,12 @@ def converse(coordinator: CoordinatorProcess, *messages: bytes, limit: bool = Tr
         return list(call(iter(messages), timeout=DEADLINE, metadata=token_metadata(TOKEN)))
 
 
-def test_an_old_attempt_is_fenced_and_a_new_one_takes_over(calm: CoordinatorProcess, join: Join) -> None:
-    coordinator = calm
+def test_an_old_attempt_is_fenced_and_a_new_one_takes_over(shared: CoordinatorProcess, join: Join) -> None:
+    coordinator = shared
     old = join(coordinator, role="trainer", index=0, attempt=1)
     new = join(coordinator, role="trainer", index=0, attempt=2)
-    assert place(new) == (0, 1)
-    until(lambda: old._calls.join(0.0), "the old one hears of it")
+    assert lease_id(new) == (0, 1)
+    until(lambda: old._calls.join(0.0), "the old session ends")
     with pytest.raises(JoinRefused, match="succeeded by attempt 2"):
         old.check()
     with pytest.raises(JoinRefused, match="succeeded by attempt 2"):
@@ -616,9 +619,9 @@ def test_the_index_of_a_killed_worker_is_free_at_once(
 ) -> None:
     coordinator = start(num_actors=1, lease_seconds=10 * DEADLINE)
     killed = spawn(coordinator)
-    assert killed.place == (0, 0)
+    assert killed.lease == (0, 0)
     killed.process.kill()
-    assert place(join(coordinator)) == (0, 1)
+    assert lease_id(join(coordinator)) == (0, 1)
 
 
 def test_a_coordinator_that_starts_after_its_workers_died_leases_their_indices_again(
@@ -630,7 +633,7 @@ def test_a_coordinator_that_starts_after_its_workers_died_leases_their_indices_a
     member.process.kill()
     member.process.wait(DEADLINE)
     coordinator.restart()
-    assert place(join(coordinator)) == (0, 1)
+    assert lease_id(join(coordinator)) == (0, 1)
 
 
 def test_a_frozen_worker_is_stale_and_then_loses_its_index_to_a_waiting_worker(
@@ -639,13 +642,13 @@ def test_a_frozen_worker_is_stale_and_then_loses_its_index_to_a_waiting_worker(
     coordinator = start(num_actors=1, lease_seconds=1.0)
     frozen = spawn(coordinator)
     frozen.signal(signal.SIGSTOP)
-    until(lambda: coordinator.workers()[0]["stale"], "it is stale")
-    heir = join(coordinator)
-    assert place(heir) == (0, 1)
+    until(lambda: coordinator.workers()[0]["stale"], "the worker is stale")
+    successor = join(coordinator)
+    assert lease_id(successor) == (0, 1)
     frozen.signal(signal.SIGCONT)
-    answer = until(lambda: (said := frozen.ask()) != "well" and said, "it is told")
-    assert "another process has leased actor 0" in answer
-    heir.check()
+    refusal = until(lambda: (answer := frozen.ask()) != "ok" and answer, "the worker is refused")
+    assert "another process has leased actor 0" in refusal
+    successor.check()
 
 
 def test_a_frozen_worker_whose_index_was_not_leased_again_keeps_it(
@@ -654,11 +657,11 @@ def test_a_frozen_worker_whose_index_was_not_leased_again_keeps_it(
     coordinator = start(num_actors=1, lease_seconds=0.5)
     frozen = spawn(coordinator)
     frozen.signal(signal.SIGSTOP)
-    until(lambda: coordinator.workers() == [], "its lease runs out")
+    until(lambda: coordinator.workers() == [], "the lease expires")
     frozen.signal(signal.SIGCONT)
-    (worker,) = until(coordinator.workers, "it is back")
+    (worker,) = until(coordinator.workers, "the worker is back")
     assert (worker["index"], worker["incarnation"]) == (0, 0)
-    assert frozen.ask() == "well"
+    assert frozen.ask() == "ok"
 
 
 def test_two_coordinators_cannot_serve_one_run(start: Start) -> None:
@@ -679,51 +682,56 @@ def test_live_settings_reach_present_and_new_workers(start: Start, join: Join, t
 
     edit(trainer={"rate": 1}, coordinator={"num_actors": 1})
     coordinator = start(settings_path=str(path), num_actors=3)
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()
-    trainer = join(coordinator, role="trainer", index=0, attempt=1, on_settings=lambda: told.put("trainer"))
-    actor = join(coordinator, on_settings=lambda: told.put("actor"))
+    notified: queue.SimpleQueue[str] = queue.SimpleQueue()
+    trainer = join(coordinator, role="trainer", index=0, attempt=1, on_settings=lambda: notified.put("trainer"))
+    actor = join(coordinator, on_settings=lambda: notified.put("actor"))
     assert (trainer.settings, actor.settings) == ({"rate": 1}, {})
-    assert told.get(timeout=DEADLINE) == "trainer"
+    assert notified.get(timeout=DEADLINE) == "trainer"
     with pytest.raises(JoinTimeout):
         join(coordinator, timeout=1.0)
     edit(trainer={"rate": 2}, coordinator={"num_actors": 2})
-    assert told.get(timeout=DEADLINE) == "trainer"
+    assert notified.get(timeout=DEADLINE) == "trainer"
     assert trainer.settings == {"rate": 2}
-    assert join(coordinator).index == 1, "there is room for one more"
+    assert join(coordinator).index == 1, "the new number of actors applies"
     path.write_text("{half")
-    until(lambda: "settings_not_read" in coordinator.log(), "what cannot be read is told")
+    until(lambda: "settings_not_read" in coordinator.log(), "unreadable settings are logged")
     edit(trainer={"rate": 2}, coordinator={"num_actors": "many"})
-    until(lambda: coordinator.log().count("settings_not_read") > 1, "and what is none of ours")
+    until(lambda: coordinator.log().count("settings_not_read") > 1, "invalid settings are logged")
     edit(trainer={"rate": 3})
-    assert told.get(timeout=DEADLINE) == "trainer"
+    assert notified.get(timeout=DEADLINE) == "trainer"
     coordinator.restart()
-    until(lambda: len(coordinator.workers("trainer")) == 1, "it is back")
+    until(lambda: len(coordinator.workers("trainer")) == 1, "the worker is back")
     assert trainer.settings == {"rate": 3}
-    assert told.empty(), "nothing was told twice, and nothing to those whom it does not concern"
+    assert notified.empty(), "each change notifies once, and only its role"
 
 
-def test_workers_that_join_and_leave_leak_no_resources(calm: CoordinatorProcess, join: Join) -> None:
+def test_workers_that_join_and_leave_leak_no_resources(shared: CoordinatorProcess, join: Join) -> None:
     def resources() -> tuple[int, int]:
-        folder = Path(f"/proc/{calm.process.pid}")
+        folder = Path(f"/proc/{shared.process.pid}")
         return len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))
 
     def churn(times: int) -> None:
         for _ in range(times):
-            join(calm).leave("over")
+            join(shared).leave("over")
 
     churn(5)
     before = resources()
     threads = threading.active_count()
     churn(40)
-    until(lambda: all(now <= then + 1 for now, then in zip(resources(), before, strict=True)), "nothing piles up")
-    until(lambda: threading.active_count() <= threads + 1, "threads end")
+    until(
+        lambda: all(now <= then + 1 for now, then in zip(resources(), before, strict=True)),
+        "no descriptor or thread is left",
+    )
+    until(lambda: threading.active_count() <= threads + 1, "the threads end")
 
 
-def test_a_worker_that_hangs_up_without_goodbye_keeps_its_lease_and_gets_no_commands(calm: CoordinatorProcess) -> None:
+def test_a_worker_that_hangs_up_without_goodbye_keeps_its_lease_and_gets_no_commands(
+    shared: CoordinatorProcess,
+) -> None:
     def send() -> int:
-        return calm.client.send("actor", Command(kind=CommandKind.EXIT), index=index, timeout=DEADLINE)
+        return shared.client.send("actor", Command(kind=CommandKind.EXIT), index=index, timeout=DEADLINE)
 
-    with open_channel(calm.address) as channel:
+    with open_channel(shared.address) as channel:
         hung_up = threading.Event()
         hello = pb.Hello(role="actor", instance=str(uuid.uuid4()))
 
@@ -737,5 +745,5 @@ def test_a_worker_that_hangs_up_without_goodbye_keeps_its_lease_and_gets_no_comm
         assert next(call).command.kind == pb.Command.KIND_EXIT
         hung_up.set()
         assert list(call) == []
-    until(lambda: send() == 0, "it is gone")
-    assert index in [worker["index"] for worker in calm.workers()], "it may come back"
+    until(lambda: send() == 0, "the connection is closed")
+    assert index in [worker["index"] for worker in shared.workers()], "the worker may reconnect"

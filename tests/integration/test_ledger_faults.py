@@ -1,7 +1,6 @@
-"""A trainer that loses a slot silently, takes one twice or trains one twice: each is found by the run's ledger check.
+"""The ledger check detects a trainer that loses a slot silently, takes one twice or trains one twice.
 
-Actor and trainer are the real workers with the real stream between them, in two threads of this process; only the
-buffer misbehaves.
+The real actor and trainer run in two threads with the real stream between them. Only the buffer is faulty.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ DEADLINE_SECONDS = 60.0
 
 
 class FaultyBuffer(FifoBuffer):
-    """Misbehaves once, at the third slot or batch."""
+    """A buffer with one fault, at the third slot or batch."""
 
     fault: str
 
@@ -47,31 +46,31 @@ class FaultyBuffer(FifoBuffer):
         super().__init__(**arguments)
         self._num_slots = 0
         self._num_batches = 0
-        self._again: LaneBatch | None = None
+        self._repeated: LaneBatch | None = None
 
     def put(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
-        taken: list[Slot] = []
+        accepted: list[Slot] = []
         for slot in slots:
             self._num_slots += 1
             if self._num_slots == 3 and self.fault == "silently lost":
                 continue
-            taken += [slot] * (2 if self._num_slots == 3 and self.fault == "doubled" else 1)
-        super().put(taken, oldest_outstanding=oldest_outstanding)
+            accepted += [slot] * (2 if self._num_slots == 3 and self.fault == "doubled" else 1)
+        super().put(accepted, oldest_outstanding=oldest_outstanding)
 
     def sample(self, timeout: float) -> LaneBatch | None:
-        if self._again is not None:
-            batch, self._again = self._again, None
+        if self._repeated is not None:
+            batch, self._repeated = self._repeated, None
             return batch
         batch = super().sample(timeout)
         self._num_batches += batch is not None
         if self._num_batches == 3 and self.fault == "trained twice":
             self._num_batches += 1
-            self._again = batch
+            self._repeated = batch
         return batch
 
 
 def run_workers(folder: Path) -> None:
-    """Train the experiment with its actor and trainer in this process, to the clean end of both."""
+    """Train the experiment with its actor and trainer in this process, until both end cleanly."""
     placement = LocalPlacement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
     resolved = resolve(load_text(EXPERIMENT.encode()), placement)
     ledger = folder / "ledger"
@@ -79,7 +78,7 @@ def run_workers(folder: Path) -> None:
     trainer = TrainerWorker(make_context("trainer", ledger))
     failures: list[BaseException] = []
 
-    def live(worker: ActorWorker | TrainerWorker, config) -> None:
+    def run(worker: ActorWorker | TrainerWorker, config) -> None:
         try:
             worker.configure(config)
             worker.start()
@@ -88,8 +87,8 @@ def run_workers(folder: Path) -> None:
             failures.append(failure)
 
     threads = [
-        threading.Thread(target=live, args=(actor, resolved.actor)),
-        threading.Thread(target=live, args=(trainer, resolved.trainer)),
+        threading.Thread(target=run, args=(actor, resolved.actor)),
+        threading.Thread(target=run, args=(trainer, resolved.trainer)),
     ]
     for thread in threads:
         thread.start()

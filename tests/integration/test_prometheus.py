@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real run of every role: each panel shows something, and no alert is raised."""
+"""A real Prometheus scrapes a real run of every role: each panel shows data, and no alert fires."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ EXPERIMENT = (
 """
 )
 ROLES = {"actor", "buffer", "coordinator", "evaluator", "policy", "trainer"}
-CHOICES = {"$namespace": "lab", "$experiment": "live", "$role": ".+", "$__rate_interval": "30s"}
+VALUES = {"$namespace": "lab", "$experiment": "live", "$role": ".+", "$__rate_interval": "30s"}
 
 
-def chosen(query: str) -> str:
-    """A query of the dashboard with its variables' values."""
-    return re.sub(r"\$\w+", lambda match: CHOICES[match[0]], query)
+def with_values(query: str) -> str:
+    """Return a query of the dashboard with its variables replaced by their values."""
+    return re.sub(r"\$\w+", lambda match: VALUES[match[0]], query)
 
 
 def targets_of(run: LiveRun) -> list[Target]:
-    """The run's workers, labelled as the chart's PodMonitor labels their pods."""
+    """Return the run's workers as targets, with the labels of the chart's PodMonitor."""
     status = run.facts.status()
     assert status is not None
     addresses = {
@@ -57,22 +57,22 @@ def targets_of(run: LiveRun) -> list[Target]:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """It scrapes a run that goes on, and what an operator would show of it."""
+    """A Prometheus that scrapes a live run and the operator's metrics of it."""
     folder = tmp_path_factory.mktemp("prometheus")
     operator = OperatorMetrics(CollectorRegistry())
     operator.experiments.set_status("lab", "live", ExperimentStatus(phase="Running", restarts=0))
     desk = Desk(folder, EXPERIMENT.format(gate=folder / "gate"))
     with (
-        MetricsServer(operator.registry, host="127.0.0.1", port=0, token="") as shown,
+        MetricsServer(operator.registry, host="127.0.0.1", port=0, token="") as operator_server,
         desk.begin() as run,
     ):
         run.until(run.is_complete, "all processes at work")
-        itself = Target(
-            address="{}:{}".format(*shown.address),
+        operator_target = Target(
+            address="{}:{}".format(*operator_server.address),
             labels={"namespace": "rlsrl-system", "role": "operator", "pod": "operator"},
             honor_labels=True,
         )
-        with Prometheus(folder / "prometheus", [*targets_of(run), itself], RULES) as server:
+        with Prometheus(folder / "prometheus", [*targets_of(run), operator_target], RULES) as server:
             until(lambda: not server.faults(), "every target answers")
             yield server
 
@@ -86,32 +86,32 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     ],
 )
 def test_a_panel_shows_data(prometheus: Prometheus, panel: str, query: str) -> None:
-    found = until(lambda: prometheus.query(chosen(query)), f"{panel}: {chosen(query)}")
+    found = until(lambda: prometheus.query(with_values(query)), f"{panel}: {with_values(query)}")
     for labels in found:
         assert dict(labels)["experiment"] == "live"
 
 
 def test_the_variables_have_values(prometheus: Prometheus) -> None:
     variables = {each["name"]: each["query"] for each in DASHBOARD["templating"]["list"][1:]}
-    values = {name: prometheus.label_values(chosen(each["query"])) for name, each in variables.items()}
+    values = {name: prometheus.label_values(with_values(each["query"])) for name, each in variables.items()}
     assert values == {"namespace": {"lab"}, "experiment": {"live"}, "role": ROLES}
 
 
 def test_waits_add_up_to_at_most_the_elapsed_time(prometheus: Prometheus) -> None:
-    """What the panels show makes sense: soon nobody is seen to wait longer than time goes."""
+    """The Busy panel shows shares of time between 0 and 1."""
     (query,) = (panel["targets"][0]["expr"] for panel in DASHBOARD["panels"] if panel["title"] == "Busy")
 
-    def makes_sense() -> bool:
-        busy = {dict(labels)["role"]: share for labels, share in prometheus.query(chosen(query)).items()}
+    def all_are_shares() -> bool:
+        busy = {dict(labels)["role"]: share for labels, share in prometheus.query(with_values(query)).items()}
         return all(-0.05 <= busy.get(role, -1.0) <= 1 for role in ("actor", "trainer", "buffer"))
 
-    until(makes_sense, "shares of time between 0 and 1")
+    until(all_are_shares, "shares of time between 0 and 1")
 
 
 def test_no_alert_fires(prometheus: Prometheus) -> None:
     rules = " ".join(path.read_text() for path in RULES)
     for name in set(re.findall(r"\b(?:rlsrl_[a-z_]+|up)(?=[{)\[])", rules)):
-        until(lambda name=name: prometheus.query(name), f"{name}, which an alert asks for, is there")
+        until(lambda name=name: prometheus.query(name), f"Prometheus has {name}, which an alert queries")
     until(lambda: set(prometheus.evaluations().values()) == {"ok"}, "every rule was evaluated")
     assert len(prometheus.evaluations()) == rules.count("alert: ")
-    until(lambda: not prometheus.alerts(), "the run is seen to make steps, and no alert is even pending")
+    until(lambda: not prometheus.alerts(), "no alert is pending or firing")

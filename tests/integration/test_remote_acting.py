@@ -1,4 +1,4 @@
-"""An actor acts alike whoever evaluates its policy: the exported actor, torch, a policy worker over gRPC, threads."""
+"""An actor takes the same actions with the exported actor, torch, a policy worker over gRPC or threads."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ DEADLINE = 60.0
 Rollouts = list[dict[str, np.ndarray]]
 
 
-class Stage:
-    """What stands around one actor: weights that do not change, and a consumer of its slots."""
+class ActorSetup:
+    """The surroundings of one actor: constant weights, and a consumer of its slots."""
 
     def __init__(self, folder: Path, resources: ExitStack, environment: str, ring_size: int = 1) -> None:
         experiment = load_text(EXPERIMENT.format(environment=environment, ring_size=ring_size).encode())
         placement = LocalPlacement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
-        self.told: ResolvedExperiment = resolve(experiment, placement)
+        self.resolved: ResolvedExperiment = resolve(experiment, placement)
         self._folder = folder
         self._resources = resources
-        actor = self.told.actor
+        actor = self.resolved.actor
         env_spec = environment_spec(environment_source(actor.environment))
         self._layout = rollout_layout(env_spec, num_steps=actor.rollout_length, num_lanes=1)
         self._policy = torch_policy(actor.network, env_spec, seed=actor.seed)
@@ -67,19 +67,21 @@ class Stage:
     def publish(self, *, exports: bool) -> None:
         exported = self._policy.export()
         assert exported is not None
-        assert self.told.actor.parameters_endpoint is not None
+        assert self.resolved.actor.parameters_endpoint is not None
         publisher = BroadcastPublisher(
-            self.told.actor.parameters_endpoint, TOKEN, {EXPORTED_ACTOR_KEY: exported.to_json() if exports else None}
+            self.resolved.actor.parameters_endpoint,
+            TOKEN,
+            {EXPORTED_ACTOR_KEY: exported.to_json() if exports else None},
         )
         self._resources.callback(publisher.close)
         publisher.publish(self._parameters)
 
     def gather(self, worker: Worker[ActorConfig], config: ActorConfig) -> Rollouts:
-        """The first slots that the actor fills, in the order of their credits."""
+        """Return the first slots that the actor fills, in the order of their credits."""
         ledger = TrainerLedger(self._resources.enter_context(make_context("trainer", self._folder).open_ledger_page()))
         ledger.resume(None)
         consumer = SharedMemoryConsumer(
-            self.told.trainer.samples_endpoints[0],
+            self.resolved.trainer.samples_endpoints[0],
             ConsumerOptions(
                 token=TOKEN,
                 layout_digest=self._layout.step_digest,
@@ -101,7 +103,7 @@ class Stage:
 
 @contextmanager
 def running(worker: Worker[Any], config: Any) -> Iterator[None]:
-    """The worker at work in a thread of its own."""
+    """Run the worker in a thread for the duration of the context."""
     failures: list[BaseException] = []
 
     def work() -> None:
@@ -125,39 +127,39 @@ def running(worker: Worker[Any], config: Any) -> Iterator[None]:
 def gather(folder: Path, kind: str, environment: str, ring_size: int = 1, incarnation: int = 0) -> Rollouts:
     """Return rollouts of an actor of that kind.
 
-    ``kind`` says who evaluates the policy: the actor or a policy worker ("remote"), by the exported actor or by torch.
-    Or it is the actor's vectorization.
+    ``kind`` selects who evaluates the policy: the actor or a policy worker ("remote"), with the exported actor or with
+    torch. A ``kind`` may also be the actor's vectorization.
     """
     folder.mkdir()
     with ExitStack() as resources:
-        stage = Stage(folder, resources, environment, ring_size)
-        stage.publish(exports="torch" not in kind)
+        setup = ActorSetup(folder, resources, environment, ring_size)
+        setup.publish(exports="torch" not in kind)
         context = make_context("actor", folder, incarnation=incarnation)
         if "remote" not in kind:
             vectorization = kind if kind in ("native", "threads") else "loop"
             changes = {"inference_endpoints": (), "vectorization": vectorization}
-            config = stage.told.actor.model_copy(update=changes)
-            return stage.gather(ActorWorker(context), config)
-        assert stage.told.policy is not None
-        with running(PolicyWorker(make_context("policy", folder)), stage.told.policy):
-            return stage.gather(ActorWorker(context), stage.told.actor)
+            config = setup.resolved.actor.model_copy(update=changes)
+            return setup.gather(ActorWorker(context), config)
+        assert setup.resolved.policy is not None
+        with running(PolicyWorker(make_context("policy", folder)), setup.resolved.policy):
+            return setup.gather(ActorWorker(context), setup.resolved.actor)
 
 
 @pytest.mark.parametrize("environment", ["CartPole-v1", "Pendulum-v1"])
 def test_actions_do_not_depend_on_where_the_policy_is_evaluated(tmp_path: Path, environment: str) -> None:
     kinds = ("exported", "torch", "remote", "remote torch", "threads")
-    by = {kind: gather(tmp_path / kind, kind, environment) for kind in kinds}
+    by_kind = {kind: gather(tmp_path / kind, kind, environment) for kind in kinds}
     exact = environment == "CartPole-v1"
     for kind in kinds[1:]:
-        for expected, actual in zip(by["exported"], by[kind], strict=True):
+        for expected, actual in zip(by_kind["exported"], by_kind[kind], strict=True):
             for name in ("observation", "reward", "terminated", "mask", "action"):
                 np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=0 if exact else 1e-3)
             np.testing.assert_allclose(actual["behavior_log_prob"], expected["behavior_log_prob"], atol=1e-5)
             assert (actual["version_step"] == VERSION.step).all()
-    for kind, kind_there in (("exported", "remote"), ("torch", "remote torch")):
-        for here, there in zip(by[kind], by[kind_there], strict=True):
-            for name, array in here.items():
-                np.testing.assert_array_equal(there[name], array, err_msg=f"{name} by {kind}")
+    for kind, remote_kind in (("exported", "remote"), ("torch", "remote torch")):
+        for local, remote in zip(by_kind[kind], by_kind[remote_kind], strict=True):
+            for name, array in local.items():
+                np.testing.assert_array_equal(remote[name], array, err_msg=f"{name} by {kind}")
 
 
 def test_groups_share_the_environments(tmp_path: Path) -> None:
@@ -172,6 +174,8 @@ def test_groups_share_the_environments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["exported", "remote", "native", "threads"])
 def test_a_restarted_actor_plays_other_episodes(tmp_path: Path, kind: str) -> None:
-    first, second = (gather(tmp_path / str(life), kind, "CartPole-v1", incarnation=life) for life in range(2))
+    first, second = (
+        gather(tmp_path / str(incarnation), kind, "CartPole-v1", incarnation=incarnation) for incarnation in range(2)
+    )
     assert not np.isin(first[0]["observation"][0], second[0]["observation"][0]).any()
     assert not np.array_equal(first[0]["action"], second[0]["action"])

@@ -1,4 +1,4 @@
-"""The CRD says what the models say: its structure, and its verdict on generated documents."""
+"""The CRD has the structure of the models and the loader's verdict on generated documents."""
 
 from __future__ import annotations
 
@@ -126,25 +126,25 @@ def test_legal_variations_are_accepted() -> None:
 
 
 class Unbounded(Model):
-    """Says too little."""
+    """A string without a bound."""
 
     text: str = ""
 
 
 class UnboundedList(Model):
-    """Says too little."""
+    """A list without a bound."""
 
     numbers: tuple[int, ...] = ()
 
 
 class TwoTypes(Model):
-    """Says too much."""
+    """A union of types, which a structural schema refuses."""
 
     either: int | str = 1
 
 
-class Unheard(Model):
-    """Says what a CRD cannot."""
+class Inexpressible(Model):
+    """A rule that a CRD has no keyword for."""
 
     number: Annotated[int, Field(multiple_of=2, ge=0, le=8)] = 2
 
@@ -155,7 +155,7 @@ class Unheard(Model):
         (Unbounded, "Unbounded.text: a string needs a bound"),
         (UnboundedList, "UnboundedList.numbers: a list needs a bound"),
         (TwoTypes, "TwoTypes.either: a union of types"),
-        (Unheard, r"Unheard.number: a CRD has no keyword for \['multipleOf'\]"),
+        (Inexpressible, r"Inexpressible.number: a CRD has no keyword for \['multipleOf'\]"),
     ],
 )
 def test_the_generator_refuses_what_a_crd_cannot_express(model: type[Model], complaint: str) -> None:

@@ -121,7 +121,7 @@ def test_a_written_document_is_read_back(value: dict[str, Any]) -> None:
 
 
 def check_any_text(text: str | bytes) -> None:
-    """Whatever the text: an experiment, or problems that can be printed and point into the text."""
+    """Check that any text gives an experiment, or printable problems with a line number."""
     document = read_document(text, "file")
     assert isinstance(document, Document)
     problems: tuple[Problem, ...] = ()

@@ -1,4 +1,4 @@
-"""Which fields an edit touches, and that every field says what it does."""
+"""The fields that an edit changes, and the effect that every field declares."""
 
 import json
 import random
@@ -62,7 +62,7 @@ def test_a_changed_field_is_named(path: str, value: Any, does: str) -> None:
 
 
 def test_the_api_server_refuses_the_same_edits_except_in_fields_it_cannot_compare() -> None:
-    """Of generated documents, each in the place of each other."""
+    """Replace generated documents by each other."""
     documents = [variation(random.Random(seed)) for seed in range(40)]
     num_refused = 0
     for before, after in zip(documents, documents[1:] + documents[:1], strict=True):

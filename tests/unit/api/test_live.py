@@ -1,4 +1,4 @@
-"""What of a role's config is live, and what names it."""
+"""The live fields of a role's config, and the name of the rest."""
 
 import json
 from typing import Any
@@ -15,14 +15,14 @@ from rlsrl.api.resolved import TrainerConfig
 PLACEMENT = ClusterPlacement(run_uid="u", coordinator_host="h", record_folder="/data", ledger_folder="/ledger")
 
 
-def told(**spec: Any) -> ResolvedExperiment:
+def resolved(**spec: Any) -> ResolvedExperiment:
     least = {"environment": {"id": "CartPole-v1"}, "actors": {"environments": 8}, "stop": {"trainSteps": 10}}
     document = {"apiVersion": "rlsrl.dev/v1alpha1", "kind": "RLExperiment", "metadata": {"name": "e"}}
     return resolve(load_text(json.dumps({**document, "spec": {**least, **spec}})), PLACEMENT)
 
 
 def trainer(**ppo: Any) -> TrainerConfig:
-    return told(algorithm={"ppo": ppo}).trainer
+    return resolved(algorithm={"ppo": ppo}).trainer
 
 
 def test_a_config_with_the_settings_of_another_equals_the_other() -> None:
@@ -31,7 +31,7 @@ def test_a_config_with_the_settings_of_another_equals_the_other() -> None:
     for after in (
         trainer(learningRate=0.25, entropyCoefficient=0.1),
         trainer(clipRangeSchedule=schedule),
-        told(stop={"returnMean": 4.0}, parameters={"everySeconds": 3, "keepLast": 2}).trainer,
+        resolved(stop={"returnMean": 4.0}, parameters={"everySeconds": 3, "keepLast": 2}).trainer,
     ):
         assert after != before
         assert name_of(after) == name_of(before)
@@ -48,7 +48,7 @@ def test_the_name_of_a_config_covers_only_fields_that_are_not_live(ppo: dict[str
 
 
 def test_the_number_of_workers_is_live() -> None:
-    one, two = (told(actors={"environmentsPerActor": 8, "replicas": number}, **BATCH) for number in (1, 2))
+    one, two = (resolved(actors={"environmentsPerActor": 8, "replicas": number}, **BATCH) for number in (1, 2))
     assert name_of(one.actor) == name_of(two.actor)
     assert name_of(one.trainer) == name_of(two.trainer)
     assert name_of(one.coordinator) == name_of(two.coordinator)

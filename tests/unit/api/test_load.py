@@ -273,9 +273,9 @@ BARE = '{"apiVersion": "rlsrl.dev/v1alpha1", "kind": "RLExperiment", "metadata":
 
 
 def gets_stuck(counts: tuple[int, ...], batch: int, lag: int) -> bool:
-    """Whether some order of the actors' rollouts ends with everyone waiting, found by trying all orders.
+    """Return whether an order of the actors' rollouts ends in a deadlock, by trying all orders.
 
-    Lanes credited beyond the batches trained so far are all the state there is: a rollout is credited whole if the
+    The state is the number of lanes credited beyond the trained batches: a rollout is credited whole if the
     lanes granted by then, lag + 1 batches ahead, cover it; a batch is trained once its lanes are credited.
     """
     reached, frontier = {0}, [0]
@@ -290,7 +290,7 @@ def gets_stuck(counts: tuple[int, ...], batch: int, lag: int) -> bool:
                     reached.add(following)
                     frontier.append(following)
             else:
-                return True  # less than a batch is credited, and this rollout does not fit
+                return True  # less than a batch is credited, and no credit is left for this rollout
     return False
 
 

@@ -1,4 +1,4 @@
-"""What is generated from the models for readers: the JSON schema and ``explain``."""
+"""The JSON schema and ``explain``, both generated from the models."""
 
 import json
 from collections.abc import Iterator

@@ -34,34 +34,34 @@ spec:
 
 
 def test_each_role_has_the_config_that_it_needs() -> None:
-    told = resolved("seed=3", "algorithm.ppo.epochs=2", "pacing.maxPolicyLag=2", "parameters.keepLast=7")
+    experiment = resolved("seed=3", "algorithm.ppo.epochs=2", "pacing.maxPolicyLag=2", "parameters.keepLast=7")
 
     environment = Environment(id="CartPole-v1", kwargs={"sutton_barto_reward": True})
     network = Network(mlp=Mlp())
-    for config in (told.coordinator, told.trainer, told.actor):
+    for config in (experiment.coordinator, experiment.trainer, experiment.actor):
         assert (config.experiment, config.run_uid, config.seed) == ("one", "0f3a", 3)
         assert config.coordinator_address == "unix-abstract:rlsrl-0f3a-coordinator"
         assert config.metrics_address == "127.0.0.1:0"
         assert (config.log_folder, config.ledger_folder) == ("/runs/one/logs", "/runs/one/ledger")
-        assert config.heartbeat_seconds < told.coordinator.lease_seconds
-    assert told.coordinator.http_address == "127.0.0.1:0"
-    assert told.coordinator.roster_path == "/runs/one/roster.json"
-    assert told.coordinator.record_folder == "/runs/one"
-    assert told.coordinator.parameter_store == told.trainer.parameter_store
-    assert (told.coordinator.num_actors, told.coordinator.num_trainers) == (2, 1)
-    trainer = told.trainer
+        assert config.heartbeat_seconds < experiment.coordinator.lease_seconds
+    assert experiment.coordinator.http_address == "127.0.0.1:0"
+    assert experiment.coordinator.roster_path == "/runs/one/roster.json"
+    assert experiment.coordinator.record_folder == "/runs/one"
+    assert experiment.coordinator.parameter_store == experiment.trainer.parameter_store
+    assert (experiment.coordinator.num_actors, experiment.coordinator.num_trainers) == (2, 1)
+    trainer = experiment.trainer
     assert (trainer.environment, trainer.network, trainer.algorithm) == (environment, network, PpoSpec(epochs=2))
     assert (trainer.rollout_length, trainer.batch_lanes) == (128, 8)
     assert (trainer.max_policy_lag, trainer.num_producers) == (2, 2)
     assert (trainer.policy_name, trainer.parameter_store.folder) == ("default", "/runs/one/parameters")
     assert (trainer.versions, trainer.stop) == (ParameterVersions(keep_last=7), Stop(return_mean=475.0))
     assert trainer.num_trainers == 1
-    actor = told.actor
+    actor = experiment.actor
     assert (actor.environment, actor.network, actor.rollout_length) == (environment, network, 128)
     assert actor.samples_endpoints == trainer.samples_endpoints == ("rlsrl-0f3a-samples-trainer-0",)
     assert actor.parameters_endpoint == trainer.parameters_endpoint == "rlsrl-0f3a-parameters"
     assert actor.policy_name == trainer.policy_name
-    assert (told.coordinator.num_actors, told.warnings) == (2, ())
+    assert (experiment.coordinator.num_actors, experiment.warnings) == (2, ())
 
 
 @pytest.mark.parametrize(
@@ -78,36 +78,36 @@ def test_each_role_has_the_config_that_it_needs() -> None:
 def test_environments_are_spread_over_actors(
     overrides: list[str], num_actors: int, lanes: list[int], batch: int, warning: str
 ) -> None:
-    told = resolved(*overrides)
+    experiment = resolved(*overrides)
 
-    assert told.coordinator.num_actors == told.trainer.num_producers == num_actors
-    assert told.actor.num_actors == (None if told.actor.environments is None else num_actors)
-    assert [len(told.actor.environment_ranks_of(index)) for index in range(num_actors)] == lanes
-    ranks = [rank for index in range(num_actors) for rank in told.actor.environment_ranks_of(index)]
+    assert experiment.coordinator.num_actors == experiment.trainer.num_producers == num_actors
+    assert experiment.actor.num_actors == (None if experiment.actor.environments is None else num_actors)
+    assert [len(experiment.actor.environment_ranks_of(index)) for index in range(num_actors)] == lanes
+    ranks = [rank for index in range(num_actors) for rank in experiment.actor.environment_ranks_of(index)]
     assert ranks == list(range(sum(lanes)))
-    assert told.trainer.batch_lanes == batch
-    assert bool(told.warnings) == bool(warning)
-    assert all(warning in each for each in told.warnings)
+    assert experiment.trainer.batch_lanes == batch
+    assert bool(experiment.warnings) == bool(warning)
+    assert all(warning in each for each in experiment.warnings)
 
 
 def test_over_grpc_samples_go_directly_and_weights_through_the_coordinator() -> None:
-    told = resolved("transport=grpc", "policyWorkers={}")
-    assert told.policy is not None
-    endpoints = [config.parameters_endpoint for config in (told.trainer, told.actor, told.policy)]
-    assert (endpoints, told.trainer.publishes_live) == ([None] * 3, True)
+    experiment = resolved("transport=grpc", "policyWorkers={}")
+    assert experiment.policy is not None
+    endpoints = [config.parameters_endpoint for config in (experiment.trainer, experiment.actor, experiment.policy)]
+    assert (endpoints, experiment.trainer.publishes_live) == ([None] * 3, True)
     samples = ("unix-abstract:rlsrl-0f3a-samples-trainer-0",)
-    assert told.actor.samples_endpoints == told.trainer.samples_endpoints == samples
-    told = resolved("policyWorkers={}")
-    assert told.trainer.parameters_endpoint is not None
-    assert not told.trainer.publishes_live
+    assert experiment.actor.samples_endpoints == experiment.trainer.samples_endpoints == samples
+    experiment = resolved("policyWorkers={}")
+    assert experiment.trainer.parameters_endpoint is not None
+    assert not experiment.trainer.publishes_live
 
 
 def test_without_policy_workers_actors_evaluate_the_policy() -> None:
-    told = resolved()
-    assert told.policy is None
-    assert told.coordinator.num_policy_workers == 0
-    assert (told.actor.inference_endpoints, told.actor.ring_size) == ((), 1)
-    assert told.trainer.slots_per_producer == 2
+    experiment = resolved()
+    assert experiment.policy is None
+    assert experiment.coordinator.num_policy_workers == 0
+    assert (experiment.actor.inference_endpoints, experiment.actor.ring_size) == ((), 1)
+    assert experiment.trainer.slots_per_producer == 2
 
 
 @pytest.mark.parametrize(
@@ -125,57 +125,66 @@ def test_a_reproducible_run_does_not_compile_in_the_background(overrides: list[s
 
 
 def test_actors_have_the_endpoints_of_policy_workers() -> None:
-    told = resolved(
+    experiment = resolved(
         "policyWorkers={replicas: 2, maxBatchSize: 32, parameterPullSeconds: 0.1}", "actors.ringSize=4", "seed=3"
     )
-    policy = told.policy
+    policy = experiment.policy
     assert policy is not None
-    assert policy.inference_endpoints == told.actor.inference_endpoints
-    assert len(set(policy.inference_endpoints)) == policy.num_policy_workers == told.coordinator.num_policy_workers == 2
+    assert policy.inference_endpoints == experiment.actor.inference_endpoints
+    assert (
+        len(set(policy.inference_endpoints))
+        == policy.num_policy_workers
+        == experiment.coordinator.num_policy_workers
+        == 2
+    )
     assert (policy.max_batch_size, policy.parameter_pull_seconds, policy.seed) == (32, 0.1, 3)
-    assert policy.parameters_endpoint == told.trainer.parameters_endpoint
-    assert (policy.environment, policy.network) == (told.trainer.environment, told.trainer.network)
-    assert told.actor.ring_size == 4
-    assert told.trainer.slots_per_producer == 8
+    assert policy.parameters_endpoint == experiment.trainer.parameters_endpoint
+    assert (policy.environment, policy.network) == (experiment.trainer.environment, experiment.trainer.network)
+    assert experiment.actor.ring_size == 4
+    assert experiment.trainer.slots_per_producer == 8
 
 
 def test_without_buffer_workers_actors_post_to_every_trainer() -> None:
-    told = resolved("trainers.replicas=2", "actors.replicas=2")
-    assert told.buffer is None
-    assert told.coordinator.num_buffer_workers == 0
-    assert told.actor.consumers_of(1) == dict(enumerate(told.trainer.samples_endpoints))
-    assert told.trainer.num_producers == 2
+    experiment = resolved("trainers.replicas=2", "actors.replicas=2")
+    assert experiment.buffer is None
+    assert experiment.coordinator.num_buffer_workers == 0
+    assert experiment.actor.consumers_of(1) == dict(enumerate(experiment.trainer.samples_endpoints))
+    assert experiment.trainer.num_producers == 2
 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc"])
 def test_buffer_workers_stand_between_actors_and_trainers(transport: str) -> None:
-    told = resolved("bufferWorkers.replicas=2", "actors.replicas=4", "trainers.replicas=2", f"transport={transport}")
-    buffer = told.buffer
+    experiment = resolved(
+        "bufferWorkers.replicas=2", "actors.replicas=4", "trainers.replicas=2", f"transport={transport}"
+    )
+    buffer = experiment.buffer
     assert buffer is not None
-    assert told.coordinator.num_buffer_workers == buffer.num_buffer_workers == len(set(buffer.buffer_endpoints)) == 2
-    assert [told.actor.consumers_of(index) for index in range(4)] == [
+    assert (
+        experiment.coordinator.num_buffer_workers == buffer.num_buffer_workers == len(set(buffer.buffer_endpoints)) == 2
+    )
+    assert [experiment.actor.consumers_of(index) for index in range(4)] == [
         {index % 2: buffer.buffer_endpoints[index % 2]} for index in range(4)
     ]
-    assert buffer.samples_endpoints == told.trainer.samples_endpoints
+    assert buffer.samples_endpoints == experiment.trainer.samples_endpoints
     assert len({*buffer.buffer_endpoints, *buffer.samples_endpoints}) == 4
     assert all(("unix-abstract:" in each) == (transport == "grpc") for each in buffer.buffer_endpoints)
     assert (buffer.num_actors, buffer.slots_per_actor, buffer.lanes_per_slot) == (2, 2, 2)
-    assert (told.trainer.num_producers, told.trainer.slots_per_producer) == (2, 4)
-    assert buffer.has_discounted_return == (told.actor.return_discount is not None)
+    assert (experiment.trainer.num_producers, experiment.trainer.slots_per_producer) == (2, 4)
+    assert buffer.has_discounted_return == (experiment.actor.return_discount is not None)
 
 
 def test_a_buffer_worker_of_many_actors_asks_for_at_most_the_slots_of_a_stream() -> None:
-    told = resolved(
+    experiment = resolved(
         "bufferWorkers={}", "actors={replicas: 100, environmentsPerActor: 1}", "trainers.batchEnvironments=8"
     )
-    assert told.trainer.slots_per_producer == MAX_SLOTS == 64
+    assert experiment.trainer.slots_per_producer == MAX_SLOTS == 64
 
 
 def test_without_evaluators_there_is_no_evaluator_config() -> None:
-    told = resolved()
+    experiment = resolved()
 
-    assert told.evaluator is None
-    assert told.coordinator.num_evaluators == 0
+    assert experiment.evaluator is None
+    assert experiment.coordinator.num_evaluators == 0
 
 
 @pytest.mark.parametrize(
@@ -188,25 +197,25 @@ def test_without_evaluators_there_is_no_evaluator_config() -> None:
     ],
 )
 def test_evaluators_share_environments_and_steps(evaluators: str, each: int, max_steps_each: int, warning: str) -> None:
-    told = resolved(f"evaluators={evaluators}", "evaluators.everySeconds=5", "evaluators.greedy=false", "seed=3")
+    experiment = resolved(f"evaluators={evaluators}", "evaluators.everySeconds=5", "evaluators.greedy=false", "seed=3")
 
-    evaluator = told.evaluator
+    evaluator = experiment.evaluator
     assert evaluator is not None
-    assert told.coordinator.num_evaluators == evaluator.num_evaluators
+    assert experiment.coordinator.num_evaluators == evaluator.num_evaluators
     assert (evaluator.environments, evaluator.max_steps_per_environment) == (each, max_steps_each)
     assert (evaluator.episodes_per_environment, evaluator.every_seconds, evaluator.every_versions) == (2, 5.0, None)
-    assert (evaluator.greedy, evaluator.seed, evaluator.environment) == (False, 3, told.trainer.environment)
-    assert (evaluator.policy_name, evaluator.parameter_store) == ("default", told.trainer.parameter_store)
-    assert bool(told.warnings) == bool(warning)
-    assert all(warning in text for text in told.warnings)
-    assert ResolvedExperiment.from_json(told.to_json()) == told
+    assert (evaluator.greedy, evaluator.seed, evaluator.environment) == (False, 3, experiment.trainer.environment)
+    assert (evaluator.policy_name, evaluator.parameter_store) == ("default", experiment.trainer.parameter_store)
+    assert bool(experiment.warnings) == bool(warning)
+    assert all(warning in text for text in experiment.warnings)
+    assert ResolvedExperiment.from_json(experiment.to_json()) == experiment
 
 
 def test_every_run_has_its_own_prefix_in_an_object_store() -> None:
     store = "{url: 's3://bucket/team/', endpoint: 'http://127.0.0.1:9000', region: eu-central-1, answerSeconds: 5}"
-    told = resolved(f"parameters.store={{objectStore: {store}}}", "evaluators={}")
+    experiment = resolved(f"parameters.store={{objectStore: {store}}}", "evaluators={}")
 
-    for config in (told.coordinator, told.trainer, told.evaluator):
+    for config in (experiment.coordinator, experiment.trainer, experiment.evaluator):
         assert config is not None
         assert config.parameter_store == ParameterStoreConfig(
             object_store=ObjectStoreConfig(
@@ -216,17 +225,17 @@ def test_every_run_has_its_own_prefix_in_an_object_store() -> None:
                 answer_seconds=5.0,
             )
         )
-    assert ResolvedExperiment.from_json(told.to_json()) == told
+    assert ResolvedExperiment.from_json(experiment.to_json()) == experiment
 
 
 def test_the_roles_that_normalise_have_the_normalisation_config() -> None:
     plain = resolved()
     assert (plain.trainer.normalize_observations, plain.actor.return_discount) == (False, None)
-    told = resolved(
+    experiment = resolved(
         "policy.normalizeObservations=true", "algorithm.ppo.normalizeRewards=true", "algorithm.ppo.discount=0.9"
     )
-    assert (told.trainer.normalize_observations, told.trainer.algorithm.normalize_rewards) == (True, True)
-    assert told.actor.return_discount == 0.9
+    assert (experiment.trainer.normalize_observations, experiment.trainer.algorithm.normalize_rewards) == (True, True)
+    assert experiment.actor.return_discount == 0.9
 
 
 def test_an_index_beyond_a_spread_total_has_no_environments() -> None:
@@ -248,23 +257,27 @@ def test_runs_share_no_endpoint() -> None:
     assert not endpoints(resolved()) & endpoints(other)
 
 
-def endpoints(told: ResolvedExperiment) -> set[str]:
-    return {told.coordinator.coordinator_address, *told.actor.samples_endpoints, told.actor.parameters_endpoint}
+def endpoints(experiment: ResolvedExperiment) -> set[str]:
+    return {
+        experiment.coordinator.coordinator_address,
+        *experiment.actor.samples_endpoints,
+        experiment.actor.parameters_endpoint,
+    }
 
 
 def test_a_uid_of_32_digits_fits_into_a_socket_name() -> None:
-    told = resolved(placement=LocalPlacement(run_uid="f" * 32, run_folder=PurePosixPath("/r")))
+    experiment = resolved(placement=LocalPlacement(run_uid="f" * 32, run_folder=PurePosixPath("/r")))
 
-    assert all(len(endpoint.removeprefix("unix-abstract:")) < 107 for endpoint in endpoints(told))
+    assert all(len(endpoint.removeprefix("unix-abstract:")) < 107 for endpoint in endpoints(experiment))
 
 
 def test_configs_go_through_json_in_snake_case() -> None:
-    told = resolved("policy.network.custom.factory=my.module:net", "policy.network.custom.kwargs.a=[null, 1.0]")
+    experiment = resolved("policy.network.custom.factory=my.module:net", "policy.network.custom.kwargs.a=[null, 1.0]")
 
-    assert ResolvedExperiment.from_json(told.to_json()) == told
-    for config in (told.coordinator, told.trainer, told.actor):
+    assert ResolvedExperiment.from_json(experiment.to_json()) == experiment
+    for config in (experiment.coordinator, experiment.trainer, experiment.actor):
         assert type(config).from_json(config.to_json().encode()) == config
-    trainer = json.loads(told.trainer.to_json())
+    trainer = json.loads(experiment.trainer.to_json())
     assert trainer["algorithm"]["minibatch_size"] == 256
     assert not [key for key in keys_of(trainer) if key != key.lower()]
 
@@ -310,32 +323,34 @@ def test_a_config_is_frozen() -> None:
 def test_pods_serve_at_their_own_host_and_are_found_through_the_coordinator() -> None:
     """One config serves all workers of a role, wherever their pods are."""
     placement = ClusterPlacement(run_uid="5b1e", coordinator_host="one-coordinator.lab")
-    told = resolved("trainers.replicas=2", "policyWorkers.replicas=2", "bufferWorkers.replicas=1", placement=placement)
-    workers = (told.trainer, told.actor, told.policy, told.buffer)
+    experiment = resolved(
+        "trainers.replicas=2", "policyWorkers.replicas=2", "bufferWorkers.replicas=1", placement=placement
+    )
+    workers = (experiment.trainer, experiment.actor, experiment.policy, experiment.buffer)
     for config in workers:
         assert config is not None
         assert config.coordinator_address == "one-coordinator.lab:7000"
         assert (config.metrics_address, config.log_folder) == (":8080", None)
         assert "127.0.0.1" not in config.to_json()
         assert "unix-abstract" not in config.to_json()
-    assert told.coordinator.serves_at == ":7000"
+    assert experiment.coordinator.serves_at == ":7000"
     assert [config.serves_at for config in workers if config is not None] == [":7001", None, ":7001", ":7001"]
-    assert told.trainer.samples_endpoints == ("roster:trainer/0", "roster:trainer/1")
-    assert told.trainer.parameters_endpoint is None
-    assert told.trainer.publishes_live
-    assert told.actor.connects_to == ("roster:buffer/0", "roster:policy/0", "roster:policy/1")
-    assert told.buffer is not None
-    assert told.buffer.connects_to == ("roster:trainer/0", "roster:trainer/1")
+    assert experiment.trainer.samples_endpoints == ("roster:trainer/0", "roster:trainer/1")
+    assert experiment.trainer.parameters_endpoint is None
+    assert experiment.trainer.publishes_live
+    assert experiment.actor.connects_to == ("roster:buffer/0", "roster:policy/0", "roster:policy/1")
+    assert experiment.buffer is not None
+    assert experiment.buffer.connects_to == ("roster:trainer/0", "roster:trainer/1")
 
 
 def test_only_the_coordinator_pod_mounts_the_volume_and_all_pods_reach_a_bucket() -> None:
     placement = ClusterPlacement(run_uid="5b1e", coordinator_host="one-coordinator.lab")
-    told = resolved("evaluators.replicas=1", "evaluators.episodesPerEnvironment=1", placement=placement)
-    assert told.coordinator.parameter_store == ParameterStoreConfig(folder="/data/parameters")
-    assert told.evaluator is not None
+    experiment = resolved("evaluators.replicas=1", "evaluators.episodesPerEnvironment=1", placement=placement)
+    assert experiment.coordinator.parameter_store == ParameterStoreConfig(folder="/data/parameters")
+    assert experiment.evaluator is not None
     service = ParameterStoreConfig(service="one-coordinator.lab:7000")
-    assert told.trainer.parameter_store == told.evaluator.parameter_store == service
-    told = resolved("parameters.store.objectStore.url=s3://lab/runs", placement=placement)
-    assert told.trainer.parameter_store == told.coordinator.parameter_store
-    assert told.trainer.parameter_store.object_store is not None
-    assert told.trainer.parameter_store.object_store.url == "s3://lab/runs/one-5b1e"
+    assert experiment.trainer.parameter_store == experiment.evaluator.parameter_store == service
+    experiment = resolved("parameters.store.objectStore.url=s3://lab/runs", placement=placement)
+    assert experiment.trainer.parameter_store == experiment.coordinator.parameter_store
+    assert experiment.trainer.parameter_store.object_store is not None
+    assert experiment.trainer.parameter_store.object_store.url == "s3://lab/runs/one-5b1e"

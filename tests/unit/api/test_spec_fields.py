@@ -1,4 +1,4 @@
-"""Every field x {wrong type, out of range, misspelt, missing, extra}: the cases come from the models themselves."""
+"""Every field with a wrong type, out of range, misspelt, missing or extra. The cases come from the models."""
 
 import json
 import random
@@ -55,7 +55,7 @@ def test_the_walk_finds_the_fields() -> None:
 
 
 def free(case: Case) -> bool:
-    """Whether it holds arguments of the user's own code."""
+    """Return whether the field holds arguments of user code."""
     return get_origin(case.kind.type) is dict and case.kind.items[1].type is not str
 
 

@@ -1,4 +1,4 @@
-"""How a thread's last seconds were spent."""
+"""The shares of time in which a thread worked or waited."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_work_that_began_before_the_window_is_no_more_than_all_of_it(activity: A
 
 
 def test_the_share_of_waiting_is_exact_however_late_work_is(activity: Activity, clock: ManualClock) -> None:
-    """Slots of half a minute, in which half of the time goes into waiting."""
+    """A slot takes half a minute, and waiting takes half of the time."""
     for slot in range(5):
         for second in range(30):
             activity.turn_to("working" if second % 2 else "credit")

@@ -1,4 +1,4 @@
-"""Where a worker serves and where it finds others."""
+"""Addresses on which a worker serves and connects."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ def test_a_pod_also_serves_on_loopback(
 
 
 @pytest.mark.parametrize("host", [None, ""])
-def test_a_worker_without_a_host_variable_fails_with_its_name(
-    monkeypatch: pytest.MonkeyPatch, host: str | None
-) -> None:
+def test_the_error_of_a_missing_host_names_the_variable(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
     if host is None:
         monkeypatch.delenv(HOST_VARIABLE, raising=False)
     else:
@@ -63,13 +61,13 @@ def test_a_worker_without_a_host_variable_fails_with_its_name(
 
 
 def test_a_peers_address_is_looked_up_each_time() -> None:
-    places: dict[tuple[str, int], str] = {}
-    directory = Directory(lambda role, index: places.get((role, index)))
+    addresses: dict[tuple[str, int], str] = {}
+    directory = Directory(lambda role, index: addresses.get((role, index)))
     address = "roster:policy/12"
     assert directory.find(address) is None
-    places["policy", 12] = "10.0.0.1:7"
+    addresses["policy", 12] = "10.0.0.1:7"
     assert directory.find(address) == "10.0.0.1:7"
-    places["policy", 12] = "10.0.0.2:7"
+    addresses["policy", 12] = "10.0.0.2:7"
     assert directory.find(address) == "10.0.0.2:7"
     assert directory.find("127.0.0.1:7") == "127.0.0.1:7"
     assert directory.find("unix-abstract:roster") == "unix-abstract:roster"

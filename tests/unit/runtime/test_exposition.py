@@ -106,7 +106,7 @@ def server(refused: Counter[str]) -> Iterator[MetricsServer]:
 
 
 def exchange(address: tuple[str, int], request: bytes) -> bytes:
-    """All that is answered."""
+    """Send a request; return the whole response."""
     with socket.create_connection(address, TIMEOUT) as client, suppress(ConnectionError):
         client.sendall(request)
         return b"".join(iter(lambda: client.recv(65536), b""))
@@ -146,7 +146,7 @@ def test_a_slow_client_is_disconnected_and_delays_no_other(
 ) -> None:
     monkeypatch.setattr("rlsrl.runtime.exposition.REQUEST_SECONDS", 0.5)
     with socket.create_connection(server.address, TIMEOUT) as slow, suppress(ConnectionError):
-        while True:  # a byte now and then is no request, however long it goes on
+        while True:  # single bytes must not extend the deadline of the request
             slow.sendall(b"G")
             assert get(server.address)[1] is not None
             slow.setblocking(False)
@@ -154,7 +154,7 @@ def test_a_slow_client_is_disconnected_and_delays_no_other(
                 if not slow.recv(1):
                     break
             slow.setblocking(True)
-    until(lambda: refused["slow"] == 1, "it is counted")
+    until(lambda: refused["slow"] == 1, "the refusal is counted")
 
 
 def test_a_slow_page_delays_no_other_request() -> None:
@@ -177,15 +177,15 @@ def test_a_slow_page_delays_no_other_request() -> None:
 
 
 def test_silent_connections_are_closed_to_serve_requests(server: MetricsServer, refused: Counter[str]) -> None:
-    crowd = MAX_CONNECTIONS + 100
+    num_silent = MAX_CONNECTIONS + 100
     before = open_descriptors()
     with ExitStack() as stack:
-        for _ in range(crowd):
+        for _ in range(num_silent):
             stack.enter_context(closing(socket.create_connection(server.address, TIMEOUT)))
         assert get(server.address)[1] is not None
         assert refused["crowded"] >= 100
-        # The crowd's own ends are this process's, too.
-        until(lambda: open_descriptors() - before - crowd <= MAX_CONNECTIONS, "the server's ends are closed")
+        # This process holds both ends of the connections.
+        until(lambda: open_descriptors() - before - num_silent <= MAX_CONNECTIONS, "the server's ends are closed")
 
 
 def test_an_unread_response_is_abandoned(monkeypatch: pytest.MonkeyPatch, refused: Counter[str]) -> None:
@@ -203,5 +203,5 @@ def test_an_unread_response_is_abandoned(monkeypatch: pytest.MonkeyPatch, refuse
         socket.create_connection(server.address, TIMEOUT) as client,
     ):
         client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
-        until(lambda: refused["slow"] == 1, "it is given up")
+        until(lambda: refused["slow"] == 1, "the server abandons the response")
         assert get(server.address)[1] is not None

@@ -1,4 +1,4 @@
-"""What a Join stream carries up, and when; without any gRPC."""
+"""The messages that a Join stream sends, and when. No gRPC is involved."""
 
 import threading
 from collections.abc import Iterator
@@ -158,7 +158,7 @@ def test_closing_wakes_a_thread_that_waits_for_the_next_message(queue: Heartbeat
 
 
 class pulling:  # noqa: N801 - reads as a statement
-    """A thread that takes one message from the stream, which has to wait for it."""
+    """A thread that waits for one message of the stream."""
 
     def __init__(self, stream: Iterator[pb.WorkerMessage]) -> None:
         self._pulled: list[pb.WorkerMessage] = []

@@ -36,7 +36,7 @@ def actor_page(tmp_path: Path) -> Iterator[LedgerPage]:
 
 
 def figures(page: LedgerPage) -> dict[str, int]:
-    """The terms that are not zero."""
+    """Return the terms that are not zero."""
     return {term: count for term, count in page.record.counters.items() if count}
 
 
@@ -95,13 +95,13 @@ def test_slots_of_a_dead_incarnation_are_counted_once(trainer_page: LedgerPage) 
     ledger = TrainerLedger(trainer_page)
     ledger.meet(ProducerId(0, 1), ProducerProgress())
     ledger.take(ProducerId(0, 1), 3, 10, 10)
-    told = ProducerProgress(inherited=30, acknowledged=30, left=((1, 3, 10, False), (1, 4, 20, False)))
+    progress = ProducerProgress(inherited=30, acknowledged=30, left=((1, 3, 10, False), (1, 4, 20, False)))
     for successor in (ProducerId(0, 2), ProducerId(0, 2), ProducerId(0, 3)):
-        assert ledger.meet(successor, told) == Mark(successor.incarnation, -1, 30)
+        assert ledger.meet(successor, progress) == Mark(successor.incarnation, -1, 30)
     assert ledger.mark(ProducerId(0, 1)) == ACCOUNT_CLOSED
     assert figures(trainer_page) == {"in_buffer": 10, "lost.producer_died": 20}
     with pytest.raises(LedgerError, match="was succeeded by incarnation 3"):
-        ledger.meet(ProducerId(0, 2), told)
+        ledger.meet(ProducerId(0, 2), progress)
 
 
 def test_the_first_and_later_incarnations_of_an_actor(actor_page: LedgerPage) -> None:
@@ -118,8 +118,12 @@ def test_the_first_and_later_incarnations_of_an_actor(actor_page: LedgerPage) ->
     ledger.produce(0, 20)
     ledger.acknowledge(1)
     ledger.acknowledge(2)
-    assert actor_page.record.unacknowledged == (*left, Posted(5, 0, 20, 0)), "an acknowledgement is to this life"
-    assert ledger.begin(6) == (*left, Posted(5, 0, 20, 0)), "a life that died before settling leaves it to the next"
+    assert actor_page.record.unacknowledged == (*left, Posted(5, 0, 20, 0)), (
+        "an acknowledgement is to this actor_record"
+    )
+    assert ledger.begin(6) == (*left, Posted(5, 0, 20, 0)), (
+        "a actor_record that died before settling leaves it to the next"
+    )
     ledger.produce(0, 30)
     ledger.settle(6)
     ledger.settle(6)
@@ -178,7 +182,7 @@ def saved_at(trained: int, in_buffer: int = 0, incarnation: int = 0) -> dict[str
 @pytest.mark.parametrize(
     ("record", "saved", "expected"),
     [
-        pytest.param(page_of(lives=0), None, {}, id="first life"),
+        pytest.param(page_of(lives=0), None, {}, id="first actor_record"),
         pytest.param(
             page_of(100, 30), None, {"lost.rolled_back": 100, "lost.receiver_died": 30}, id="before any checkpoint"
         ),
@@ -201,9 +205,9 @@ def test_resume(record: PageRecord, saved: dict[str, Any] | None, expected: dict
     after = resumed_record(record, saved, incarnation=3)
     assert {term: count for term, count in after.counters.items() if count} == expected
     assert (after.lives, after.incarnation, after.restored) == (record.lives + 1, 3, False)
-    assert after.marks[0] == PAGE, "what any life took stays known"
+    assert after.marks[0] == PAGE, "what any actor_record took stays known"
     again = resumed_record(after, saved, incarnation=4)
-    assert again.counters == after.counters, "a life that did nothing changes nothing"
+    assert again.counters == after.counters, "a actor_record that did nothing changes nothing"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +215,9 @@ def test_resume(record: PageRecord, saved: dict[str, Any] | None, expected: dict
     [
         pytest.param(page_of(lives=0), id="page left behind"),
         pytest.param(page_of(50, 7, **{"dropped.stale": 9}), id="page older than checkpoint"),
-        pytest.param(page_of(90, 7, incarnation=-1), id="page of an earlier life, whose training was rolled back"),
+        pytest.param(
+            page_of(90, 7, incarnation=-1), id="page of an earlier actor_record, whose training was rolled back"
+        ),
     ],
 )
 def test_the_checkpoint_replaces_an_older_page(record: PageRecord) -> None:
@@ -281,60 +287,64 @@ def test_slots_held_by_a_dead_buffer_worker_are_lost_at_its_next_start(buffer_pa
     ledger.produce(0, 10)
     assert ledger.begin(1) == (Posted(0, 0, 10, 0),)
     assert figures(buffer_page) == {"passed_on": 10, "lost.receiver_died": 7}
-    assert ledger.mark(ProducerId(4, 1)) == 1, "what was taken is not taken again"
+    assert ledger.mark(ProducerId(4, 1)) == 1, "no slot is taken twice"
     ledger.settle(1)
     assert buffer_page.record.unacknowledged == ()
 
 
 @pytest.mark.parametrize(
-    ("restored", "told", "expected"),
+    ("restored", "progress", "expected"),
     [
-        pytest.param(True, ProducerProgress(inherited=100, acknowledged=100), {}, id="both remember all"),
+        pytest.param(True, ProducerProgress(inherited=100, acknowledged=100), {}, id="no loss"),
         pytest.param(
-            True, ProducerProgress(inherited=130, acknowledged=130), {"lost.receiver_died": 30}, id="we forgot"
+            True, ProducerProgress(inherited=130, acknowledged=130), {"lost.receiver_died": 30}, id="consumer lost some"
         ),
         pytest.param(
             True,
             ProducerProgress(inherited=130, acknowledged=130, left=((1, 8, 5, False), (1, 9, 7, False))),
             {"lost.receiver_died": 18, "lost.producer_died": 12},
-            id="we forgot some, and never got the rest",
+            id="consumer lost some and never received the rest",
         ),
         pytest.param(
             True,
             ProducerProgress(inherited=130, acknowledged=130, left=((1, 8, 5, True), (1, 9, 7, False))),
             {"lost.receiver_died": 18, "dropped.end_of_run": 5, "lost.producer_died": 7},
-            id="we forgot some, some was withdrawn, and the rest died",
+            id="consumer lost some, some was withdrawn, the rest is lost",
         ),
         pytest.param(
-            True, ProducerProgress(inherited=100, acknowledged=140), {"lost.receiver_died": 40}, id="forgot this life"
+            True,
+            ProducerProgress(inherited=100, acknowledged=140),
+            {"lost.receiver_died": 40},
+            id="consumer lost this incarnation",
         ),
         pytest.param(
-            True, ProducerProgress(inherited=60, acknowledged=60, restored=True), {"outlived": 40}, id="it forgot"
+            True,
+            ProducerProgress(inherited=60, acknowledged=60, restored=True),
+            {"outlived": 40},
+            id="producer lost some",
         ),
         pytest.param(
             True,
             ProducerProgress(inherited=60, acknowledged=90, restored=True),
             {"outlived": 40, "lost.receiver_died": 30},
-            id="it forgot, we forgot that it came back",
+            id="both lost some",
         ),
-        pytest.param(True, ProducerProgress(restored=True), {"outlived": 100}, id="it forgot all"),
+        pytest.param(True, ProducerProgress(restored=True), {"outlived": 100}, id="producer lost all"),
         pytest.param(
-            False, ProducerProgress(inherited=130, acknowledged=130), {}, id="a difference without an excuse: ours"
+            False, ProducerProgress(inherited=130, acknowledged=130), {}, id="unexplained difference: consumer"
         ),
-        pytest.param(
-            True, ProducerProgress(inherited=60, acknowledged=60), {}, id="a difference without an excuse: theirs"
-        ),
+        pytest.param(True, ProducerProgress(inherited=60, acknowledged=60), {}, id="unexplained difference: producer"),
     ],
 )
 def test_each_end_reports_what_the_other_lost(
-    trainer_page: LedgerPage, restored: bool, told: ProducerProgress, expected: dict[str, int]
+    trainer_page: LedgerPage, restored: bool, progress: ProducerProgress, expected: dict[str, int]
 ) -> None:
     ledger = TrainerLedger(trainer_page)
     ledger.meet(ProducerId(0, 1), ProducerProgress())
     ledger.take(ProducerId(0, 1), 7, 100, 100)
     trainer_page.apply(lambda record: replace(record.count(in_buffer=-100), restored=restored))
     for _ in range(2):
-        assert ledger.meet(ProducerId(0, 2), told) == Mark(2, -1, told.acknowledged)
+        assert ledger.meet(ProducerId(0, 2), progress) == Mark(2, -1, progress.acknowledged)
     assert figures(trainer_page) == expected
 
 
@@ -343,37 +353,55 @@ def test_acknowledgements_of_this_incarnation_that_the_consumer_lost(trainer_pag
     me = ProducerId(0, 1)
     ledger.meet(me, ProducerProgress())
     ledger.take(me, 7, 100, 100)
-    told = ProducerProgress(sequence=9, acknowledged=150)
-    assert ledger.meet(me, told) == Mark(1, 7, 100), "without an excuse it stays a difference"
+    progress = ProducerProgress(sequence=9, acknowledged=150)
+    assert ledger.meet(me, progress) == Mark(1, 7, 100), "without a restored page the difference stays"
     trainer_page.apply(lambda record: replace(record, restored=True))
     for _ in range(2):
-        assert ledger.meet(me, told) == Mark(1, 9, 150)
+        assert ledger.meet(me, progress) == Mark(1, 9, 150)
     assert ledger.meet(me, ProducerProgress(sequence=8, acknowledged=120)) == Mark(1, 9, 150), (
         "an acknowledgement was lost"
     )
     assert figures(trainer_page) == {"in_buffer": 100, "lost.receiver_died": 50}
 
 
-def life(incarnation: int, lives: int = 1, produced: int = 0) -> PageRecord:
+def actor_record(incarnation: int, lives: int = 1, produced: int = 0) -> PageRecord:
     return PageRecord(role="actor", index=0, incarnation=incarnation, lives=lives).count(produced=produced)
 
 
 @pytest.mark.parametrize(
     ("own", "kept", "incarnation", "expected"),
     [
-        pytest.param(life(-1, 0), None, 0, life(-1, 0), id="the first life"),
-        pytest.param(life(2, 3, 9), life(2, 3, 5), 3, life(2, 3, 9), id="a container began again: its own is newer"),
+        pytest.param(actor_record(-1, 0), None, 0, actor_record(-1, 0), id="first incarnation"),
         pytest.param(
-            life(-1, 0), life(2, 3, 5), 3, replace(life(2, 3, 5), restored=True), id="another pod: on the copy"
+            actor_record(2, 3, 9),
+            actor_record(2, 3, 5),
+            3,
+            actor_record(2, 3, 9),
+            id="restarted container: its own page is newer",
         ),
         pytest.param(
-            life(2, 3, 9), life(4, 5, 7), 5, replace(life(4, 5, 7), restored=True), id="others had the index meanwhile"
+            actor_record(-1, 0),
+            actor_record(2, 3, 5),
+            3,
+            replace(actor_record(2, 3, 5), restored=True),
+            id="new pod: begins on the copy",
         ),
         pytest.param(
-            life(-1, 0), None, 1, replace(life(-1, 0), restored=True), id="a life was before of which nobody heard"
+            actor_record(2, 3, 9),
+            actor_record(4, 5, 7),
+            5,
+            replace(actor_record(4, 5, 7), restored=True),
+            id="other pods had the index meanwhile",
         ),
         pytest.param(
-            life(-1, 0), life(-1, 0), 1, replace(life(-1, 0), restored=True), id="a life was before that began nothing"
+            actor_record(-1, 0), None, 1, replace(actor_record(-1, 0), restored=True), id="unknown earlier incarnation"
+        ),
+        pytest.param(
+            actor_record(-1, 0),
+            actor_record(-1, 0),
+            1,
+            replace(actor_record(-1, 0), restored=True),
+            id="earlier incarnation without a record",
         ),
     ],
 )

@@ -35,7 +35,7 @@ def trainer(index: int = 0, *, ended: bool = True, marks: dict[int, Mark] | None
 
 
 def terms(found: Balance) -> dict[str, int]:
-    """The terms that are not zero, flat."""
+    """Return the terms that are not zero, as one flat mapping."""
     value = found.to_json()
     flat = {term: count for term, count in value.items() if isinstance(count, int)}
     for group in ("dropped", "lost"):
@@ -93,7 +93,7 @@ def test_slots_left_unacknowledged(mark: Mark | None, entry: Posted, clean: bool
     assert terms(found) == {"produced": produced, "trained": 100, **expected}
 
 
-def test_each_rank_is_judged_by_its_own_slots() -> None:
+def test_each_rank_is_compared_by_its_own_slots() -> None:
     left = (Posted(0, 6, 1, 0), Posted(0, 7, 10, 1), Posted(0, 8, 100, 0), Posted(0, 9, 1000, 1))
     ranks = [trainer(0, marks={0: Mark(0, 6)}), trainer(1, marks={0: Mark(0, 7), 1: Mark(0, 99)})]
     found = balance([actor(0, *left, produced=1100), *ranks], ended=True)
@@ -137,13 +137,13 @@ def test_wrong_ledgers_are_reported(spoil: Callable[[PageRecord], PageRecord], t
         balance([actor(produced=100), spoil(honest)], ended=True).check()
 
 
-def test_a_slot_lost_on_the_way_before_one_that_arrived_is_noticed() -> None:
+def test_a_slot_lost_before_one_that_arrived_is_detected() -> None:
     pages = [actor(0, Posted(0, 3, 10, 0), produced=100), trainer(marks={0: Mark(0, 4)}, trained=90)]
     with pytest.raises(LedgerError, match=r"produced 100 is not the 90"):
         balance(pages, ended=True).check()
 
 
-def test_a_negative_buffer_is_noticed_in_a_live_run_too() -> None:
+def test_a_negative_buffer_is_detected_in_a_live_run_too() -> None:
     with pytest.raises(LedgerError, match="holding -10"):
         balance([actor(produced=0), trainer(trained=10, in_buffer=-10, ended=False)], ended=False).check()
 
@@ -196,8 +196,10 @@ def buffer(*left: Posted, ended: bool = True, marks: dict[int, Mark] | None = No
         pytest.param(0, 10, {"dropped.end_of_run": 38}, id="ended"),
     ],
 )
-def test_in_a_chain_each_is_judged_by_its_own_consumer(held: int, dropped: int, expected: dict[str, int]) -> None:
-    """The buffer worker took actor 0's slot 5, and the trainer the buffer worker's slot 3."""
+def test_in_a_chain_each_producer_is_compared_with_its_own_consumer(
+    held: int, dropped: int, expected: dict[str, int]
+) -> None:
+    """The buffer worker took slot 5 of actor 0; the trainer took slot 3 of the buffer worker."""
     marks = {0: Mark(0, 5)}
     pages = [
         actor(0, Posted(0, 5, 10, 0), Posted(0, 6, 20, 0), produced=100),

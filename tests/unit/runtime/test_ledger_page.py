@@ -130,7 +130,7 @@ def test_absent_and_empty_pages(tmp_path: Path) -> None:
     assert read_page(tmp_path / "actor-0.page") is None
     (tmp_path / "actor-1.page").write_bytes(b"")
     assert read_page(tmp_path / "actor-1.page") is None
-    # A writer that was killed while it began the page had not written the magic yet.
+    # A writer that was killed while it created the page has not written the magic bytes yet.
     (tmp_path / "actor-2.page").write_bytes(bytes(30_000))
     assert read_page(tmp_path / "actor-2.page") is None
     with LedgerPage.open(tmp_path / "actor-2.page", "actor", 2) as page:
@@ -138,12 +138,12 @@ def test_absent_and_empty_pages(tmp_path: Path) -> None:
     assert [(record.index, record.counters["produced"]) for record in read_pages(tmp_path)] == [(2, 4)]
 
 
-@pytest.mark.parametrize("room", [0, 3000, _BANKS + 10, _FILE_BYTES - 1, _FILE_BYTES])
+@pytest.mark.parametrize("space", [0, 3000, _BANKS + 10, _FILE_BYTES - 1, _FILE_BYTES])
 def test_a_full_disk_creates_no_page_until_it_has_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: int
 ) -> None:
-    """All that it will ever need is taken at its beginning; ``room`` bytes of that the disk has."""
-    path, write, left = tmp_path / "actor-0.page", os.pwrite, room
+    """Opening a page allocates the whole file; the disk has only ``space`` bytes left."""
+    path, write, left = tmp_path / "actor-0.page", os.pwrite, space
 
     def until_the_disk_is_full(descriptor: int, data: memoryview, offset: int) -> int:
         nonlocal left
@@ -174,7 +174,7 @@ def test_all_pages_of_a_folder_by_role_and_index(tmp_path: Path) -> None:
 
 
 def images(path: Path) -> tuple[bytes, bytes, PageRecord, PageRecord]:
-    """A page's bytes and records before and after one update that touches counters and marks."""
+    """Return a page's bytes and records before and after one update of counters and marks."""
     with LedgerPage.open(path, "trainer", 0) as page:
         page.update(produced=1)
         page.apply(lambda record: replace(record.count(in_buffer=3), marks={0: Mark(0, 0)}))
@@ -186,14 +186,14 @@ def images(path: Path) -> tuple[bytes, bytes, PageRecord, PageRecord]:
 def test_a_writer_killed_after_any_byte_leaves_the_old_record_or_the_new(tmp_path: Path) -> None:
     path = tmp_path / "trainer-0.page"
     before, after, old, new = images(path)
-    changed = [place for place in range(len(before)) if before[place] != after[place]]
+    changed = [offset for offset in range(len(before)) if before[offset] != after[offset]]
     assert changed[0] == _ACTIVE, "the byte that chooses the bank is written last"
     bank = changed[1:]
     torn = bytearray(before)
-    for place in range(bank[0], bank[-1] + 1):
+    for offset in range(bank[0], bank[-1] + 1):
         path.write_bytes(torn)
         assert read_page(path) == old
-        torn[place] = after[place]
+        torn[offset] = after[offset]
     path.write_bytes(torn)
     assert read_page(path) == old
     with LedgerPage.open(path, "trainer", 0) as page:

@@ -1,7 +1,6 @@
-"""A run that loses acknowledgements, processes and whole pods, and resumes: the books always balance.
+"""Simulated runs lose acknowledgements, processes and pods, and resume. Their ledger always balances.
 
-A process that is killed leaves its page; a pod that is deleted takes it along, and its successor begins on a copy that
-was made at some moment before.
+A killed process leaves its page. A deleted pod loses its page: its successor begins on an older copy.
 """
 
 from __future__ import annotations
@@ -38,80 +37,82 @@ NUM_ACTORS, NUM_BUFFERS, NUM_RANKS = 3, 2, 2
 
 
 class Sent(NamedTuple):
-    """A slot under way."""
+    """A slot in flight."""
 
     sequence: int
     num_transitions: int
     total: int
 
 
-class Taker:
-    """A consumer's memory; its page is what outlives it."""
+class Consumer:
+    """The in-memory state of a consumer; only its page survives a kill."""
 
     def __init__(self, ledger: TrainerLedger | BufferLedger) -> None:
-        self.taken = ledger
+        self.consumer_ledger = ledger
         self.buffer: deque[int] = deque()
 
     def receive(self, producer: ProducerId, slot: Sent) -> None:
-        if slot.sequence > self.taken.mark(producer):
-            self.taken.take(producer, *slot)
+        if slot.sequence > self.consumer_ledger.mark(producer):
+            self.consumer_ledger.take(producer, *slot)
             self.buffer.append(slot.num_transitions)
 
 
-class Giver:
-    """A producer's memory and its slots under way, to each consumer."""
+class Producer:
+    """The in-memory state of a producer, and its slots in flight to each consumer."""
 
     def __init__(self, ledger: ActorLedger | BufferLedger, me: ProducerId, consumers: Sequence[int]) -> None:
-        self.given = ledger
+        self.producer_ledger = ledger
         self.me = me
         self.consumers = consumers
         left = ledger.begin(me.incarnation)
         self.unsettled = {each.consumer for each in left}
-        self.told: dict[int, ProducerProgress] = {consumer: ledger.progress(consumer) for consumer in consumers}
+        self.progress: dict[int, ProducerProgress] = {consumer: ledger.progress(consumer) for consumer in consumers}
         self.connected: set[int] = set()
         self.sequence = 0
-        self.under_way: dict[int, deque[Sent]] = {consumer: deque() for consumer in consumers}
+        self.in_flight: dict[int, deque[Sent]] = {consumer: deque() for consumer in consumers}
         self.unacknowledged: dict[int, dict[int, Sent]] = {consumer: {} for consumer in consumers}
 
-    def post(self, num_transitions: int, *, dies_first: bool = False) -> None:
+    def post(self, num_transitions: int, *, killed_before_send: bool = False) -> None:
         consumer = self.consumers[self.sequence % len(self.consumers)]
-        slot = Sent(self.sequence, num_transitions, self.given.produce(self.sequence, num_transitions, consumer))
-        if not dies_first:
-            self.under_way[consumer].append(slot)
+        slot = Sent(
+            self.sequence, num_transitions, self.producer_ledger.produce(self.sequence, num_transitions, consumer)
+        )
+        if not killed_before_send:
+            self.in_flight[consumer].append(slot)
             self.unacknowledged[consumer][self.sequence] = slot
         self.sequence += 1
 
-    def meet(self, consumer: int, taker: Taker) -> None:
-        """A handshake; once every consumer has heard what earlier lives left it is forgotten."""
-        mark = taker.taken.meet(self.me, self.told[consumer])
+    def meet(self, consumer: int, consumer_state: Consumer) -> None:
+        """Perform a handshake; after one with every consumer, settle the slots of earlier incarnations."""
+        mark = consumer_state.consumer_ledger.meet(self.me, self.progress[consumer])
         self.connected.add(consumer)
         for sequence in [each for each in self.unacknowledged[consumer] if each <= mark.sequence]:
             self.acknowledged(consumer, sequence)
-        self.under_way[consumer] = deque(slot for _, slot in sorted(self.unacknowledged[consumer].items()))
+        self.in_flight[consumer] = deque(slot for _, slot in sorted(self.unacknowledged[consumer].items()))
         if consumer in self.unsettled:
             self.unsettled.remove(consumer)
-            self.told[consumer] = replace(self.told[consumer], left=())
+            self.progress[consumer] = replace(self.progress[consumer], left=())
             if not self.unsettled:
-                self.given.settle(self.me.incarnation)
+                self.producer_ledger.settle(self.me.incarnation)
 
-    def deliver(self, consumer: int, taker: Taker, *, acknowledged: bool) -> None:
+    def deliver(self, consumer: int, consumer_state: Consumer, *, acknowledged: bool) -> None:
         if consumer not in self.connected:
-            self.meet(consumer, taker)
-        if self.under_way[consumer]:
-            slot = self.under_way[consumer].popleft()
-            taker.receive(self.me, slot)
+            self.meet(consumer, consumer_state)
+        if self.in_flight[consumer]:
+            slot = self.in_flight[consumer].popleft()
+            consumer_state.receive(self.me, slot)
             if acknowledged:
                 for sequence in [each for each in self.unacknowledged[consumer] if each <= slot.sequence]:
                     self.acknowledged(consumer, sequence)
 
     def acknowledged(self, consumer: int, sequence: int) -> None:
         slot = self.unacknowledged[consumer].pop(sequence)
-        self.given.acknowledge(sequence)
-        self.told[consumer] = replace(self.told[consumer], sequence=sequence, acknowledged=slot.total)
+        self.producer_ledger.acknowledge(sequence)
+        self.progress[consumer] = replace(self.progress[consumer], sequence=sequence, acknowledged=slot.total)
 
 
-class Worker(Taker, Giver):
-    """A process of some role, and its page."""
+class Worker(Consumer, Producer):
+    """A process of a role, and its ledger page."""
 
     def __init__(self, page: LedgerPage, incarnation: int, saved: dict[str, Any] | None, consumers: list[int]) -> None:
         self.page = page
@@ -122,28 +123,28 @@ class Worker(Taker, Giver):
             self.ledger.resume(saved, incarnation=incarnation)
         else:
             self.ledger = ActorLedger(page) if self.role == "actor" else BufferLedger(page)
-            Giver.__init__(self, self.ledger, ProducerId(index, incarnation), consumers)
+            Producer.__init__(self, self.ledger, ProducerId(index, incarnation), consumers)
         if not isinstance(self.ledger, ActorLedger):
-            Taker.__init__(self, self.ledger)
+            Consumer.__init__(self, self.ledger)
 
 
 class Run:
-    """One run on pages in a folder, driven by a seeded generator."""
+    """A run with its pages in a folder, driven by a seeded generator."""
 
     def __init__(
         self, folder: Path, rng: random.Random, *, buffers: bool = False, kills: bool = False, deletes: bool = False
     ) -> None:
-        """Workers end cleanly and come back in each; ``kills`` and ``deletes`` are other ends."""
+        """Workers always end and restart cleanly; ``kills`` and ``deletes`` add unclean ends."""
         self.folder, self.rng, self.kills, self.deletes = folder, rng, kills, deletes
         self.sizes = {"actor": NUM_ACTORS, "buffer": NUM_BUFFERS * buffers, "trainer": NUM_RANKS}
         self.chain = [role for role, size in self.sizes.items() if size]
-        self.places = [(role, index) for role, size in self.sizes.items() for index in range(size)]
+        self.members = [(role, index) for role, size in self.sizes.items() for index in range(size)]
         self.saved: list[dict[str, Any] | None] = [None] * NUM_RANKS
-        self.incarnations = dict.fromkeys(self.places, -1)
-        self.kept: dict[tuple[str, int], PageRecord] = {}
+        self.incarnations = dict.fromkeys(self.members, -1)
+        self.copies: dict[tuple[str, int], PageRecord] = {}
 
     def session(self, num_events: int) -> None:
-        """The processes live, until a clean end."""
+        """Run all processes for some events, then end them cleanly."""
         with ExitStack() as self.pages:
             self.begin()
             for _ in range(num_events):
@@ -152,19 +153,21 @@ class Run:
 
     def begin(self) -> None:
         self.workers: dict[tuple[str, int], Worker] = {}
-        for place in self.places:
-            self.workers[place] = self.new(*place)
+        for member in self.members:
+            self.workers[member] = self.new(*member)
 
     def end(self) -> None:
         for worker in self.workers.values():
             if worker.role != "trainer" and self.rng.random() < 0.8:
                 for consumer in worker.consumers:
-                    worker.deliver(consumer, self.taker_of(worker.role, consumer), acknowledged=self.rng.random() < 0.7)
+                    worker.deliver(
+                        consumer, self.consumer_of(worker.role, consumer), acknowledged=self.rng.random() < 0.7
+                    )
         for (_, index), worker in self.workers.items():
             self.leave(worker, index)
 
     def leave(self, worker: Worker, index: int) -> None:
-        """A clean end."""
+        """End a worker cleanly."""
         if isinstance(worker.ledger, TrainerLedger):
             self.saved[index] = worker.ledger.snapshot()
         if not isinstance(worker.ledger, ActorLedger):
@@ -172,8 +175,8 @@ class Run:
         worker.ledger.end()
 
     def event(self) -> None:
-        place = self.rng.choice(self.places)
-        worker, (role, index) = self.workers[place], place
+        member = self.rng.choice(self.members)
+        worker, (role, index) = self.workers[member], member
         kind = self.rng.choices(
             ["work", "deliver", "drop", "save", "reconnect", "keep", "replace", "kill", "delete"],
             [30, 60, 2, 5, 3, 5, 3, 3 * self.kills, 3 * self.deletes],
@@ -182,7 +185,7 @@ class Run:
             self.work(worker)
         elif kind == "deliver" and role != "trainer":
             consumer = self.rng.choice(worker.consumers)
-            worker.deliver(consumer, self.taker_of(role, consumer), acknowledged=self.rng.random() < 0.7)
+            worker.deliver(consumer, self.consumer_of(role, consumer), acknowledged=self.rng.random() < 0.7)
         elif kind == "drop" and not isinstance(worker.ledger, ActorLedger) and worker.buffer:
             worker.ledger.dropped("stale", worker.buffer.popleft())
         elif kind == "save" and isinstance(worker.ledger, TrainerLedger):
@@ -190,58 +193,58 @@ class Run:
         elif kind == "reconnect" and role != "trainer":
             worker.connected.clear()
         elif kind == "keep":
-            self.kept[place] = worker.page.record
+            self.copies[member] = worker.page.record
         elif kind == "replace":
             self.leave(worker, index)
-            self.succeed(place, deletes=False)
+            self.replace_worker(member, deletes=False)
         elif kind in ("kill", "delete"):
-            self.end_of(place, deletes=kind == "delete")
+            self.kill(member, deletes=kind == "delete")
 
-    def work(self, worker: Worker, *, dies_first: bool = False) -> None:
+    def work(self, worker: Worker, *, killed_before_send: bool = False) -> None:
         if isinstance(worker.ledger, ActorLedger):
-            worker.post(self.rng.randrange(1, 100), dies_first=dies_first)
+            worker.post(self.rng.randrange(1, 100), killed_before_send=killed_before_send)
         elif worker.buffer and isinstance(worker.ledger, TrainerLedger):
             worker.ledger.trained(worker.buffer.popleft())
         elif worker.buffer:
-            worker.post(worker.buffer.popleft(), dies_first=dies_first)
+            worker.post(worker.buffer.popleft(), killed_before_send=killed_before_send)
 
-    def end_of(self, place: tuple[str, int], *, deletes: bool) -> None:
-        """Also between counting and posting, and between any two handshakes of its successor."""
-        worker, role = self.workers[place], place[0]
+    def kill(self, member: tuple[str, int], *, deletes: bool) -> None:
+        """Kill a worker, also between counting and posting or between two handshakes of its successor."""
+        worker, role = self.workers[member], member[0]
         if role != "trainer" and self.rng.random() < 0.5:
-            self.work(worker, dies_first=True)
+            self.work(worker, killed_before_send=True)
         if role != "trainer" and self.rng.random() < 0.5:
             for consumer in self.rng.sample(worker.consumers, self.rng.randrange(len(worker.consumers) + 1)):
-                worker.meet(consumer, self.taker_of(role, consumer))
-        self.succeed(place, deletes=deletes)
+                worker.meet(consumer, self.consumer_of(role, consumer))
+        self.replace_worker(member, deletes=deletes)
 
-    def succeed(self, place: tuple[str, int], *, deletes: bool) -> None:
-        worker, (role, index) = self.workers[place], place
+    def replace_worker(self, member: tuple[str, int], *, deletes: bool) -> None:
+        worker, (role, index) = self.workers[member], member
         worker.page.close()
         if deletes:
             self.path(role, index).unlink()
-        self.workers[place] = self.new(role, index)
-        for giver in self.workers.values():
-            if giver.role != "trainer" and self.taker_role(giver.role) == role:
-                giver.connected.discard(index)
+        self.workers[member] = self.new(role, index)
+        for producer in self.workers.values():
+            if producer.role != "trainer" and self.consumer_role(producer.role) == role:
+                producer.connected.discard(index)
 
-    def taker_role(self, role: str) -> str:
+    def consumer_role(self, role: str) -> str:
         return self.chain[self.chain.index(role) + 1]
 
-    def taker_of(self, role: str, consumer: int) -> Worker:
-        return self.workers[self.taker_role(role), consumer]
+    def consumer_of(self, role: str, consumer: int) -> Worker:
+        return self.workers[self.consumer_role(role), consumer]
 
     def new(self, role: str, index: int) -> Worker:
-        place = role, index
-        self.incarnations[place] += 1
+        member = role, index
+        self.incarnations[member] += 1
         page = self.pages.enter_context(LedgerPage.open(self.path(role, index), role, index))
-        incarnation = self.incarnations[place]
-        page.apply(lambda record: starting_record(record, self.kept.get(place), incarnation=incarnation))
+        incarnation = self.incarnations[member]
+        page.apply(lambda record: starting_record(record, self.copies.get(member), incarnation=incarnation))
         saved = self.saved[index] if role == "trainer" else None
         consumers: list[int] = []
         if role != "trainer":
-            num_consumers = self.sizes[self.taker_role(role)]
-            consumers = [index % num_consumers] if self.taker_role(role) == "buffer" else [*range(num_consumers)]
+            num_consumers = self.sizes[self.consumer_role(role)]
+            consumers = [index % num_consumers] if self.consumer_role(role) == "buffer" else [*range(num_consumers)]
         return Worker(page, incarnation, saved, consumers)
 
     def path(self, role: str, index: int) -> Path:
@@ -292,27 +295,27 @@ def test_the_ledger_of_a_live_run_at_rest_balances(tmp_path: Path, rng: random.R
 @pytest.mark.parametrize("buffers", [False, True])
 def test_copies_of_pages_balance_however_old_each_is(tmp_path: Path, rng: random.Random, buffers: bool) -> None:
     run = Run(tmp_path, rng, buffers=buffers, kills=True, deletes=True)
-    run.kept = {(role, index): PageRecord(role=role, index=index) for role, index in run.places}
+    run.copies = {(role, index): PageRecord(role=role, index=index) for role, index in run.members}
     with ExitStack() as run.pages:
         run.begin()
         for _ in range(200):
             run.event()
             for ended in (False, True):
-                found = balance(run.kept.values(), ended=ended, copies=True)
+                found = balance(run.copies.values(), ended=ended, copies=True)
                 found.check()
             assert min(found.lost.values()) >= 0, found
 
 
-def books_of_a_run(folder: Path, seed: int) -> None:
-    """A run with deletions, its copies and its end.
+def check_run(folder: Path, seed: int) -> None:
+    """Run with deletions to the end; check the pages and their copies.
 
     Raises:
-        LedgerError: they do not balance.
+        LedgerError: the ledger does not balance.
     """
     run = Run(folder, random.Random(seed), buffers=seed % 2 == 0, kills=True, deletes=True)
-    run.kept = {(role, index): PageRecord(role=role, index=index) for role, index in run.places}
+    run.copies = {(role, index): PageRecord(role=role, index=index) for role, index in run.members}
     run.session(200)
-    balance(run.kept.values(), ended=True, copies=True).check()
+    balance(run.copies.values(), ended=True, copies=True).check()
     balance(read_pages(folder), ended=True).check()
 
 
@@ -327,11 +330,11 @@ def test_a_term_that_is_not_counted_is_detected(tmp_path: Path, monkeypatch: pyt
     for seed in range(20):
         (folder := tmp_path / str(seed)).mkdir()
         try:
-            books_of_a_run(folder, seed)
+            check_run(folder, seed)
         except LedgerError:
-            assert term != "passed_on", "it is beside the sum"
+            assert term != "passed_on", "passed_on is no term of the sum"
             return
-    assert term == "passed_on", "nothing was noticed"
+    assert term == "passed_on", "no missing term was detected"
 
 
 @pytest.mark.parametrize("part", ["not_taken", "forgotten", "outlived"])
@@ -339,7 +342,7 @@ def test_the_handshake_reports_are_necessary(tmp_path: Path, monkeypatch: pytest
     compared = balance_module._compare
     nothing = () if part == "not_taken" else 0
     monkeypatch.setattr(balance_module, "_compare", lambda *arguments: replace(compared(*arguments), **{part: nothing}))
-    with pytest.raises(LedgerError):  # noqa: PT012 - whichever run shows it
+    with pytest.raises(LedgerError):  # noqa: PT012 - any of the runs may raise
         for seed in range(20):
             (folder := tmp_path / str(seed)).mkdir()
-            books_of_a_run(folder, seed)
+            check_run(folder, seed)

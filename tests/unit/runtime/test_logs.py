@@ -11,7 +11,7 @@ from rlsrl.runtime.logs import REDACTED, redact
 
 
 def lines_of(code: str, path: Path | None = None) -> list[dict[str, Any]]:
-    """What a process of its own logs: the configuration is the whole process's."""
+    """Return the log lines of a new process, because the logging configuration is process-wide."""
     preamble = (
         "import logging, sys, threading, structlog\n"
         "from pathlib import Path\n"

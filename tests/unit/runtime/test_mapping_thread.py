@@ -16,7 +16,7 @@ Stage = MappingThread[Any, Any]
 
 @pytest.fixture
 def stages() -> Iterator[list[Stage]]:
-    """Stages put in here are stopped and joined at the end, whatever the test found."""
+    """Return a list; the end of the test stops and joins the stages in it."""
     started: list[Stage] = []
     yield started
     for stage in started:
@@ -254,7 +254,7 @@ def test_runtime_stages_import_no_torch() -> None:
 
 
 def wait_for_waiter(pipe: Pipe[Any], condition: str) -> None:
-    """Spin, without sleeping, until a thread stands in the condition's queue."""
+    """Spin without sleeping until a thread waits on the condition."""
     watched = getattr(pipe, condition)
     while True:
         with watched:

@@ -15,7 +15,7 @@ KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 
 
 def shown(registry: CollectorRegistry) -> set[str]:
-    """Our families on the registry; the process's own are named ``process_*``."""
+    """Return rlsrl's metric families, without the ``process_*`` families."""
     return {family.name for family in registry.collect() if not family.name.startswith("process_")}
 
 

@@ -11,14 +11,14 @@ SOON = 10.0
 
 
 class Waiter:
-    """A call made in another thread, which is known to wait on a condition before the test goes on."""
+    """A call in another thread. The constructor returns once the thread waits on the condition."""
 
     def __init__(self, pipe: Pipe[Any], condition: str, call: Callable[[], Any]) -> None:
         self._pool = ThreadPoolExecutor(1)
         self.future: Future[Any] = self._pool.submit(call)
         self._pool.shutdown(wait=False)
         watched: threading.Condition = getattr(pipe, condition)
-        while True:  # spins, without sleeping, until the thread stands in the condition's queue
+        while True:  # spins without sleeping until the thread waits on the condition
             with watched:
                 if watched._waiters or self.future.done():  # type: ignore[attr-defined]
                     return

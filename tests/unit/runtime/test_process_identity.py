@@ -20,7 +20,7 @@ def test_a_killed_process_is_dead_before_and_after_it_is_reaped() -> None:
     name = child.stdout.readline().decode().strip()
     assert not is_dead(name)
     child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead but not reaped
     assert is_dead(name)
     child.wait()
     assert is_dead(name)
@@ -29,8 +29,8 @@ def test_a_killed_process_is_dead_before_and_after_it_is_reaped() -> None:
 
 
 def test_a_process_with_a_reused_pid_is_another_process() -> None:
-    place, _, started = own_process().rpartition("/")
-    assert is_dead(f"{place}/{int(started) + 1}")
+    prefix, _, started = own_process().rpartition("/")
+    assert is_dead(f"{prefix}/{int(started) + 1}")
 
 
 def test_a_process_on_another_host_or_an_invalid_identity_is_not_dead() -> None:

@@ -9,7 +9,7 @@ from rlsrl.runtime.process import die_with_parent, worker_environment
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 
-# The parent prints when its child is tied to it; both hold standard output, so its end is the end of both.
+# The child prints once its life is tied to the parent. Both hold standard output, so its end means that both ended.
 PARENT = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
@@ -31,7 +31,7 @@ def test_a_worker_dies_with_its_parent(ending: signal.Signals) -> None:
     assert parent.stdout is not None
     assert parent.stdout.readline() == "tied\n"
     parent.send_signal(ending)
-    parent.communicate(timeout=30)  # returns at the end of the output, so once the child is gone too
+    parent.communicate(timeout=30)  # returns when the output ends: the child has ended too
     assert parent.returncode == -ending
 
 
@@ -43,7 +43,7 @@ def test_a_worker_whose_parent_is_gone_already_dies_at_once() -> None:
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_other_systems_than_linux_are_left_alone(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+def test_outside_linux_die_with_parent_does_nothing(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     die_with_parent(-1)
 
@@ -66,7 +66,7 @@ def test_each_thread_of_an_actor_waits_for_its_own_connection() -> None:
     assert worker_environment({}, "coordinator") == worker_environment({})
 
 
-# How often threads of gRPC's own slept while MESSAGES went there and back.
+# Prints how often gRPC's own threads slept during a round trip of MESSAGES messages.
 SLEEPS_OF_GRPC = r"""
 import os, re
 from concurrent.futures import ThreadPoolExecutor
@@ -104,14 +104,14 @@ def test_grpc_messages_wake_only_the_threads_that_wait_for_them() -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
         return int(done.stdout), done.stderr
 
-    ours, complaints = sleeps(worker_environment(os.environ))
-    assert "xperiment" not in complaints, "this version of gRPC knows both switches"
-    assert ours < messages / 4
-    theirs, _ = sleeps({name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"})
-    assert theirs > messages / 4, "else the setting does nothing and goes"
+    with_settings, warnings = sleeps(worker_environment(os.environ))
+    assert "xperiment" not in warnings, "this gRPC version must know both experiments"
+    assert with_settings < messages / 4
+    without_settings, _ = sleeps({name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"})
+    assert without_settings > messages / 4, "without the setting gRPC wakes its threads; otherwise delete the setting"
 
 
-# What the threads that exist before and after the call may be delayed by, in nanoseconds, and the switch interval.
+# Prints the timer slack in nanoseconds of an existing and of a new thread, and whether the switch interval is short.
 PROMPT = """
 import ctypes, sys, threading
 from rlsrl.runtime.process import wake_threads_promptly
@@ -129,6 +129,6 @@ print(found, sys.getswitchinterval() < 0.001)
 
 
 @linux
-def test_timer_slack_is_small() -> None:
+def test_threads_wake_promptly() -> None:
     child = subprocess.run([sys.executable, "-c", PROMPT], check=True, capture_output=True, text=True, timeout=30)
     assert child.stdout == "[1, 1] True\n"

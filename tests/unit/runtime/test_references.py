@@ -1,4 +1,4 @@
-"""Naming the user's code: what is found, and what each mistake is answered with."""
+"""References to user code: callables that are found, and the error of each mistake."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SOON = 10.0
 
 
 class Scripted(Worker[str]):
-    """Calls ``on_poll`` with itself at each poll and writes down what happened to it."""
+    """Calls ``on_poll`` with itself at each poll and records its life-cycle events."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class Scripted(Worker[str]):
 
 
 def run_in_thread(worker: Worker[str]) -> "Future[None]":
-    """Configure and run in a thread of its own, as a process's main thread would."""
+    """Configure and run the worker in a new thread, like the main thread of a process."""
 
-    def life() -> None:
+    def main() -> None:
         worker.configure("good")
         worker.run()
 
     pool = ThreadPoolExecutor(1)
-    future = pool.submit(life)
+    future = pool.submit(main)
     pool.shutdown(wait=False)
     return future
 
@@ -396,6 +396,6 @@ def test_a_signal_handler_may_call_exit_while_the_same_thread_is_paused() -> Non
 
 
 def wait_until_blocked(worker: Worker[str]) -> None:
-    """Spin until a paused ``run`` has taken every command and so waits for the next."""
+    """Spin until a paused ``run`` has taken every command and waits for the next."""
     while not worker._commands.empty():
         pass

@@ -1,4 +1,4 @@
-"""What ranks have to agree on before they train."""
+"""Settings on which all ranks must agree before training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsrl.workers.build import trainer
 
 
 class Met:
-    """A gang whose other rank is on the CPU."""
+    """A gang whose other rank trains on the CPU."""
 
     def __init__(self, *, timeout_seconds: float, on_gpus: bool) -> None:
         self.asked = (timeout_seconds, on_gpus)

@@ -73,14 +73,14 @@ class FakeChild:
 
     def __init__(self, request: bytes, environment: Mapping[str, str]) -> None:
         self.request, self.environment = request, environment
-        self.ended, self.closed, self.said = False, False, None
+        self.ended, self.closed, self.message = False, False, None
         FakeChild.made.append(self)
 
     def wait(self, timeout: float) -> bool:
         return self.ended
 
     def failure(self) -> str | None:
-        return self.said
+        return self.message
 
     def close(self) -> None:
         self.closed = True
@@ -209,7 +209,7 @@ def test_without_a_compiler_training_goes_on_and_logs_it_once(make_rank: Callabl
 def test_a_failed_child_leaves_training_eager(make_rank: Callable[..., Rank]) -> None:
     rank = make_rank()
     child = begun(rank)
-    child.ended, child.said = True, "CppCompileError: no such instruction"
+    child.ended, child.message = True, "CppCompileError: no such instruction"
     with capture_logs() as logs:
         for _ in range(3):
             rank.follow()
@@ -280,8 +280,8 @@ def test_the_end_of_training_ends_the_child(make_rank: Callable[..., Rank]) -> N
     ],
 )
 def test_the_cache_folder(tmp_path: Path, environ: Mapping[str, str], folder: str) -> None:
-    told = {name: value.format(tmp_path) for name, value in environ.items()}
-    made = compiling_environment({"PATH": os.environ["PATH"], **told})
+    variables = {name: value.format(tmp_path) for name, value in environ.items()}
+    made = compiling_environment({"PATH": os.environ["PATH"], **variables})
     assert Path(made["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(folder.format(tmp_path))
     assert Path(made["TORCHINDUCTOR_CACHE_DIR"]).is_dir()
 
@@ -351,10 +351,10 @@ def test_a_compiler_that_fails_is_named(compiler: Callable[[str], dict[str, str]
     process = trainer(failing, "wait")
     assert process.stdout is not None
     process.stdout.readline()
-    said = json.loads(process.stdout.readline())
+    message = json.loads(process.stdout.readline())
     process.kill()
     process.communicate()
-    assert "CppCompileError" in said
+    assert "CppCompileError" in message
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""When the coordinator frees an index, told by a clock that the test moves."""
+"""When the coordinator frees an index. The test moves the clock."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Check = Callable[[CoordinatorService, Leases, ManualClock], None]
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Callable[[Check, str], None]:
-    """Runs a check on a service with one actor, which is the process of that name."""
+    """Return a function that runs a check on a service with one actor, held by the named process."""
 
     async def run(check: Check, process: str) -> None:
         log, clock = structlog.stdlib.get_logger(), ManualClock()
@@ -57,7 +57,7 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
 
 
 def sweep_for(seconds: float, service: CoordinatorService, clock: ManualClock) -> None:
-    """Sweep as often as ``run_sweeps`` does."""
+    """Advance the clock, and sweep as often as ``run_sweeps`` does."""
     for _ in range(round(seconds / SWEEP_SECONDS)):
         clock.advance(SWEEP_SECONDS)
         service.sweep()

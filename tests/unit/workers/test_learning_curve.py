@@ -1,4 +1,4 @@
-"""Rows are kept once, whatever is sent again and whatever a kill leaves behind; TensorBoard sees the same rows."""
+"""Each row is kept once despite repeated sends and kills; TensorBoard gets the same rows."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def kept(folder: Path) -> list[tuple[str, int]]:
 
 
 def events(folder: Path) -> list[tuple[str, int, dict[str, float]]]:
-    """What TensorBoard would read, checksums included: (kind, step, scalars) in the order of the files' names."""
+    """Return (kind, step, scalars) of each TensorBoard event, in order of file names; verify the checksums."""
     from tensorboardX.proto.event_pb2 import Event
 
     found: list[tuple[str, int, dict[str, float]]] = []
@@ -193,7 +193,7 @@ def test_a_full_disk_keeps_no_row_and_a_retry_keeps_all(
 ) -> None:
     curve.append(rows(0))
     with monkeypatch.context() as patched:
-        patched.setattr(curve, "_file", ShortOfSpace(curve._file))
+        patched.setattr(curve, "_file", FileOnFullDisk(curve._file))
         with pytest.raises(OSError, match="only 10 of"):
             curve.append(rows(1, 2))
     assert kept(tmp_path) == [("a", 0)]
@@ -201,8 +201,8 @@ def test_a_full_disk_keeps_no_row_and_a_retry_keeps_all(
     assert kept(tmp_path) == [("a", 0), ("a", 1), ("a", 2)]
 
 
-class ShortOfSpace:
-    """A file on a disk with room for ten more bytes."""
+class FileOnFullDisk:
+    """A file on a disk with ten bytes left."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Who is given which index: rules by example, then the invariants under any order of events."""
+"""Leases of worker indices: each rule by example, then the invariants under any order of events."""
 
 import json
 from collections.abc import Callable
@@ -123,7 +123,9 @@ def test_the_next_container_of_a_pod_takes_over_its_lease_at_once(roster: Leases
     assert roster.holder("a") is None
     assert roster.holder("b") == other
     lease(roster, "d")
-    assert [held.instance for held in roster.holders] == ["c", "b", "d"], "who has no name is nobody's successor"
+    assert [held.instance for held in roster.holders] == ["c", "b", "d"], (
+        "a worker without a process identity succeeds no other"
+    )
     lease(roster, "e", role="trainer", process="pod/2/0")
     assert roster.holder("b") == other, "another role is another process"
 
@@ -178,9 +180,9 @@ def test_an_invalid_roster_document_is_refused(roster: Leases, edit: Callable[[d
 
 
 class AnyOrderOfEvents(RuleBasedStateMachine):
-    """Workers join, fall silent, come back and leave; coordinators die and are restarted from what was on disk.
+    """Workers join, fall silent, return and leave; coordinators die and restart from the stored document.
 
-    ``believed`` is what the workers think: the place each was last welcomed to, until it leaves or is refused.
+    ``believed`` is the (index, incarnation) of each worker's last welcome, until the worker leaves or is refused.
     """
 
     instances = st.sampled_from([f"i{number}" for number in range(6)])
@@ -205,7 +207,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             assert not known
             assert not free
         elif isinstance(answer, LeaseRefusal):
-            assert known, "a newcomer is given an index or waits for one"
+            assert known, "a new worker gets an index or waits for one"
             del self.believed[instance]
         else:
             if known:
@@ -216,7 +218,9 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
                 assert answer.index == min(free), "the lowest free index"
                 assert answer.incarnation > self.last_incarnation.get(answer.index, -1), "incarnations rise"
                 self.last_incarnation[answer.index] = answer.incarnation
-            assert self.ever.setdefault(place(answer), instance) == instance, "nobody else ever was that"
+            assert self.ever.setdefault(place(answer), instance) == instance, (
+                "no other instance ever had this index and incarnation"
+            )
             self.believed[instance] = place(answer)
 
     @rule(instance=instances)
@@ -249,7 +253,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         assert len({held.index for held in holders}) == len({held.instance for held in holders}) == len(holders)
 
     @invariant()
-    def nobody_holds_what_another_was_given_since(self) -> None:
+    def every_holder_has_the_last_incarnation_of_its_index(self) -> None:
         for held in self.roster.holders:
             assert held.incarnation == self.last_incarnation[held.index]
 

@@ -29,9 +29,9 @@ IN_A_BUCKET = "parameters.store={objectStore: {url: 's3://bucket/team', endpoint
 
 def make_run(folder: Path, *overrides: str) -> Path:
     placement = LocalPlacement(run_uid="0f3a", run_folder=folder.absolute())
-    told = resolve(load_text(EXPERIMENT, overrides=overrides), placement)
+    resolved = resolve(load_text(EXPERIMENT, overrides=overrides), placement)
     folder.mkdir()
-    (folder / RESOLVED).write_text(told.to_json())
+    (folder / RESOLVED).write_text(resolved.to_json())
     return folder
 
 

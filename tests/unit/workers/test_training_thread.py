@@ -45,14 +45,14 @@ from rlsrl.workers.training import (
 ENV = discrete_env_spec()
 STEPS, LANES = 4, 2
 SLOT = STEPS * LANES
-"""Transitions of a slot; one slot is one batch."""
+"""Number of transitions in a slot; one slot is one batch."""
 ABSENT = {"incarnation": 3, "counters": {"trained": 80}, "marks": {}}
-"""The ledger of a rank that only an earlier life of the gang had."""
+"""The ledger of a rank that existed only in an earlier attempt of the gang."""
 DEADLINE_SECONDS = 30.0
 
 
 class FakeLearner:
-    """Its one weight is the number of its steps. It fails or waits when the test asks."""
+    """A learner whose only weight is its number of steps. It fails or waits on request."""
 
     def __init__(self, steps: int = 0) -> None:
         self.steps = steps
@@ -184,7 +184,7 @@ class Bench:
             try:
                 return self.producer.acquire(timeout=0.01)
             except StreamTimeout:
-                assert not self.ended.is_set(), "there are no more credits"
+                assert not self.ended.is_set(), "the thread ended without another credit"
 
     def post(self, slot: Slot, version: Version | None = None) -> None:
         """Fill a slot as acted with ``version`` (default: the requested one), post and receive it."""
@@ -328,7 +328,7 @@ def test_experience_of_a_former_attempt_is_dropped_and_its_lanes_granted_again(
 
 
 def test_a_run_that_resumes_at_its_stop_condition_trains_nothing(make_bench: Callable[..., Bench]) -> None:
-    """The former life was killed between its last checkpoint and its terminal record."""
+    """The former process was killed between its last checkpoint and its terminal record."""
     done = Progress(episodes=2)
     done.load_state_dict({"env_steps": 40, "train_steps": 5, "num_episodes": 0, "train_seconds": 1.0, "returns": []})
     bench = make_bench(version=Version(2, 5), progress=done, stop={"train_steps": 5})

@@ -1,4 +1,4 @@
-"""The learning curve at wandb: real files in offline mode, and every way in which wandb may fail."""
+"""The wandb mirror of the learning curve: real offline files, and every failure of wandb."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rows(*sequences: int, attempt: int = 1) -> list[CurveRow]:
 
 
 class Mirrored:
-    """A mirror of a folder's learning curve and how often it failed."""
+    """A mirror of a folder's learning curve, and its number of failures."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.failures = 0
@@ -72,25 +72,25 @@ class Mirrored:
         self.failures += 1
 
     def wait(self) -> None:
-        """Until the process at hand has ended."""
+        """Wait until the present process has ended."""
         assert self.mirror._process is not None
         self.mirror._process.wait(DEADLINE)
 
 
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def generous_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_mirror, "CLOSE_SECONDS", DEADLINE)
 
 
 def records(folder: Path) -> Iterator[Any]:
-    """What wandb would send of the folder's runs, in the order of its files."""
+    """Yield the records that wandb would send for the folder's runs, in file order."""
     from wandb.proto.wandb_internal_pb2 import Record
     from wandb.sdk.internal.datastore import DataStore
 
     for path in files(folder):
         store = DataStore()
         store.open_for_scan(str(path))
-        with contextlib.suppress(AssertionError):  # the end of a file that was cut short
+        with contextlib.suppress(AssertionError):  # raised at the end of a truncated file
             while (data := store.scan_data()) is not None:
                 yield Record.FromString(data)
 
@@ -100,7 +100,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    """The rows, without what wandb adds."""
+    """Return the rows, without the fields that wandb adds."""
     found = []
     for record in records(folder):
         if record.HasField("history"):
@@ -158,7 +158,7 @@ def init(**_):
 
 @pytest.fixture
 def fake(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a wandb in the real one's place that behaves as told."""
+    """Return a function that replaces wandb by a fake with the given behaviour."""
     folder = tmp_path_factory.mktemp("fake")
 
     def install(init: str = "", finish: str = "pass", source: str = FAKE) -> Path:
@@ -182,7 +182,7 @@ def test_a_process_that_dies_is_restarted_and_no_row_is_lost(curve: LearningCurv
     mirrored.mirror.poll(new_rows=False)
     assert mirrored.failures == 1
     mirrored.mirror.close()
-    assert logged(folder) == [0, 10, 20, 0, 10, 20, 30], "what is in no file is handed over again"
+    assert logged(folder) == [0, 10, 20, 0, 10, 20, 30], "rows that reached no file are sent again"
     assert mirrored.failures == 1
 
 
@@ -220,13 +220,13 @@ def test_a_wandb_process_that_does_not_finish_is_killed(
     read, write = os.pipe()
     os.set_inheritable(write, True)
     monkeypatch.setenv("FINISHING", str(write))
-    monkeypatch.setattr(wandb_mirror.subprocess, "Popen", keeping(write))
+    monkeypatch.setattr(wandb_mirror.subprocess, "Popen", popen_with_descriptor(write))
     curve.append(rows(0))
     mirrored = Mirrored(tmp_path)
     process = mirrored.mirror._process
     assert process is not None
     process.stdin.close()
-    assert select.select([read], [], [], DEADLINE)[0], "it has begun to finish"
+    assert select.select([read], [], [], DEADLINE)[0], "the process is finishing"
     monkeypatch.setattr(wandb_mirror, "CLOSE_SECONDS", 0.01)
     mirrored.mirror.close()
     assert process.returncode == -9
@@ -234,7 +234,7 @@ def test_a_wandb_process_that_does_not_finish_is_killed(
     assert logged(folder) == [0]
 
 
-def keeping(descriptor: int) -> Any:
+def popen_with_descriptor(descriptor: int) -> Any:
     popen = subprocess.Popen
     return lambda *arguments, **options: popen(*arguments, **options, pass_fds=(descriptor,))
 
@@ -259,14 +259,14 @@ def test_no_process_outlives_the_coordinator(curve: LearningCurve, tmp_path: Pat
         try:
             assert parent.stdout is not None
             child = psutil.Process(int(parent.stdout.readline()))
-            assert watch.wait_for_name(".wandb", timeout=DEADLINE), "the run has begun"
+            assert watch.wait_for_name(".wandb", timeout=DEADLINE), "the run has started"
             (server,) = child.children()
             descriptors = [os.pidfd_open(process.pid) for process in (child, server)]
         finally:
             parent.kill()
             parent.wait()
     for descriptor in descriptors:
-        assert select.select([descriptor], [], [], DEADLINE)[0], "it ends too"
+        assert select.select([descriptor], [], [], DEADLINE)[0], "the process ends with its parent"
         os.close(descriptor)
 
 
@@ -308,7 +308,7 @@ def test_a_coordinator_forwards_every_row_and_counts_failures(tmp_path: Path, fa
         member.leave("over")
         worker.exit()
         running.join(DEADLINE)
-    assert logged(folder)[:3] == [0, 10, 20], "then it died"
+    assert logged(folder)[:3] == [0, 10, 20], "the fake died after this row"
     assert metrics.registry.get_sample_value("rlsrl_tracking_failures_total", {"tracker": "wandb"}) == 1.0
 
 
