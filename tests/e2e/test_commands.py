@@ -35,7 +35,7 @@ def test_every_command_shows_a_healthy_run(where: Namespace, cartpole: Object) -
 
     code, story, _ = told(experiment, "status")
     assert code == 0
-    assert f"experiment  {where.name}/cartpole, made " in story
+    assert f"experiment  {where.name}/cartpole, created " in story
     assert "phase       Running for " in story
     for role, count in {"actor": 2, "buffer": 1, "coordinator": 1, "policy": 1, "trainer": 2}.items():
         assert f"{role:<11}  {count}/{count}" in story
@@ -82,7 +82,7 @@ def test_a_failing_worker_is_reported_with_its_last_output(where: Namespace, car
     assert code == 1
     assert said.startswith("Finished: ConfigurationError, for ")
     assert "CartPole-v9" in said
-    assert "cure: Mend the spec or the image" in said
+    assert "cure: Correct the spec or the image" in said
 
 
 def test_an_unknown_experiment_is_reported_with_the_nearest_name(where: Namespace, cartpole: Object) -> None:
