@@ -173,8 +173,8 @@ def python(image: Image, program: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("kind", "arguments", "shown"),
     [
-        ("worker-actor", ["rlsrl.workers", "--help"], "--role {coordinator,trainer,actor,buffer,evaluator,policy}"),
-        ("worker-learner", ["rlsrl.workers", "--help"], "--role {coordinator,trainer,actor,buffer,evaluator,policy}"),
+        ("worker-actor", ["rlsrl.workers", "--help"], "--role {coordinator,trainer,buffer,policy,actor,evaluator}"),
+        ("worker-learner", ["rlsrl.workers", "--help"], "--role {coordinator,trainer,buffer,policy,actor,evaluator}"),
         ("worker-learner", ["rlsrl.workers.gang_launcher", "--help"], "--ranks RANKS"),
         ("operator", ["--help"], "--settings SETTINGS"),
     ],
@@ -219,7 +219,7 @@ def test_unneeded_files_are_not_in_an_image(images: dict[str, Image], kind: str,
 
 @pytest.mark.parametrize(
     "module",
-    ["coordinator", "buffer", "actor", "ring", "policy", "evaluator"],
+    ["coordinator", "buffer", "actor", "policy", "evaluator"],
 )
 def test_a_worker_of_the_actor_image_imports_no_torch(images: dict[str, Image], module: str) -> None:
     python(images["worker-actor"], f"import rlsrl.workers.{module}")
