@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -293,8 +293,11 @@ def test_without_a_cache_folder_the_error_says_what_to_set() -> None:
 
 TRAINER = """
 import json, os, sys, threading
+from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
 from rlsrl.workers import compiling
-child = compiling._Child(f"{sys.argv[1]}\\n19\\n".encode(), dict(os.environ))
+die_with_parent(int(os.environ[PARENT_VARIABLE]))
+environ = {**os.environ, "PYTHONPATH": os.environ["CHILD_PYTHONPATH"]}
+child = compiling._Child(f"{sys.argv[1]}\\n19\\n".encode(), environ)
 print(child.pid, flush=True)
 if sys.argv[2] == "wait":
     child.wait(300)
@@ -316,9 +319,27 @@ def compiler(tmp_path: Path) -> Callable[[str], dict[str, str]]:
     return make
 
 
-def trainer(environ: Mapping[str, str], what: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", TRAINER, REQUEST, what]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+Trainer = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def trainer() -> Iterator[Trainer]:
+    """Start a process with a compiling child, whose pid is its first line of output."""
+    with contextlib.ExitStack() as processes:
+
+        def start(environ: Mapping[str, str], what: str, *, child_path: str = "") -> subprocess.Popen[str]:
+            path = os.pathsep.join(filter(None, [child_path, *sys.path]))
+            process = subprocess.Popen(
+                [sys.executable, "-c", TRAINER, REQUEST, what],
+                env={**worker_environment(environ), "CHILD_PYTHONPATH": path},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            processes.callback(process.communicate)
+            processes.callback(process.kill)
+            return process
+
+        yield start
 
 
 def gone(pid: int) -> bool:
@@ -329,45 +350,64 @@ def gone(pid: int) -> bool:
     return state == "Z"
 
 
-def test_child_and_compiler_die_with_the_trainer(tmp_path: Path, compiler: Callable[[str], dict[str, str]]) -> None:
-    hanging = compiler(f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 3600")
-    process = trainer(hanging, "sleep")
+@contextlib.contextmanager
+def child_of(process: subprocess.Popen[str]) -> Iterator[int]:
+    """The pid of the trainer's child, which is killed at the end if it still lives."""
     assert process.stdout is not None
     child = int(process.stdout.readline())
     try:
-        helper = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the compiler"))
-        assert os.getpriority(os.PRIO_PROCESS, child) == 19
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        until(lambda: gone(child) and gone(helper), "child and compiler are gone", timeout=30.0)
+        yield child
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
 
 
+def test_child_and_compiler_die_with_the_trainer(
+    tmp_path: Path, compiler: Callable[[str], dict[str, str]], trainer: Trainer
+) -> None:
+    hanging = compiler(f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 3600")
+    process = trainer(hanging, "sleep")
+    with child_of(process) as child:
+        helper = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the compiler"))
+        assert os.getpriority(os.PRIO_PROCESS, child) == 19
+        process.kill()
+        process.wait()
+        until(lambda: gone(child) and gone(helper), "child and compiler are gone", timeout=30.0)
+
+
+def test_a_child_that_imports_torch_dies_with_the_trainer(tmp_path: Path, trainer: Trainer) -> None:
+    (tmp_path / "torch.py").write_text(
+        f"import pathlib, threading\npathlib.Path({str(tmp_path)!r}, 'importing').touch()\nthreading.Event().wait()\n"
+    )
+    process = trainer(os.environ, "sleep", child_path=str(tmp_path))
+    with child_of(process) as child:
+        until((tmp_path / "importing").exists, "the child imports torch")
+        process.kill()
+        process.wait()
+        until(lambda: gone(child), "the child is gone", timeout=30.0)
+
+
 @pytest.mark.slow
-def test_a_compiler_that_fails_is_named(compiler: Callable[[str], dict[str, str]]) -> None:
+def test_a_compiler_that_fails_is_named(compiler: Callable[[str], dict[str, str]], trainer: Trainer) -> None:
     failing = compiler("[ $1 = --version ] && exec echo g++ 12.2.0; echo 'no such instruction' >&2; exit 1")
     process = trainer(failing, "wait")
     assert process.stdout is not None
     process.stdout.readline()
     message = json.loads(process.stdout.readline())
-    process.kill()
-    process.communicate()
     assert "CppCompileError" in message
 
 
 @pytest.mark.slow
-def test_a_second_process_uses_the_first_ones_cache(tmp_path: Path, compiler: Callable[[str], dict[str, str]]) -> None:
-    environ = worker_environment(compiler(f'echo "$@" >> {tmp_path}/calls; exec {shutil.which("g++")} "$@"'))
+def test_a_second_process_uses_the_first_ones_cache(
+    tmp_path: Path, compiler: Callable[[str], dict[str, str]], trainer: Trainer
+) -> None:
+    environ = compiler(f'echo "$@" >> {tmp_path}/calls; exec {shutil.which("g++")} "$@"')
     compiled = []
     for _ in range(2):
         process = trainer(environ, "wait")
         assert process.stdout is not None
         process.stdout.readline()
         assert json.loads(process.stdout.readline()) is None
-        process.kill()
-        process.communicate()
         calls = (tmp_path / "calls").read_text().splitlines()
         compiled.append([call for call in calls if ".cpp" in call])
         (tmp_path / "calls").unlink()

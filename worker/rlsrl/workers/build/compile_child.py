@@ -1,4 +1,7 @@
-"""The child process of ``compiling.StepCompiler``: compiles a trainer's step into the cache of compiled code."""
+"""The child process of ``compiling.StepCompiler``: compiles a trainer's step into the cache of compiled code.
+
+Importing torch takes seconds. The child imports it after it has begun to watch the trainer.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,13 @@ import os
 import signal
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlsrl.algorithms.base import one_rank
-from rlsrl.api.resolved import TrainerConfig
-from rlsrl.data.specs import EnvSpec
-from rlsrl.data.version import Version
 from rlsrl.runtime.process import leave
-from rlsrl.workers.build.common import torch_policy
-from rlsrl.workers.build.learner import build_learner, example_batch, rank_device
-from rlsrl.workers.compiling import error_summary
+
+if TYPE_CHECKING:
+    from rlsrl.api.resolved import TrainerConfig
+    from rlsrl.data.specs import EnvSpec
 
 
 def request_for(config: TrainerConfig, env_spec: EnvSpec) -> str:
@@ -26,10 +26,22 @@ def request_for(config: TrainerConfig, env_spec: EnvSpec) -> str:
 
 def main() -> int:
     """Run as the child; return the exit code."""
-    request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    request = json.loads(sys.stdin.buffer.readline())
     niceness = int(sys.stdin.buffer.readline())
     threading.Thread(target=_exit_with_trainer, name="trainer", daemon=True).start()
     os.nice(niceness)
+    return _compile(request)
+
+
+def _compile(request: dict[str, Any]) -> int:
+    from rlsrl.algorithms.base import one_rank
+    from rlsrl.api.resolved import TrainerConfig
+    from rlsrl.data.specs import EnvSpec
+    from rlsrl.data.version import Version
+    from rlsrl.workers.build.common import torch_policy
+    from rlsrl.workers.build.learner import build_learner, example_batch, rank_device
+    from rlsrl.workers.compiling import error_summary
+
     try:
         config = TrainerConfig.from_json(request["config"])
         env_spec = EnvSpec.from_json(request["env_spec"])
