@@ -71,7 +71,9 @@ def test_fields_can_be_set_and_a_trainer_s_speed_given() -> None:
 
 
 def test_policy_and_buffer_workers_have_their_rows() -> None:
-    policy = size(EXAMPLES / "cartpole-policy-worker.yaml", "--env-step-seconds", "1e-5")
+    # With a batch as wide as the actor, whose slot without a ring then fills one batch and not two.
+    batch = ("--set", "trainers.batchEnvironments=16")
+    policy = size(EXAMPLES / "cartpole-policy-worker.yaml", "--env-step-seconds", "1e-5", *batch)
     buffer = size(EXAMPLES / "cartpole-buffer-worker.yaml", "--env-step-seconds", "1e-5")
 
     assert re.search(r"^policy +1 ", policy.stdout, re.MULTILINE)

@@ -95,6 +95,15 @@ def test_environments_that_wait_give_the_latency_limit(num_actors: int) -> None:
     assert rate_of(sleeping) == pytest.approx(200.0 * num_actors)
 
 
+def test_an_actor_runs_again_some_time_after_each_wait() -> None:
+    """8 environments wait for 5 ms each, and the actor runs 1 ms later. Environments that never wait cost nothing."""
+    waits = workload(environment=EnvironmentSpeed(step_seconds=0.0, wait_seconds=5e-3))
+    computes = workload(environment=EnvironmentSpeed(step_seconds=5e-3))
+
+    assert rate_of(waits, wake_seconds=1e-3) == pytest.approx(1 / 6e-3)
+    assert rate_of(computes, wake_seconds=1e-3) == pytest.approx(1 / 5e-3)
+
+
 def test_environment_threads_wait_together_and_compute_one_after_the_other() -> None:
     """8 environments: each computes for 0.1 ms and waits for 5 ms, or for no time."""
     waits, computes = (
@@ -141,10 +150,29 @@ def test_a_ring_hides_the_wait_for_answers() -> None:
     assert rate_of(ring, hop_seconds=2e-4) == pytest.approx(4 / 4e-4, rel=0.02)
 
 
+def test_requests_of_two_actors_meet_at_a_policy_worker() -> None:
+    """A step computes 1 ms and an answer takes 1 ms. With a second actor a request meets 0.62 others on average: the
+    answer takes a = 1 + a / (1 + a) milliseconds, the golden ratio."""
+    steps = {"environment": EnvironmentSpeed(step_seconds=1e-3 / 8), "num_policy_workers": 1}
+    alone, both = (rate_of(pods(number, hardware=Hardware(), **steps), answer_seconds=1e-3) for number in (1, 2))
+
+    assert alone == pytest.approx(8 / 2e-3, rel=1e-3)
+    assert both == pytest.approx(2 * 8 / (1e-3 + (1 + math.sqrt(5)) / 2 * 1e-3), rel=1e-3)
+
+
 def test_without_lag_gathering_and_training_take_turns() -> None:
     """Filling 8 x 32 steps takes 25.6 ms, and training as long."""
     assert rate_of(workload(max_policy_lag=0), step_seconds=0.0256) == pytest.approx(256 / 0.0512, rel=1e-3)
     assert rate_of(workload(max_policy_lag=1), step_seconds=0.0256) == pytest.approx(256 / 0.0256, rel=1e-3)
+
+
+def test_a_slot_of_two_batches_takes_turns_with_their_training() -> None:
+    """The next slot of 8 x 32 steps needs the weights of the step before its second batch. Filling half a slot takes
+    12.8 ms, and training on it as long."""
+    wide = workload(batch_lanes=4, minibatch_size=128)
+
+    assert rate_of(wide, step_seconds=0.0128) == pytest.approx(128 / 0.0256, rel=1e-3)
+    assert rate_of(replace(wide, max_policy_lag=2), step_seconds=0.0128) == pytest.approx(128 / 0.0128, rel=1e-3)
 
 
 def test_more_actors_are_never_slower_until_something_saturates_and_then_stay() -> None:

@@ -34,6 +34,8 @@ class Costs:
     """A policy worker forms a batch of requests and hands out the results. The evaluation itself is not part of it."""
     hop_seconds: float
     """One-way wall time of a message between two idle processes; no processor time."""
+    wake_seconds: float
+    """Wall time from the end of an environment's wait until the actor runs again; no processor time."""
     shared_slot_seconds: float
     """At each end: a slot, its acknowledgement and its credit through shared memory."""
     grpc_slot_seconds: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,13 +81,28 @@ def _step(work: Work) -> tuple[float, float]:
     if workload.num_policy_workers:
         # An actor steps one group after the other; a group's next step also needs the answer to its request.
         computing, waiting = work.asking_step(lanes), work.waiting_step(lanes)
-        answer = work.evaluating(1, lanes) + 2 * work.hop_seconds
-        return computing, max(waiting, (computing + waiting + answer) / workload.ring_size - computing)
+        between = computing + waiting + 2 * work.hop_seconds
+        return computing, max(waiting, (between + _answer(work, between)) / workload.ring_size - computing)
     if workload.environment_threads:
         # The threads compute one after the other and wait together.
         one = work.acting_step(1)
         return lanes * one, max(0.0, one + work.waiting_step(1) - lanes * one)
     return work.acting_step(lanes), work.waiting_step(lanes)
+
+
+def _answer(work: Work, between: float) -> float:
+    """Return the seconds from the arrival of a request at a policy worker to its answer.
+
+    Requests arrive by chance, ``between`` seconds after the answer before, and are evaluated with those that they meet:
+    mean value analysis of one station, with the number of the others as in Schweitzer (1979).
+    """
+    workload, lanes = work.workload, work.workload.group_lanes
+    alone = work.evaluating(1, lanes)
+    each = work.evaluating(2, 2 * lanes) - alone
+    others = max(0.0, workload.num_actors * workload.ring_size / workload.num_policy_workers - 1)
+    # The root of: answer = alone + each * others * answer / (between + answer).
+    excess = alone + each * others - between
+    return (excess + math.sqrt(excess**2 + 4 * alone * between)) / 2
 
 
 def _loading(work: Work) -> float:

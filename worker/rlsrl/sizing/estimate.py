@@ -3,8 +3,8 @@
 With a policy lag of at least one step, all workers work at the same time, each on another batch. They begin together,
 when a training step has ended and its credits are granted, and the next step ends when the last of them is done. Where
 they share a machine, the processes that have something to compute share its cores equally (processor sharing, Kleinrock
-1967), so that short demands delay long ones. Without lag, gathering and training take turns. In any case at most
-1 + ``max_policy_lag`` batches are on their way at a time.
+1967), so that short demands delay long ones. With a single batch in flight (``Workload.batches_in_flight``),
+gathering and training take turns.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _cycle_seconds(work: Work, found: Sequence[Demand]) -> float:
         "full_load_speed": work.costs.full_load_speed,
     }
     always_busy = 0 if workload.hardware.cores is None else workload.num_evaluators
-    in_flight = 1 + workload.max_policy_lag
+    in_flight = workload.batches_in_flight
     latency = _latency_seconds(work, found) / in_flight
     if in_flight > 1:
         return max(latency, shared_seconds(found, always_busy=always_busy, **machine))
@@ -99,7 +99,9 @@ def _cycle_seconds(work: Work, found: Sequence[Demand]) -> float:
 def _latency_seconds(work: Work, found: Sequence[Demand]) -> float:
     """Return how long one batch takes from its first step to its weights, if nothing delays it."""
     workload = work.workload
-    fill = sum(slot_seconds(work)) * max(workload.ring_size, workload.batch_slots / workload.num_actors)
+    together = workload.batches_a_slot
+    slots = max(workload.ring_size, together * workload.batch_slots / workload.num_actors)
+    fill = sum(slot_seconds(work)) * slots / together
     behind = sum(demand.seconds for demand in found if demand.part in TRAINING)
     return fill + behind + 2 * work.hop_seconds
 

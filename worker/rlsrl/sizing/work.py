@@ -34,7 +34,8 @@ class Work:
 
     def waiting_step(self, lanes: float) -> float:
         """Return how long ``lanes`` environments, one after the other, wait in a step without a processor."""
-        return lanes * self.workload.environment.wait_seconds
+        wait_seconds = self.workload.environment.wait_seconds
+        return lanes * (wait_seconds + self.costs.wake_seconds) if wait_seconds else 0.0
 
     def posting(self, lanes: float) -> float:
         """Return a producer's seconds to post a slot of ``lanes``, its acknowledgement and next credit included."""

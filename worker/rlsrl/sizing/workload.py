@@ -149,6 +149,16 @@ class Workload:
         return min(1.0, (1 + self.max_policy_lag) * batch / self.num_lanes)
 
     @property
+    def batches_a_slot(self) -> int:
+        """Batches that one slot belongs to: several if it is wider than a rank's part of a batch."""
+        return math.ceil(self.group_lanes / self.rank_lanes)
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches that are gathered or trained on at a time: the weights of a slot are recent enough for its last."""
+        return max(1, 2 + self.max_policy_lag - self.batches_a_slot)
+
+    @property
     def workers_by_role(self) -> dict[str, int]:
         """Workers of each role that moves samples or weights; 0 for a role that the workload does not have."""
         return {

@@ -36,6 +36,7 @@ TYPICAL = Costs(
     answer_seconds=1.3e-4,
     evaluation_seconds=6e-5,
     hop_seconds=4e-5,
+    wake_seconds=4e-5,
     shared_slot_seconds=6e-5,
     grpc_slot_seconds=3e-4,
     copied_byte_seconds=2e-10,
