@@ -7,9 +7,9 @@ mean return of 475: the ratio of the medians with its bootstrap interval. Seeds 
 enough. As a negative control, rlsrl with a slowed trainer and an almost unbounded lag must fail the same check.
 HalfCheetah compares the median returns after a million steps, Pong the mean returns after as many.
 
-Each run is kept in ``docs/benchmarks/learning-NAME.json`` when it ends, and is not repeated, so that an interrupted
-comparison goes on. After a change of rlsrl's learning, use ``--anew``, which first removes its runs. No figure depends
-on time, so that other work on the machine does no harm.
+Each run is stored in ``docs/benchmarks/learning-NAME.json`` when it ends, and is not repeated: an interrupted
+comparison continues. After a change of rlsrl's learning, use ``--restart``, which first removes rlsrl's runs. No figure
+depends on time, so other work on the machine does not matter.
 
 The exit status is 0 if rlsrl learns alike, 1 if it does not or if that is not decided, and 2 if a run failed.
 """
@@ -261,15 +261,15 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
 
 
 def compare(
-    name: str, *, anew: bool = False, folder: Path = FOLDER, comparisons: Mapping[str, Comparison] = COMPARISONS
+    name: str, *, restart: bool = False, folder: Path = FOLDER, comparisons: Mapping[str, Comparison] = COMPARISONS
 ) -> bool:
     """Make runs until the comparison is decided or the seeds are used up; return whether it has the wanted result.
 
-    The wanted result: rlsrl learns alike, and the control worse. With ``anew`` rlsrl's kept runs are removed first.
+    The wanted result: rlsrl learns alike, and the control worse. With ``restart`` rlsrl's kept runs are removed first.
     """
     comparison = comparisons[name]
     runs = Runs(folder / f"{KEPT_AS}{name}.json")
-    for forgotten in (RLSRL, HINDERED) if anew else ():
+    for forgotten in (RLSRL, HINDERED) if restart else ():
         runs.forget(forgotten)
     rlsrl, single = programs_of(comparison)
     single.contestant.install()
@@ -350,12 +350,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("comparison", choices=COMPARISONS)
     parser.add_argument(
-        "--anew", action="store_true", help="remove rlsrl's kept runs first, after a change of its learning"
+        "--restart", action="store_true", help="remove rlsrl's kept runs first, after a change of its learning"
     )
     arguments = parser.parse_args()
     ended_by_signals()
     try:
-        return 0 if compare(arguments.comparison, anew=arguments.anew) else 1
+        return 0 if compare(arguments.comparison, restart=arguments.restart) else 1
     except ContestantFailed as error:
         print(f"learning: {error}", file=sys.stderr)
         return 2

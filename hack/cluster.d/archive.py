@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Images in archives as docker and buildah write them: a docker-archive or an oci-archive.
+"""Reads image archives of docker and buildah: a docker-archive or an oci-archive.
 
-archive.py names ARCHIVE: a line `NAME DIGEST` for each image; names in full, as a kubelet asks for them.
-archive.py stream ARCHIVE: an oci-archive of them on standard output, without the blobs whose digests are on standard
-  input, one a line. What is there already is not hashed and written again: of a changed image, little is new.
+archive.py names ARCHIVE: print a line `NAME DIGEST` for each image, with the full name that a kubelet requests.
+archive.py stream ARCHIVE: write an oci-archive to standard output, without the blobs whose digests are on standard
+  input, one a line. containerd has those blobs; a changed image has few new ones.
 """
 
 import hashlib
@@ -37,14 +37,14 @@ def described(kind: str, content: bytes) -> tuple[str, dict[str, Any]]:
 
 
 class Archive:
-    """An archive's `images`, as descriptors with full names, and their `blobs` by digest."""
+    """An archive: its `images` as descriptors with full names, and their `blobs` by digest."""
 
     def __init__(self, archive: tarfile.TarFile) -> None:
         self.archive = archive
         self.files = {member.name: member for member in archive}
         self.blobs: dict[str, tarfile.TarInfo | bytes] = {}
         self.images: list[dict[str, Any]] = []
-        if "index.json" in self.files:  # one that is of both kinds is read as containerd does
+        if "index.json" in self.files:  # an archive of both kinds is read as containerd reads it
             self._read_oci()
         elif "manifest.json" in self.files:
             self._read_docker()
@@ -62,7 +62,7 @@ class Archive:
         for image in json.loads(self._content("index.json"))["manifests"]:
             notes = image.get("annotations", {})
             name = notes.get(NAME) or notes.get(REFERENCE, "")
-            if "/" in name or ":" in name:  # else it is a tag alone
+            if "/" in name or ":" in name:  # else the name is only a tag
                 self.images.append({**image, "annotations": {NAME: full_name(name)}})
 
     def _read_docker(self) -> None:
@@ -82,7 +82,7 @@ class Archive:
             self.images += ({**manifest, "annotations": {NAME: full_name(name)}} for name in image["RepoTags"] or ())
 
     def _followed(self, name: str) -> tarfile.TarInfo:
-        """Return a file of the archive, through links: a layer of several images is stored once."""
+        """Return a file of the archive and follow links: a layer of several images is stored once."""
         while (file := self.files[name]).issym():
             name = os.path.normpath(os.path.join(os.path.dirname(name), file.linkname))
         return file
@@ -115,7 +115,7 @@ def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def main(command: str, path: str) -> None:
-    """Convert the archive, or exit with its fault."""
+    """Run the command, or exit with a message if the archive is invalid."""
     try:
         with tarfile.open(path) as file:
             archive = Archive(file)

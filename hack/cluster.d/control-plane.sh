@@ -1,12 +1,12 @@
 # shellcheck shell=bash
 # Functions that start the control plane inside node 1, where node-init.sh sources them.
 
-start() { # start COMPONENT FLAGS...: in the background, with its log
+start() { # start COMPONENT FLAGS...: start in the background, with a log
   local component=$1
   shift
-  # Processor time is scarcer than memory here: fewer garbage collections (a quarter) save a tenth of it.
+  # Processor time is scarcer than memory here: a quarter of the garbage collections saves a tenth of it.
   GOGC=400 "$TOOLS/$component" "$@" >>"$STATE/log/$component.log" 2>&1 &
-  echo $! >"$STATE/$component.pid" # as node 1 numbers its processes
+  echo $! >"$STATE/$component.pid" # a PID in node 1's namespace
 }
 
 start_etcd() {
@@ -28,7 +28,7 @@ start_apiserver() {
     --requestheader-group-headers=X-Remote-Group --requestheader-username-headers=X-Remote-User \
     --proxy-client-cert-file="$PKI/front-proxy.crt" --proxy-client-key-file="$PKI/front-proxy.key" \
     --audit-policy-file="$PARTS/audit-policy.yaml" --audit-log-path="$AUDIT_LOG" \
-    --audit-log-maxsize=4096 # MB, so that the whole of a test run is in one file
+    --audit-log-maxsize=4096 # MB: one file for a whole test run
 }
 
 start_controllers() {
@@ -42,14 +42,14 @@ start_controllers() {
     [[ $c == kube-scheduler ]] || flags+=(--service-account-private-key-file="$PKI/service-account.key"
       --root-ca-file="$PKI/ca.crt" --cluster-signing-cert-file="$PKI/ca.crt" --cluster-signing-key-file="$PKI/ca.key"
       --use-service-account-credentials --node-monitor-grace-period="$NODE_GRACE"
-      --flex-volume-plugin-dir=/run/flex-volume-plugins) # else below /usr, on the host
+      --flex-volume-plugin-dir=/run/flex-volume-plugins) # the default is below the host's /usr
     start "$c" "${flags[@]}"
   done
 }
 
-recycle_volumes() { # offers a volume again, empty, once its claim is gone: what a provisioner does that deletes
+recycle_volumes() { # empty a volume and make it available once its claim is deleted, as a provisioner does
   local volume phase claim
-  local -A recycled=() # each volume's last claim: the watch tells of one more than once
+  local -A recycled=() # each volume's last claim: the watch may report a volume twice
   while :; do          # the watch ends with the API server
     while read -r volume phase claim; do
       [[ $volume == standard-* && $phase == Released && -n $claim && $claim != "${recycled[$volume]:-}" ]] || continue

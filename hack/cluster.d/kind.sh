@@ -7,7 +7,7 @@ CLUSTER=rlsrl
 NODE_IMAGE=kindest/node:v1.35.0 # of the minor version that go.mod pins for `local`
 MANIFESTS=/etc/kubernetes/manifests
 
-container() { # container I: the name that kind gives node I; the first also runs the control plane
+container() { # container I: print kind's name of node I; node 1 also runs the control plane
   case $1 in
     1) echo "$CLUSTER-control-plane" ;;
     2) echo "$CLUSTER-worker" ;;
@@ -15,14 +15,14 @@ container() { # container I: the name that kind gives node I; the first also run
   esac
 }
 
-require_node() { # require_node WORD: prints its container
+require_node() { # require_node WORD: print the container of node WORD, or fail
   local known
   known=$(kind get nodes --name "$CLUSTER" 2>/dev/null)
   [[ -n $known ]] || fail 'no cluster is up: hack/cluster up N'
   grep -x "$(container "$1")" <<<"$known" || fail "node: $1 is not a node of this cluster; allowed: 1 to $(wc -l <<<"$known")"
 }
 
-configuration() { # configuration N
+configuration() { # configuration N: print kind's configuration of N nodes
   local i
   cat <<YAML
 kind: Cluster
@@ -59,9 +59,9 @@ up() {
   type docker kind kubectl helm >/dev/null || fail 'the backend kind needs these on the PATH: docker kind kubectl helm'
   up=$(kind get nodes --name "$CLUSTER" 2>/dev/null)
   [[ -z $up ]] || fail 'a cluster is up already: hack/cluster down first'
-  rm -rf --one-file-system "$STATE" # of one whose containers are gone
+  rm -rf --one-file-system "$STATE" # left by a cluster whose containers are gone
   mkdir -p "$STATE/log"
-  : >"$AUDIT_LOG" # else the API server makes it, for root alone to read
+  : >"$AUDIT_LOG" # else the API server creates it, readable only by root
   configuration "$1" | kind create cluster --name "$CLUSTER" --image "$NODE_IMAGE" --kubeconfig "$ADMIN" --wait 180s --config -
   (($1 > 0)) || kubectl cordon "$(container 1)"
 }
@@ -82,7 +82,7 @@ load() {
   done
 }
 
-tools() { # of the machine's own
+tools() { # print a folder with this machine's kubectl and helm
   mkdir -p "$STATE/tools"
   ln -sf "$(command -v kubectl)" "$(command -v helm)" "$STATE/tools"
   echo "$STATE/tools"
@@ -92,7 +92,7 @@ tools() { # of the machine's own
 node-kill() { docker kill "$(require_node "$1")" >/dev/null; }
 node-up() { docker start "$(require_node "$1")" >/dev/null; }
 
-node-cut() { # its address is kept for when it is healed: the rest of the cluster knows it by that
+node-cut() { # store the node's address: node-heal must restore the same one
   local node
   node=$(require_node "$1")
   docker inspect --format '{{.NetworkSettings.Networks.kind.IPAddress}}' "$node" >"$STATE/$node.ip"

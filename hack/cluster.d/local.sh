@@ -1,13 +1,14 @@
 # shellcheck shell=bash
-# The backend `local`: a cluster of real nodes on this machine, without an engine and without a registry. Sourced by
+# The backend `local`: a cluster of real nodes on this machine, without a container engine or a registry. Sourced by
 # hack/cluster, which calls the functions by the names of its commands. A node is a process tree in its own namespaces
-# (node-init.sh); node 1 also runs the control plane. The host gets one bridge, its links and routes; `down` removes them.
+# (node-init.sh); node 1 also runs the control plane. `up` adds one bridge, its links and routes to the host; `down` removes
+# them.
 
 # shellcheck source-path=SCRIPTDIR source=store.sh
 . "$PARTS/store.sh"
 PACKAGES=(containerd runc containernetworking-plugins iptables iproute2 openssl procps python3 gcc libc6-dev)
 
-prepare() { # root, Debian's packages, the build
+prepare() { # check for root, install Debian's packages, build Kubernetes
   [[ $(id -u) == 0 ]] || fail 'the backend local creates network namespaces and a bridge: run it as root'
   if ! type containerd runc iptables ip openssl pgrep python3 gcc >/dev/null 2>&1 || [[ ! -x /usr/lib/cni/bridge ]]; then
     command -v apt-get >/dev/null || fail "apt-get is missing: install these packages: ${PACKAGES[*]}"
@@ -21,18 +22,18 @@ prepare() { # root, Debian's packages, the build
 
 nodes() { find "$STATE" -maxdepth 1 -name 'node-*' -printf '%f\n' 2>/dev/null | sed 's/node-//' | sort -n; }
 
-node_pid() { # prints the PID of node I's init, as the host numbers it, while it lives
+node_pid() { # node_pid I: print the host's PID of node I's init; fail if the node is down
   pgrep --parent "$(cat "$STATE/node-$1/unshare.pid" 2>/dev/null)" --full node-init.sh 2>/dev/null
 }
 
-require_node() { # require_node WORD: it is one of the cluster's nodes
+require_node() { # require_node WORD: fail unless WORD is the number of a node of the cluster
   local known
   known=$(nodes | paste -sd ' ')
   [[ -n $known ]] || fail 'no cluster is up: hack/cluster up N'
   [[ " $known " == *" $1 "* ]] || fail "node: $1 is not a node of this cluster; allowed: $known"
 }
 
-inside() { # inside I COMMAND...: runs it in node I
+inside() { # inside I COMMAND...: run the command in node I
   local pid
   pid=$(node_pid "$1") || fail "node $1 is down: hack/cluster node-up $1"
   shift
@@ -53,7 +54,7 @@ start_node() {
   ip link set "rlsrl-p$1" netns "$pid" name eth0
 }
 
-kill_node() { # as a power loss; idempotent
+kill_node() { # kill_node I: as a power loss does; may be repeated
   local pid group
   if pid=$(node_pid "$1"); then
     kill -9 "$pid"
@@ -66,7 +67,7 @@ kill_node() { # as a power loss; idempotent
 
 remove_group() { find "$1" -depth -type d -exec rmdir {} +; }
 
-volumes() { # hostPath volumes: the nodes share this machine's disk, so one follows its pod from node to node
+volumes() { # print hostPath volumes; the nodes share this machine's disk, so a volume is usable on every node
   local i
   cat <<YAML
 apiVersion: storage.k8s.io/v1
@@ -77,7 +78,7 @@ volumeBindingMode: WaitForFirstConsumer
 YAML
   for i in $(seq "$NUM_VOLUMES"); do
     mkdir -p "$STATE/volumes/$i"
-    chmod 0777 "$STATE/volumes/$i" # a kubelet gives no hostPath to the pod's group
+    chmod 0777 "$STATE/volumes/$i" # a kubelet does not change the group of a hostPath volume to the pod's
     cat <<YAML
 ---
 apiVersion: v1
@@ -95,23 +96,23 @@ YAML
 
 nodes_ready() { [[ $(kubectl get nodes --no-headers | grep -cw Ready) == "$1" ]]; }
 
-require_none() { # what a killed process or a machine's restart left of one is taken down; any node that lives is not
+require_none() { # fail if a node lives; else remove what a killed cluster left
   local i
   [[ -d $STATE ]] || return 0
   for i in $(nodes); do
     ! node_pid "$i" >/dev/null || fail 'a cluster is up already: hack/cluster down first'
   done
-  echo 'cluster: none of its nodes lives: what was left of a cluster is taken down' >&2
+  echo 'cluster: removing the remains of a cluster whose nodes are all down' >&2
   down
 }
 
 up() {
   local i all
   prepare
-  exec 7>"$CACHE/cluster.lock" # held while one comes up, not by its nodes
+  exec 7>"$CACHE/cluster.lock" # held until the cluster is up; its nodes close it
   flock 7
   require_none
-  find "$CACHE" -maxdepth 1 -name 'build-*' ! -path "$TOOLS" -exec rm -rf {} + # of earlier states of the sources
+  find "$CACHE" -maxdepth 1 -name 'build-*' ! -path "$TOOLS" -exec rm -rf {} + # builds of earlier sources
   all=$(seq $(($1 > 0 ? $1 : 1)))
   mkdir -p "$STATE/log" "$STATE/etcd"
   chmod 700 "$STATE/etcd"
@@ -137,14 +138,14 @@ down() {
   [[ $(id -u) == 0 ]] || fail 'the backend local needs root: run hack/cluster down as root'
   for i in $(nodes); do
     kill_node "$i"
-    ip link del "rlsrl-v$i" 2>/dev/null || true # its end in a killed node takes it too
+    ip link del "rlsrl-v$i" 2>/dev/null || true # the kernel removes it with the killed node's end
   done
   ip link del "$BRIDGE" 2>/dev/null || true
   [[ ! -e $STATE/sysctls ]] || sysctl -qp "$STATE/sysctls"
   rm -rf --one-file-system "$STATE"
 }
 
-load() { # to the store, and to the nodes that are up; those that are down are made to copy the store anew
+load() { # load into the store and the running nodes; a stopped node copies the store at its next start
   local image i archives=() imports=() status=0
   prepare
   WORK=$(mktemp -d "$CACHE/load.XXXXXX")
@@ -197,7 +198,7 @@ node-up() {
   start_node "$1"
 }
 
-apiserver_lives() { # in node 1, whose numbers of processes those are
+apiserver_lives() { # checked in node 1: the file has the PID of its PID namespace
   # shellcheck disable=SC2016  # expanded inside the node
   inside 1 bash -c 'tr "\0" " " <"/proc/$(cat "$1")/cmdline" | grep -q kube-apiserver' - "$STATE/kube-apiserver.pid" 2>/dev/null
 }

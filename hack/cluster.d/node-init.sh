@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # node-init.sh I: PID 1 of node I, in its own mount, network, PID, UTS and IPC namespaces. Killing this process kills the
 # node with its kubelet and every container, like a power loss.
-# Waits for its link, then for the API server; runs until it is killed.
+# It waits for its network link, then for the API server, and runs until it is killed.
 set -uo pipefail
 # shellcheck source-path=SCRIPTDIR source=settings.sh
 . "$(dirname "$0")/settings.sh"
@@ -12,19 +12,19 @@ set -uo pipefail
 i=$1
 name=node-$i ip=$(node_ip "$1") own=$STATE/node-$1
 
-rest() { while :; do sleep 3600 & wait $!; done; } # a shell, as it reaps what containers leave to PID 1
+rest() { while :; do sleep 3600 & wait $!; done; } # the shell reaps the orphans of containers, as PID 1 must
 
-private_mounts() { # /run and /var of the node's own; of /var, the CNI, the kubelet and its logs have fixed places below it
+private_mounts() { # give the node its own /run and /var: CNI, kubelet and logs use fixed paths below /var
   mount --make-rprivate /
   mount -t tmpfs -o mode=755 tmpfs /run
   mkdir -p /run/{lock,netns,cni,cache,var,work} "$own"/{kubelet,log,pod-logs}
-  mount --bind "$CACHE" /run/cache # which may itself be below /var
+  mount --bind "$CACHE" /run/cache # the cache may be below /var
   mount -t overlay -o lowerdir=/var,upperdir=/run/var,workdir=/run/work overlay /var
   mount --bind /run/cache "$CACHE"
   mkdir -p /var/log/{pods,containers}
   mount --bind "$own/pod-logs" /var/log/pods
   mount --make-rshared /
-  : >/run/resolv.conf # no DNS above the cluster's
+  : >/run/resolv.conf # CoreDNS has no upstream server
 }
 
 network() {
@@ -68,7 +68,7 @@ TOML
   until_true 60 "containerd of $name answers" ctr version
 }
 
-cgroups() { # a kubelet's root must be there, on cgroup v1 in every controller
+cgroups() { # create the kubelet's cgroup root; with cgroup v1, in every controller
   local controller
   for controller in cpu cpuacct cpuset memory devices freezer blkio pids systemd; do
     [[ ! -d /sys/fs/cgroup/$controller ]] || mkdir -p "/sys/fs/cgroup/$controller/rlsrl-$name"

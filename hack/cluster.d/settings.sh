@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # Folders, names and addresses for all parts of hack/cluster. Sourced.
-# shellcheck disable=SC2034  # used by those that source it
+# shellcheck disable=SC2034  # used by the scripts that source it
 PARTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/rlsrl/cluster
 INPUTS=$(cd "$PARTS" && find go pause.c image.py build.sh -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-16)
-TOOLS=$CACHE/build-$INPUTS            # the built programs; another state of their sources has another folder
-STATE=$CACHE/state                    # of the cluster that is up: certificates, etcd, container stores, volumes, logs
+TOOLS=$CACHE/build-$INPUTS            # the built programs; changed sources get another folder
+STATE=$CACHE/state                    # of the running cluster: certificates, etcd, container stores, volumes, logs
 PKI=$STATE/pki
 ADMIN=$STATE/admin.kubeconfig
 AUDIT_LOG=$STATE/log/audit.log
@@ -17,7 +17,7 @@ DNS_IP=10.96.0.10                     # as in coredns.yaml
 MAX_NODES=9
 NUM_VOLUMES=16
 SYSCTLS=(kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes
-  vm.overcommit_memory vm.panic_on_oom) # machine-wide, and a kubelet sets them
+  vm.overcommit_memory vm.panic_on_oom) # a kubelet sets them for the whole machine; `down` restores them
 
 node_ip() { echo "$NET.$((10 + $1))"; }
 kubectl() { "$TOOLS/kubectl" --kubeconfig "$ADMIN" --cache-dir "$STATE/kubectl-cache" "$@"; }
@@ -33,7 +33,7 @@ until_true() {
   done
 }
 
-NODE_GRACE=${RLSRL_CLUSTER_NODE_GRACE:-50s} # without news of a node until it is NotReady; 50s is Kubernetes' own
+NODE_GRACE=${RLSRL_CLUSTER_NODE_GRACE:-50s} # a node's silence until it is NotReady; Kubernetes' default
 [[ $NODE_GRACE =~ ^[1-9][0-9]*s$ ]] || fail "RLSRL_CLUSTER_NODE_GRACE: $NODE_GRACE; allowed: seconds, for example 10s"
 # The settings of the running cluster: NUM_NODES and NODE_GRACE.
 # shellcheck source=/dev/null

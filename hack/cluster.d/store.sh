@@ -4,9 +4,9 @@
 # Sourced.
 
 STORE=$CACHE/store
-export CONTAINERD_NAMESPACE=k8s.io    # where a kubelet looks
+export CONTAINERD_NAMESPACE=k8s.io    # the namespace that a kubelet uses
 
-containerd_config() { # containerd_config ROOT RUN: what the store's and a node's have in common; RUN has sockets and state
+containerd_config() { # containerd_config ROOT RUN: print the settings of store and nodes; RUN has sockets and state
   cat <<TOML
 version = 2
 root = "$1"
@@ -18,7 +18,7 @@ state = "$2/state"
 TOML
 }
 
-with_store() ( # with_store COMMAND ARGUMENT...: runs it while the store is served to it, and to nobody else
+with_store() ( # with_store COMMAND ARGUMENT...: run the command with exclusive access to the store's containerd
   exec 8>"$CACHE/store.lock"
   flock 8
   run=$(mktemp -d)
@@ -32,7 +32,8 @@ with_store() ( # with_store COMMAND ARGUMENT...: runs it while the store is serv
   "$@"
 )
 
-copy_store() ( # copy_store ROOT: to a node's root, unless it has one; only the databases are written to in place
+# copy_store ROOT: copy the store to ROOT unless ROOT exists. Only databases change in place: other files are hard links.
+copy_store() (
   set -e
   [[ ! -d $1 ]] || exit 0
   exec 8>"$CACHE/store.lock"
@@ -44,7 +45,7 @@ copy_store() ( # copy_store ROOT: to a node's root, unless it has one; only the 
   mv "$1.part" "$1"
 )
 
-collect_garbage() { ctr leases delete --sync "$(ctr leases create)" >/dev/null; } # any removal does, if it is told to wait
+collect_garbage() { ctr leases delete --sync "$(ctr leases create)" >/dev/null; } # a synchronous removal of any lease runs the collector
 
 # import ARCHIVE...: import new images into the containerd at CONTAINERD_ADDRESS, and remove unused data. While ctr unpacks an
 # image, containerd protects its new layers from garbage collection, but not layers that were unpacked before for the replaced
@@ -61,11 +62,11 @@ import() {
         [[ -z $(digest_of "$old") ]] || ctr images tag --force "$old" "$old-replaced" >/dev/null
       done <<<"$images"
       ctr content ls --quiet | "$PARTS/archive.py" stream "$archive" | ctr images import - >/dev/null
-      break # with this one all others of the archive came
+      break # the import brought all images of the archive
     done <<<"$images"
   done
   ctr images ls --quiet 'name~=-replaced$' | xargs --no-run-if-empty ctr images rm >/dev/null
   collect_garbage
 }
 
-digest_of() { ctr images check "name==\"$1\"" | awk '$NF == "true" {print $3}'; } # digest_of NAME: if it is unpacked
+digest_of() { ctr images check "name==\"$1\"" | awk '$NF == "true" {print $3}'; } # digest_of NAME: print its digest if it is unpacked

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from grafana import Json, Line, Panel, Row, Variable, dashboard
-from promql import EXPERIMENT, Asking, Expression, age, operator_metrics, rest_of_one, zero
+from promql import EXPERIMENT, Expression, Targets, age, operator_metrics, rest_of_one, zero
 
 from rlsrl.runtime.metrics import LEDGER_TRANSITIONS, Metrics
 
 ROLE = (*EXPERIMENT, "role")
-ASKING = Asking('namespace=~"$namespace", experiment=~"$experiment"')
-CHOSEN = ASKING.where('role=~"$role"')
-"""The selected roles only."""
+TARGETS = Targets('namespace=~"$namespace", experiment=~"$experiment"')
+CHOSEN_ROLES = TARGETS.where('role=~"$role"')
+"""Targets of the selected roles only."""
 PROCESS = operator_metrics()
 """Metrics that every process serves."""
-PRESENT = ASKING.level("max", Metrics.workers_wanted, *EXPERIMENT)
+PRESENT = TARGETS.level("max", Metrics.workers_wanted, *EXPERIMENT)
 """A series for each experiment."""
 
 
@@ -22,7 +22,7 @@ def experiment_dashboard() -> Json:
     variables = [
         Variable("namespace", f"label_values({Metrics.workers_wanted.name}, namespace)"),
         Variable("experiment", f'label_values({Metrics.workers_wanted.name}{{namespace=~"$namespace"}}, experiment)'),
-        Variable("role", f'label_values(process_start_time_seconds{{{ASKING.matchers}, role!="operator"}}, role)'),
+        Variable("role", f'label_values(process_start_time_seconds{{{TARGETS.matchers}, role!="operator"}}, role)'),
     ]
     rows = [progress(), versions(), time(), samples(), inference(), workers(), resources()]
     about = "Experiments of rlsrl: training, waiting, samples, workers, resources."
@@ -31,27 +31,32 @@ def experiment_dashboard() -> Json:
 
 def progress() -> Row:
     """Return the row about progress."""
-    trained = ASKING.rate(Metrics.transitions_trained, *EXPERIMENT)
-    steps = ASKING.rate(Metrics.train_steps, *EXPERIMENT, aggregate="avg")
+    trained = TARGETS.rate(Metrics.transitions_trained, *EXPERIMENT)
+    steps = TARGETS.rate(Metrics.train_steps, *EXPERIMENT, aggregate="avg")
     return Row(
         "Progress",
         (
-            one("Environment steps a second", "short", ASKING.rate(Metrics.env_steps, *EXPERIMENT)),
+            one("Environment steps a second", "short", TARGETS.rate(Metrics.env_steps, *EXPERIMENT)),
             one("Transitions trained", "short", ledger("trained")),
             Panel(
                 "Return",
                 "short",
                 (
-                    Line(ASKING.level("max", Metrics.return_mean, *EXPERIMENT), "{{experiment}}"),
-                    Line(ASKING.level("max", Metrics.evaluation_return_mean, *EXPERIMENT), "{{experiment}} evaluated"),
+                    Line(TARGETS.level("max", Metrics.return_mean, *EXPERIMENT), "{{experiment}}"),
+                    Line(TARGETS.level("max", Metrics.evaluation_return_mean, *EXPERIMENT), "{{experiment}} evaluated"),
                 ),
             ),
             one(
-                "Episode length", "short", trained / ASKING.rate(Metrics.episodes, *EXPERIMENT), "In environment steps."
+                "Episode length",
+                "short",
+                trained / TARGETS.rate(Metrics.episodes, *EXPERIMENT),
+                "In environment steps.",
             ),
             one("Training steps a second", "short", steps),
             one(
-                "Transitions in a training step", "short", ASKING.rate(Metrics.transitions_trained, *EXPERIMENT) / steps
+                "Transitions in a training step",
+                "short",
+                TARGETS.rate(Metrics.transitions_trained, *EXPERIMENT) / steps,
             ),
         ),
     )
@@ -59,11 +64,11 @@ def progress() -> Row:
 
 def versions() -> Row:
     """Return the row about policy lag and durable versions."""
-    trainers = ASKING.where('role="trainer"')
+    trainers = TARGETS.where('role="trainer"')
     newest = trainers.level("max", Metrics.version_step, *EXPERIMENT)
-    behind = ASKING.where('role!="trainer"').level("min", Metrics.version_step, *ROLE)
+    behind = TARGETS.where('role!="trainer"').level("min", Metrics.version_step, *ROLE)
     matched = f"{newest.text} - on ({', '.join(EXPERIMENT)}) group_right () {behind.text}"
-    stored = ASKING.level("max", Metrics.durable_version_timestamp_seconds, *EXPERIMENT)
+    stored = TARGETS.level("max", Metrics.durable_version_timestamp_seconds, *EXPERIMENT)
     return Row(
         "Weights",
         (
@@ -71,15 +76,15 @@ def versions() -> Row:
                 "Policy lag",
                 "short",
                 (
-                    Line(ASKING.quantile(0.5, Metrics.policy_lag, *EXPERIMENT), "{{experiment}} median"),
-                    Line(ASKING.quantile(1, Metrics.policy_lag, *EXPERIMENT), "{{experiment}} at most"),
+                    Line(TARGETS.quantile(0.5, Metrics.policy_lag, *EXPERIMENT), "{{experiment}} median"),
+                    Line(TARGETS.quantile(1, Metrics.policy_lag, *EXPERIMENT), "{{experiment}} at most"),
                     Line(
-                        ASKING.rate(Metrics.policy_lag_exceeded, *EXPERIMENT),
+                        TARGETS.rate(Metrics.policy_lag_exceeded, *EXPERIMENT),
                         "{{experiment}} batches/s above the bound",
                     ),
                 ),
             ),
-            by("Newest version", "short", ASKING.level("max", Metrics.version_step, *ROLE), "role"),
+            by("Newest version", "short", TARGETS.level("max", Metrics.version_step, *ROLE), "role"),
             by(
                 "Steps behind the trainers", "short", Expression(matched, newest.metrics), "role", "The slowest worker."
             ),
@@ -88,14 +93,14 @@ def versions() -> Row:
                 "s",
                 (
                     Line(age(stored), "{{experiment}}"),
-                    Line(ASKING.level("max", Metrics.checkpoint_period_seconds, *EXPERIMENT), "{{experiment}} period"),
+                    Line(TARGETS.level("max", Metrics.checkpoint_period_seconds, *EXPERIMENT), "{{experiment}} period"),
                 ),
             ),
-            one("Newest durable version", "short", ASKING.level("max", Metrics.durable_version_step, *EXPERIMENT)),
+            one("Newest durable version", "short", TARGETS.level("max", Metrics.durable_version_step, *EXPERIMENT)),
             one(
                 "Checkpoints failed in 10 minutes",
                 "short",
-                ASKING.growth(Metrics.checkpoints_failed, "10m", *EXPERIMENT),
+                TARGETS.growth(Metrics.checkpoints_failed, "10m", *EXPERIMENT),
             ),
         ),
     )
@@ -103,14 +108,14 @@ def versions() -> Row:
 
 def time() -> Row:
     """Return the row about work and waits."""
-    trainers = ASKING.where('role="trainer"')
-    waiting = f"sum without (reason) (rate({CHOSEN.series(Metrics.waiting_seconds)}[$__rate_interval]))"
+    trainers = TARGETS.where('role="trainer"')
+    waiting = f"sum without (reason) (rate({CHOSEN_ROLES.series(Metrics.waiting_seconds)}[$__rate_interval]))"
     busy = Expression(f"avg by ({', '.join(ROLE)}) (1 - {waiting})", (Metrics.waiting_seconds,))
-    waits = CHOSEN.rate(Metrics.waiting_seconds, *ROLE, "reason", aggregate="avg")
-    works = CHOSEN.rate(Metrics.working_seconds, *ROLE, "stage", aggregate="avg")
+    waits = CHOSEN_ROLES.rate(Metrics.waiting_seconds, *ROLE, "reason", aggregate="avg")
+    works = CHOSEN_ROLES.rate(Metrics.working_seconds, *ROLE, "stage", aggregate="avg")
     learning = trainers.share_of_time(Metrics.step_seconds, *EXPERIMENT)
     batches = trainers.where('reason="batch"').rate(Metrics.waiting_seconds, *EXPERIMENT, aggregate="avg")
-    credit = ASKING.where('reason="credit"').rate(Metrics.waiting_seconds, *ROLE, "pod", aggregate="avg")
+    credit = TARGETS.where('reason="credit"').rate(Metrics.waiting_seconds, *ROLE, "pod", aggregate="avg")
     return Row(
         "Where time goes",
         (
@@ -119,44 +124,47 @@ def time() -> Row:
                 "percentunit",
                 busy,
                 "role",
-                "Share of their time in which workers wait for nothing, on average.",
+                "Share of the time in which workers do not wait, on average.",
             ),
             Panel(
                 "Waiting",
                 "percentunit",
                 (Line(waits, "{{experiment}} {{role}} for {{reason}}"),),
-                "Share of their time, on average over the role's workers.",
+                "Share of the time, on average over the role's workers.",
             ),
             Panel(
                 "Working",
                 "percentunit",
                 (Line(works, "{{experiment}} {{role}} on {{stage}}"),),
-                "Share of their time, on average over the role's workers; what is missing to busy is the rest.",
+                "Share of the time, on average over the role's workers. Busy minus these stages is other work.",
             ),
-            by("Waiting for credit", "percentunit", credit, "pod", "Actors that wait long are held back by training."),
+            by("Waiting for credit", "percentunit", credit, "pod", "Training limits actors that wait long."),
             Panel(
                 "Training thread",
                 "percentunit",
                 (
                     Line(learning, "{{experiment}} step"),
                     Line(batches, "{{experiment}} waits for a batch"),
-                    Line(rest_of_one(learning, batches), "{{experiment}} the rest: publishing, checkpoints, agreeing"),
+                    Line(
+                        rest_of_one(learning, batches),
+                        "{{experiment}} the rest: publishing, checkpoints, agreement of ranks",
+                    ),
                 ),
-                "Share of its time, on average over the ranks.",
+                "Share of the time, on average over the ranks.",
             ),
             Panel(
                 "Duration of a training step",
                 "s",
                 (
-                    Line(ASKING.mean(Metrics.step_seconds, *EXPERIMENT), "{{experiment}} mean"),
-                    Line(ASKING.quantile(0.99, Metrics.step_seconds, *EXPERIMENT), "{{experiment}} 99 %"),
+                    Line(TARGETS.mean(Metrics.step_seconds, *EXPERIMENT), "{{experiment}} mean"),
+                    Line(TARGETS.quantile(0.99, Metrics.step_seconds, *EXPERIMENT), "{{experiment}} 99 %"),
                 ),
             ),
             Panel(
                 "Compiled training step",
                 "short",
-                (Line(ASKING.level("min", Metrics.compiled, *EXPERIMENT), "{{experiment}}"),),
-                "If it should be and is not, the logs of the trainers say why (`not_compiled`).",
+                (Line(TARGETS.level("min", Metrics.compiled, *EXPERIMENT), "{{experiment}}"),),
+                "If it stays 0, the trainers' logs have the reason (`not_compiled`).",
             ),
         ),
     )
@@ -165,59 +173,59 @@ def time() -> Row:
 def samples() -> Row:
     """Return the row about the ledger."""
     terms = (*EXPERIMENT, "term")
-    gone = ASKING.where('term=~"(dropped|lost)[.].+"').level("sum", LEDGER_TRANSITIONS, *terms)
-    settled = ASKING.where('term=~"trained|in_buffer|(dropped|lost)[.].+"').level(
+    gone = TARGETS.where('term=~"(dropped|lost)[.].+"').level("sum", LEDGER_TRANSITIONS, *terms)
+    settled = TARGETS.where('term=~"trained|in_buffer|(dropped|lost)[.].+"').level(
         "sum", LEDGER_TRANSITIONS, *EXPERIMENT
     )
-    held = ASKING.where('term="in_buffer"').level("sum", LEDGER_TRANSITIONS, *ROLE)
+    held = TARGETS.where('term="in_buffer"').level("sum", LEDGER_TRANSITIONS, *ROLE)
     return Row(
         "Samples",
         (
             by("Transitions waiting in buffers", "short", held, "role"),
-            by("Slots posted a second", "short", ASKING.rate(Metrics.rollouts, *ROLE), "role"),
-            by("Ledger", "short", ASKING.level("sum", LEDGER_TRANSITIONS, *terms), "term"),
+            by("Slots posted a second", "short", TARGETS.rate(Metrics.rollouts, *ROLE), "role"),
+            by("Ledger", "short", TARGETS.level("sum", LEDGER_TRANSITIONS, *terms), "term"),
             by("Dropped and lost", "short", gone, "term"),
             one(
                 "Ledger: produced and not settled",
                 "short",
                 ledger("produced|outlived") - settled,
-                "On the way between two processes. It should not grow, but jumps while a pod is replaced.",
+                "Transitions between two processes. The value must not grow; it jumps while a pod is replaced.",
             ),
         ),
     )
 
 
 def inference() -> Row:
-    """Return the row about policy workers and evaluators; empty without any."""
+    """Return the row about policy workers and evaluators; its panels are empty if an experiment has neither."""
     stage = (*EXPERIMENT, "stage")
-    queueing = ASKING.where('stage="queueing"')
+    queueing = TARGETS.where('stage="queueing"')
     return Row(
         "Inference and evaluation",
         (
-            one("Inference requests a second", "short", ASKING.rate(Metrics.inference_requests, *EXPERIMENT)),
+            one("Inference requests a second", "short", TARGETS.rate(Metrics.inference_requests, *EXPERIMENT)),
             Panel(
                 "Environments evaluated together",
                 "short",
                 (
-                    Line(ASKING.mean(Metrics.inference_batch_environments, *EXPERIMENT), "{{experiment}} mean"),
+                    Line(TARGETS.mean(Metrics.inference_batch_environments, *EXPERIMENT), "{{experiment}} mean"),
                     Line(
-                        ASKING.quantile(0.99, Metrics.inference_batch_environments, *EXPERIMENT), "{{experiment}} 99 %"
+                        TARGETS.quantile(0.99, Metrics.inference_batch_environments, *EXPERIMENT), "{{experiment}} 99 %"
                     ),
                 ),
             ),
-            by("Time of an inference batch", "s", ASKING.mean(Metrics.inference_seconds, *stage), "stage"),
+            by("Time of an inference batch", "s", TARGETS.mean(Metrics.inference_seconds, *stage), "stage"),
             one(
-                "Requests wait in the queue (99 %)",
+                "Wait of requests in the queue (99 %)",
                 "s",
                 queueing.quantile(0.99, Metrics.inference_seconds, *EXPERIMENT),
             ),
             by(
                 "Evaluations in 10 minutes",
                 "short",
-                ASKING.growth(Metrics.evaluations, "10m", *EXPERIMENT, "outcome"),
+                TARGETS.growth(Metrics.evaluations, "10m", *EXPERIMENT, "outcome"),
                 "outcome",
             ),
-            one("Duration of an evaluation", "s", ASKING.mean(Metrics.evaluation_seconds, *EXPERIMENT)),
+            one("Duration of an evaluation", "s", TARGETS.mean(Metrics.evaluation_seconds, *EXPERIMENT)),
         ),
     )
 
@@ -232,23 +240,23 @@ def workers() -> Row:
                 "Workers",
                 "short",
                 (
-                    Line(ASKING.level("max", Metrics.workers, *role), "{{experiment}} {{worker_role}}"),
-                    Line(ASKING.level("max", Metrics.workers_wanted, *role), "{{experiment}} {{worker_role}} wanted"),
+                    Line(TARGETS.level("max", Metrics.workers, *role), "{{experiment}} {{worker_role}}"),
+                    Line(TARGETS.level("max", Metrics.workers_wanted, *role), "{{experiment}} {{worker_role}} wanted"),
                 ),
             ),
-            by("Oldest heartbeat", "s", ASKING.level("max", Metrics.heartbeat_age_seconds, *role), "worker_role"),
-            by("Workers joined in 10 minutes", "short", ASKING.growth(Metrics.joins, "10m", *role), "worker_role"),
+            by("Oldest heartbeat", "s", TARGETS.level("max", Metrics.heartbeat_age_seconds, *role), "worker_role"),
+            by("Workers joined in 10 minutes", "short", TARGETS.growth(Metrics.joins, "10m", *role), "worker_role"),
             one(
                 "Attempt of the trainers",
                 "short",
-                ASKING.level("max", Metrics.version_attempt, *EXPERIMENT),
-                "One more for each time that the gang was started anew.",
+                TARGETS.level("max", Metrics.version_attempt, *EXPERIMENT),
+                "Rises by one with each restart of the trainers.",
             ),
             Panel(
                 "Refused and failed in 10 minutes",
                 "short",
                 tuple(
-                    Line(ASKING.growth(metric, "10m", *EXPERIMENT, *labels).or_else(zero(PRESENT)), legend)
+                    Line(TARGETS.growth(metric, "10m", *EXPERIMENT, *labels).or_else(zero(PRESENT)), legend)
                     for metric, labels, legend in (
                         (Metrics.joins_refused, ("worker_role",), "{{experiment}} joins {{worker_role}}"),
                         (Metrics.inference_refused, ("kind",), "{{experiment}} inference {{kind}}"),
@@ -264,9 +272,9 @@ def workers() -> Row:
 
 def resources() -> Row:
     """Return the row about the resources of the selected roles."""
-    cores = CHOSEN.rate(PROCESS["process_cpu_seconds_total"], *ROLE)
-    memory = CHOSEN.level("sum", PROCESS["process_resident_memory_bytes"], *ROLE)
-    largest = CHOSEN.level("max", PROCESS["process_resident_memory_bytes"], *ROLE)
+    cores = CHOSEN_ROLES.rate(PROCESS["process_cpu_seconds_total"], *ROLE)
+    memory = CHOSEN_ROLES.level("sum", PROCESS["process_resident_memory_bytes"], *ROLE)
+    largest = CHOSEN_ROLES.level("max", PROCESS["process_resident_memory_bytes"], *ROLE)
     return Row(
         "Resources",
         (
@@ -276,14 +284,14 @@ def resources() -> Row:
                 "bytes",
                 (Line(memory, "{{experiment}} {{role}}"), Line(largest, "{{experiment}} {{role}} largest process")),
             ),
-            by("Open files of those allowed", "percentunit", CHOSEN.open_files(*ROLE), "role"),
+            by("Open files of those allowed", "percentunit", CHOSEN_ROLES.open_files(*ROLE), "role"),
         ),
     )
 
 
 def ledger(term: str) -> Expression:
     """Return one term of the ledger, or several joined by ``|``, summed over all pages."""
-    return ASKING.where(f'term=~"{term}"').level("sum", LEDGER_TRANSITIONS, *EXPERIMENT)
+    return TARGETS.where(f'term=~"{term}"').level("sum", LEDGER_TRANSITIONS, *EXPERIMENT)
 
 
 def one(title: str, unit: str, expression: Expression, note: str = "") -> Panel:

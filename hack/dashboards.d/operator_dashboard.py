@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from grafana import Json, Line, Panel, Row, Variable, dashboard
-from promql import EXPERIMENT, Asking, age, operator_metrics
+from promql import EXPERIMENT, Targets, age, operator_metrics
 
 METRICS = operator_metrics()
-OPERATOR = Asking('role="operator"')
+OPERATOR = Targets('role="operator"')
 OF_EXPERIMENTS = OPERATOR.where('namespace=~"$namespace"')
 
 
 def operator_dashboard() -> Json:
     """Return the dashboard."""
     variables = [Variable("namespace", "label_values(rlsrl_experiment_phase, namespace)")]
-    about = "The operator of rlsrl: experiments by phase, its queue, its writes, what it uses."
+    about = "The operator of rlsrl: experiments by phase, its queue, its writes, its resources."
     return dashboard("rlsrl-operator", "rlsrl / Operator", about, variables, [experiments(), work(), resources()])
 
 

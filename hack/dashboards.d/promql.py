@@ -36,7 +36,7 @@ class Expression:
         return self._with("-", other)
 
     def or_else(self, other: Expression) -> Expression:
-        """Return this query, with the other's series where this one has none."""
+        """Return this query; series that it lacks come from the other."""
         return Expression(f"{self.text} or on ({', '.join(EXPERIMENT)}) {other.text}", (*self.metrics, *other.metrics))
 
     def _with(self, operator: str, other: Expression) -> Expression:
@@ -44,14 +44,14 @@ class Expression:
 
 
 @dataclass(frozen=True)
-class Asking:
-    """Builds queries for the targets that label matchers select."""
+class Targets:
+    """The targets that label matchers select; builds queries for them."""
 
     matchers: str
 
-    def where(self, matchers: str) -> Asking:
+    def where(self, matchers: str) -> Targets:
         """Return a narrower selection."""
-        return Asking(f"{self.matchers}, {matchers}")
+        return Targets(f"{self.matchers}, {matchers}")
 
     def series(self, metric: Declaration, suffix: str = "") -> str:
         """Return the selector of the metric's series."""

@@ -1,7 +1,7 @@
-"""What the operator makes of four experiments, as YAML for people to read.
+"""The operator's manifests for four experiments, as YAML for people to read.
 
-A diff is what users get with new experiments and with the next edit of theirs: what runs keeps the manifests it was
-started with. Where it is meant, ``python -m pytest tests/golden --update-golden`` puts it on record.
+A diff affects new experiments and edits; running experiments keep their manifests. If the diff is intended, write it to
+the golden files: ``python -m pytest tests/golden --update-golden``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STATES = {
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes text of several lines as it is read, and everything where it stands."""
+    """Writes text of several lines as a block, and no aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -61,7 +61,7 @@ def context(case: str) -> ExperimentContext:
 
 
 def objects(case: str) -> list[Manifest]:
-    """All objects in the order in which they are made, but for the record of them."""
+    """Return all objects except the record, in the order in which the operator creates them."""
     about = context(case)
     claim = volume_claim(about)
     return [token_secret(about, "a-fixed-token"), *([] if claim is None else [claim]), *render(about)]
@@ -75,8 +75,8 @@ def changes(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any]
         yield path, after
 
 
-def overlays() -> dict[str, Any]:
-    """By case and state: what differs then from the objects as they are rendered."""
+def changes_by_state() -> dict[str, Any]:
+    """Return, by case and state, the fields that differ from the rendered objects."""
     return {
         case: {
             state: {
@@ -93,24 +93,27 @@ def overlays() -> dict[str, Any]:
 def check(path: Path, made: str, update: bool) -> None:
     if update:
         path.write_text(made, encoding="utf-8")
-    recorded = path.read_text(encoding="utf-8") if path.exists() else ""
-    if made != recorded:
-        diff = difflib.unified_diff(recorded.splitlines(), made.splitlines(), "on record", "made now", lineterm="", n=6)
+    golden = path.read_text(encoding="utf-8") if path.exists() else ""
+    if made != golden:
+        diff = difflib.unified_diff(golden.splitlines(), made.splitlines(), "golden file", "now", lineterm="", n=6)
         pytest.fail("\n".join([f"{path.relative_to(GOLDEN)}: {__doc__}", *diff]), pytrace=False)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_objects_are_those_on_record(case: str, update_golden: bool) -> None:
+def test_objects_match_the_golden_file(case: str, update_golden: bool) -> None:
     text = yaml.dump_all(objects(case), Dumper=Dumper, sort_keys=False, width=118)
     assert list(yaml.safe_load_all(text)) == objects(case)
     check(GOLDEN / case / "objects.yaml", text, update_golden)
 
 
-def test_what_changes_with_the_state_is_on_record(update_golden: bool) -> None:
-    check(GOLDEN / "overlaid.yaml", yaml.dump(overlays(), Dumper=Dumper, sort_keys=False, width=118), update_golden)
+def test_changes_by_state_match_the_golden_file(update_golden: bool) -> None:
+    text = yaml.dump(changes_by_state(), Dumper=Dumper, sort_keys=False, width=118)
+    check(GOLDEN / "changes_by_state.yaml", text, update_golden)
 
 
-def test_a_diff_says_what_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_shows_the_diff_and_the_command_that_accepts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(globals(), "GOLDEN", tmp_path)
     (tmp_path / "objects.yaml").write_text("replicas: 1\n")
     with pytest.raises(pytest.fail.Exception, match=r"(?s)objects.yaml.*--update-golden.*-replicas: 1\n\+replicas: 2"):

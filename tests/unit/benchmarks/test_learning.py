@@ -66,8 +66,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return play
 
 
-def judged(comparison: Comparison, folder: Path, *, anew: bool = False) -> tuple[bool, dict[str, Any]]:
-    good = compare("cartpole", anew=anew, folder=folder, comparisons={"cartpole": comparison})
+def judged(comparison: Comparison, folder: Path, *, restart: bool = False) -> tuple[bool, dict[str, Any]]:
+    good = compare("cartpole", restart=restart, folder=folder, comparisons={"cartpole": comparison})
     return good, json.loads((folder / "learning-cartpole.json").read_text())
 
 
@@ -124,11 +124,11 @@ def test_a_run_that_is_kept_is_not_made_again(tmp_path: Path, stage: Stage, made
     assert sorted(made()[len(first) :]) == sorted(f"{name} 4" for name in (RLSRL, SINGLE_FILE, HINDERED))
 
 
-def test_anew_repeats_rlsrls_runs(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
+def test_restart_repeats_rlsrls_runs(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
     comparison = stage(rlsrl=10_000, single=10_000, hindered=50_000)
     judged(comparison, tmp_path)
     first = made()
-    assert judged(comparison, tmp_path, anew=True)[0]
+    assert judged(comparison, tmp_path, restart=True)[0]
     assert sorted(made()[len(first) :]) == sorted(f"{name} {seed}" for name in (RLSRL, HINDERED) for seed in (1, 2, 3))
 
 
