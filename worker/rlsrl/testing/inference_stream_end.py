@@ -11,9 +11,7 @@ from rlsrl.streams.inference import InferenceBatch
 from rlsrl.testing.inference_bench import (
     DEADLINE,
     EVERYTHING,
-    DrivenClient,
     InferenceBench,
-    ObservableServer,
     answer,
     answer_of,
     request,
@@ -27,8 +25,6 @@ class InferenceEnd:
     """The commands of the process."""
 
     def __init__(self) -> None:
-        self._server: ObservableServer | None = None
-        self._client: DrivenClient | None = None
         self._taken: list[InferenceBatch] = []
         self._asked: list[Future[RolloutResult]] = []
         self._served: list[int] = []
@@ -39,17 +35,11 @@ class InferenceEnd:
         if role == "server":
             self.restart()
         else:
-            self._client = self._bench.client(*addresses)
+            self.client = self._bench.client(*addresses)
 
     def restart(self) -> None:
         """Start a new server at the same address."""
-        self._server = self._bench.server()
-
-    @property
-    def server(self) -> ObservableServer:
-        """This process's server."""
-        assert self._server is not None, "this end is a client"
-        return self._server
+        self.server = self._bench.server()
 
     def wait_for(self, num_waiting: int) -> None:
         """Wait until ``num_waiting`` requests wait."""
@@ -90,8 +80,7 @@ class InferenceEnd:
 
     def ask(self, values: list[int]) -> None:
         """Send a request for each value."""
-        assert self._client is not None, "this end is a server"
-        self._asked += [self._client.submit(request(value)) for value in values]
+        self._asked += [self.client.submit(request(value)) for value in values]
 
     def answers(self) -> list[int]:
         """Return the answers to all requests since the last call."""
@@ -99,13 +88,5 @@ class InferenceEnd:
         return [answer_of(future.result(DEADLINE)) for future in asked]
 
 
-def main() -> None:
-    """Run commands until standard input ends."""
-    end = InferenceEnd()
-    serving = ["wait_for", "num_waiting", "take", "answer", "serve", "served", "close", "restart"]
-    names = ["setup", *serving, "ask", "answers"]
-    perform({name: getattr(end, name) for name in names})
-
-
 if __name__ == "__main__":
-    main()
+    perform(InferenceEnd())

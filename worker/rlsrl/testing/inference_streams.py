@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -38,11 +39,12 @@ from rlsrl.testing.inference_bench import (
     value_of,
 )
 from rlsrl.testing.leaks import assert_leaks_nothing
-from rlsrl.testing.process_driver import DrivenProcess
+from rlsrl.testing.process_driver import DrivenProcess, driven_processes
 
 PATIENCE = 2.0
 """Peer time-out in seconds, for tests in which a client leaves a silent server."""
 V1, V2 = Version(1, 1), Version(1, 2)
+Start = Callable[[str, list[str]], DrivenProcess]
 
 
 def ask(client: DrivenClient, *values: int, num_lanes: int = 2) -> list[Future[RolloutResult]]:
@@ -89,14 +91,22 @@ def value_in(answered: Answer) -> int:
     return answer_of(answered.result)
 
 
-class InferenceStreamConformance:
-    """One stream with both ends in this process."""
+def answer_waiting(server: ObservableServer) -> None:
+    """Answer every request that waits."""
+    while (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
+        answer(batch)
 
+
+class _WithBench:
     @pytest.fixture
     def bench(self, transport: InferenceTransport) -> Iterator[InferenceBench]:
         bench = InferenceBench(transport)
         yield bench
         bench.close()
+
+
+class InferenceStreamConformance(_WithBench):
+    """One stream with both ends in this process."""
 
     @pytest.fixture
     def pool(self) -> Iterator[ThreadPoolExecutor]:
@@ -157,8 +167,7 @@ class InferenceStreamConformance:
             nonlocal at_once, most
             at_once += 1
             most = max(most, at_once)
-            while (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
-                answer(batch)
+            answer_waiting(server)
             at_once -= 1
 
         server.call_on_arrival(answer_all)
@@ -174,8 +183,7 @@ class InferenceStreamConformance:
         def answer_all() -> None:
             calls.append("takes")
             time.sleep(0.001)  # gives another call time to begin
-            while (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
-                answer(batch)
+            answer_waiting(server)
             calls.append("took")
 
         def rest() -> None:
@@ -211,11 +219,7 @@ class InferenceStreamConformance:
     def test_a_client_may_send_a_request_right_after_an_answer(self, bench: InferenceBench) -> None:
         server, client = bench.server(), bench.own_client()
 
-        def answer_all() -> None:
-            while (batch := server.next_batch(EVERYTHING, timeout=0)) is not None:
-                answer(batch)
-
-        server.call_on_arrival(answer_all)
+        server.call_on_arrival(partial(answer_waiting, server))
         for value in range(500):
             number = client.submit(request(value))
             (answered,) = wait_for(client, 1)
@@ -264,24 +268,15 @@ class InferenceStreamConformance:
         until(lambda: server.num_waiting == 6)
         assert [values_of(take(server, 8)) for _ in range(4)] == [[0, 1], [2], [3], [4, 5]]
 
-    def test_no_request_is_sent_before_wait(self, bench: InferenceBench) -> None:
+    def test_requests_are_sent_by_wait_also_with_timeout_zero(self, bench: InferenceBench) -> None:
         server, client = bench.server(), bench.own_client()
         client.submit(request(1))
         assert server.next_batch(EVERYTHING, timeout=0.05) is None
         until(lambda: not client.wait(0.0) and server.num_waiting == 1)
         client.submit(request(2))
         assert server.num_waiting == 1
-        until(lambda: not client.wait(0.0) and server.num_waiting == 2)
-
-    def test_wait_with_timeout_zero_sends_requests(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.own_client()
-        client.submit(request(1))
-        until(lambda: not client.wait(0.0) and server.num_waiting == 1)
-        answer(take(server))
-        wait_for(client, 1)
-        client.submit(request(2))
         assert client.wait(0.0) == []
-        until(lambda: server.num_waiting == 1)
+        until(lambda: server.num_waiting == 2)
 
     def test_waiting_for_a_batch_ends_with_the_time_a_request_or_close(
         self, bench: InferenceBench, pool: ThreadPoolExecutor
@@ -430,37 +425,19 @@ class InferenceStreamConformance:
         assert_leaks_nothing(connect_and_close, times=200)
 
 
-class InferenceStreamProcessConformance:
+class InferenceStreamProcessConformance(_WithBench):
     """Each server in its own process. Clients that are killed or stopped are in processes, too."""
 
     @pytest.fixture
-    def bench(self, transport: InferenceTransport) -> Iterator[InferenceBench]:
-        bench = InferenceBench(transport)
-        yield bench
-        bench.close()
-
-    @pytest.fixture
-    def processes(self) -> Iterator[list[DrivenProcess]]:
-        processes: list[DrivenProcess] = []
-        yield processes
-        for process in processes:
-            process.close()
-
-    def start(
-        self, processes: list[DrivenProcess], transport: InferenceTransport, role: str, *addresses: str
-    ) -> DrivenProcess:
+    def start(self, transport: InferenceTransport) -> Iterator[Start]:
+        """Return a function that starts one end, ``server`` or ``client``, of the addresses in its own process."""
         reference = f"{type(transport).__module__}:{type(transport).__qualname__}"
-        process = DrivenProcess(
-            "rlsrl.testing.inference_stream_end", role=role, transport=reference, addresses=list(addresses)
-        )
-        processes.append(process)
-        return process
+        with driven_processes("rlsrl.testing.inference_stream_end", transport=reference) as driven:
+            yield lambda role, addresses: driven(role=role, addresses=addresses)
 
-    def test_requests_of_a_killed_server_are_sent_again(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
+    def test_requests_of_a_killed_server_are_sent_again(self, bench: InferenceBench, start: Start) -> None:
         client = bench.client()
-        server = self.start(processes, transport, "server", bench.address)
+        server = start("server", [bench.address])
         futures = ask(client, 0, 1, 2)
         server.call("wait_for", num_waiting=3)
         assert server.call("take", max_size=2) == [0]
@@ -469,23 +446,21 @@ class InferenceStreamProcessConformance:
         assert server.call("take", max_size=2) == [1]  # taken; 2 waits
         server.kill()
         futures += ask(client, 3)
-        server = self.start(processes, transport, "server", bench.address)
+        server = start("server", [bench.address])
         server.call("serve")
         assert [answer_of(future.result(DEADLINE)) for future in futures] == [0, 1, 2, 3]
         assert server.call("served") == [1, 2, 3]
 
-    def test_clients_spread_over_servers_and_move_when_one_dies(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
-        addresses = [bench.address, transport.new_address()]
-        servers = [self.start(processes, transport, "server", address) for address in addresses]
+    def test_clients_spread_over_servers_and_move_when_one_dies(self, bench: InferenceBench, start: Start) -> None:
+        addresses = [bench.address, bench.transport.new_address()]
+        servers = [start("server", [address]) for address in addresses]
         clients = [bench.client(*addresses, home=home, return_seconds=0.1) for home in range(4)]
         for server in servers:
             server.call("serve")
         assert self.answered_by(clients, servers) == [[0, 2], [1, 3]]
         servers[0].kill()
         assert self.answered_by(clients, servers[1:]) == [[0, 1, 2, 3]]
-        servers[0] = self.start(processes, transport, "server", addresses[0])
+        servers[0] = start("server", [addresses[0]])
         servers[0].call("serve")
         until(lambda: self.answered_by(clients, servers) == [[0, 2], [1, 3]])
 
@@ -495,11 +470,9 @@ class InferenceStreamProcessConformance:
             answer_of(future.result(DEADLINE))
         return [sorted(server.call("served")) for server in servers]
 
-    def test_a_client_leaves_a_frozen_server(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
-        addresses = [bench.address, transport.new_address()]
-        first, second = [self.start(processes, transport, "server", address) for address in addresses]
+    def test_a_client_leaves_a_frozen_server(self, bench: InferenceBench, start: Start) -> None:
+        addresses = [bench.address, bench.transport.new_address()]
+        first, second = [start("server", [address]) for address in addresses]
         client = bench.client(*addresses, peer_timeout=PATIENCE, return_seconds=0.1)
         second.call("serve")
         futures = ask(client, 0)
@@ -512,10 +485,8 @@ class InferenceStreamProcessConformance:
         first.call("serve")
         until(lambda: self.answered_by([client], [first]) == [[0]])
 
-    def test_time_outside_wait_does_not_count_as_silence(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
-        server = self.start(processes, transport, "server", bench.address)
+    def test_time_outside_wait_does_not_count_as_silence(self, bench: InferenceBench, start: Start) -> None:
+        server = start("server", [bench.address])
         client = bench.own_client(peer_timeout=PATIENCE)
         client.submit(request(1))
         assert client.wait(TICK) == []
@@ -534,21 +505,19 @@ class InferenceStreamProcessConformance:
         until(lambda: client.wait(TICK) == [] and server.call("num_waiting") == len(values))
         assert server.call("take", max_size=EVERYTHING) == values
 
-    def test_answers_sent_before_a_server_closed_arrive_later(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
+    def test_answers_sent_before_a_server_closed_arrive_later(self, bench: InferenceBench, start: Start) -> None:
         client, values = bench.own_client(), [*range(20)]
-        server = self.start(processes, transport, "server", bench.address)
+        server = start("server", [bench.address])
         self.have_taken(client, server, values)
         server.call("answer")
         server.call("close")
         assert [value_in(each) for each in wait_for(client, len(values))] == values
 
     def test_each_request_is_answered_once_though_one_is_sent_to_a_closed_server(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
+        self, bench: InferenceBench, start: Start
     ) -> None:
         client, values = bench.own_client(), [*range(20)]
-        server = self.start(processes, transport, "server", bench.address)
+        server = start("server", [bench.address])
 
         def connect_and_close() -> None:
             self.have_taken(client, server, values)
@@ -572,11 +541,9 @@ class InferenceStreamProcessConformance:
 
         assert_leaks_nothing(connect_and_close, times=60)
 
-    def test_a_killed_clients_requests_are_dropped(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
+    def test_a_killed_clients_requests_are_dropped(self, bench: InferenceBench, start: Start) -> None:
         server, client = bench.server(), bench.client(home=1)
-        other = self.start(processes, transport, "client", bench.address)
+        other = start("client", [bench.address])
         other.call("ask", values=[1, 2, 3])
         until(lambda: server.num_waiting == 3)
         taken = take(server, max_size=2)
@@ -587,11 +554,9 @@ class InferenceStreamProcessConformance:
         assert answer(take(server)) == [4]
         assert answer_of(future.result(DEADLINE)) == 4
 
-    def test_a_frozen_client_delays_no_other_and_continues(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
+    def test_a_frozen_client_delays_no_other_and_continues(self, bench: InferenceBench, start: Start) -> None:
         server, client = bench.server(), bench.client(home=1)
-        other = self.start(processes, transport, "client", bench.address)
+        other = start("client", [bench.address])
         other.call("ask", values=[1])
         until(lambda: server.num_waiting == 1)
         other.stop()
@@ -603,21 +568,17 @@ class InferenceStreamProcessConformance:
         assert other.call("answers") == [1]
 
     @pytest.mark.slow
-    def test_a_client_that_stays_frozen_is_disconnected(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
+    def test_a_client_that_stays_frozen_is_disconnected(self, bench: InferenceBench, start: Start) -> None:
         server = bench.server()
-        other = self.start(processes, transport, "client", bench.address)
+        other = start("client", [bench.address])
         other.call("ask", values=[1])
         until(lambda: server.num_waiting == 1)
         other.stop()
         until(lambda: server.num_waiting == 0)
 
-    def test_clients_of_a_closed_server_move_to_the_next(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
-        addresses = [bench.address, transport.new_address()]
-        first, second = [self.start(processes, transport, "server", address) for address in addresses]
+    def test_clients_of_a_closed_server_move_to_the_next(self, bench: InferenceBench, start: Start) -> None:
+        addresses = [bench.address, bench.transport.new_address()]
+        first, second = [start("server", [address]) for address in addresses]
         client = bench.client(*addresses)
         futures = ask(client, 1)
         first.call("wait_for", num_waiting=1)
@@ -625,10 +586,8 @@ class InferenceStreamProcessConformance:
         second.call("serve")
         assert answer_of(futures[0].result(DEADLINE)) == 1
 
-    def test_servers_that_start_and_close_leak_nothing(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
-        client = self.start(processes, transport, "client", bench.address)
+    def test_servers_that_start_and_close_leak_nothing(self, bench: InferenceBench, start: Start) -> None:
+        client = start("client", [bench.address])
 
         def connect_and_close() -> None:
             server = bench.transport.server(bench.address, layout=small_layout(), on_refused=print)
@@ -639,11 +598,9 @@ class InferenceStreamProcessConformance:
 
         assert_leaks_nothing(connect_and_close, times=20)
 
-    def test_a_client_keeps_no_memory_of_closed_servers(
-        self, bench: InferenceBench, processes: list[DrivenProcess], transport: InferenceTransport
-    ) -> None:
+    def test_a_client_keeps_no_memory_of_closed_servers(self, bench: InferenceBench, start: Start) -> None:
         client = bench.client()
-        server = self.start(processes, transport, "server", bench.address)
+        server = start("server", [bench.address])
 
         def connect_and_close() -> None:
             (answered,) = ask(client, 1)

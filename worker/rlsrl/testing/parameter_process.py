@@ -76,11 +76,5 @@ class ParameterServer:
         return bound
 
 
-def main() -> None:
-    """Execute commands until standard input ends."""
-    server = ParameterServer()
-    perform({name: getattr(server, name) for name in ("setup", "serve", "advance", "refused", "end")})
-
-
 if __name__ == "__main__":
-    main()
+    perform(ParameterServer())

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 REPLY_SECONDS = 60.0
@@ -87,7 +88,7 @@ class DrivenProcess:
     def kill(self) -> None:
         """Send SIGKILL; return when the process is dead."""
         self._process.kill()
-        self._process.wait(REPLY_SECONDS)
+        self.wait_dead()
 
     def wait_dead(self) -> None:
         """Wait until the process has ended."""
@@ -104,21 +105,34 @@ class DrivenProcess:
 
     def close(self) -> None:
         """Kill the process in any state and close its pipes."""
-        self._process.kill()
-        self._process.wait(REPLY_SECONDS)
+        self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
 
 
-def perform(commands: Mapping[str, Callable[..., Any]]) -> None:
-    """Execute commands until standard input ends. Their output goes to standard error. Runs in the process."""
+@contextmanager
+def driven_processes(module: str, **setup: Any) -> Iterator[Callable[..., DrivenProcess]]:
+    """Yield a function that starts such a process, with further ``setup`` arguments; close all processes at the end."""
+    with ExitStack() as stack:
+
+        def start(**arguments: Any) -> DrivenProcess:
+            return stack.enter_context(closing(DrivenProcess(module, **setup, **arguments)))
+
+        yield start
+
+
+def perform(commands: object) -> None:
+    """Execute commands until standard input ends. Runs in the process.
+
+    A command is a method of ``commands``. Output of commands goes to standard error.
+    """
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
         command, arguments = json.loads(line)
         try:
-            answer = ["result", commands[command](**arguments)]
+            answer = ["result", getattr(commands, command)(**arguments)]
         except Exception as error:  # noqa: BLE001 - reported to the test
             answer = ["error", [type(error).__name__, str(error)]]
         replies.write(json.dumps(answer) + "\n")

@@ -11,40 +11,25 @@ from typing import Any
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.runtime.references import load_callable
-from rlsrl.streams.protocols import SampleConsumer, SampleProducer
 from rlsrl.testing.process_driver import perform
-from rlsrl.testing.stream_bench import ObservableConsumer, StreamBench, fill, value_of
+from rlsrl.testing.stream_bench import StreamBench, fill, value_of
 
 
 class StreamEnd:
     """The commands of the process."""
 
     def __init__(self) -> None:
-        self._producer: SampleProducer | None = None
-        self._consumer: ObservableConsumer | None = None
         self._in_hand: deque[Slot] = deque()
         self._read: list[Slot] = []
 
-    def setup(self, role: str, transport: str, address: str, folder: str, arguments: dict[str, Any]) -> None:
+    def setup(self, role: str, transport: str, address: str, folder: str, **arguments: Any) -> None:
         """Make the producer or consumer (``role``) at ``address``, with its ledger in ``folder``."""
         bench = StreamBench(load_callable(transport, where="transport")(), Path(folder), address=address)
         if role == "producer":
-            self._producer = bench.producer(**arguments)
+            self.producer = bench.producer(**arguments)
         else:
             bench.trainer_ledger().resume(None)
-            self._consumer = bench.consumer(**arguments)
-
-    @property
-    def producer(self) -> SampleProducer:
-        """This process's end."""
-        assert self._producer is not None, "this end is a consumer"
-        return self._producer
-
-    @property
-    def consumer(self) -> SampleConsumer:
-        """This process's end."""
-        assert self._consumer is not None, "this end is a producer"
-        return self._consumer
+            self.consumer = bench.consumer(**arguments)
 
     def acquire(self, timeout: float) -> int:
         """Acquire a slot; return the order of its credit."""
@@ -71,17 +56,9 @@ class StreamEnd:
         for value in range(count):
             self.producer.post(fill(self.producer.acquire(timeout), value))
 
-    def touch(self) -> None:
-        """Touch the producer."""
-        self.producer.touch()
-
     def flush(self, timeout: float) -> None:
         """Wait until every posted slot is acknowledged."""
         self.producer.flush(timeout)
-
-    def unacknowledged(self) -> list[tuple[int, int]]:
-        """Return ``SampleProducer.unacknowledged``."""
-        return [*self.producer.unacknowledged]
 
     def grant(self, num_lanes: int, min_version: tuple[int, int]) -> None:
         """Grant lanes to producers."""
@@ -102,17 +79,6 @@ class StreamEnd:
         while self._read:
             self.consumer.release(self._read.pop(0))
 
-    def outstanding(self) -> list[int]:
-        """Return ``SampleConsumer.outstanding``."""
-        return [*self.consumer.outstanding]
-
-
-def main() -> None:
-    """Run commands until standard input ends."""
-    end = StreamEnd()
-    names = [name for name in dir(StreamEnd) if not name.startswith("_") and name not in ("producer", "consumer")]
-    perform({name: getattr(end, name) for name in names})
-
 
 if __name__ == "__main__":
-    main()
+    perform(StreamEnd())

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typing_extensions import override
@@ -27,7 +26,7 @@ from rlsrl.runtime.ledger import ActorLedger, TrainerLedger
 from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.leaks import open_descriptors, traced_memory
-from rlsrl.testing.process_driver import DrivenProcess
+from rlsrl.testing.process_driver import DrivenProcess, driven_processes
 from rlsrl.testing.stream_bench import (
     DEADLINE,
     NUM_LANES,
@@ -45,14 +44,21 @@ PATIENCE = 1.0
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(2, 0)
 
 
-class SampleStreamConformance:
-    """One stream with all ends in this process."""
-
+class _WithBench:
     @pytest.fixture
     def bench(self, transport: Transport, tmp_path: Path) -> Iterator[StreamBench]:
         bench = StreamBench(transport, tmp_path)
         yield bench
         bench.close()
+
+    @pytest.fixture
+    def pool(self) -> Iterator[ThreadPoolExecutor]:
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            yield pool
+
+
+class SampleStreamConformance(_WithBench):
+    """One stream with all ends in this process."""
 
     @pytest.fixture
     def still(self, transport: Transport, tmp_path: Path) -> Iterator[tuple[StreamBench, ManualClock]]:
@@ -61,11 +67,6 @@ class SampleStreamConformance:
         bench = StreamBench(transport, tmp_path, clock=clock)
         yield bench, clock
         bench.close()
-
-    @pytest.fixture
-    def pool(self) -> Iterator[ThreadPoolExecutor]:
-        with ThreadPoolExecutor(max_workers=4) as pool:
-            yield pool
 
     # Order and content.
 
@@ -174,9 +175,13 @@ class SampleStreamConformance:
 
     # Close during a wait.
 
-    def test_close_wakes_a_producer_that_waits_for_a_credit(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        bench.connect(consumer, producer)
+    @pytest.mark.parametrize("has_consumer", [False, True])
+    def test_close_wakes_a_producer_that_waits_for_a_credit(
+        self, bench: StreamBench, pool: ThreadPoolExecutor, has_consumer: bool
+    ) -> None:
+        producer = bench.producer()
+        if has_consumer:
+            bench.connect(bench.consumer(), producer)
         waiting = pool.submit(producer.acquire, DEADLINE)
         producer.close()
         with pytest.raises(StreamClosed):
@@ -184,13 +189,6 @@ class SampleStreamConformance:
         with pytest.raises(StreamClosed):
             producer.acquire(0.0)
         producer.close()
-
-    def test_close_wakes_a_producer_that_has_no_consumer(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
-        producer = bench.producer()
-        waiting = pool.submit(producer.acquire, DEADLINE)
-        producer.close()
-        with pytest.raises(StreamClosed):
-            waiting.result(DEADLINE)
 
     def test_close_wakes_a_producer_that_flushes(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
         consumer, producer = bench.consumer(), bench.producer()
@@ -272,38 +270,34 @@ class SampleStreamConformance:
             @override
             def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
                 super().take(producer, sequence, num_transitions, total)
-                raise RuntimeError("killed between the ledger and the acknowledgement")
+                raise RuntimeError("killed in the ledger")
 
-        consumer, producer = bench.consumer(ledger=FailsAfterTaking(bench.trainer_page())), bench.producer()
-        consumer.grant(NUM_LANES, V1)
-        producer.post(fill(bench.acquire(consumer, producer), 5))
-        with pytest.raises(RuntimeError, match="killed between"):
-            bench.until(consumer, lambda: False)
-        consumer.close()
-        assert [*producer.unacknowledged] == [(0, TRANSITIONS)]
-        successor = bench.consumer()
-        bench.flush(successor, producer)
-        assert not producer.unacknowledged
-        assert bench.received == []
-        assert bench.balance().in_buffer == TRANSITIONS
+        assert self._received_after_a_kill_in(FailsAfterTaking, bench) == []
 
     def test_a_slot_that_was_not_stored_reaches_the_next_consumer(self, bench: StreamBench) -> None:
         class FailsToTake(TrainerLedger):
             @override
             def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
                 del producer, sequence, num_transitions, total
-                raise RuntimeError("killed before the ledger")
+                raise RuntimeError("killed in the ledger")
 
-        consumer, producer = bench.consumer(ledger=FailsToTake(bench.trainer_page())), bench.producer()
+        assert self._received_after_a_kill_in(FailsToTake, bench) == [(0, 5)]
+
+    @staticmethod
+    def _received_after_a_kill_in(ledger: type[TrainerLedger], bench: StreamBench) -> list[tuple[int, int]]:
+        """Post a slot to a consumer whose ledger fails; return the slots that its successor receives."""
+        consumer, producer = bench.consumer(ledger=ledger(bench.trainer_page())), bench.producer()
         consumer.grant(NUM_LANES, V1)
         producer.post(fill(bench.acquire(consumer, producer), 5))
-        with pytest.raises(RuntimeError, match="killed before"):
+        with pytest.raises(RuntimeError, match="killed in the ledger"):
             bench.until(consumer, lambda: False)
         consumer.close()
+        assert [*producer.unacknowledged] == [(0, TRANSITIONS)]
         successor = bench.consumer()
         bench.flush(successor, producer)
-        assert [(slot.sequence, value_of(slot)) for slot in bench.received] == [(0, 5)]
+        assert not producer.unacknowledged
         assert bench.balance().in_buffer == TRANSITIONS
+        return [(slot.sequence, value_of(slot)) for slot in bench.received]
 
     def test_a_slot_is_counted_before_it_is_sent(self, bench: StreamBench) -> None:
         class FailsToCount(ActorLedger):
@@ -456,16 +450,12 @@ class SampleStreamConformance:
 
     # Handshakes that do not match.
 
-    def test_a_wrong_token_is_refused(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer(token="another")
-        self._assert_refused(bench, consumer, producer, "token", "token")
-
     def test_a_wrong_layout_is_refused_with_both_digests(self, bench: StreamBench) -> None:
         other = small_layout(observation=5)
         consumer, producer = bench.consumer(), bench.producer(layout=other)
         self._assert_refused(bench, consumer, producer, "layout", small_layout().step_digest, other.step_digest)
 
-    def test_the_consumer_lives_on_after_refusals(self, bench: StreamBench) -> None:
+    def test_a_wrong_token_is_refused_and_the_consumer_lives_on(self, bench: StreamBench) -> None:
         consumer = bench.consumer()
         for index in range(3):
             self._assert_refused(bench, consumer, bench.producer(index, token="another"), "token", "token")
@@ -663,41 +653,21 @@ class SampleStreamConformance:
             tracemalloc.stop()
 
 
-class SampleStreamProcessConformance:
+class SampleStreamProcessConformance(_WithBench):
     """One stream with ends in processes that are killed and stopped."""
-
-    @pytest.fixture
-    def bench(self, transport: Transport, tmp_path: Path) -> Iterator[StreamBench]:
-        bench = StreamBench(transport, tmp_path)
-        yield bench
-        bench.close()
 
     @pytest.fixture
     def spawn(self, bench: StreamBench, transport: Transport, tmp_path: Path) -> Iterator[Callable[..., DrivenProcess]]:
         """Return a function that starts one end of the stream in its own process."""
-        processes: list[DrivenProcess] = []
         reference = f"{type(transport).__module__}:{type(transport).__qualname__}"
-
-        def spawn(role: str, **arguments: Any) -> DrivenProcess:
-            process = DrivenProcess(
-                "rlsrl.testing.sample_stream_end",
-                role=role,
-                transport=reference,
-                address=bench.address,
-                folder=str(tmp_path),
-                arguments=arguments,
-            )
-            processes.append(process)
-            return process
-
-        yield spawn
-        for process in processes:
-            process.close()
+        setup = {"transport": reference, "address": bench.address, "folder": str(tmp_path)}
+        with driven_processes("rlsrl.testing.sample_stream_end", **setup) as start:
+            yield start
 
     def test_slots_cross_processes_in_order(self, bench: StreamBench, spawn: Callable[..., DrivenProcess]) -> None:
         consumer = bench.consumer()
         consumer.grant(2 * NUM_LANES, V1)
-        producer = spawn("producer")
+        producer = spawn(role="producer")
         producer.send("produce", count=20, timeout=DEADLINE)
         for value in range(20):
             (slot,) = bench.take(consumer, 1)
@@ -710,7 +680,7 @@ class SampleStreamProcessConformance:
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
         consumer, survivor = bench.consumer(), bench.producer(1)
-        victim = spawn("producer", index=0)
+        victim = spawn(role="producer", index=0)
         consumer.grant(NUM_LANES, V1)
         assert acquire(bench, consumer, victim) == 0
         victim.call("fill", value=1)
@@ -726,7 +696,7 @@ class SampleStreamProcessConformance:
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess], transport: Transport
     ) -> None:
         consumer = bench.consumer()
-        victim = spawn("producer")
+        victim = spawn(role="producer")
         consumer.grant(2 * NUM_LANES, V1)
         acquire(bench, consumer, victim)
         victim.call("fill", value=5)
@@ -750,7 +720,7 @@ class SampleStreamProcessConformance:
     ) -> None:
         consumer, lively = bench.consumer(peer_timeout=PATIENCE, expected_producers=2), bench.producer(1)
         bench.keep_alive(lively)
-        frozen = spawn("producer", index=0)
+        frozen = spawn(role="producer", index=0)
         consumer.grant(2 * NUM_LANES, V1)
         bench.connect(consumer, lively)
         acquire(bench, consumer, frozen)
@@ -776,7 +746,7 @@ class SampleStreamProcessConformance:
     def test_a_killed_consumer_is_replaced_without_lost_or_duplicate_slots(
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
-        first, producer = spawn("consumer"), bench.producer()
+        first, producer = spawn(role="consumer"), bench.producer()
         first.call("grant", num_lanes=2 * NUM_LANES, min_version=V1)
         first.send("receive", max_items=1, timeout=DEADLINE)
         producer.post(fill(producer.acquire(DEADLINE), 1))
@@ -787,7 +757,7 @@ class SampleStreamProcessConformance:
         with pytest.raises(StreamTimeout):
             producer.acquire(0.01)
         first.kill()
-        second = spawn("consumer")
+        second = spawn(role="consumer")
         second.send("receive", max_items=1, timeout=DEADLINE)
         producer.flush(DEADLINE)
         assert second.reply() == [[0, 1, 0, 2]]
@@ -799,20 +769,20 @@ class SampleStreamProcessConformance:
     def test_a_slot_in_hand_when_the_consumer_is_killed_reaches_the_next(
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
-        first, producer = spawn("consumer"), bench.producer()
+        first, producer = spawn(role="consumer"), bench.producer()
         first.call("grant", num_lanes=NUM_LANES, min_version=V1)
         first.send("receive", max_items=1, timeout=DEADLINE)
         in_hand = producer.acquire(DEADLINE)
         first.kill()
         producer.touch()
         producer.post(fill(in_hand, 4))
-        second = spawn("consumer")
+        second = spawn(role="consumer")
         second.send("receive", max_items=1, timeout=DEADLINE)
         producer.flush(DEADLINE)
         assert second.reply() == [[0, 0, 0, 4]]
 
     def test_a_stopped_consumer_loses_no_slot(self, bench: StreamBench, spawn: Callable[..., DrivenProcess]) -> None:
-        consumer, producer = spawn("consumer"), bench.producer()
+        consumer, producer = spawn(role="consumer"), bench.producer()
         consumer.call("grant", num_lanes=NUM_LANES, min_version=V1)
         consumer.stop()
         with pytest.raises(StreamTimeout):
@@ -842,8 +812,8 @@ class SampleStreamProcessConformance:
         producing = pool.submit(produce)
         taken = 0
         for life in range(3):
-            consumer = spawn("consumer")
-            victim = spawn("producer", index=1, incarnation=life)
+            consumer = spawn(role="consumer")
+            victim = spawn(role="producer", index=1, incarnation=life)
             victim.send("produce", count=10_000, timeout=DEADLINE)
             consumer.call("grant", num_lanes=4 * NUM_LANES, min_version=V1)
             for _ in range(rng.randrange(5, 25)):
@@ -861,11 +831,6 @@ class SampleStreamProcessConformance:
         assert books.lost["receiver_died"] >= taken * TRANSITIONS
         assert books.lost["producer_died"] <= 3 * 2 * TRANSITIONS
         assert books.produced > 0
-
-    @pytest.fixture
-    def pool(self) -> Iterator[ThreadPoolExecutor]:
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            yield pool
 
 
 def acquire(bench: StreamBench, consumer: SampleConsumer, process: DrivenProcess) -> int:

@@ -13,7 +13,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -192,6 +193,14 @@ def value_of(slot: Slot) -> int:
     return value
 
 
+def _tries(complaint: str) -> Iterator[None]:
+    """Yield until the deadline, then fail with the complaint."""
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        yield
+    raise AssertionError(complaint)
+
+
 class StreamBench:
     """Both ends of one stream with their ledgers in a folder, driven from one thread."""
 
@@ -285,9 +294,9 @@ class StreamBench:
 
     def until(self, consumer: SampleConsumer, happened: Callable[[], bool]) -> None:
         """Serve until ``happened`` returns True."""
-        deadline = time.monotonic() + DEADLINE
+        tries = _tries("the awaited event did not happen")
         while not happened():
-            assert time.monotonic() < deadline, "the awaited event did not happen"
+            next(tries)
             self.serve(consumer)
 
     def take(self, consumer: SampleConsumer, count: int) -> list[Slot]:
@@ -300,57 +309,48 @@ class StreamBench:
         """Return a slot, or None if the producer gets no credit."""
         for _ in range(8):
             self.serve(consumer)
-            try:
+            with suppress(StreamTimeout):
                 return producer.acquire(self._tick)
-            except StreamTimeout:
-                continue
         return None
 
     def acquire(self, consumer: SampleConsumer, producer: SampleProducer) -> Slot:
         """Serve until the producer has a credit; return its slot."""
-        deadline = time.monotonic() + DEADLINE
-        while (slot := self.try_acquire(consumer, producer)) is None:
-            assert time.monotonic() < deadline, "no credit came"
-        return slot
+        return next(slot for _ in _tries("no credit came") if (slot := self.try_acquire(consumer, producer)))
 
     def connect(self, consumer: SampleConsumer, *producers: SampleProducer) -> None:
         """Connect producers for which there are no credits yet."""
         for producer in producers:
-            before = consumer.producers
-            deadline = time.monotonic() + DEADLINE
+            before, tries = consumer.producers, _tries("the producer did not connect")
             while consumer.producers == before:
                 assert self.try_acquire(consumer, producer) is None
-                assert time.monotonic() < deadline, "the producer did not connect"
+                next(tries)
 
     def lose(self, producer: SampleProducer) -> None:
         """Wait until a producer notices that its consumer is gone. Until then it could still use its credits."""
-        deadline = time.monotonic() + DEADLINE
-        while True:
-            producer.flush(0.0)  # no slot is unacknowledged, so this only reads messages
-            if self._transport.has_lost(producer):
-                return
-            assert time.monotonic() < deadline, "the producer did not notice"
+        tries = _tries("the producer did not notice")
+        producer.flush(0.0)  # no slot is unacknowledged, so this only reads messages
+        while not self._transport.has_lost(producer):
+            next(tries)
             self._pause.wait(0.001)
+            producer.flush(0.0)
 
     def flush(self, consumer: SampleConsumer, producer: SampleProducer) -> None:
         """Serve until every posted slot is acknowledged."""
-        deadline = time.monotonic() + DEADLINE
+        tries = _tries("no acknowledgement came")
         while producer.unacknowledged:
-            assert time.monotonic() < deadline, "no acknowledgement came"
+            next(tries)
             self.serve(consumer)
-            try:
+            with suppress(StreamTimeout):
                 producer.flush(self._tick)
-            except StreamTimeout:
-                continue
 
     def until_settled(
         self, consumer: SampleConsumer, producer: SampleProducer, settled: Callable[[], bool] | None = None
     ) -> None:
         """Serve until the slots of former incarnations are settled, or until ``settled`` returns True."""
         done = settled or (lambda: self.balance().unsettled == 0)
-        deadline = time.monotonic() + DEADLINE
+        tries = _tries("the former incarnations were not settled")
         while not done():
-            assert time.monotonic() < deadline, "the former incarnations were not settled"
+            next(tries)
             self.try_acquire(consumer, producer)
 
     def balance(self, *, ended: bool = False) -> Balance:
