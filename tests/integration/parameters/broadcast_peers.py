@@ -16,7 +16,7 @@ LONG = 60.0
 
 
 def publish(name: str, attempt: int, last_step: int) -> None:
-    """Publish as fast as can be, then stay until standard input ends."""
+    """Publish as fast as possible, then wait until standard input ends."""
     vector = np.zeros(SIZE, np.float32)
     statistics = {"mean": np.zeros(100)}
     publisher = BroadcastPublisher(name, TOKEN, {"attempt": attempt})
@@ -33,7 +33,7 @@ def publish(name: str, attempt: int, last_step: int) -> None:
 
 
 def read(name: str, attempt: int, last_step: int) -> None:
-    """Read until the last version; every copy must be of one version, and versions must rise."""
+    """Read until the last version. Check that each copy belongs to one version and that versions rise."""
     reader = BroadcastReader(name, TOKEN)
     reader.description(LONG)
     print("ready", flush=True)

@@ -1,6 +1,6 @@
-"""Kills writers of a filesystem parameter database and looks at what they leave. Run by test_parameter_db_crashes.py.
+"""Kills writers of a filesystem parameter database and checks the remaining files. Run by test_parameter_db_crashes.py.
 
-A process of its own, because it forks children that are killed: it has one thread and nothing else open.
+It is a separate process because it forks children that are killed: it has one thread and no open sockets.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def push(db: FilesystemParameterDB, version: Version, *tags: str, with_state: bo
 
 
 def in_child(body: Callable[[], None]) -> int:
-    """Run ``body`` in a fork; its wait status."""
+    """Run ``body`` in a fork; return its wait status."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -56,7 +56,7 @@ def in_child(body: Callable[[], None]) -> int:
 
 
 def before_each_change(hook: Callable[[], None]) -> None:
-    """Call ``hook`` before each system call that changes a file, from now on."""
+    """From now on, call ``hook`` before each system call that changes a file."""
 
     def profile(_frame: Any, event: str, function: Any) -> None:
         if event == "c_call" and function.__module__ in ("posix", "fcntl") and function.__name__ in CHANGES:
@@ -66,7 +66,7 @@ def before_each_change(hook: Callable[[], None]) -> None:
 
 
 def check_whole(root: Path) -> FilesystemParameterDB:
-    """Everything that is there is whole and belongs together."""
+    """Check that all stored files are whole and belong together."""
     db = FilesystemParameterDB(root)
     stems = {path.name.partition(".")[0] for path in (root / POLICY / "versions").glob("[0-9]*.safetensors")}
     infos = db.versions(POLICY)
@@ -98,7 +98,7 @@ OLD, NEW = Version(1, 2), Version(2, 3)
 
 
 def prepare(root: Path) -> None:
-    """What the gang before left: two versions, the older one tagged, both with states."""
+    """Store the previous gang's two versions, both with states, the older one tagged."""
     db = FilesystemParameterDB(root)
     push(db, Version(1, 1), "best")
     push(db, OLD)
@@ -132,7 +132,7 @@ def notes(info: VersionInfo) -> dict[str, Any]:
 
 
 def kill_before_call(number: int, root: Path, done: int) -> None:
-    """Take the steps; die before the given system call. One byte to ``done`` for each step taken."""
+    """Take the steps and die before the given system call. Write one byte to ``done`` after each step."""
     countdown = iter(range(number))
 
     def hook() -> None:
@@ -179,7 +179,7 @@ def kill_everywhere(folder: Path) -> None:
 
 
 def work(root: Path, attempt: int, progress: int) -> None:
-    """Push, save, tag, annotate and prune without end. One byte to ``progress`` before each system call."""
+    """Push, save, tag, annotate and prune until killed. Write one byte to ``progress`` before each system call."""
     db = FilesystemParameterDB(root)
     before_each_change(lambda: os.write(progress, b"."))
     step = 0
@@ -221,7 +221,7 @@ def kill_at_random(folder: Path, seed: int, num_kills: int) -> None:
 
 
 def limited(root: Path, limit: int) -> None:
-    """Every file that this process writes ends at ``limit`` bytes, in the middle of a write if need be."""
+    """Limit every file of this process to ``limit`` bytes; a write may end in the middle."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     db = FilesystemParameterDB(root)
     before = [info.version for info in db.versions(POLICY)]

@@ -18,7 +18,7 @@ from rlsrl.parameters.filesystem import FilesystemParameterDB
 
 
 def fill_a_small_disk(folder: Path) -> None:
-    """Push into a real small file system until it is full. Mounts it: for a mount namespace of this process's own."""
+    """Mount a small file system and push until it is full. The process needs its own mount namespace."""
     root = folder / "disk"
     root.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", root], check=True)
@@ -42,7 +42,7 @@ def fill_a_small_disk(folder: Path) -> None:
 
 
 def meet_errors(root: Path, num_rounds: int) -> None:
-    """Take steps again and again while system calls fail now and then; what failed is done again."""
+    """Take the steps repeatedly while system calls fail occasionally; repeat failed steps."""
     refusals: Counter[str] = Counter()
     db = FilesystemParameterDB(root)
     newest = Version(0, 0)
@@ -82,7 +82,7 @@ def meet_errors(root: Path, num_rounds: int) -> None:
 
 
 def take_the_steps(root: Path) -> None:
-    """Everything a writer does, in a store that is not there yet; a line when each is done."""
+    """Do everything that a writer does, in a new store; print a line after each step."""
     db = FilesystemParameterDB(root)
     push(db, Version(1, 1), "best")
     os.write(1, b"done")

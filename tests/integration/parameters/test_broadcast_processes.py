@@ -64,7 +64,7 @@ def test_readers_never_see_a_torn_or_an_older_version(name: str) -> None:
         assert [reader.process.wait(LONG) for reader in readers] == [0, 0]
 
 
-def test_a_reader_outlives_its_publisher_and_follows_the_next(name: str) -> None:
+def test_a_reader_survives_its_publisher_and_follows_the_next(name: str) -> None:
     with contextlib.closing(BroadcastReader(name, TOKEN)) as reader:
         for attempt in (1, 2, 3):
             with peer("publish", name, attempt, 10) as publisher:
@@ -81,7 +81,7 @@ def test_a_reader_outlives_its_publisher_and_follows_the_next(name: str) -> None
             reader.wait(Version(4, 0), 0.0)
 
 
-def test_a_publisher_killed_while_it_publishes_leaves_a_whole_version(name: str) -> None:
+def test_a_publisher_killed_during_a_publication_leaves_a_whole_version(name: str) -> None:
     with contextlib.closing(BroadcastReader(name, TOKEN)) as reader:
         for attempt in range(1, 6):
             with peer("publish", name, attempt, 1_000_000) as publisher:

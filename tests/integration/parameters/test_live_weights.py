@@ -1,4 +1,4 @@
-"""Live weights between real processes: whole, never older, and never waited for by the trainer."""
+"""Live weights between real processes arrive whole and never move back, and the trainer never waits for them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DESCRIPTION = {"program": {"layers": [1, 2]}}
 
 
 class Served:
-    """A process that serves live weights, and ends of it."""
+    """A process that serves live weights, with its publishers and readers."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Served:
         return self.stack.enter_context(closing(LiveReader(self.address, token, policy, **options)))
 
     def publish_raw(self, messages: Iterator[bytes]) -> Any:
-        """The call of a publisher that sends those messages."""
+        """Open a publisher's call that sends these messages."""
         channel = self.stack.enter_context(open_channel(self.address))
         call = channel.stream_stream(
             f"{CALLS}/Publish", request_serializer=None, response_deserializer=pb.Published.FromString
@@ -84,7 +84,7 @@ class Served:
         return call(messages, timeout=LONG, metadata=token_metadata(TOKEN), wait_for_ready=True)
 
     def watch_raw(self, policy: str) -> Any:
-        """The call of a watcher that reads only when it is told to."""
+        """Open a watcher's call, which reads only on request."""
         channel = self.stack.enter_context(open_channel(self.address))
         call = channel.unary_stream(
             f"{CALLS}/Watch", request_serializer=pb.WatchRequest.SerializeToString, response_deserializer=None
@@ -106,7 +106,7 @@ def calm_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def calm(calm_for_all: Served) -> Iterator[Served]:
-    """One server for the tests that do it no lasting harm; each has a policy and ends of its own."""
+    """One server for all tests that do not damage it; each test has its own policy, publishers and readers."""
     with ExitStack() as stack:
         calm = copy.copy(calm_for_all)
         calm.stack = stack
@@ -126,10 +126,10 @@ def version_of(parameters: Parameters | None) -> Version | None:
     return parameters.version if parameters is not None else None
 
 
-# -- what every source of live weights does ---------------------------------------------------------------------------
+# -- behaviour of every source of live weights ------------------------------------------------------------------------
 
 
-def test_what_was_published_comes_back_to_the_bit(calm: Served, policy: str) -> None:
+def test_a_published_version_arrives_bit_for_bit(calm: Served, policy: str) -> None:
     rng = np.random.default_rng(0)
     publisher, reader = calm.publisher(policy), calm.reader(policy)
     for number in range(1, 4):
@@ -148,13 +148,13 @@ def test_what_was_published_comes_back_to_the_bit(calm: Served, policy: str) -> 
         }
 
 
-def test_the_description_has_any_length(calm: Served, policy: str) -> None:
+def test_a_description_of_any_length_arrives(calm: Served, policy: str) -> None:
     description = {"layout": "abc", "program": "x" * 3_000_000, "nested": [1, {"a": None}]}
     calm.publisher(policy, **description).publish(step(1))
     assert calm.reader(policy).description(LONG) == description
 
 
-def test_get_never_waits_and_gives_only_what_is_newer(calm: Served, policy: str) -> None:
+def test_get_does_not_wait_and_returns_only_newer_versions(calm: Served, policy: str) -> None:
     reader: ParameterSource = calm.reader(policy)
     assert reader.get() is None
     publisher = calm.publisher(policy)
@@ -167,7 +167,7 @@ def test_get_never_waits_and_gives_only_what_is_newer(calm: Served, policy: str)
     assert version_of(reader.get(newer_than=Version(1, 1))) == Version(1, 2)
 
 
-def test_a_publication_wakes_who_waits(calm: Served, policy: str) -> None:
+def test_a_publication_wakes_a_waiting_reader(calm: Served, policy: str) -> None:
     readers = [calm.reader(policy) for _ in range(3)]
     publisher = calm.publisher(policy)
     with ThreadPoolExecutor(len(readers)) as pool:
@@ -187,7 +187,7 @@ def test_waiting_ends_at_its_deadline_with_the_reason(calm: Served, policy: str)
         reader.wait(Version(1, 2), SOON)
 
 
-def test_closing_wakes_who_waits(calm: Served, policy: str) -> None:
+def test_closing_wakes_a_waiting_reader(calm: Served, policy: str) -> None:
     reader = calm.reader(policy)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(reader.wait, Version(1, 1), LONG), pool.submit(reader.description, LONG)]
@@ -200,7 +200,7 @@ def test_closing_wakes_who_waits(calm: Served, policy: str) -> None:
     reader.close()
 
 
-def test_a_stranger_is_refused(calm: Served, policy: str) -> None:
+def test_a_client_without_the_token_is_refused(calm: Served, policy: str) -> None:
     reader, publisher = calm.reader(policy, token="another"), calm.publisher(policy, token="another")
     with pytest.raises(SourceRefused, match="UNAUTHENTICATED"):
         reader.wait(Version(1, 1), LONG)
@@ -212,7 +212,7 @@ def test_a_stranger_is_refused(calm: Served, policy: str) -> None:
         publisher.publish(step(2))
 
 
-def test_what_may_not_be_published_is_refused_and_the_version_before_stays(calm: Served, policy: str) -> None:
+def test_an_invalid_publication_is_refused_and_the_previous_version_stays(calm: Served, policy: str) -> None:
     publisher, reader = calm.publisher(policy), calm.reader(policy)
     publisher.publish(step(5))
     for number in (5, 4):
@@ -230,20 +230,20 @@ def test_what_may_not_be_published_is_refused_and_the_version_before_stays(calm:
 
 
 @pytest.mark.parametrize("name", ["", "../up", "white space"])
-def test_names_are_those_of_policies(calm: Served, name: str) -> None:
+def test_an_invalid_policy_name_is_refused(calm: Served, name: str) -> None:
     with pytest.raises(ValueError, match="allowed are"):
         calm.publisher(name)
     with pytest.raises(ValueError, match="allowed are"):
         calm.reader(name)
 
 
-def test_a_hundred_megabytes_travel(calm: Served, policy: str) -> None:
+def test_a_version_of_a_hundred_megabytes_arrives(calm: Served, policy: str) -> None:
     vector = np.arange(25_000_000, dtype=np.float32)
     calm.publisher(policy).publish(Parameters(version=Version(1, 1), vector=vector, layout="layout-1"))
     np.testing.assert_array_equal(calm.reader(policy).wait(Version(1, 1), LONG).vector, vector)
 
 
-def test_what_is_over_the_readers_limit_is_not_taken(calm: Served, policy: str) -> None:
+def test_a_version_over_the_readers_limit_is_refused(calm: Served, policy: str) -> None:
     calm.publisher(policy).publish(step(1, size=100_000))
     reader = calm.reader(policy, max_transfer_bytes=10_000)
     assert reader.description(LONG) == DESCRIPTION
@@ -254,7 +254,7 @@ def test_what_is_over_the_readers_limit_is_not_taken(calm: Served, policy: str) 
 # -- versions are whole, and never move back --------------------------------------------------------------------------
 
 
-def test_a_succeeded_trainer_is_told_and_its_versions_reach_nobody(calm: Served, policy: str) -> None:
+def test_a_superseded_trainer_is_refused_and_no_reader_gets_its_versions(calm: Served, policy: str) -> None:
     old, new, reader = calm.publisher(policy), calm.publisher(policy, gang=2), calm.reader(policy)
     old.publish(step(50, attempt=1))
     reader.wait(Version(1, 50), LONG)
@@ -270,7 +270,7 @@ def test_a_succeeded_trainer_is_told_and_its_versions_reach_nobody(calm: Served,
     assert version_of(calm.reader(policy).wait(INITIAL, LONG)) == Version(2, 4)
 
 
-def test_readers_of_a_fast_publisher_see_rising_whole_versions_and_the_last(calm: Served, policy: str) -> None:
+def test_readers_of_a_fast_publisher_get_rising_whole_versions_and_the_last(calm: Served, policy: str) -> None:
     last = 300
     publisher, readers = calm.publisher(policy), [calm.reader(policy) for _ in range(3)]
 
@@ -290,7 +290,7 @@ def test_readers_of_a_fast_publisher_see_rising_whole_versions_and_the_last(calm
         assert all(0 < future.result(LONG) <= last for future in following)
 
 
-def test_a_reader_that_does_not_read_skips_to_the_newest_and_holds_up_nobody(calm: Served, policy: str) -> None:
+def test_a_slow_reader_skips_to_the_newest_version_and_delays_no_other(calm: Served, policy: str) -> None:
     size, last = 1_000_000, 24
     publisher, quick = calm.publisher(policy), calm.reader(policy)
     publisher.publish(step(1, size=size))
@@ -312,7 +312,7 @@ def test_a_reader_that_does_not_read_skips_to_the_newest_and_holds_up_nobody(cal
     assert len(seen) < last
 
 
-def test_a_version_whose_publisher_died_in_the_middle_reaches_nobody(calm: Served, policy: str) -> None:
+def test_a_version_whose_publisher_dies_halfway_reaches_no_reader(calm: Served, policy: str) -> None:
     whole, torn = ([*live_version_messages(step(number, size=2_000_000))] for number in (1, 2))
     died = threading.Event()
 
@@ -356,7 +356,7 @@ LARGE = [*live_version_messages(step(1, size=600_000))]
          TransferRefused, "over the limit"),
     ],
 )  # fmt: skip
-def test_a_publisher_that_sends_something_else_is_refused_and_the_server_lives(
+def test_a_publisher_of_invalid_messages_is_refused_and_the_server_continues(
     calm: Served, messages: list[bytes], error: type[Exception], reason: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as raised:
@@ -381,7 +381,7 @@ def test_one_policy_too_many_is_refused(served: Served) -> None:
 # -- the coordinator dies, freezes and comes back ---------------------------------------------------------------------
 
 
-def test_after_a_restart_the_newest_is_there_again_and_readers_go_on(served: Served) -> None:
+def test_after_a_restart_the_newest_version_returns_and_readers_continue(served: Served) -> None:
     publisher, reader = served.publisher(), served.reader()
     publisher.publish(step(1))
     reader.wait(Version(1, 1), LONG)
@@ -395,7 +395,7 @@ def test_after_a_restart_the_newest_is_there_again_and_readers_go_on(served: Ser
         assert reader.wait(Version(1, number), LONG).version == Version(1, number)
 
 
-def test_a_restarted_coordinator_that_hears_of_an_older_trainer_first_moves_no_reader_back(served: Served) -> None:
+def test_an_older_trainer_at_a_restarted_coordinator_moves_no_reader_back(served: Served) -> None:
     reader = served.reader()
     served.publisher().publish(step(7, attempt=2))
     reader.wait(Version(2, 7), LONG)
@@ -410,7 +410,7 @@ def test_a_restarted_coordinator_that_hears_of_an_older_trainer_first_moves_no_r
     assert version_of(reader.get()) == Version(2, 7)
 
 
-def test_what_is_published_while_the_coordinator_is_frozen_arrives_as_the_newest_alone(served: Served) -> None:
+def test_only_the_newest_version_published_during_a_freeze_arrives(served: Served) -> None:
     publisher, reader = served.publisher(), served.reader()
     publisher.publish(step(1))
     reader.wait(Version(1, 1), LONG)
@@ -431,7 +431,7 @@ def test_a_version_that_is_not_confirmed_is_sent_again_on_another_connection(
     served.server.stop()
     publisher.publish(step(2))
     streams = set()
-    while len(streams) < 3:  # each is given up in its turn
+    while len(streams) < 3:  # the publisher gives up one connection after the other
         with publisher._changed:
             streams.add(id(publisher._stream._call))
             publisher._changed.wait(SOON)
@@ -440,7 +440,7 @@ def test_a_version_that_is_not_confirmed_is_sent_again_on_another_connection(
 
 
 def silent_server(stack: ExitStack) -> str:
-    """The address of somebody who takes connections and never says a word."""
+    """Return the address of a server that accepts connections and sends nothing."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     return f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -450,7 +450,7 @@ def nobody(stack: ExitStack) -> str:
 
 
 @pytest.mark.parametrize("address_of", [silent_server, nobody])
-def test_publishing_never_waits_for_a_server_that_never_answers(address_of: Callable[[ExitStack], str]) -> None:
+def test_publishing_does_not_wait_for_a_silent_server(address_of: Callable[[ExitStack], str]) -> None:
     with ExitStack() as stack:
         publisher = stack.enter_context(closing(LivePublisher(address_of(stack), TOKEN, POLICY, DESCRIPTION)))
         for number in range(1, 3000):
@@ -460,7 +460,7 @@ def test_publishing_never_waits_for_a_server_that_never_answers(address_of: Call
 
 
 @pytest.mark.parametrize("address_of", [silent_server, nobody])
-def test_a_reader_of_a_server_that_never_answers_ends_at_its_deadlines(address_of: Callable[[ExitStack], str]) -> None:
+def test_a_reader_of_a_silent_server_ends_at_its_deadlines(address_of: Callable[[ExitStack], str]) -> None:
     with ExitStack() as stack:
         reader = stack.enter_context(closing(LiveReader(address_of(stack), TOKEN, POLICY)))
         assert reader.get() is None
@@ -469,7 +469,7 @@ def test_a_reader_of_a_server_that_never_answers_ends_at_its_deadlines(address_o
     assert reader._stream.join(0.0)
 
 
-def test_ends_that_come_and_go_leave_nothing_behind(calm: Served, policy: str) -> None:
+def test_clients_that_connect_and_close_leave_no_resources(calm: Served, policy: str) -> None:
     def churn(times: int) -> None:
         for _ in range(times):
             number = next(numbers)
@@ -490,7 +490,7 @@ def test_ends_that_come_and_go_leave_nothing_behind(calm: Served, policy: str) -
 
 
 def resources(pid: int) -> tuple[int, int, int]:
-    """Descriptors, threads and tens of megabytes of a process."""
+    """Return a process's number of descriptors and threads, and its memory in tens of megabytes."""
     folder = Path(f"/proc/{pid}")
     resident = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     return len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), resident // 10**7

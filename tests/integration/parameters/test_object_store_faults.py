@@ -1,4 +1,4 @@
-"""The parameter database in an object store when the store fails: a real S3 server, killed, frozen and mistreated."""
+"""The parameter database while its object store fails: a real S3 server is killed, frozen or unreachable."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server(s3_server_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A server of this module's own; whoever kills or freezes it puts it right again."""
+    """This module's server; a test that kills or freezes the server restores it."""
     with S3Server(s3_server_binary, tmp_path_factory.mktemp("s3-faults") / "buckets") as server:
         yield server
 
 
 @pytest.fixture
 def bucket(server: S3Server) -> str:
-    """An empty bucket."""
+    """Return an empty bucket."""
     name = f"bucket-{secrets.token_hex(8)}"
     server.create_bucket(name)
     return name
@@ -72,7 +72,7 @@ def open_db(endpoint: str, bucket: str, *, answer_seconds: float = LONG, **optio
 
 
 def without_repeats(endpoint: str, bucket: str) -> Objects:
-    """Objects whose failed requests are not repeated, so that the first failure is the last."""
+    """Return objects whose failed requests are not repeated."""
     store = S3Store(
         bucket,
         config={"endpoint": endpoint, "region": REGION},
@@ -86,7 +86,7 @@ def is_commit(request: Request) -> bool:
     return request.method == "PUT" and request.path.endswith("/index.json")
 
 
-# -- one clear error each ----------------------------------------------------------------------------------------------
+# -- each fault has one clear error ------------------------------------------------------------------------------------
 
 
 def every_call(db: ObjectStoreParameterDB) -> list[Callable[[], object]]:
@@ -105,7 +105,7 @@ def every_call(db: ObjectStoreParameterDB) -> list[Callable[[], object]]:
 
 
 def all_that_is_told(call: Callable[[], object], kind: type[OSError]) -> str:
-    """The text of the error that the call ends with; its traceback and the logs are checked for secrets."""
+    """Return the text of the call's error. Check that its traceback and the logs contain no secrets."""
     with capture_logs() as logs, pytest.raises(kind) as caught:
         call()
     told = "".join(traceback.format_exception(caught.value)) + repr(logs)
@@ -116,7 +116,7 @@ def all_that_is_told(call: Callable[[], object], kind: type[OSError]) -> str:
     return text
 
 
-def test_a_store_that_is_not_there_is_named(server: S3Server, bucket: str) -> None:
+def test_an_unreachable_store_is_named(server: S3Server, bucket: str) -> None:
     server.kill()
     try:
         db = open_db(server.endpoint, bucket, answer_seconds=IMPATIENT)
@@ -132,7 +132,7 @@ def test_a_store_that_is_not_there_is_named(server: S3Server, bucket: str) -> No
     assert stored(patient) == ["1.1"]
 
 
-def test_a_frozen_store_is_given_up_in_time_and_goes_on_when_it_thaws(server: S3Server, bucket: str) -> None:
+def test_a_call_to_a_frozen_store_times_out_and_later_calls_succeed(server: S3Server, bucket: str) -> None:
     db = open_db(server.endpoint, bucket, answer_seconds=IMPATIENT)
     push_steps(open_db(server.endpoint, bucket), 1)
     server.freeze()
@@ -152,7 +152,7 @@ def test_a_frozen_store_is_given_up_in_time_and_goes_on_when_it_thaws(server: S3
     [(ACCESS_KEY, "wrong", "SignatureDoesNotMatch"), ("another-key", SECRET_KEY, "XAdminUserNotFound")],
     ids=["secret", "access-key"],
 )
-def test_wrong_credentials_are_refused_and_never_quoted(
+def test_wrong_credentials_are_refused_and_do_not_appear_in_messages(
     server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, key: str, secret: str, code: str
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
@@ -173,7 +173,7 @@ def test_a_missing_bucket_is_named(server: S3Server) -> None:
         assert "404 NoSuchBucket; the bucket does not exist" in text
 
 
-def test_without_credentials_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_no_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CREDENTIALS:
         monkeypatch.delenv(name)
     with pytest.raises(ConfigurationError, match=r"no credentials for s3://bucket/run: set AWS_ACCESS_KEY_ID"):
@@ -181,7 +181,7 @@ def test_without_credentials_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Careless(Objects):
-    """A store that takes conditional writes for ordinary ones, as some do that know no conditions."""
+    """A store that ignores the conditions of writes, as some stores do."""
 
     def replace(self, key: str, data: bytes, *, etag: str | None) -> str:
         self.write(key, data)
@@ -226,7 +226,7 @@ def resumable(db: ObjectStoreParameterDB) -> Version | None:
 
 
 def prepare(db: ObjectStoreParameterDB) -> None:
-    """What the gang before left: two versions, the older one tagged, both with states."""
+    """Store the previous gang's two versions, both with states, the older one tagged."""
     for version in (Version(1, 1), OLD):
         db.push(POLICY, make_parameters(version), tags=["best"] if version.step == 1 else [])
         db.save_state(POLICY, make_state(version))
@@ -245,7 +245,7 @@ def check_whole(db: ObjectStoreParameterDB) -> None:
 
 @contextmanager
 def outage(proxy: FaultyProxy, kind: str, number: int) -> Iterator[None]:
-    """From the request of that number on nothing gets through, or no answer does."""
+    """From the request of that number on, drop requests or their answers."""
     proxy.reset()
     if kind == "before":
         proxy.before = lambda request: request.number < number
@@ -257,10 +257,10 @@ def outage(proxy: FaultyProxy, kind: str, number: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["before", "after"])
-def test_an_outage_at_any_request_leaves_whole_versions_and_the_next_writer_ends_what_was_begun(
+def test_an_outage_at_any_request_leaves_whole_versions_and_the_next_writer_continues(
     server: S3Server, proxy: FaultyProxy, tmp_path: Path, kind: str
 ) -> None:
-    """The requests of a push with tags, a state, an annotation, a tag and a prune: dropped, or served unheard."""
+    """Drop each request, or each answer, of a push with tags, a state, an annotation, a tag and a prune."""
     num_outages = 0
     for number in range(1000):
         bucket = f"{kind}-{number}"
@@ -296,8 +296,8 @@ def test_an_outage_at_any_request_leaves_whole_versions_and_the_next_writer_ends
     assert num_outages > 20
 
 
-def test_an_answer_that_is_lost_does_not_do_a_change_twice(server: S3Server, bucket: str, proxy: FaultyProxy) -> None:
-    """The first replacement of the index is served and not answered: the writer finds that it has happened."""
+def test_a_lost_answer_does_not_repeat_a_change(server: S3Server, bucket: str, proxy: FaultyProxy) -> None:
+    """The first replacement of the index happens, and its answer is lost: the writer detects that it happened."""
     lost = threading.Event()
 
     def lose_once(request: Request) -> bool:
@@ -314,10 +314,8 @@ def test_an_answer_that_is_lost_does_not_do_a_change_twice(server: S3Server, buc
     assert len([request for request in proxy.requests if "/versions/" in request.path]) == 1
 
 
-def test_a_server_that_is_killed_and_started_again_loses_nothing_that_was_acknowledged(
-    server: S3Server, bucket: str
-) -> None:
-    """While a writer pushes all the time; what it could not push it pushes again."""
+def test_a_killed_and_restarted_server_keeps_every_acknowledged_write(server: S3Server, bucket: str) -> None:
+    """A writer pushes all the time and repeats failed pushes."""
     acknowledged: list[int] = []
     ten_more = threading.Semaphore(0)
     stop = threading.Event()
@@ -352,14 +350,14 @@ def test_a_server_that_is_killed_and_started_again_loses_nothing_that_was_acknow
         assert (got(db, f"step-{step}").vector == step).all()
 
 
-# -- who comes second --------------------------------------------------------------------------------------------------
+# -- concurrent changes ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def held(
     proxy: FaultyProxy, call: Callable[[], object], *, at: Callable[[Request], bool] = is_commit
 ) -> Iterator[Callable[[], object]]:
-    """Runs the call in a thread up to the request; the body happens then. Yields what waits for the call's result."""
+    """Hold the call, in a thread, at the request while the body runs. Yield a function that waits for its result."""
     arrived, go_on = threading.Event(), threading.Event()
 
     def hold(request: Request) -> bool:
@@ -387,7 +385,7 @@ def held(
         assert released
 
 
-def test_a_gang_that_slept_between_deciding_and_writing_writes_nothing(
+def test_a_gang_that_slept_before_its_write_writes_nothing_after_its_successor(
     server: S3Server, bucket: str, proxy: FaultyProxy
 ) -> None:
     old, new = open_db(proxy.endpoint, bucket), open_db(server.endpoint, bucket)
@@ -408,7 +406,7 @@ def test_a_gang_that_slept_between_deciding_and_writing_writes_nothing(
         push_steps(old, 2, attempt=attempt)
 
 
-def test_two_changes_that_meet_both_happen_and_nothing_is_sent_twice(
+def test_two_concurrent_changes_both_happen_and_upload_nothing_twice(
     server: S3Server, bucket: str, proxy: FaultyProxy
 ) -> None:
     db, other = open_db(proxy.endpoint, bucket), open_db(server.endpoint, bucket)
@@ -422,7 +420,7 @@ def test_two_changes_that_meet_both_happen_and_nothing_is_sent_twice(
     assert len([request for request in proxy.requests if "/versions/" in request.path]) == 1
 
 
-def test_an_upload_that_another_change_cleared_away_is_sent_again(
+def test_an_upload_that_a_concurrent_change_removed_is_repeated(
     server: S3Server, bucket: str, proxy: FaultyProxy
 ) -> None:
     db, other = open_db(proxy.endpoint, bucket), open_db(server.endpoint, bucket)
@@ -436,7 +434,7 @@ def test_an_upload_that_another_change_cleared_away_is_sent_again(
 
 
 @pytest.mark.parametrize("request_of", ["list-type=2", "?delete"])
-def test_what_is_pushed_while_another_clears_away_stays(
+def test_a_push_survives_a_concurrent_removal(
     server: S3Server, bucket: str, proxy: FaultyProxy, request_of: str
 ) -> None:
     db, other = open_db(proxy.endpoint, bucket), open_db(server.endpoint, bucket)
@@ -450,7 +448,7 @@ def test_what_is_pushed_while_another_clears_away_stays(
         assert (got(open_db(server.endpoint, bucket), version).vector == int(version[2:])).all()
 
 
-def test_a_change_that_always_comes_second_is_given_up(server: S3Server, bucket: str, proxy: FaultyProxy) -> None:
+def test_a_change_that_always_loses_the_race_fails(server: S3Server, bucket: str, proxy: FaultyProxy) -> None:
     other = open_db(server.endpoint, bucket)
     push_steps(other, 1)
 
@@ -489,8 +487,8 @@ except StaleAttempt as error:
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["racing", "frozen"])
-def test_once_a_new_gang_has_pushed_the_old_process_writes_nothing(server: S3Server, bucket: str, frozen: bool) -> None:
-    """The old one pushes as fast as it can; or is frozen in the middle, and goes on when it has been replaced."""
+def test_after_a_push_of_a_new_gang_the_old_process_writes_nothing(server: S3Server, bucket: str, frozen: bool) -> None:
+    """The old process pushes as fast as it can, or is frozen during a push and continues after its replacement."""
     command = [sys.executable, "-c", WRITER, f"s3://{bucket}/run", server.endpoint, REGION]
     db = open_db(server.endpoint, bucket)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as old:
@@ -509,7 +507,7 @@ def test_once_a_new_gang_has_pushed_the_old_process_writes_nothing(server: S3Ser
     assert [str(Version(1, step)) for step in [*acknowledged, *map(int, more)]] == stored(db)[:-1]
 
 
-# -- what is stored ----------------------------------------------------------------------------------------------------
+# -- stored objects ----------------------------------------------------------------------------------------------------
 
 
 def test_large_vectors_are_sent_in_parts(bucket: str, proxy: FaultyProxy) -> None:
@@ -521,7 +519,7 @@ def test_large_vectors_are_sent_in_parts(bucket: str, proxy: FaultyProxy) -> Non
     assert got(db).vector.tobytes() == vector.tobytes()
 
 
-def test_looking_again_costs_one_request(bucket: str, proxy: FaultyProxy) -> None:
+def test_a_repeated_read_costs_one_request(bucket: str, proxy: FaultyProxy) -> None:
     db = open_db(proxy.endpoint, bucket)
     push_steps(db, 1, 2, 3)
     infos = db.versions(POLICY)
@@ -530,8 +528,8 @@ def test_looking_again_costs_one_request(bucket: str, proxy: FaultyProxy) -> Non
     assert [(each.method, each.path) for each in proxy.requests] == [("GET", f"/{bucket}/run/{POLICY}/index.json")]
 
 
-def test_a_damaged_index_is_told_from_the_objects(server: S3Server, bucket: str, tmp_path: Path) -> None:
-    """Tags and annotations are lost with it, versions and states are not; the next change mends it."""
+def test_a_damaged_index_is_rebuilt_from_the_objects(server: S3Server, bucket: str, tmp_path: Path) -> None:
+    """Tags and annotations are lost, versions and states are not. The next change writes a new index."""
     db = open_db(server.endpoint, bucket)
     push_steps(db, 1, 2, attempt=3)
     db.save_state(POLICY, make_state(Version(3, 2)))
@@ -558,7 +556,7 @@ def objects_name(server: S3Server, bucket: str) -> str:
     return f"s3://{bucket}/run at {server.endpoint}"
 
 
-def test_an_object_that_somebody_removed_is_a_damaged_version(server: S3Server, bucket: str) -> None:
+def test_a_version_whose_object_is_missing_is_damaged(server: S3Server, bucket: str) -> None:
     db = open_db(server.endpoint, bucket)
     push_steps(db, 1, 2)
     (path,) = (server.folder(bucket) / "run" / POLICY / "versions").glob("000001-000000000002.*")

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("parameter_db_crashes.py")
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory where there is such a place: a killed process takes nothing from the kernel, so a disk would only slow
+    """Return a folder in memory if possible: a kill loses no data that the kernel has, so a disk would only slow
     hundreds of flushes down.
     """
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
@@ -24,17 +24,17 @@ def folder() -> Iterator[Path]:
 
 
 def crash(*arguments: str | Path) -> str:
-    """Run the script, which raises where something was not whole; what it printed."""
+    """Run the script, which raises if a file is not whole; return its output."""
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
 
-def test_a_kill_before_any_system_call_leaves_whole_versions_and_the_next_writer_ends_what_was_begun(
+def test_a_kill_before_any_system_call_leaves_whole_versions_and_the_next_writer_continues(
     folder: Path,
 ) -> None:
-    """A push with tags, a state, an annotation, a tag and a prune, killed at each of their system calls in turn."""
+    """Kill the writer at each system call of a push with tags, a state, an annotation, a tag and a prune."""
     num_kills = int(crash("everywhere", folder).split()[0])
     assert num_kills > 80
 
@@ -44,7 +44,7 @@ def test_kills_at_random_moments_leave_whole_versions_that_never_move_back(folde
     assert crash("random", folder, str(seed), "32").startswith("32 kills")
 
 
-def test_a_full_disk_is_an_error_and_harms_nothing(folder: Path) -> None:
-    """By RLIMIT_FSIZE: writes end in the middle, as on a full disk."""
+def test_a_full_disk_raises_and_damages_nothing(folder: Path) -> None:
+    """RLIMIT_FSIZE ends writes in the middle, as a full disk does."""
     refusals = crash("full", folder).splitlines()
     assert refusals == ["refused: File too large"] * 10

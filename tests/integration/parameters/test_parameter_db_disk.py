@@ -1,4 +1,4 @@
-"""A filesystem parameter database and its disk: the order of its system calls, and what happens when they fail."""
+"""A filesystem parameter database and its disk: the order of its system calls, and their failures."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ SCRIPT = Path(__file__).with_name("parameter_db_disk.py")
 
 
 def write(*arguments: str | Path, under: Sequence[str | Path]) -> str:
-    """Run the script under that command; it raises where something was not whole. What it printed."""
+    """Run the script under that command; return its output. The script raises if a file is not whole."""
     command = [*map(str, under), sys.executable, str(SCRIPT), *map(str, arguments)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
 
-def test_a_small_file_system_that_is_full_keeps_what_it_has_and_takes_more_once_there_is_room(tmp_path: Path) -> None:
+def test_a_full_file_system_keeps_its_versions_and_accepts_more_once_there_is_space(tmp_path: Path) -> None:
     """A tmpfs of 256 KiB, in a mount namespace of the script's own."""
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     refusal = write("small", tmp_path, under=namespace)
     assert refusal.startswith("refused: No space left on device after ")
 
 
-# -- by strace: which system calls are made, and what happens when they fail -------------------------------------------
+# -- system calls and their failures, by strace ------------------------------------------------------------------------
 
 
 @pytest.fixture
 def strace() -> str:
-    """The program, which `make test` installs; without it these tests fail, they are not skipped."""
+    """Return strace's path. `make test` installs strace; without it these tests fail."""
     found = shutil.which("strace")
     if found is None:
         pytest.fail("there is no strace: `make system-tools` installs it", pytrace=False)
     return found
 
 
-def test_errors_of_the_disk_are_raised_and_harm_nothing(tmp_path: Path, strace: str) -> None:
-    """Each kind of system call fails at its own pace, so that in the end every single one has failed."""
+def test_disk_errors_are_raised_and_damage_nothing(tmp_path: Path, strace: str) -> None:
+    """Each kind of system call fails at its own rate, so that each call of the steps fails at some time."""
     paces = {"fsync": "EIO:when=2+7", "write": "ENOSPC:when=3+5", "rename": "EIO:when=2+5", "unlink": "EIO:when=2+3"}
     inject = [f"--inject={call}:error={pace}" for call, pace in paces.items()]
     trace = tmp_path / "trace"
@@ -73,7 +73,7 @@ _CALL = re.compile(r"^\d+ +(?P<call>\w+)\((?P<arguments>.*)\) += \d+")
 
 
 def read_trace(text: str, folder: Path) -> list[Event]:
-    """What happened in the folder, and when a step was done."""
+    """Return the changes in the folder and the ends of the steps."""
     events = []
     for line in text.splitlines():
         match = _CALL.match(line)
@@ -89,7 +89,7 @@ def read_trace(text: str, folder: Path) -> list[Event]:
 
 
 def violations(events: Sequence[Event]) -> list[str]:
-    """Where a power loss could leave a part, bring something back, or take what was acknowledged."""
+    """Return where a power loss could leave a partial file, restore a removed one or lose acknowledged data."""
     found: list[str] = []
     unflushed: set[Path] = set()
     """Files that were written to since they were flushed."""
@@ -123,7 +123,7 @@ def violations(events: Sequence[Event]) -> list[str]:
 
 
 def test_a_file_is_written_flushed_renamed_and_its_folder_flushed_in_that_order(tmp_path: Path, strace: str) -> None:
-    """And each of these flushes is needed: without any one of them the order would be wrong."""
+    """Each flush is necessary: the check reports the order without it."""
     trace, root = tmp_path / "trace", tmp_path / "store"
     calls = "write,fsync,rename,unlink,mkdir"
     under = [strace, "--follow-forks", "--seccomp-bpf", "--decode-fds=path", f"--trace={calls}", "--output", trace]

@@ -1,4 +1,4 @@
-"""Stored versions served by another process, which is killed, frozen, flooded and lied to."""
+"""Stored versions from another process, which is killed, frozen, flooded or gets invalid messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ UPLOAD = "/rlsrl.rpc.v1.ParameterTransfers/Upload"
 
 
 class Served:
-    """A folder, the process that serves it, and how to reach it."""
+    """A folder, the process that serves it, and that process's address."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -59,7 +59,7 @@ class Served:
         return self.server
 
     def serve_also(self, **options: Any) -> str:
-        """The same folder at another address, otherwise."""
+        """Serve the same folder at another address, with other options."""
         address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
         self.server.call("serve", address=address, token=TOKEN, folder=str(self.folder), **options)
         return address
@@ -68,13 +68,13 @@ class Served:
         return self.stack.enter_context(closing(ServiceParameterDB(self.address, TOKEN, **options)))
 
     def upload(self, messages: Iterator[bytes], timeout: float | None = LONG) -> Any:
-        """An upload of those messages, as a future."""
+        """Start an upload of these messages; return its future."""
         channel = self.stack.enter_context(open_channel(self.address))
         call = channel.stream_unary(UPLOAD, request_serializer=None, response_deserializer=pb.Stored.FromString)
         return call.future(messages, timeout=timeout, metadata=token_metadata(TOKEN), wait_for_ready=True)
 
     def refused(self, kind: type[Exception]) -> int:
-        """How many calls the server has counted as refused for that reason."""
+        """Return the number of calls that the server counted as refused for that reason."""
         return int(self.server.call("refused", address=self.address).get(kind.__name__, 0))
 
     def files(self) -> list[Path]:
@@ -95,7 +95,7 @@ def calm_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def calm(calm_for_all: Served) -> Iterator[Served]:
-    """One server for the tests that do it no lasting harm; each has clients of its own."""
+    """One server for all tests that do not damage it; each test has its own clients."""
     with ExitStack() as stack:
         calm = copy.copy(calm_for_all)
         calm.stack = stack
@@ -116,9 +116,7 @@ def upload_messages(parameters: Parameters, **header: Any) -> list[bytes]:
 # -- the server dies, freezes and comes back --------------------------------------------------------------------------
 
 
-def test_a_push_goes_through_though_the_server_is_killed_in_the_middle(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_succeeds_although_the_server_is_killed_halfway(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = []
 
     def cut_and_kill(header: pb.Upload, content: bytes) -> Iterator[bytes]:
@@ -138,9 +136,7 @@ def test_a_push_goes_through_though_the_server_is_killed_in_the_middle(
     np.testing.assert_array_equal(got(db).vector, large(2).vector)
 
 
-def test_a_get_goes_through_though_the_server_is_killed_in_the_middle(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_get_succeeds_although_the_server_is_killed_halfway(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     kills = []
 
     def receive_and_kill(
@@ -162,7 +158,7 @@ def test_a_get_goes_through_though_the_server_is_killed_in_the_middle(
     assert len(kills) == 1
 
 
-def test_what_was_asked_of_a_frozen_server_is_done_when_it_thaws(served: Served) -> None:
+def test_calls_to_a_frozen_server_complete_when_it_continues(served: Served) -> None:
     db = served.db()
     push_steps(db, 1)
     served.server.stop()
@@ -178,7 +174,7 @@ def test_what_was_asked_of_a_frozen_server_is_done_when_it_thaws(served: Served)
     np.testing.assert_array_equal(got(db).vector, large(2).vector)
 
 
-def test_without_a_server_a_call_ends_at_its_deadline_as_an_error_of_the_system() -> None:
+def test_without_a_server_a_call_raises_oserror_at_its_deadline() -> None:
     address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
     with closing(ServiceParameterDB(address, TOKEN, call_seconds=0.05)) as db:
         for call in calls_of(db):
@@ -189,7 +185,7 @@ def test_without_a_server_a_call_ends_at_its_deadline_as_an_error_of_the_system(
             assert isinstance(raised.value, OSError)
 
 
-def test_closing_ends_the_calls_that_wait() -> None:
+def test_closing_ends_waiting_calls() -> None:
     db = ServiceParameterDB(f"unix-abstract:rlsrl-test-{uuid.uuid4()}", TOKEN)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(db.policies)
@@ -200,7 +196,7 @@ def test_closing_ends_the_calls_that_wait() -> None:
         db.policies()
 
 
-def test_a_watch_lives_through_a_restart(served: Served) -> None:
+def test_a_watch_survives_a_restart(served: Served) -> None:
     db = served.db()
     push_steps(db, 1)
     versions = db.watch(POLICY, LONG)
@@ -213,7 +209,7 @@ def test_a_watch_lives_through_a_restart(served: Served) -> None:
         assert following.result(LONG) == Version(1, 2)
 
 
-def test_a_watch_sees_what_others_write_into_the_folder(calm: Served) -> None:
+def test_a_watch_reports_versions_that_other_processes_write(calm: Served) -> None:
     versions = calm.db().watch("watched", LONG)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(next, versions)
@@ -221,10 +217,10 @@ def test_a_watch_sees_what_others_write_into_the_folder(calm: Served) -> None:
         assert first.result(LONG) == Version(3, 1)
 
 
-# -- what goes wrong at the store -------------------------------------------------------------------------------------
+# -- the store fails --------------------------------------------------------------------------------------------------
 
 
-def test_an_error_of_the_disk_arrives_with_its_number_and_leaves_nothing(served: Served) -> None:
+def test_a_disk_error_arrives_with_its_errno_and_leaves_no_files(served: Served) -> None:
     db = served.db()
     push_steps(db, 1)
     before = served.files()
@@ -240,7 +236,7 @@ def test_an_error_of_the_disk_arrives_with_its_number_and_leaves_nothing(served:
     assert stored(db) == ["1.1", "1.2"]
 
 
-def test_writers_that_wait_for_the_disk_hold_up_no_reader(calm: Served) -> None:
+def test_writers_that_wait_for_the_disk_delay_no_reader(calm: Served) -> None:
     db = calm.db()
     db.push("busy", make_parameters(Version(1, 1)))
     with ThreadPoolExecutor(8) as pool:
@@ -255,10 +251,10 @@ def test_writers_that_wait_for_the_disk_hold_up_no_reader(calm: Served) -> None:
     assert [info.version.step for info in db.versions("busy")] == list(range(1, 10))
 
 
-# -- uploads that stop, lie, or are too much --------------------------------------------------------------------------
+# -- uploads that stop, are invalid or too large ----------------------------------------------------------------------
 
 
-def test_an_upload_that_stands_still_holds_up_nobody_and_one_that_breaks_off_leaves_nothing(served: Served) -> None:
+def test_a_stalled_upload_delays_no_client_and_an_aborted_one_leaves_nothing(served: Served) -> None:
     messages = upload_messages(large(1))
     standing, going_on = threading.Event(), threading.Event()
 
@@ -280,7 +276,7 @@ def test_an_upload_that_stands_still_holds_up_nobody_and_one_that_breaks_off_lea
     np.testing.assert_array_equal(got(db).vector, large(1).vector)
 
 
-def test_a_client_that_dies_in_an_upload_leaves_nothing(served: Served) -> None:
+def test_a_client_that_dies_during_an_upload_leaves_nothing(served: Served) -> None:
     messages = upload_messages(large(1))
     sent, dead = threading.Event(), threading.Event()
 
@@ -330,7 +326,7 @@ def spoil(message: bytes) -> bytes:
         (upload_messages(SMALL, tags=["latest"]), ValueError, "already name versions"),
     ],
 )
-def test_an_upload_that_is_none_is_refused_with_its_reason_and_the_server_lives(
+def test_an_invalid_upload_is_refused_with_its_reason_and_the_server_continues(
     calm: Served, messages: list[bytes], error: type[Exception], reason: str
 ) -> None:
     before, refused = calm.files(), calm.refused(error)
@@ -344,14 +340,14 @@ def test_an_upload_that_is_none_is_refused_with_its_reason_and_the_server_lives(
     calm.db().policies()
 
 
-def test_what_could_be_held_for_ever_is_refused(calm: Served) -> None:
+def test_an_upload_without_a_deadline_is_refused(calm: Served) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         calm.upload(iter([WHOLE]), timeout=None).result(LONG)
     assert "states a deadline" in str(error_of(raised.value))
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 1e9, float("inf"), float("nan")])
-def test_a_wait_without_an_end_is_refused(calm: Served, seconds: float) -> None:
+def test_a_watch_with_an_invalid_duration_is_refused(calm: Served, seconds: float) -> None:
     with open_channel(calm.address) as channel, pytest.raises(grpc.RpcError) as raised:
         ParametersStub(channel).Await(
             pb.AwaitRequest(policy="nobody", seconds=seconds), timeout=LONG, metadata=token_metadata(TOKEN)
@@ -359,7 +355,7 @@ def test_a_wait_without_an_end_is_refused(calm: Served, seconds: float) -> None:
     assert type(error_of(raised.value)) is ValueError
 
 
-def test_a_message_over_the_limit_is_refused_and_the_server_lives(calm: Served) -> None:
+def test_a_message_over_the_limit_is_refused_and_the_server_continues(calm: Served) -> None:
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(calm.address, options=options) as channel:
         call = channel.stream_unary(UPLOAD, request_serializer=None, response_deserializer=None)
@@ -369,7 +365,7 @@ def test_a_message_over_the_limit_is_refused_and_the_server_lives(calm: Served) 
     calm.db().policies()
 
 
-def test_a_version_over_the_services_limit_is_refused_both_ways(calm: Served) -> None:
+def test_a_version_over_the_services_limit_is_refused_in_both_directions(calm: Served) -> None:
     calm.db().push("limited", make_parameters(Version(1, 1), size=5000))
     address = calm.serve_also(max_transfer_bytes=10_000)
     with closing(ServiceParameterDB(address, TOKEN)) as db:
@@ -383,7 +379,7 @@ def test_a_version_over_the_services_limit_is_refused_both_ways(calm: Served) ->
 
 
 @pytest.mark.slow
-def test_a_hundred_megabytes_travel(served: Served) -> None:
+def test_a_version_of_a_hundred_megabytes_arrives(served: Served) -> None:
     vector = np.arange(25_000_000, dtype=np.float32)
     assert vector.nbytes > MAX_MESSAGE_BYTES
     db = served.db()
@@ -391,11 +387,11 @@ def test_a_hundred_megabytes_travel(served: Served) -> None:
     np.testing.assert_array_equal(got(db).vector, vector)
 
 
-# -- who may ask ------------------------------------------------------------------------------------------------------
+# -- authentication ---------------------------------------------------------------------------------------------------
 
 
 def calls_of(db: ParameterDB) -> list[Callable[[], Any]]:
-    """Every call there is."""
+    """Return every call of the service."""
     return [
         lambda: db.get(POLICY),
         lambda: next(iter(db.watch(POLICY, 0.0))),
@@ -412,7 +408,7 @@ def calls_of(db: ParameterDB) -> list[Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("token", ["", "another", TOKEN + "x"])
-def test_every_call_shows_the_token(calm: Served, token: str) -> None:
+def test_every_call_presents_the_token(calm: Served, token: str) -> None:
     before = calm.files()
     with closing(ServiceParameterDB(calm.address, token)) as db:
         for call in calls_of(db):
@@ -421,10 +417,10 @@ def test_every_call_shows_the_token(calm: Served, token: str) -> None:
     assert calm.files() == before
 
 
-# -- nothing piles up -------------------------------------------------------------------------------------------------
+# -- resources --------------------------------------------------------------------------------------------------------
 
 
-def test_clients_that_come_and_go_leave_nothing_behind(calm: Served) -> None:
+def test_clients_that_connect_and_close_leave_no_resources(calm: Served) -> None:
     calm.db().push("churn", make_parameters(Version(1, 1)))
     calm.db().push("large", make_parameters(Version(1, 1), size=CHUNK_BYTES))
 
@@ -433,7 +429,7 @@ def test_clients_that_come_and_go_leave_nothing_behind(calm: Served) -> None:
             if number % 2:
                 with closing(ServiceParameterDB(calm.address, TOKEN)) as db:
                     assert db.get("churn") is not None
-            else:  # left in the middle
+            else:  # stopped halfway
                 with closing(open_channel(calm.address)) as channel:
                     call = channel.unary_stream(
                         "/rlsrl.rpc.v1.ParameterTransfers/Download",
@@ -458,7 +454,7 @@ def test_clients_that_come_and_go_leave_nothing_behind(calm: Served) -> None:
 
 
 def resources(pid: int) -> tuple[int, int, int]:
-    """Descriptors, threads and hundreds of kilobytes of a process."""
+    """Return a process's number of descriptors and threads, and its memory in hundreds of kilobytes."""
     folder = Path(f"/proc/{pid}")
     resident = int((folder / "statm").read_text().split()[1]) * resource.getpagesize()
     return len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), resident // 10**7

@@ -75,13 +75,13 @@ def version_of(parameters: Parameters | None) -> Version | None:
     return parameters.version if parameters is not None else None
 
 
-def test_the_description_has_any_length(publisher: Publish, reader: Read) -> None:
+def test_a_description_of_any_length_arrives(publisher: Publish, reader: Read) -> None:
     description = {"layout": "abc", "program": "x" * 300_000, "nested": [1, {"a": None}]}
     publisher(**description)
     assert reader().description(LONG) == description
 
 
-def test_what_was_published_comes_back_to_the_bit(publisher: Publish, reader: Read) -> None:
+def test_a_published_version_arrives_bit_for_bit(publisher: Publish, reader: Read) -> None:
     rng = np.random.default_rng(0)
     publish, read = publisher().publish, reader()
     for number in range(1, 4):
@@ -107,7 +107,7 @@ def test_what_was_published_comes_back_to_the_bit(publisher: Publish, reader: Re
             assert (there.dtype, there.shape, there.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
-def test_a_copy_is_the_readers_own_and_read_only(publisher: Publish, reader: Read) -> None:
+def test_each_reader_gets_its_own_read_only_copy(publisher: Publish, reader: Read) -> None:
     publish, read = publisher().publish, reader()
     publish(step(1))
     first = read.wait(Version(1, 1), LONG)
@@ -118,7 +118,7 @@ def test_a_copy_is_the_readers_own_and_read_only(publisher: Publish, reader: Rea
         first.vector[0] = 0
 
 
-def test_get_never_waits_and_gives_only_what_is_newer(publisher: Publish, reader: Read) -> None:
+def test_get_does_not_wait_and_returns_only_newer_versions(publisher: Publish, reader: Read) -> None:
     read = reader()
     assert read.get() is None
     publish = publisher().publish
@@ -131,7 +131,7 @@ def test_get_never_waits_and_gives_only_what_is_newer(publisher: Publish, reader
     assert version_of(read.get(newer_than=Version(1, 1))) == Version(1, 2)
 
 
-def test_get_alone_finds_the_publisher(publisher: Publish, reader: Read) -> None:
+def test_get_connects_to_the_publisher(publisher: Publish, reader: Read) -> None:
     publisher().publish(step(1))
     read = reader()
     while (got := read.get()) is None:
@@ -139,7 +139,7 @@ def test_get_alone_finds_the_publisher(publisher: Publish, reader: Read) -> None
     assert got.version == Version(1, 1)
 
 
-def test_a_publication_wakes_who_waits(publisher: Publish, reader: Read) -> None:
+def test_a_publication_wakes_a_waiting_reader(publisher: Publish, reader: Read) -> None:
     publish = publisher().publish
     readers = [reader() for _ in range(3)]
     for read in readers:
@@ -158,7 +158,7 @@ def test_a_publisher_that_comes_later_is_found(publisher: Publish, reader: Read)
         assert waiting.result(LONG).version == Version(1, 1)
 
 
-def test_close_wakes_who_waits(publisher: Publish, reader: Read) -> None:
+def test_closing_wakes_a_waiting_reader(publisher: Publish, reader: Read) -> None:
     publisher()
     read = reader()
     read.description(LONG)
@@ -206,7 +206,7 @@ def test_another_protocol_is_refused_by_name(publisher: Publish, name: str) -> N
 
 
 @pytest.mark.parametrize("greeting", [b"{}", b"[1]", b"\xff\xfe", b"{" * 100, b"[" * 60_000, b'{"token": 5}'])
-def test_a_strangers_greeting_harms_nobody(publisher: Publish, reader: Read, name: str, greeting: bytes) -> None:
+def test_an_invalid_greeting_harms_no_reader(publisher: Publish, reader: Read, name: str, greeting: bytes) -> None:
     publish = publisher().publish
     with connect(name, LONG) as silent, connect(name, LONG) as stranger:
         stranger.send(greeting)
@@ -218,26 +218,28 @@ def test_a_strangers_greeting_harms_nobody(publisher: Publish, reader: Read, nam
         silent.send(b"too late to matter")
 
 
-def test_who_does_not_greet_is_dropped(publisher: Publish, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_greeting_is_dropped(
+    publisher: Publish, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(broadcast, "_GREETING_SECONDS", SOON)
     publisher()
     with connect(name, LONG) as silent:
         assert silent.recv(1) == b""
 
 
-def test_a_reader_that_talks_is_dropped(publisher: Publish, name: str) -> None:
+def test_a_reader_that_sends_data_is_dropped(publisher: Publish, name: str) -> None:
     publish = publisher().publish
     with connect(name, LONG) as talker:
         send_json(talker, {"token": TOKEN, "protocol": 1})
         _, descriptors = recv_json(talker, 1)
         os.close(descriptors[0])
         talker.send(b"hello")
-        with pytest.raises(ConnectionResetError):  # what was said is still unread
+        with pytest.raises(ConnectionResetError):  # the reader's data is unread
             talker.recv(1)
     publish(step(1))
 
 
-def test_a_reader_cannot_write_what_others_read(publisher: Publish, name: str) -> None:
+def test_a_reader_cannot_write_into_shared_memory(publisher: Publish, name: str) -> None:
     publisher()
     with connect(name, LONG) as stranger:
         send_json(stranger, {"token": TOKEN, "protocol": 1})
@@ -252,7 +254,7 @@ def test_a_reader_cannot_write_what_others_read(publisher: Publish, name: str) -
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_never_published(publisher: Publish, reader: Read, bad: float) -> None:
+def test_non_finite_weights_are_not_published(publisher: Publish, reader: Read, bad: float) -> None:
     publish, read = publisher().publish, reader()
     publish(make_parameters(Version(1, 1), mean=np.zeros(2)))
     vector = np.zeros(16, np.float32)
@@ -264,7 +266,7 @@ def test_what_is_not_finite_is_never_published(publisher: Publish, reader: Read,
     assert read.wait(INITIAL, LONG).version == Version(1, 1)
 
 
-def test_weights_whose_sum_overflows_are_finite(publisher: Publish, reader: Read) -> None:
+def test_weights_whose_sum_overflows_count_as_finite(publisher: Publish, reader: Read) -> None:
     publisher().publish(make_parameters(Version(1, 1), fill=3e38))
     assert reader().wait(INITIAL, LONG).vector.max() == np.float32(3e38)
 
@@ -277,7 +279,7 @@ def test_weights_whose_sum_overflows_are_finite(publisher: Publish, reader: Read
         make_parameters(Version(1, 2), mean=np.zeros(2)),
     ],
 )
-def test_a_broadcast_keeps_its_shape(publisher: Publish, reader: Read, other: Parameters) -> None:
+def test_a_publication_of_another_shape_is_refused(publisher: Publish, reader: Read, other: Parameters) -> None:
     publish, read = publisher().publish, reader()
     publish(step(1))
     with pytest.raises(ValueError, match="all versions must have"):
@@ -301,7 +303,7 @@ def test_a_second_publisher_of_the_same_name_is_refused(publisher: Publish) -> N
         publisher()
 
 
-def test_readers_move_on_to_the_next_publisher_and_never_back(publisher: Publish, reader: Read) -> None:
+def test_readers_follow_the_next_publisher_and_never_return(publisher: Publish, reader: Read) -> None:
     first = publisher(attempt=1)
     read = reader()
     first.publish(step(10, attempt=2))
@@ -322,11 +324,11 @@ def test_readers_move_on_to_the_next_publisher_and_never_back(publisher: Publish
     assert read.description(LONG) == {"attempt": 3}
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(publisher: Publish, reader: Read) -> None:
+def test_a_reader_that_does_not_read_delays_no_other(publisher: Publish, reader: Read) -> None:
     publish, lazy, busy = publisher().publish, reader(), reader()
     lazy.description(LONG)
     busy.description(LONG)
-    num_versions = 5000  # many more than a socket holds wake-ups
+    num_versions = 5000  # many more wake-ups than a socket's buffer holds
     for number in range(1, num_versions + 1):
         publish(step(number))
     assert version_of(lazy.get()) == Version(1, num_versions)
@@ -335,7 +337,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody(publisher: Publish, reader:
     assert lazy.wait(Version(1, num_versions + 1), LONG).version.step == num_versions + 1
 
 
-def test_publishing_allocates_nothing_to_speak_of(publisher: Publish, reader: Read) -> None:
+def test_publishing_allocates_little_memory(publisher: Publish, reader: Read) -> None:
     publish = publisher().publish
     reader().description(LONG)
     published = [make_parameters(Version(1, number), size=1_000_000, mean=np.zeros(1000)) for number in range(3)]
@@ -350,7 +352,7 @@ def test_publishing_allocates_nothing_to_speak_of(publisher: Publish, reader: Re
     assert peak < 20_000
 
 
-def test_what_was_replaced_or_closed_is_given_back(name: str) -> None:
+def test_replaced_and_closed_memory_is_freed(name: str) -> None:
     def held() -> tuple[int, int]:
         mapped = Path("/proc/self/maps").read_text(encoding="utf-8").count(f"memfd:{name}")
         return mapped, open_descriptors()
@@ -370,8 +372,8 @@ def test_what_was_replaced_or_closed_is_given_back(name: str) -> None:
     assert open_files <= before
 
 
-def test_a_write_that_was_cut_short_is_never_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the publisher had been killed before the checksum was there."""
+def test_an_incomplete_write_is_never_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The publisher stops before it writes the checksum, as if it were killed."""
     with closing(SegmentWriter(name, {})) as writer:
         writer.write(step(1))
         read = SegmentReader(writer.open_read_only())
@@ -389,7 +391,7 @@ def test_a_write_that_was_cut_short_is_never_read(name: str, monkeypatch: pytest
         assert read.read().version == Version(1, 4)
 
 
-def test_memory_that_does_not_hold_what_was_published_is_noticed(name: str) -> None:
+def test_changed_memory_is_detected(name: str) -> None:
     with closing(SegmentWriter(name, {})) as writer:
         writer.write(step(1))
         read = SegmentReader(writer.open_read_only())
@@ -399,14 +401,14 @@ def test_memory_that_does_not_hold_what_was_published_is_noticed(name: str) -> N
             read.read()
 
 
-def test_memory_of_something_else_is_refused() -> None:
+def test_memory_of_another_format_is_refused() -> None:
     descriptor = os.memfd_create("other")
     os.ftruncate(descriptor, 4096)
     with pytest.raises(Corrupt, match="not a parameter broadcast"):
         SegmentReader(descriptor)
 
 
-def test_the_death_of_the_accept_thread_is_raised_by_publish(
+def test_publish_raises_the_error_that_ended_the_accept_thread(
     publisher: Publish, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publishing = publisher()
@@ -431,7 +433,7 @@ def test_a_closed_publisher_publishes_nothing(publisher: Publish) -> None:
     assert not any(thread.name == "broadcast-accept" for thread in threading.enumerate())
 
 
-def test_an_impostor_without_memory_is_left_for_the_next(name: str, publisher: Publish, reader: Read) -> None:
+def test_a_reader_leaves_a_publisher_that_passes_no_memory(name: str, publisher: Publish, reader: Read) -> None:
     read = reader()
 
     def impersonate(listener: socket.socket) -> None:

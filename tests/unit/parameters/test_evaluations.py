@@ -1,4 +1,4 @@
-"""Which version is the best, and that its tag ends up there whoever moves it when."""
+"""The choice of the best version, and its tag when several processes move it at the same time."""
 
 from __future__ import annotations
 
@@ -62,14 +62,16 @@ def test_an_evaluation_and_its_mean_are_read_from_the_metadata() -> None:
         ([-5.0, -7.0], 0),
     ],
 )
-def test_the_best_has_the_highest_mean_and_of_equals_is_the_oldest(means: list[float | None], best: int | None) -> None:
+def test_the_best_version_has_the_highest_mean_and_of_equals_is_the_oldest(
+    means: list[float | None], best: int | None
+) -> None:
     versions = [evaluated(step, mean) for step, mean in enumerate(means)]
     for order in (versions, versions[::-1]):
         found = best_of(order)
         assert (None if found is None else found.version.step) == best
 
 
-def test_numbers_go_on_from_the_highest() -> None:
+def test_numbering_continues_from_the_highest_number() -> None:
     assert next_number([]) == 0
     assert next_number([info(1)]) == 1
     assert next_number([info(1, number=3), info(2, number=7, attempt=2), info(9)]) == 8
@@ -78,7 +80,7 @@ def test_numbers_go_on_from_the_highest() -> None:
 
 @pytest.fixture(params=["memory", "filesystem"])
 def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ParameterDB]:
-    """Opens a database over one store, as another process has it."""
+    """Return a function that opens the store again, as another process does."""
     if request.param == "filesystem":
         return lambda: FilesystemParameterDB(tmp_path / "parameters")
     blobs = MemoryBlobs()
@@ -109,7 +111,7 @@ def test_the_tag_moves_only_to_a_better_version(open_again: Callable[[], Paramet
     assert tag_best(db, POLICY) == Version(1, 4), "the best outlives retention"
 
 
-def test_a_tag_set_by_hand_on_a_version_without_evaluation_gives_way(open_again: Callable[[], ParameterDB]) -> None:
+def test_a_manual_tag_on_a_version_without_evaluation_is_replaced(open_again: Callable[[], ParameterDB]) -> None:
     db = open_again()
     push(db, 1)
     push(db, 2, 3.0)
@@ -119,7 +121,7 @@ def test_a_tag_set_by_hand_on_a_version_without_evaluation_gives_way(open_again:
 
 
 class Interrupted(MemoryParameterDB):
-    """Has something happen right before its first tag is written."""
+    """Calls a function right before its first tag is written."""
 
     def __init__(self, blobs: MemoryBlobs, before_tag: Callable[[], object]) -> None:
         super().__init__(blobs)
@@ -131,7 +133,7 @@ class Interrupted(MemoryParameterDB):
         super().tag(policy, ref, *tags)
 
 
-def test_two_evaluators_that_tag_at_once_agree() -> None:
+def test_two_evaluators_that_tag_at_the_same_time_agree() -> None:
     blobs = MemoryBlobs()
     other = MemoryParameterDB(blobs)
 

@@ -16,7 +16,7 @@ LONG = 60.0
 
 
 class Fenced:
-    """A publisher of a gang that was succeeded, and that cannot even be closed."""
+    """A publisher of a superseded gang, whose ``close`` fails, too."""
 
     def publish(self, parameters: Parameters) -> None:
         raise StaleAttempt("succeeded")
@@ -39,7 +39,7 @@ def test_every_kind_of_reader_gets_every_version() -> None:
             closed.publish(make_parameters(Version(1, 3)))
 
 
-def test_a_refusal_is_raised_and_closing_reaches_all() -> None:
+def test_a_refusal_is_raised_and_close_closes_every_publisher() -> None:
     last = BroadcastPublisher(f"rlsrl-test-{uuid.uuid4()}", "token", {})
     publisher = FanOutPublisher([Fenced(), last])
     with pytest.raises(StaleAttempt):

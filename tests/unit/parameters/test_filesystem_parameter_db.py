@@ -26,7 +26,7 @@ def version_file(root: Path, step: int) -> Path:
     return root / POLICY / "versions" / f"000001-{step:012d}.safetensors"
 
 
-def test_file_names_sort_as_versions_do(root: Path) -> None:
+def test_file_names_sort_like_versions(root: Path) -> None:
     db = FilesystemParameterDB(root)
     for version in [Version(1, 10), Version(1, 9), Version(10, 1), Version(2, 100)][:3]:
         db.push(POLICY, make_parameters(version))
@@ -38,7 +38,7 @@ def test_file_names_sort_as_versions_do(root: Path) -> None:
     ]
 
 
-def test_any_tool_of_the_format_reads_a_version(root: Path) -> None:
+def test_the_safetensors_library_reads_a_version(root: Path) -> None:
     from safetensors import safe_open
 
     FilesystemParameterDB(root).push(POLICY, make_parameters(Version(1, 7), mean=np.arange(3.0)))
@@ -54,8 +54,8 @@ def test_reading_creates_nothing(root: Path) -> None:
     assert not root.exists()
 
 
-def test_every_flipped_bit_and_every_lost_tail_of_a_version_is_noticed(root: Path) -> None:
-    """Or the file still says the same: blanks that pad its header carry nothing."""
+def test_every_flipped_bit_and_every_truncation_of_a_version_is_detected(root: Path) -> None:
+    """A change of the blanks that pad the header has no effect."""
     db = FilesystemParameterDB(root)
     pushed = make_parameters(Version(1, 2), size=3, mean=np.array([0.5]))
     db.push(POLICY, pushed, metadata={"env_steps": 64})
@@ -93,8 +93,8 @@ def test_a_version_with_a_damaged_header_is_left_out_and_reported_once(root: Pat
     assert [(entry["event"], "000002" in entry["error"]) for entry in logs] == [("parameters_corrupt", True)]
 
 
-def test_a_state_of_another_version_does_not_pass_for_this_one(root: Path) -> None:
-    """A file that was moved by hand says which version it holds."""
+def test_a_state_of_another_version_is_refused(root: Path) -> None:
+    """A file that was moved by hand names its version."""
     db = FilesystemParameterDB(root)
     push_steps(db, 1, 2)
     version_file(root, 2).write_bytes(version_file(root, 1).read_bytes())
@@ -104,7 +104,7 @@ def test_a_state_of_another_version_does_not_pass_for_this_one(root: Path) -> No
         assert got(db).version == Version(1, 1)
 
 
-def test_metadata_may_be_longer_than_what_a_listing_reads_first(root: Path) -> None:
+def test_metadata_may_be_longer_than_the_first_read_of_a_listing(root: Path) -> None:
     db = FilesystemParameterDB(root)
     metadata = {"curve": [0.5] * 100_000}
     db.push(POLICY, make_parameters(Version(1, 1)), metadata=metadata)
@@ -125,7 +125,7 @@ def test_damaged_annotations_are_reported_and_leave_the_metadata_of_the_push(roo
     assert db.versions(POLICY)[0].metadata == {"a": 1, "b": 3}
 
 
-def test_the_fence_stands_without_the_versions_that_raised_it(root: Path) -> None:
+def test_the_fence_remains_after_the_versions_that_raised_it_are_gone(root: Path) -> None:
     db = FilesystemParameterDB(root)
     push_steps(db, 1, attempt=1)
     push_steps(db, 1, attempt=2)
@@ -142,7 +142,7 @@ def test_without_a_readable_fence_the_versions_are_the_fence(root: Path) -> None
         push_steps(FilesystemParameterDB(root), 2, attempt=1)
 
 
-def test_what_a_killed_writer_left_is_invisible_and_goes_with_the_next_write(root: Path) -> None:
+def test_files_of_a_killed_writer_are_invisible_and_the_next_write_removes_them(root: Path) -> None:
     db = FilesystemParameterDB(root)
     push_steps(db, 1)
     folders = [root / POLICY, *(root / POLICY / part for part in ("versions", "states", "tags"))]
@@ -155,7 +155,7 @@ def test_what_a_killed_writer_left_is_invisible_and_goes_with_the_next_write(roo
     assert not any(leftover.exists() for leftover in leftovers)
 
 
-def test_a_writer_that_is_frozen_in_the_middle_of_a_write_does_not_hang_the_next(root: Path) -> None:
+def test_a_writer_frozen_during_a_write_does_not_hang_the_next(root: Path) -> None:
     push_steps(FilesystemParameterDB(root), 1)
     held = os.open(root / POLICY / "writer.lock", os.O_RDWR)
     try:
@@ -169,7 +169,7 @@ def test_a_writer_that_is_frozen_in_the_middle_of_a_write_does_not_hang_the_next
     push_steps(impatient, 2)
 
 
-def test_a_writer_that_waits_goes_on_when_the_one_before_it_dies(root: Path) -> None:
+def test_a_waiting_writer_continues_when_the_lock_holder_dies(root: Path) -> None:
     push_steps(FilesystemParameterDB(root), 1)
     hold = (
         "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX); print(flush=True); input()"
@@ -186,10 +186,10 @@ def test_a_writer_that_waits_goes_on_when_the_one_before_it_dies(root: Path) -> 
 
 
 @pytest.mark.parametrize("num_writes", range(3))
-def test_a_version_that_comes_with_a_state_is_never_there_without_it(
+def test_a_version_pushed_with_a_state_is_never_visible_without_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
 ) -> None:
-    """Whenever its writer is killed: after that many of the push's three files."""
+    """The writer is killed after that many of the push's three files."""
     write, left = filesystem.write_durably, num_writes
 
     def until_killed(path: Path, data: bytes) -> None:
@@ -207,7 +207,7 @@ def test_a_version_that_comes_with_a_state_is_never_there_without_it(
     assert [info.has_state for info in db.versions(POLICY)] == []
 
 
-def test_a_foreign_file_is_no_version(root: Path) -> None:
+def test_a_foreign_file_is_ignored(root: Path) -> None:
     db = FilesystemParameterDB(root)
     push_steps(db, 1)
     for name in ("notes.txt", "1-2.safetensors", "000001-000000000009.safetensors.bak", "model.safetensors"):
@@ -216,7 +216,7 @@ def test_a_foreign_file_is_no_version(root: Path) -> None:
     assert (db.policies(), stored(db)) == ([POLICY], ["1.1"])
 
 
-def test_the_number_of_kept_states_is_a_choice(root: Path) -> None:
+def test_the_number_of_kept_states_is_configurable(root: Path) -> None:
     db = FilesystemParameterDB(root, keep_states=1)
     for step in (1, 2):
         push_steps(db, step)
@@ -226,8 +226,8 @@ def test_the_number_of_kept_states_is_a_choice(root: Path) -> None:
         FilesystemParameterDB(root, keep_states=0)
 
 
-def test_what_a_killed_prune_left_of_a_version_does_not_pass_to_another_of_its_name(root: Path) -> None:
-    """Killed after the version went and before its annotations and state did."""
+def test_remains_of_a_killed_prune_do_not_attach_to_a_new_version_of_that_name(root: Path) -> None:
+    """The kill happens after the version is removed and before its annotations and state are."""
     db = FilesystemParameterDB(root)
     push_steps(db, 1, 2)
     db.save_state(POLICY, make_state(Version(1, 1)))

@@ -15,7 +15,7 @@ from rlsrl.testing.parameter_dbs import POLICY, push_steps, stored
 
 
 def answer(status: str, code: str | None) -> str:
-    """What obstore says of a store that answered."""
+    """Return obstore's error for a store's answer."""
     body = "" if code is None else f"<Error><Code>{code}</Code><AWSAccessKeyId>secret</AWSAccessKeyId></Error>"
     return f"Error performing PUT http://host/key in 1ms - Server returned non-2xx status code: {status}: {body}"
 
@@ -42,7 +42,7 @@ def answer(status: str, code: str | None) -> str:
         (ValueError("invalid configuration\nand more"), StoreRefused, "cannot be used: invalid configuration"),
     ],
 )
-def test_what_a_store_answers_is_told_in_our_own_words(error: Exception, kind: type[Exception], says: str) -> None:
+def test_a_stores_answer_becomes_an_error_in_our_own_words(error: Exception, kind: type[Exception], says: str) -> None:
     told = explain(error, "store")
     assert type(told) is kind
     assert says in str(told)
@@ -50,15 +50,15 @@ def test_what_a_store_answers_is_told_in_our_own_words(error: Exception, kind: t
     assert len(str(told).splitlines()) == 1
 
 
-def test_what_a_store_refuses_is_a_configuration_error_and_an_os_error() -> None:
-    """A worker that meets it at its start stays down; a checkpoint that meets it costs durability, not the run."""
+def test_a_stores_refusal_is_a_configuration_error_and_an_os_error() -> None:
+    """A worker with this error at its start exits for good; a checkpoint with this error does not end the run."""
     assert issubclass(StoreRefused, ConfigurationError)
     assert issubclass(StoreRefused, OSError)
     assert not issubclass(StoreUnreachable, ConfigurationError)
 
 
 class Torn(Objects):
-    """A store that once answers with half of one index and half of another."""
+    """A store whose first answer consists of halves of two indices."""
 
     torn = 0
 
@@ -70,7 +70,7 @@ class Torn(Objects):
         return Found(data=found.data[: len(found.data) // 2], etag=found.etag)
 
 
-def test_an_index_is_damaged_only_if_it_is_so_twice() -> None:
+def test_an_index_counts_as_damaged_only_after_two_reads() -> None:
     store = MemoryStore()
     db = ObjectStoreParameterDB(Objects(store, root="", name="memory"))
     push_steps(db, 1)
@@ -84,7 +84,7 @@ def test_an_index_is_damaged_only_if_it_is_so_twice() -> None:
         assert bool(logs) == (times == 2)
 
 
-def test_annotations_of_any_length_are_kept_and_long_ones_stay_out_of_the_index() -> None:
+def test_annotations_of_any_length_are_kept_and_long_ones_are_outside_the_index() -> None:
     objects = Objects(MemoryStore(), root="", name="memory")
     db = ObjectStoreParameterDB(objects)
     push_steps(db, 1)
@@ -97,7 +97,7 @@ def test_annotations_of_any_length_are_kept_and_long_ones_stay_out_of_the_index(
     assert sorted(each.key for each in objects.listed(POLICY) if "json" in each.key) == [f"{POLICY}/index.json"]
 
 
-def test_a_bucket_may_hold_other_things() -> None:
+def test_a_bucket_may_contain_other_objects() -> None:
     store = MemoryStore()
     shared = Objects(store, root="team", name="memory")
     shared.write("README", b"")
@@ -110,12 +110,12 @@ def test_a_bucket_may_hold_other_things() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"value": {"format": "other"}, "crc32": 1}'])
-def test_what_is_no_index_is_corrupt(content: bytes) -> None:
+def test_an_invalid_index_is_corrupt(content: bytes) -> None:
     with pytest.raises(Corrupt, match="the-source"):
         Index.decode(content, "the-source")
 
 
-def test_keys_are_used_once_and_tell_their_path() -> None:
+def test_keys_are_unique_and_contain_their_path() -> None:
     paths = ("versions/000001-000000000002.safetensors", "versions/000001-000000000002.json")
     for path in paths:
         first, second = new_key(path), new_key(path)

@@ -1,4 +1,4 @@
-"""Transfers as pure values: what is cut comes together again, and nothing else does."""
+"""Transfers as pure values: chunks restore the sent data, and other chunks are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def assemble(messages: list[bytes]) -> bytes:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2000), st.integers(1, 20))
-def test_what_is_cut_comes_together_again(nbytes: int, chunk_lines: int) -> None:
+def test_a_receiver_restores_the_sent_data(nbytes: int, chunk_lines: int) -> None:
     content = random.Random(nbytes).randbytes(nbytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfers, "CHUNK_BYTES", 16 * chunk_lines)
@@ -79,7 +79,7 @@ def body(nbytes: int, header: bytes = b"") -> bytes:
         (-1, 16, [], "is over the limit"),
     ],
 )
-def test_what_was_not_announced_is_refused(nbytes: int, first: int, later: list[bytes], reason: str) -> None:
+def test_unannounced_data_is_refused(nbytes: int, first: int, later: list[bytes], reason: str) -> None:
     messages = [body(first, pb.Upload(nbytes=nbytes).SerializeToString()), *later]
     with pytest.raises(TransferRefused, match=reason):
         list(receive(messages, pb.Upload, max_nbytes=LIMIT))
@@ -90,7 +90,7 @@ def test_a_header_of_another_kind_is_refused() -> None:
         list(receive([body(16, b"header")], pb.Upload, max_nbytes=LIMIT))
 
 
-def test_what_is_announced_takes_no_memory() -> None:
+def test_an_announcement_allocates_no_memory() -> None:
     announced = body(16, pb.Upload(nbytes=2**62).SerializeToString())
     assert TransferReceiver(pb.Upload, max_nbytes=2**62).add(announced) is None
 
@@ -110,7 +110,7 @@ def received(messages: Iterable[bytes]) -> Transfer[pb.Live]:
     return transfer
 
 
-def test_a_live_version_comes_back_to_the_bit_and_read_only() -> None:
+def test_a_live_version_arrives_bit_for_bit_and_read_only() -> None:
     rng = np.random.default_rng(0)
     sent = Parameters(
         version=Version(2, 7),
@@ -142,7 +142,7 @@ def test_a_version_without_weights_is_one_message() -> None:
     assert read_live_version(transfer).vector.size == 0
 
 
-def test_every_changed_bit_of_a_live_version_is_noticed() -> None:
+def test_every_changed_bit_of_a_live_version_is_detected() -> None:
     transfer = live_transfer(Parameters(version=Version(1, 1), vector=np.ones(2, np.float32), layout="abc"))
     (message,) = transfer.messages
     for place in range(len(message) - transfer.header.nbytes, len(message)):
@@ -156,7 +156,7 @@ def test_every_changed_bit_of_a_live_version_is_noticed() -> None:
 @pytest.mark.parametrize(
     "specs", ["", "[]", "{}", '{"vector": {"shape": [9], "dtype": "float32"}}', '{"vector": {"dtype": "object"}}', "{"]
 )
-def test_a_live_version_with_other_arrays_than_it_says_is_corrupt(specs: str) -> None:
+def test_a_live_version_whose_arrays_differ_from_its_header_is_corrupt(specs: str) -> None:
     transfer = live_transfer(Parameters(version=Version(1, 1), vector=np.ones(2, np.float32), layout="abc"))
     transfer.header.version.specs = specs
     with pytest.raises(Corrupt, match=r"version 1\.1"):
@@ -215,14 +215,14 @@ def arrived(error: Exception) -> Exception | None:
     ],
     ids=repr,
 )
-def test_an_error_arrives_as_what_it_was(error: Exception) -> None:
+def test_an_error_arrives_with_its_type(error: Exception) -> None:
     there = arrived(error)
     assert type(there) is type(error)
     assert str(there) == str(error)
     assert getattr(there, "errno", None) == getattr(error, "errno", None)
 
 
-def test_what_is_more_special_arrives_as_the_nearest_kind_there_is() -> None:
+def test_a_subclass_of_an_error_arrives_as_the_nearest_known_type() -> None:
     assert type(arrived(UnicodeError("name"))) is ValueError
     assert type(arrived(KeyError("bug"))) is ParameterError
     assert "KeyError('bug')" in str(arrived(KeyError("bug")))
@@ -230,7 +230,7 @@ def test_what_is_more_special_arrives_as_the_nearest_kind_there_is() -> None:
     assert len(failure_of(ValueError("x" * 10**6)).text) == MAX_TEXT
 
 
-def test_what_grpc_itself_says_is_final_or_tried_again() -> None:
+def test_each_status_of_grpc_is_final_or_retried() -> None:
     final = {code.name for code in grpc.StatusCode if error_of(Failed(code, "details", None)) is not None}
     assert final == {"UNAUTHENTICATED", "UNIMPLEMENTED", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}
     assert isinstance(error_of(Failed(grpc.StatusCode.UNAUTHENTICATED, "no token", None)), ServiceRefused)

@@ -6,7 +6,7 @@ from rlsrl.rpc.settings import validate_address
 @pytest.mark.parametrize(
     "address", ["unix-abstract:rlsrl-1-coordinator", "127.0.0.1:4711", "[::1]:0", "pod-0.svc:50051"]
 )
-def test_both_forms_are_taken(address: str) -> None:
+def test_both_forms_are_accepted(address: str) -> None:
     assert validate_address(address) == address
 
 

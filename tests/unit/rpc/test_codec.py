@@ -1,4 +1,4 @@
-"""Messages of header and arrays: what goes in comes out, in place, and nothing else is taken."""
+"""Messages of header and arrays: decoding returns the encoded arrays without a copy, and refuses other bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def random_arrays(layout: MessageLayout, seed: int = 0) -> dict[str, np.ndarray]
 
 
 @given(specs, st.binary(max_size=70))
-def test_what_goes_in_comes_out_aligned(specs: dict[str, ArraySpec], header: bytes) -> None:
+def test_decoded_arrays_equal_the_encoded_ones_and_are_aligned(specs: dict[str, ArraySpec], header: bytes) -> None:
     layout = MessageLayout(specs)
     arrays = random_arrays(layout)
     message = layout.encode(header, arrays)
@@ -45,7 +45,7 @@ def test_what_goes_in_comes_out_aligned(specs: dict[str, ArraySpec], header: byt
         np.testing.assert_array_equal(decoded[name], array, strict=True)
 
 
-def test_decoding_copies_nothing_and_gives_nothing_to_write_to() -> None:
+def test_decoding_returns_read_only_views_without_a_copy() -> None:
     layout = MessageLayout({"frames": ArraySpec(shape=(3, 4), dtype="uint8")})
     message = layout.encode(b"", {"frames": np.arange(12, dtype=np.uint8).reshape(3, 4)})
     _, decoded = layout.decode(message)
@@ -54,7 +54,7 @@ def test_decoding_copies_nothing_and_gives_nothing_to_write_to() -> None:
         decoded["frames"][0, 0] = 1
 
 
-def test_arrays_that_are_not_contiguous_travel_as_what_they_show() -> None:
+def test_non_contiguous_arrays_keep_their_values() -> None:
     layout = MessageLayout({"transposed": ArraySpec(shape=(3, 2), dtype="float32")})
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T
     _, decoded = layout.decode(layout.encode(b"h", {"transposed": array}))
@@ -62,7 +62,7 @@ def test_arrays_that_are_not_contiguous_travel_as_what_they_show() -> None:
 
 
 @given(st.data())
-def test_no_other_length_is_taken(data: st.DataObject) -> None:
+def test_other_lengths_are_refused(data: st.DataObject) -> None:
     layout = MessageLayout({"a": ArraySpec(shape=(5,), dtype="int32"), "b": ArraySpec(shape=(), dtype="bool")})
     message = layout.encode(b"header", random_arrays(layout))
     shorter = message[: data.draw(st.integers(0, len(message) - 1))]
@@ -73,18 +73,18 @@ def test_no_other_length_is_taken(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_of_anything_else_are_refused(noise: bytes) -> None:
+def test_other_bytes_are_refused(noise: bytes) -> None:
     with pytest.raises(Malformed):
         split(noise)
 
 
 @pytest.mark.parametrize(("header_length", "body_length"), [(2**32 - 1, 0), (0, 2**64 - 1), (16, 0), (0, 16)])
-def test_lengths_that_lie_are_refused(header_length: int, body_length: int) -> None:
+def test_false_lengths_are_refused(header_length: int, body_length: int) -> None:
     with pytest.raises(Malformed):
         split(struct.pack("<4sIQ", b"rls1", header_length, body_length))
 
 
-def test_a_body_of_another_layout_is_named() -> None:
+def test_a_body_of_another_layout_is_refused_with_the_difference() -> None:
     ours = MessageLayout({"observation": ArraySpec(shape=(8, 4), dtype="float32")})
     theirs = MessageLayout({"observation": ArraySpec(shape=(8, 5), dtype="float32")})
     with pytest.raises(Malformed, match=r"body of 160 bytes .*observation float32\[8, 4\]"):
@@ -100,13 +100,13 @@ def test_a_body_of_another_layout_is_named() -> None:
         ({"x": np.zeros((1, 3), np.float32)}, r"x is float32\[1, 3\], not float32\[3\]"),
     ],
 )
-def test_arrays_that_are_not_of_the_layout_are_not_sent(arrays: dict[str, np.ndarray], complaint: str) -> None:
+def test_arrays_of_another_layout_are_not_sent(arrays: dict[str, np.ndarray], complaint: str) -> None:
     layout = MessageLayout({"x": ArraySpec(shape=(3,), dtype="float32")})
     with pytest.raises(Malformed, match=complaint):
         layout.encode(b"", arrays)
 
 
-def test_a_message_over_the_limit_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_over_the_limit_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 1000)
     encode(b"", [np.zeros(1000 - 16 - 8, np.uint8)])
     with pytest.raises(MessageTooLong, match="limit of 1000"):
@@ -115,7 +115,7 @@ def test_a_message_over_the_limit_is_not_made(monkeypatch: pytest.MonkeyPatch) -
         encode(bytes(codec.MAX_HEADER_BYTES + 1))
 
 
-def test_the_digest_tells_names_dtypes_shapes_and_order() -> None:
+def test_the_digest_depends_on_names_dtypes_shapes_and_order() -> None:
     a, b = ArraySpec(shape=(1,), dtype="float32"), ArraySpec(shape=(2,), dtype="float32")
     layouts = [{"a": a, "b": b}, {"b": b, "a": a}, {"a": b, "b": a}, {"a": a}, {"c": a, "b": b}]
     assert len({MessageLayout(layout).digest for layout in layouts}) == len(layouts)

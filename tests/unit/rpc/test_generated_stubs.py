@@ -1,4 +1,4 @@
-"""The committed stubs are those of protos/, and the packages we ask for can import them."""
+"""The committed stubs match protos/, and the required packages can import them."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def test_generating_again_changes_nothing(tmp_path: Path) -> None:
     generated = {path.name: path.read_text() for path in (tmp_path / PACKAGE).iterdir()}
     committed = {path.name: path.read_text() for path in (ROOT / "worker" / PACKAGE).iterdir() if path.is_file()}
     committed.pop("__init__.py")
-    assert set(generated) == set(committed), "run hack/protos and commit what it made or removed"
+    assert set(generated) == set(committed), "run hack/protos and commit the changed files"
     assert [name for name in generated if generated[name] != committed[name]] == [], "run hack/protos"
 
 

@@ -1,4 +1,4 @@
-"""A conversation without a thread, with a real server."""
+"""A conversation with a real server, in its owner's thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST = b"last"
 
 @pytest.fixture
 def open_calls() -> set[ServerStream]:
-    """The calls that the server serves."""
+    """The server's open calls."""
     return set()
 
 
@@ -43,7 +43,7 @@ def server(open_calls: set[ServerStream]) -> Iterator[ConversationServer]:
 
 
 class Client:
-    """A conversation that keeps what it hears, and how it ended."""
+    """A conversation that records the received messages and its end."""
 
     def __init__(self, address: str, *, token: str = TOKEN, on_message: Callable[[bytes], None] | None = None) -> None:
         self.loop = WaitingLoop.of_this_thread()
@@ -67,7 +67,7 @@ class Client:
             self.loop.run_for(0.01)
 
     def end(self) -> Exception | None:
-        """How it ended."""
+        """Return how the conversation ended."""
         self.turn_until(lambda: bool(self.ends))
         (end,) = self.ends
         return end
@@ -83,7 +83,7 @@ def test_a_thread_has_one_loop() -> None:
     assert WaitingLoop.of_this_thread() is WaitingLoop.of_this_thread()
 
 
-def test_all_that_was_said_arrives_in_order_and_is_answered_before_the_end(server: ConversationServer) -> None:
+def test_messages_arrive_in_order_and_are_answered_before_the_end(server: ConversationServer) -> None:
     client = Client(server.address)
     said = [b"%d" % number for number in range(1000)]
     for message in said[:500]:
@@ -96,7 +96,7 @@ def test_all_that_was_said_arrives_in_order_and_is_answered_before_the_end(serve
     assert client.heard == [b"hello", *said]
 
 
-def test_nothing_goes_on_while_its_owner_does_something_else(server: ConversationServer) -> None:
+def test_nothing_happens_while_the_owner_does_not_turn_the_loop(server: ConversationServer) -> None:
     client = Client(server.address)
     client.turn_until(lambda: len(client.heard) == 1)
     client.conversation.send(b"one")
@@ -107,7 +107,7 @@ def test_nothing_goes_on_while_its_owner_does_something_else(server: Conversatio
     assert client.end() is None
 
 
-def test_turning_ends_with_the_time_or_when_it_is_told_to(server: ConversationServer) -> None:
+def test_a_turn_ends_at_its_timeout_or_when_stopped(server: ConversationServer) -> None:
     loop = WaitingLoop.of_this_thread()
     client = Client(server.address, on_message=lambda _: loop.stop())
     began = time.monotonic()
@@ -121,8 +121,8 @@ def test_turning_ends_with_the_time_or_when_it_is_told_to(server: ConversationSe
 
 
 @pytest.mark.parametrize(("first", "later"), [(DEADLINE, 0.03), (0.1, 0.3)])
-def test_a_turn_that_is_stopped_leaves_the_next_its_own_time(first: float, later: float) -> None:
-    """The alarm of the first is there still: it is due too late for the next turn, or too early."""
+def test_a_stopped_turn_does_not_change_the_next_turns_timeout(first: float, later: float) -> None:
+    """The first turn's timer still runs; it is due too late for the next turn, or too early."""
     loop = WaitingLoop.of_this_thread()
 
     async def stop() -> None:
@@ -138,7 +138,7 @@ def test_a_turn_that_is_stopped_leaves_the_next_its_own_time(first: float, later
         assert later <= took < DEADLINE / 2
 
 
-def test_what_its_owner_raises_ends_it(server: ConversationServer) -> None:
+def test_an_exception_of_the_owner_ends_the_conversation(server: ConversationServer) -> None:
     def refuse(message: bytes) -> None:
         raise ValueError(message)
 
@@ -153,14 +153,14 @@ def test_what_its_owner_raises_ends_it(server: ConversationServer) -> None:
     assert len(client.ends) == 1
 
 
-def test_a_server_that_has_said_its_last_ends_it(server: ConversationServer) -> None:
+def test_the_servers_end_of_the_call_ends_the_conversation(server: ConversationServer) -> None:
     client = Client(server.address)
     client.conversation.send(LAST)
     assert client.end() is None
     assert client.heard == [b"hello", LAST]
 
 
-def test_the_servers_no_is_told_sooner_or_later(server: ConversationServer) -> None:
+def test_the_servers_refusal_is_reported(server: ConversationServer) -> None:
     for _ in range(100):
         told = status(Client(server.address, token="wrong").end())
         if told is grpc.StatusCode.UNAUTHENTICATED:
@@ -170,17 +170,17 @@ def test_the_servers_no_is_told_sooner_or_later(server: ConversationServer) -> N
         pytest.fail("it never was")
 
 
-def test_a_server_that_is_not_there_is_told_at_once() -> None:
+def test_an_unreachable_server_is_reported_at_once() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         assert status(Client(f"127.0.0.1:{nobody.getsockname()[1]}").end()) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_it_may_be_cancelled_at_any_time(server: ConversationServer, open_calls: set[ServerStream]) -> None:
+def test_a_conversation_may_be_cancelled_at_any_time(server: ConversationServer, open_calls: set[ServerStream]) -> None:
     unturned = Client(server.address)
     unturned.conversation.cancel()
     assert unturned.end() is None
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes connections, and says nothing
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts connections and sends nothing
         connecting = Client(f"127.0.0.1:{mute.getsockname()[1]}")
         connecting.loop.run_for(0.05)
         connecting.conversation.cancel()

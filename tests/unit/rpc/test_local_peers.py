@@ -1,4 +1,4 @@
-"""Whom the two ends of an abstract socket trust: processes of their own user."""
+"""Both ends of an abstract socket trust only processes of their own user."""
 
 import os
 import select
@@ -22,7 +22,7 @@ def name() -> str:
 
 
 def start_as_other_user(program: str, name: str) -> subprocess.Popen[str]:
-    """A process that becomes another user and runs a program over ``s``, a fresh socket, and ``name``."""
+    """Start a process as another user; it runs a program with ``s``, a new socket, and ``name``."""
     prelude = (
         f"import os, socket, sys; os.setuid({OTHER_UID}); name = chr(0) + sys.argv[1]; "
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
@@ -31,7 +31,7 @@ def start_as_other_user(program: str, name: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_processes_of_one_user_meet(name: str) -> None:
+def test_processes_of_one_user_connect(name: str) -> None:
     with listen(name) as listener, connect(name, DEADLINE) as ours, accept(listener) as theirs:
         ours.send(b"hello")
         assert select.select([theirs], [], [], DEADLINE)[0]
@@ -39,7 +39,7 @@ def test_processes_of_one_user_meet(name: str) -> None:
 
 
 @needs_root
-def test_a_name_that_another_user_took_is_shown_nothing(name: str) -> None:
+def test_a_client_sends_nothing_to_another_users_name(name: str) -> None:
     with start_as_other_user("s.bind(name); s.listen(); print(flush=True); sys.stdin.read()", name) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == "\n"
@@ -49,7 +49,7 @@ def test_a_name_that_another_user_took_is_shown_nothing(name: str) -> None:
 
 
 @needs_root
-def test_another_user_who_connects_is_turned_away(name: str) -> None:
+def test_a_connection_of_another_user_is_refused(name: str) -> None:
     with listen(name) as listener, start_as_other_user("s.connect(name); print(s.recv(16))", name) as stranger:
         assert select.select([listener], [], [], DEADLINE)[0]
         with pytest.raises(ConnectionAbortedError, match=f"uid {OTHER_UID}"):

@@ -18,7 +18,7 @@ SECONDS = 20.0
 
 
 class Call:
-    """A call without a server: it yields nothing, and ends once it is cancelled."""
+    """A call without a server: it yields nothing and ends when cancelled."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -63,7 +63,7 @@ class Client:
 
 @pytest.fixture(autouse=True)
 def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The delays that were asked for, none of which is waited for."""
+    """Record the requested delays without waiting."""
     asked: list[float] = []
 
     class Immediate(BackOff):

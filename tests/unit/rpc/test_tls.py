@@ -1,4 +1,4 @@
-"""Who gets through with which certificates, and what becomes of those that are replaced."""
+"""Certificates that servers and clients accept, and their replacement while they run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def serve(strangers: list[None]) -> Iterator[Serve]:
 
 
 class Client:
-    """A conversation that keeps what it hears."""
+    """A conversation that records the received messages."""
 
     def __init__(self, server: ConversationServer, tls: Tls | None, token: str = TOKEN) -> None:
         self._heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -93,12 +93,12 @@ class Client:
         self._conversation.send(message)
 
     def hear(self) -> bytes:
-        """The next message."""
+        """Return the next message."""
         return self._heard.get(timeout=DEADLINE)
 
     @property
     def has_heard(self) -> bool:
-        """Whether something has come that ``hear`` has not taken."""
+        """Return whether a message waits for ``hear``."""
         return not self._heard.empty()
 
     def end(self) -> Exception | None:
@@ -107,7 +107,7 @@ class Client:
 
 
 def refusal(server: ConversationServer, tls: Tls | None, token: str = TOKEN) -> tuple[grpc.StatusCode, str]:
-    """How the server, or the client, turned the other away."""
+    """Return the error with which server or client refused the other."""
     client = Client(server, tls, token)
     error = client.end()
     assert not client.has_heard
@@ -117,13 +117,13 @@ def refusal(server: ConversationServer, tls: Tls | None, token: str = TOKEN) -> 
 
 
 class Nameless(Tls):
-    """Shows no certificate, and trusts the server's."""
+    """Presents no certificate and trusts the server's."""
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self.newest().authorities)
 
 
-def test_both_certificates_and_the_token_get_through(world: World, serve: Serve, strangers: list[None]) -> None:
+def test_valid_certificates_and_the_token_are_accepted(world: World, serve: Serve, strangers: list[None]) -> None:
     server = serve(world.secret("server", world.ours, world.ours).tls())
     client = Client(server, world.secret("client", world.ours, world.ours).tls())
     assert client.hear() == b"hello"
@@ -131,7 +131,7 @@ def test_both_certificates_and_the_token_get_through(world: World, serve: Serve,
     assert strangers == []
 
 
-def test_one_certificate_may_stand_for_all_experiments_of_a_namespace(world: World, serve: Serve) -> None:
+def test_one_certificate_may_serve_all_experiments_of_a_namespace(world: World, serve: Serve) -> None:
     secret = world.secret("both", world.ours, world.ours, peer_name="*.tests.svc")
     client = Client(serve(secret.tls()), secret.tls())
     assert client.hear() == b"hello"
@@ -139,7 +139,7 @@ def test_one_certificate_may_stand_for_all_experiments_of_a_namespace(world: Wor
 
 
 @pytest.mark.parametrize("who", ["plain", "no certificate", "another authority's certificate"])
-def test_clients_without_our_certificate_are_turned_away(
+def test_clients_without_our_certificate_are_refused(
     world: World, serve: Serve, strangers: list[None], capfd: pytest.CaptureFixture[str], who: str
 ) -> None:
     server = serve(world.secret("server", world.ours, world.ours).tls())
@@ -164,7 +164,7 @@ def test_clients_without_our_certificate_are_turned_away(
     assert good.end() is None
 
 
-def test_a_certificate_does_not_stand_for_the_token(world: World, serve: Serve, strangers: list[None]) -> None:
+def test_a_certificate_does_not_replace_the_token(world: World, serve: Serve, strangers: list[None]) -> None:
     server = serve(world.secret("server", world.ours, world.ours).tls())
     code, details = refusal(server, world.secret("client", world.ours, world.ours).tls(), token="another")
     assert code is grpc.StatusCode.UNAUTHENTICATED
@@ -180,7 +180,7 @@ def test_a_certificate_does_not_stand_for_the_token(world: World, serve: Serve, 
         (PEER_NAME, "others", "CERTIFICATE_VERIFY_FAILED"),
     ],
 )
-def test_servers_that_are_not_ours_do_not_see_the_token(
+def test_a_server_of_another_authority_or_name_does_not_get_the_token(
     world: World, serve: Serve, strangers: list[None], peer_name: str, authority: str, reason: str
 ) -> None:
     server = serve(world.secret("server", getattr(world, authority), world.ours, peer_name=peer_name).tls())
@@ -190,7 +190,7 @@ def test_servers_that_are_not_ours_do_not_see_the_token(
     assert strangers == []
 
 
-def test_a_server_without_certificates_does_not_see_the_token(
+def test_a_server_without_certificates_does_not_get_the_token(
     world: World, serve: Serve, strangers: list[None]
 ) -> None:
     code, details = refusal(serve(None), world.secret("client", world.ours, world.ours).tls(), token="another")
@@ -199,7 +199,7 @@ def test_a_server_without_certificates_does_not_see_the_token(
     assert strangers == []
 
 
-def test_certificates_are_replaced_under_running_conversations(world: World, serve: Serve) -> None:
+def test_certificates_are_replaced_during_conversations(world: World, serve: Serve) -> None:
     mine, theirs = (world.secret(name, world.ours, world.ours) for name in ("mine", "theirs"))
     old = mine.tls()
     server = serve(theirs.tls())
@@ -225,7 +225,7 @@ def test_certificates_are_replaced_under_running_conversations(world: World, ser
     assert standing.end() is None
 
 
-def test_files_that_are_no_good_are_told_once_and_those_before_them_are_kept(world: World, serve: Serve) -> None:
+def test_unusable_files_are_logged_once_and_the_previous_ones_are_kept(world: World, serve: Serve) -> None:
     secret = world.secret("both", world.ours, world.ours)
     server = serve(secret.tls())
     client = world.secret("client", world.ours, world.ours).tls()
@@ -240,7 +240,7 @@ def test_files_that_are_no_good_are_told_once_and_those_before_them_are_kept(wor
     assert "KEY_VALUES_MISMATCH" in told["reason"]
 
 
-def test_what_is_read_while_it_is_replaced_is_of_one_secret(world: World) -> None:
+def test_files_read_during_a_replacement_belong_to_one_secret(world: World) -> None:
     pairs = [world.ours.issue(), world.ours.issue()]
     keys = {pair.certificate: pair.key for pair in pairs}
     secret = mounted(world.folder / "both", pairs[0], world.ours)
@@ -249,7 +249,7 @@ def test_what_is_read_while_it_is_replaced_is_of_one_secret(world: World) -> Non
     def swap() -> None:
         for turn in count():
             secret.put(pairs[turn % 2], world.ours)
-            if enough.wait(0.001):  # a reader whom every read is spoilt gives up
+            if enough.wait(0.001):  # a reader whose every read fails gives up
                 return
 
     swapping = threading.Thread(target=swap)
@@ -274,7 +274,7 @@ def test_what_is_read_while_it_is_replaced_is_of_one_secret(world: World) -> Non
         ("ca.crt", b"nothing", "holds no certificates"),
     ],
 )
-def test_what_cannot_be_used_is_named(world: World, file: str, content: bytes | None, complaint: str) -> None:
+def test_an_unusable_file_is_named(world: World, file: str, content: bytes | None, complaint: str) -> None:
     secret = world.secret("both", world.ours, world.ours)
     (secret.folder / file).unlink()
     if content is not None:
@@ -284,7 +284,7 @@ def test_what_cannot_be_used_is_named(world: World, file: str, content: bytes | 
 
 
 @pytest.mark.parametrize("file", ["tls.crt", "tls.key", "ca.crt"])
-def test_what_cannot_be_read_is_no_certificate_and_those_before_are_kept(world: World, file: str) -> None:
+def test_unreadable_files_are_refused_and_the_previous_ones_are_kept(world: World, file: str) -> None:
     secret = world.secret("both", world.ours, world.ours)
     tls = secret.tls()
     before = tls.newest()
@@ -297,7 +297,7 @@ def test_what_cannot_be_read_is_no_certificate_and_those_before_are_kept(world: 
         secret.tls()
 
 
-def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(world: World) -> None:
+def test_a_key_with_a_password_is_refused_without_a_prompt(world: World) -> None:
     secret = world.secret("both", world.ours, world.ours)
     key = secret.folder / "..data" / "tls.key"
     locked = ["openssl", "pkey", "-aes128", "-passout", "pass:word", "-in", key]
@@ -306,7 +306,7 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(world: Worl
         secret.tls()
 
 
-def test_the_environment_says_whether_there_is_tls(world: World) -> None:
+def test_the_environment_enables_tls(world: World) -> None:
     secret = world.secret("both", world.ours, world.ours)
     assert tls_from_environment({}) is None
     tls = tls_from_environment({TLS_FOLDER_VARIABLE: str(secret.folder), TLS_NAME_VARIABLE: "name"})
@@ -316,6 +316,6 @@ def test_the_environment_says_whether_there_is_tls(world: World) -> None:
         tls_from_environment({TLS_FOLDER_VARIABLE: str(secret.folder)})
 
 
-def test_keys_do_not_show(world: World) -> None:
+def test_keys_do_not_appear_in_repr(world: World) -> None:
     tls = world.secret("both", world.ours, world.ours).tls()
     assert "PRIVATE" not in repr(tls) + repr(tls.newest())
