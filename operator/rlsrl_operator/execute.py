@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import structlog
 
+from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.cluster import Cluster, Refused, ResourceConflict
 from rlsrl_operator.drift import Action, ObjectKey, RefusedWrite, Write, has_foreign_fields, key_of, replacement
 from rlsrl_operator.informer_cache import InformerCache
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.kueue import begins_in_queue
-from rlsrl_operator.plan import Plan, StatusUpdate
+from rlsrl_operator.plan import Plan
 
 _log = structlog.stdlib.get_logger("execute")
 
@@ -44,14 +44,14 @@ class Executor:
         self._cluster = cluster
 
     async def execute(self, decided: Plan, document: Manifest, cache: InformerCache, now: datetime) -> Executed:
-        """Perform a plan but for its final status, up to the first write that the API server refuses.
+        """Perform a plan except for its status, up to the first write that the API server refuses.
 
         Raises:
             ResourceConflict: an object has changed since it was read.
         """
         done = Executed(document=document)
-        if decided.attempt is not None:
-            await self.write_status(decided.attempt, done)
+        if decided.written_ahead is not None:
+            await self.write_status(decided.written_ahead, done, now)
         for write in decided.writes:
             try:
                 await self._write(write, cache)
@@ -74,17 +74,21 @@ class Executor:
             cache.forget(found)
         return done
 
-    async def write_status(self, update: StatusUpdate, done: Executed) -> None:
-        """Write the status with the resourceVersion of the document, and then its events."""
-        written = await self._cluster.replace_status({**done.document, "status": statuses.write(update.status)})
+    async def write_status(self, status: ExperimentStatus, done: Executed, now: datetime) -> None:
+        """Write the status, and then the Events about its changes. Nothing is written of an unchanged status.
+
+        Raises:
+            ResourceConflict: the experiment has changed since it was read.
+        """
+        before, changed = statuses.read(done.document), statuses.write(status)
+        if changed == statuses.write(before):
+            return
+        written = await self._cluster.replace_status({**done.document, "status": changed})
         version = written["metadata"]["resourceVersion"]
         metadata = {**done.document["metadata"], "resourceVersion": version}
-        done.document = {**done.document, "metadata": metadata, "status": statuses.write(update.status)}
+        done.document = {**done.document, "metadata": metadata, "status": changed}
         done.versions.append(version)
-        await self._post(update.events)
-
-    async def _post(self, events: Iterable[Manifest]) -> None:
-        for event in events:
+        for event in statuses.events(done.document, before, status, now):
             try:
                 await self._cluster.create(event)
             except ResourceConflict:

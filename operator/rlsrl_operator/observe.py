@@ -13,9 +13,9 @@ from enum import Enum
 from typing import Any
 
 from rlsrl.api.load import SpecError, load_text
-from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY, is_ready
+from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY
 from rlsrl.api.reasons import READY
-from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
@@ -86,8 +86,6 @@ class Observed:
     """Why a role has no pod, if its controller is not allowed to create one: a quota, an admission policy."""
     queue_refusal: str | None = None
     """Why Kueue refused the trainers in this pass; set between two stages of the pass."""
-    coordinator_page: Mapping[str, Any] | None = None
-    """The coordinator's ``/status``; None if it was not due or did not answer."""
 
 
 @dataclass
@@ -138,9 +136,6 @@ class Observer:
             failed_create=await self._failed_create(running, status, pods, now),
             children={**observed.children, **await self._children(running, observed.revision, memory, now)},
             labelled=memory.children.labelled,
-            coordinator_page=await self.coordinator_page(running, memory, now)
-            if _is_training(status, running, pods)
-            else None,
         )
 
     def _context(self, document: Manifest, before: ExperimentContext | None) -> ExperimentContext:
@@ -251,13 +246,6 @@ def _problem(context: ExperimentContext, found: Manifest) -> RevisionProblem:
     if context.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
         return RevisionProblem.NOT_OWNED
     return RevisionProblem.OTHER_OPERATOR if is_anothers(context, found) else RevisionProblem.UNREADABLE
-
-
-def _is_training(status: ExperimentStatus, context: ExperimentContext, pods: Sequence[Manifest]) -> bool:
-    """Return whether the coordinator can answer with numbers: it is ready, and so is or was the gang."""
-    ready = [pod["metadata"]["labels"][ROLE_LABEL] for pod in pods if is_ready(pod)]
-    is_complete = ready.count(TRAINER) == context.experiment.spec.trainers.num_pods
-    return COORDINATOR in ready and (status.phase == "Running" or is_complete)
 
 
 def _decoded(value: str) -> str:

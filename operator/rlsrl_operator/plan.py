@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from rlsrl.api.edits import refused
-from rlsrl.api.pods import ROLE_LABEL
-from rlsrl.api.reasons import ACCEPTED, AcceptedReason, is_trouble
+from rlsrl.api.pods import ROLE_LABEL, is_ready
+from rlsrl.api.reasons import ACCEPTED, AcceptedReason
 from rlsrl.api.role_names import COORDINATOR
-from rlsrl.api.spec import API_VERSION, KIND
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.drift import Action, Child, Write, digest, key_of, write_for
@@ -25,7 +23,7 @@ from rlsrl_operator.manifests import (
     token_secret,
     volume_claim,
 )
-from rlsrl_operator.manifests.context import MANAGER, SETTINGS_ANNOTATION, SETTINGS_KEY
+from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION, SETTINGS_KEY
 from rlsrl_operator.manifests.templates import disallowed
 from rlsrl_operator.observe import Observed, RevisionProblem
 from rlsrl_operator.operator_key import token_of
@@ -43,14 +41,6 @@ _PRUNED = frozenset({"Deployment", "NetworkPolicy", "ConfigMap"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusUpdate:
-    """One write of the status, and the events that report it to ``kubectl describe``."""
-
-    status: ExperimentStatus
-    events: tuple[Manifest, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class PodAnnotation:
     """Annotations to write on one pod."""
 
@@ -62,20 +52,18 @@ class PodAnnotation:
 class Plan:
     """What one pass does, in the order of the fields."""
 
-    attempt: StatusUpdate | None = None
-    """A new attempt or phase, written before the pass acts on it: an operator that takes over comes to the same."""
+    written_ahead: ExperimentStatus | None = None
+    """The status with a new attempt or phase, if the pass acts on it: an operator that takes over comes to the same."""
     writes: tuple[Write, ...] = ()
     """The objects to create, apply, replace or remember."""
     pod_deletions: tuple[PodDeletion, ...] = ()
     pod_annotations: tuple[PodAnnotation, ...] = ()
     deletions: tuple[Manifest, ...] = ()
     """Other objects to delete."""
-    final: StatusUpdate | None = None
-    """The status at the end of the pass; None if it stays as it is."""
     status: ExperimentStatus | None = None
-    """The status after the pass; None if the pass comes to no judgement."""
-    context: ExperimentContext | None = None
-    """The experiment that runs: that of the revision."""
+    """The status after the pass, without the run's present numbers; None if it stays as it is."""
+    training: ExperimentContext | None = None
+    """The experiment, if it is running and its coordinator can report the run's numbers."""
     is_steady: bool = False
     """Whether only the run's numbers change from now on, until a watch reports something."""
     requeue_after: float | None = None
@@ -120,7 +108,8 @@ def plan(observed: Observed, *, key: bytes, now: datetime) -> Plan:
         return _not_accepted(observed, "InvalidSpec", observed.spec_error, now)
     time_left = _time_left(observed.status, context, now)
     if time_left is not None and time_left <= 0:
-        return Plan(deletions=(observed.document,))
+        # With a next pass: what this pass decides after a refused write is its status alone.
+        return Plan(deletions=(observed.document,), requeue_after=RETRY_SECONDS)
     if observed.revision_problem is not None:
         return _without_revision(observed, context, observed.revision_problem, now)
     if revision is None:
@@ -131,14 +120,6 @@ def plan(observed: Observed, *, key: bytes, now: datetime) -> Plan:
         running = replace(context, experiment=revision.experiment)
     run = _Run(observed=observed, written=context, running=running, revision=revision, now=now)
     return _with_revision(run, key)
-
-
-def progress(
-    document: Manifest, status: ExperimentStatus, page: Mapping[str, Any] | None, now: datetime
-) -> tuple[ExperimentStatus, StatusUpdate | None]:
-    """Return the status of a steady experiment with the coordinator's numbers, and the write if they differ."""
-    new_status = _with_training(status, page, document["metadata"]["generation"], now)
-    return new_status, _update(document, status, new_status, now)
 
 
 def _without_revision(observed: Observed, context: ExperimentContext, problem: RevisionProblem, now: datetime) -> Plan:
@@ -159,13 +140,9 @@ def _with_revision(run: _Run, key: bytes) -> Plan:
     else:
         decided = _not_accepted(replace(observed, status=judged), blocker.reason, blocker.message, now)
         decided = replace(decided, requeue_after=blocker.retry_seconds)
-    decided = replace(decided, writes=writes, context=run.running)
-    before = observed.status
-    if (judged.attempt, judged.phase) != (before.attempt, before.phase) and _acts(decided):
-        decided = replace(decided, attempt=_update(observed.document, before, judged, now))
-        before = judged
-    assert decided.status is not None, "an experiment with a revision is judged"
-    return replace(decided, final=_update(observed.document, before, decided.status, now))
+    decided = replace(decided, writes=writes)
+    is_new = (judged.attempt, judged.phase) != (observed.status.attempt, observed.status.phase)
+    return replace(decided, written_ahead=judged) if is_new and _acts(decided) else decided
 
 
 def _acts(decided: Plan) -> bool:
@@ -187,22 +164,16 @@ def _accepted(run: _Run, judged: ExperimentStatus) -> Plan:
         refused_edits=refused(run.revision.experiment, run.written.experiment),
         disallowed=disallowed(run.written.experiment, run.written.settings) if is_edit_refused else (),
     )
-    if status.phase == "Running":
-        status = _with_training(status, observed.coordinator_page, run.written.generation, now)
-    is_over = status.phase in TERMINAL
     settled = is_settled(status, run.templates, observed.pods)
-    seconds = run.written.settings.status_seconds
+    coordinators = [pod for pod in observed.pods if pod["metadata"]["labels"][ROLE_LABEL] == COORDINATOR]
     return Plan(
         pod_deletions=pod_deletions(judged, observed.pods, now),
         pod_annotations=tuple(_settings_annotations(run)),
         deletions=tuple(_obsolete(run)) if settled else (),
         status=status,
-        is_steady=settled and not is_over,
-        requeue_after=_time_left(status, run.written, now)
-        if is_over
-        else seconds
-        if observed.queue_refusal is None
-        else min(seconds, QUEUE_SECONDS),
+        training=run.running if status.phase == "Running" and any(map(is_ready, coordinators)) else None,
+        is_steady=settled and status.phase not in TERMINAL,
+        requeue_after=_seconds_to_next_pass(run, status),
     )
 
 
@@ -213,8 +184,27 @@ def _not_accepted(observed: Observed, reason: AcceptedReason, message: str, now:
         update={"phase": observed.status.phase or "Pending", "observed_generation": generation}
     )
     status = statuses.with_condition(status, ACCEPTED, "False", reason, message, generation=generation, now=now)
-    final = _update(observed.document, observed.status, status, now)
-    return Plan(status=status, final=final, requeue_after=TROUBLE_SECONDS)
+    return Plan(status=status, requeue_after=TROUBLE_SECONDS)
+
+
+def _seconds_to_next_pass(run: _Run, status: ExperimentStatus) -> float | None:
+    """Return the seconds to the next pass of an accepted experiment; None if only a watch's report causes one.
+
+    A finished experiment gets passes as long as pods may need to be deleted by force, which no watch reports.
+    """
+    seconds = run.written.settings.status_seconds
+    if status.phase not in TERMINAL:
+        return seconds if run.observed.queue_refusal is None else min(seconds, QUEUE_SECONDS)
+    time_left = _time_left(status, run.written, run.now)
+    if not any(map(_is_ending, run.observed.pods)):
+        return time_left
+    return seconds if time_left is None else min(seconds, time_left)
+
+
+def _is_ending(pod: Manifest) -> bool:
+    """Return whether a pod of a finished experiment is to go: all but the coordinator's, and that if it is deleted."""
+    metadata = pod["metadata"]
+    return metadata["labels"][ROLE_LABEL] != COORDINATOR or "deletionTimestamp" in metadata
 
 
 def _time_left(status: ExperimentStatus, context: ExperimentContext, now: datetime) -> float | None:
@@ -258,8 +248,8 @@ def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], _
 
 def _name_conflict(kind: str, name: str) -> str:
     return (
-        f"{kind} {name} exists and does not belong to this experiment: rename or delete it, "
-        "or give the experiment another name"
+        f"{kind} {name} exists and does not belong to this experiment: delete it, "
+        "or apply the experiment under another name"
     )
 
 
@@ -289,47 +279,3 @@ def _obsolete(run: _Run) -> Iterator[Manifest]:
 
 def _revision_key(context: ExperimentContext) -> tuple[str, str]:
     return "ConfigMap", context.revision_name
-
-
-def _with_training(
-    status: ExperimentStatus, page: Mapping[str, Any] | None, generation: int, now: datetime
-) -> ExperimentStatus:
-    """Return the status with the coordinator's numbers; unchanged if there are none."""
-    if page is None:
-        return status
-    new_status = status.model_copy(update={"training": statuses.training(page, now)})
-    return statuses.durable(new_status, page, generation=generation, now=now)
-
-
-def _update(
-    document: Manifest, before: ExperimentStatus, after: ExperimentStatus, now: datetime
-) -> StatusUpdate | None:
-    """Return the write that turns one status into the other, or None if they are equal."""
-    if statuses.write(before) == statuses.write(after):
-        return None
-    return StatusUpdate(status=after, events=tuple(_events(document, before, after, now)))
-
-
-def _events(document: Manifest, before: ExperimentStatus, after: ExperimentStatus, now: datetime) -> Iterator[Manifest]:
-    """Yield an event for each condition with a new status or reason. Equal news have equal names, and so come once."""
-    metadata, stamp = document["metadata"], statuses.stamp(now)
-    about = {"apiVersion": API_VERSION, "kind": KIND, **{name: metadata[name] for name in ("name", "namespace", "uid")}}
-    for each in after.conditions:
-        was = statuses.condition(before, each.type)
-        if was is not None and (was.status, was.reason) == (each.status, each.reason):
-            continue
-        mark = digest([metadata["uid"], each.type, each.reason, each.last_transition_time])[:16]
-        yield {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{metadata['name']}.{mark}", "namespace": metadata["namespace"]},
-            "involvedObject": about,
-            "type": "Warning" if is_trouble(each.reason) else "Normal",
-            "reason": each.reason,
-            "message": each.message,
-            "source": {"component": MANAGER},
-            "reportingComponent": MANAGER,
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-            "count": 1,
-        }

@@ -1,14 +1,16 @@
-"""Decide which pods to delete. Pure.
+"""Decide which pods to delete, and why. Pure.
 
-The operator deletes a pod for one of three reasons. ``execute`` logs each deletion as ``deleting_pod`` with the reason.
+The operator deletes a pod for one of three reasons:
 
 - ``earlier attempt``: the gang was restarted, and the pod's trainer belongs to an attempt that is over. The condition
-  ``GangComplete`` says why that attempt ended.
+  ``GangComplete``, its Event and ``kubectl rlsrl why`` say why that attempt ended.
 - ``node lost``: the pod is still terminating after its grace period, since its node is dead or unreachable.
 - ``restart back-off``: the node delays the restart of a worker that had worked. A new pod starts without a delay.
 
-All other pods come and go with their Deployment or StatefulSet: edits, scaling, suspension and the end of a run only
-change the objects that the operator applies.
+The operator's log shows each deletion as ``deleting_pod`` with its reason. No Event and no condition names it.
+
+Kubernetes' controllers delete all other pods, after the operator has changed their Deployment or StatefulSet: for an
+edit, for fewer replicas, for a suspension, and at the end of a run. Users, evictions and lost nodes delete pods, too.
 """
 
 from __future__ import annotations

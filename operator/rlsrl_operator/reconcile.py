@@ -24,7 +24,7 @@ from rlsrl_operator.execute import Executed, Executor
 from rlsrl_operator.informer_cache import InformerCache
 from rlsrl_operator.manifests import ExperimentContext, Manifest
 from rlsrl_operator.observe import ExperimentMemory, Observed, Observer, RevisionProblem
-from rlsrl_operator.plan import RETRY_SECONDS, Plan, plan, progress
+from rlsrl_operator.plan import RETRY_SECONDS, plan
 from rlsrl_operator.settings import OperatorSettings
 
 STEADY_SECONDS = 300.0
@@ -50,8 +50,8 @@ class SteadyState:
 
     document: Manifest
     """The experiment as it was written last."""
-    status: ExperimentStatus
-    context: ExperimentContext
+    training: ExperimentContext | None
+    """The experiment, if it is running. A suspended experiment, which is steady too, has no numbers."""
     until: datetime
     """When the next full pass is due."""
 
@@ -139,38 +139,43 @@ class Reconciler:
             # Second stage: the same observation and the refusal lead to the status that reports it.
             observed = _with_outcome(observed, done)
             decided = plan(observed, key=self._key, now=now)
-        if decided.final is not None:
-            await self._executor.write_status(decided.final, done)
-        entry.own_versions = tuple(done.versions) or entry.own_versions
         if decided.status is not None:
-            self._on_status(key, decided.status)
+            await self._report(key, entry, decided.status, decided.training, done, now)
         if decided.is_steady and entry.num_reports == num_reports:
-            entry.steady = _steady_state(decided, done.document, now)
+            until = now + timedelta(seconds=STEADY_SECONDS)
+            entry.steady = SteadyState(document=done.document, training=decided.training, until=until)
         return decided.requeue_after
 
     async def _report_progress(
         self, key: ExperimentKey, entry: _Entry, steady: SteadyState, num_reports: int, now: datetime
     ) -> float:
-        """Copy the coordinator's numbers into the status. A suspended experiment, which is steady too, has none."""
-        page = None
-        if steady.status.phase == "Running":
-            page = await self._observer.coordinator_page(steady.context, entry.memory, now)
-        status, update = progress(steady.document, steady.status, page, now)
+        """Copy the coordinator's numbers into the status of a steady experiment."""
         done = Executed(document=steady.document)
-        if update is not None:
-            await self._executor.write_status(update, done)
-            entry.own_versions = tuple(done.versions)
-        self._on_status(key, status)
+        await self._report(key, entry, statuses.read(steady.document), steady.training, done, now)
         if entry.num_reports == num_reports:
-            entry.steady = replace(steady, document=done.document, status=status)
+            entry.steady = replace(steady, document=done.document)
         return self._settings.status_seconds
 
-
-def _steady_state(decided: Plan, document: Manifest, now: datetime) -> SteadyState:
-    assert decided.status is not None, "a steady experiment has a status"
-    assert decided.context is not None, "a steady experiment has a revision"
-    until = now + timedelta(seconds=STEADY_SECONDS)
-    return SteadyState(document=document, status=decided.status, context=decided.context, until=until)
+    async def _report(
+        self,
+        key: ExperimentKey,
+        entry: _Entry,
+        status: ExperimentStatus,
+        training: ExperimentContext | None,
+        done: Executed,
+        now: datetime,
+    ) -> None:
+        """Write the status with the run's numbers. They are read after all other writes, so that a coordinator that
+        does not answer delays none.
+        """
+        if training is not None:
+            page = await self._observer.coordinator_page(training, entry.memory, now)
+            if page is not None:
+                generation = done.document["metadata"]["generation"]
+                status = statuses.with_numbers(status, page, generation=generation, now=now)
+        await self._executor.write_status(status, done, now)
+        entry.own_versions = tuple(done.versions) or entry.own_versions
+        self._on_status(key, status)
 
 
 def _with_outcome(observed: Observed, done: Executed) -> Observed:

@@ -1,8 +1,8 @@
-"""Build the experiment's status from the status before, the pods and the time. Pure."""
+"""Build the status from the status before, the pods and the time, and the Events about its changes. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -17,11 +17,14 @@ from rlsrl.api.reasons import (
     PodReason,
     ReadyReason,
     Reason,
+    is_trouble,
 )
 from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.spec import API_VERSION, KIND
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
+from rlsrl_operator.drift import digest
 from rlsrl_operator.gang import attempt_of, parse_time
-from rlsrl_operator.manifests.context import ExperimentContext
+from rlsrl_operator.manifests.context import MANAGER, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_held
 from rlsrl_operator.manifests.pods import TLS_KEYS
 from rlsrl_operator.manifests.types import Manifest
@@ -91,6 +94,41 @@ def failures(status: ExperimentStatus, *, decay_seconds: float, now: datetime) -
     elapsed = max(0.0, (now - since).total_seconds())
     forgotten = int(min(count, elapsed // decay_seconds))
     return count - forgotten, since + timedelta(seconds=forgotten * decay_seconds)
+
+
+def with_numbers(
+    status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime
+) -> ExperimentStatus:
+    """Return the status with the run's numbers and the condition Durable from the coordinator's ``/status``."""
+    status = status.model_copy(update={"training": training(page, now)})
+    return durable(status, page, generation=generation, now=now)
+
+
+def events(document: Manifest, before: ExperimentStatus, after: ExperimentStatus, now: datetime) -> Iterator[Manifest]:
+    """Yield an Event for each condition with a new status or reason. Equal changes give Events of the same name, so
+    that an Event that exists is not posted again.
+    """
+    metadata, posted_at = document["metadata"], stamp(now)
+    about = {"apiVersion": API_VERSION, "kind": KIND, **{name: metadata[name] for name in ("name", "namespace", "uid")}}
+    for each in after.conditions:
+        was = condition(before, each.type)
+        if was is not None and (was.status, was.reason) == (each.status, each.reason):
+            continue
+        mark = digest([metadata["uid"], each.type, each.reason, each.last_transition_time])[:16]
+        yield {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{metadata['name']}.{mark}", "namespace": metadata["namespace"]},
+            "involvedObject": about,
+            "type": "Warning" if is_trouble(each.reason) else "Normal",
+            "reason": each.reason,
+            "message": each.message,
+            "source": {"component": MANAGER},
+            "reportingComponent": MANAGER,
+            "firstTimestamp": posted_at,
+            "lastTimestamp": posted_at,
+            "count": 1,
+        }
 
 
 def role_status(pods: Sequence[Manifest], *, replicas: int, selector: Mapping[str, str]) -> RoleStatus:

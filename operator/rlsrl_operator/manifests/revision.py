@@ -80,8 +80,10 @@ def derive_revision(before: Revision | None, context: ExperimentContext) -> Revi
 
 
 def revision_object(context: ExperimentContext, revision: Revision, key: bytes) -> Manifest:
-    """Return the immutable, signed object of a revision. The operator creates what it says with its own rights, which
-    other writers of ConfigMaps may not have.
+    """Return the immutable, signed object of a revision.
+
+    The operator creates the manifests in it with its own rights. The signature shows that the operator wrote them, not
+    somebody who may write ConfigMaps but not create pods.
     """
     data = {
         _EXPERIMENT: revision.experiment.model_dump_json(by_alias=True, exclude_none=True, indent=1),

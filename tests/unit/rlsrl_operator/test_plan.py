@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlsrl.api.pods import ROLE_LABEL
-from rlsrl.api.reasons import ACCEPTED, DURABLE, FINISHED, GANG_COMPLETE, READY
+from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, READY
 from rlsrl.api.status import ExperimentStatus
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.drift import Action, Child, RefusedWrite, applied, digest, key_of
@@ -29,8 +29,8 @@ from rlsrl_operator.manifests import (
 from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION
 from rlsrl_operator.observe import Observed, RevisionProblem
 from rlsrl_operator.operator_key import token_of
-from rlsrl_operator.plan import QUEUE_SECONDS, RETRY_SECONDS, TROUBLE_SECONDS, Plan, plan, progress
-from rlsrl_operator.status import condition, stamp, with_condition
+from rlsrl_operator.plan import QUEUE_SECONDS, RETRY_SECONDS, TROUBLE_SECONDS, Plan, plan
+from rlsrl_operator.status import condition, events, stamp, with_condition
 from rlsrl_operator.status import write as written
 from rlsrl_operator.testing import SETTINGS, context_of, ended, pod
 
@@ -141,14 +141,14 @@ def of_new_experiment() -> Observed:
 
 def test_a_steady_experiment_needs_nothing() -> None:
     decided = plan(STEADY, key=KEY, now=NOW)
-    nothing = Plan(status=STEADY.status, context=CONTEXT, is_steady=True, requeue_after=SETTINGS.status_seconds)
+    nothing = Plan(status=STEADY.status, training=CONTEXT, is_steady=True, requeue_after=SETTINGS.status_seconds)
     assert decided == nothing
 
 
 def test_a_new_experiment_is_made_in_order_after_its_attempt_is_written() -> None:
     decided = plan(of_new_experiment(), key=KEY, now=NOW)
-    assert decided.attempt is not None
-    assert decided.attempt.status.attempt == 1
+    assert decided.written_ahead is not None
+    assert decided.written_ahead.attempt == 1
     made = actions(decided)
     assert made[:3] == [(Action.CREATE, REVISION), (Action.CREATE, SECRET), (Action.CREATE, CLAIM)]
     immutable = {key for action, key in made if action is Action.CREATE}
@@ -162,10 +162,10 @@ def test_a_new_experiment_is_made_in_order_after_its_attempt_is_written() -> Non
 def test_planning_again_from_the_status_written_ahead_gives_the_same_plan() -> None:
     first = of_new_experiment()
     before = plan(first, key=KEY, now=NOW)
-    assert before.attempt is not None
-    document = {**first.document, "status": written(before.attempt.status)}
-    again = plan(replace(first, status=before.attempt.status, document=document), key=KEY, now=NOW)
-    assert again == replace(before, attempt=None)
+    assert before.written_ahead is not None
+    document = {**first.document, "status": written(before.written_ahead)}
+    again = plan(replace(first, status=before.written_ahead, document=document), key=KEY, now=NOW)
+    assert again == replace(before, written_ahead=None)
 
 
 @pytest.mark.parametrize("exit_code", [1, 137])
@@ -174,15 +174,15 @@ def test_a_lost_trainer_begins_an_attempt_that_is_written_before_its_pods_go(exi
     index = next(i for i, each in enumerate(lost) if each["metadata"]["name"] == "a-trainer-1")
     lost[index] = {**lost[index], "status": pod(index=1, state=ended(exit_code))["status"]}
     decided = plan(replace(STEADY, pods=lost), key=KEY, now=NOW)
-    assert decided.attempt is not None
-    assert decided.attempt.status.attempt == 2
-    assert [event["reason"] for event in decided.attempt.events] == ["Restarting"]
+    assert decided.written_ahead is not None
+    assert decided.written_ahead.attempt == 2
+    posted = events(STEADY.document, STEADY.status, decided.written_ahead, NOW)
+    assert [event["reason"] for event in posted] == ["Restarting"]
     assert actions(decided) == [(Action.APPLY, TRAINERS)]
     (write,) = decided.writes
     assert write.wanted["spec"]["replicas"] == 0, "no trainer of attempt 2 begins beside one of attempt 1"
     gone = [(each.pod["metadata"]["name"], each.reason) for each in decided.pod_deletions]
     assert gone == [("a-trainer-0", "earlier attempt"), ("a-trainer-1", "earlier attempt")]
-    assert decided.final is not None
     assert said(decided, READY) == ("False", "Starting")
 
 
@@ -252,17 +252,15 @@ def test_a_blocked_experiment_is_reported_once_and_nothing_else_happens(case: Bl
     about = case.about()
     decided = plan(about, key=KEY, now=NOW)
     assert said(decided, ACCEPTED) == ("False", case.reason)
-    assert decided.final is not None
-    (event,) = decided.final.events
+    assert decided.status is not None
+    (event,) = events(about.document, about.status, decided.status, NOW)
     assert (event["type"], event["reason"]) == ("Warning", case.reason)
     assert case.message in event["message"]
-    quiet = replace(decided, final=None, status=None, context=None)
-    assert quiet == Plan(requeue_after=TROUBLE_SECONDS)
-    assert decided.status is not None
+    assert replace(decided, status=None) == Plan(requeue_after=TROUBLE_SECONDS)
     document = {**about.document, "status": written(decided.status)}
     later = NOW + timedelta(seconds=TROUBLE_SECONDS)
     again = plan(replace(about, status=decided.status, document=document), key=KEY, now=later)
-    assert again.final is None, "it settles"
+    assert again.status == decided.status, "it settles"
 
 
 def test_objects_before_the_blocking_one_are_written() -> None:
@@ -271,7 +269,7 @@ def test_objects_before_the_blocking_one_are_written() -> None:
     assert (Action.CREATE, REVISION) in actions(decided)
     assert SERVICE not in {key for _, key in actions(decided)}
     assert not {"Deployment", "StatefulSet"} & {kind for _, (kind, _) in actions(decided)}
-    assert decided.attempt is not None
+    assert decided.written_ahead is not None
     assert decided.status is not None
     assert decided.status.attempt == 1, "the status that was written ahead is not taken back"
 
@@ -308,17 +306,52 @@ def test_a_finished_experiment_is_deleted_when_its_time_is_over(seconds_left: in
     if expected is None:
         assert decided.requeue_after == seconds_left
     else:
-        assert decided == Plan(deletions=(observed(about, status).document,))
+        assert decided == Plan(deletions=(observed(about, status).document,), requeue_after=RETRY_SECONDS)
 
 
-def test_an_experiment_that_has_just_ended_is_looked_at_again_when_its_time_is_over() -> None:
+COORDINATOR_POD = next(each for each in STEADY.pods if each["metadata"]["name"] == "a-coordinator-0")
+TERMINATING = {"deletionTimestamp": stamp(NOW)}
+
+
+@pytest.mark.parametrize(
+    ("ttl", "left", "expected"),
+    [
+        (None, [COORDINATOR_POD], None),
+        (60, [COORDINATOR_POD], 60),
+        (None, [COORDINATOR_POD, pod("actor", **TERMINATING)], SETTINGS.status_seconds),
+        (60, [COORDINATOR_POD, pod("actor", **TERMINATING)], SETTINGS.status_seconds),
+        (5, [COORDINATOR_POD, pod("actor", **TERMINATING)], 5),
+        (None, [{**COORDINATOR_POD, "metadata": COORDINATOR_POD["metadata"] | TERMINATING}], SETTINGS.status_seconds),
+    ],
+)
+def test_a_finished_experiment_gets_passes_until_its_pods_are_gone(
+    ttl: int | None, left: list[Manifest], expected: float | None
+) -> None:
+    about = context(**({} if ttl is None else {"ttlSecondsAfterFinished": ttl}))
+    status = running(about).model_copy(update={"phase": "Failed", "finished_at": stamp(NOW)})
+    assert plan(observed(about, status, pods=left), key=KEY, now=NOW).requeue_after == expected
+
+
+def test_an_experiment_without_time_left_is_deleted_soon_after_a_pass_with_a_refused_write() -> None:
+    about = context(ttlSecondsAfterFinished=0)
+    pods = pods_of(about)
+    first = next(i for i, each in enumerate(pods) if each["metadata"]["name"] == "a-trainer-0")
+    pods[first] = {**pods[first], "status": pod(state=ended(0, "done"))["status"]}
+    seen = observed(about, running(about), pods=pods)
+    decided = plan(seen, key=KEY, now=NOW)
+    assert decided.written_ahead is not None
+    after = plan(replace(seen, status=decided.written_ahead, queue_refusal="no"), key=KEY, now=NOW)
+    assert after.requeue_after == RETRY_SECONDS
+
+
+def test_an_experiment_that_has_just_ended_gets_a_pass_while_its_trainers_end() -> None:
     about = context(ttlSecondsAfterFinished=60)
     pods = pods_of(about)
     first = next(i for i, each in enumerate(pods) if each["metadata"]["name"] == "a-trainer-0")
     pods[first] = {**pods[first], "status": pod(state=ended(0, "done"))["status"]}
     decided = plan(observed(about, running(about), pods=pods), key=KEY, now=NOW)
     assert said(decided, FINISHED) == ("True", "Succeeded")
-    assert decided.requeue_after == 60
+    assert decided.requeue_after == SETTINGS.status_seconds
 
 
 def test_an_edit_that_is_refused_is_reported_and_changes_nothing() -> None:
@@ -363,44 +396,36 @@ def test_a_queue_that_refuses_is_retried_soon(queue_refusal: str | None, expecte
     assert plan(replace(STEADY, queue_refusal=queue_refusal), key=KEY, now=NOW).requeue_after == expected
 
 
-@pytest.mark.parametrize("phase", ["Running", "Starting"])
-def test_the_coordinators_numbers_are_shown_while_the_experiment_runs(phase: str) -> None:
-    page = {"totals": {"env_steps": 7, "unstored_versions": 1}}
-    pods = STEADY.pods if phase == "Running" else []
+@pytest.mark.parametrize(
+    ("phase", "without", "expected"),
+    [("Running", None, True), ("Running", "a-coordinator-0", False), ("Starting", None, False)],
+)
+def test_a_running_experiment_with_a_coordinator_has_numbers(phase: str, without: str | None, expected: bool) -> None:
+    pods = [each for each in STEADY.pods if each["metadata"]["name"] != without]
     status = STEADY.status
     if phase == "Starting":
+        pods = [each for each in pods if each["metadata"]["name"] != "a-trainer-0"]
         status = with_condition(status, GANG_COMPLETE, "False", "Restarting", "", generation=1, now=NOW)
-    decided = plan(replace(STEADY, status=status, pods=pods, coordinator_page=page), key=KEY, now=NOW)
+    decided = plan(replace(STEADY, status=status, pods=pods), key=KEY, now=NOW)
     assert decided.status is not None
-    assert decided.status.phase == phase
-    if phase == "Running":
-        assert decided.status.training is not None
-        assert decided.status.training.env_steps == 7
-        assert said(decided, DURABLE) == ("False", "NotStored")
-    else:
-        assert decided.status.training is None
-
-
-def test_the_progress_of_a_steady_experiment_changes_its_numbers_alone() -> None:
-    status, update = progress(STEADY.document, STEADY.status, {"totals": {"env_steps": 8}}, NOW)
-    assert update is not None
-    assert update.status == status
-    assert (status.training is not None, update.events) == (True, ())
-    assert status.model_copy(update={"training": None}) == STEADY.status
-    assert progress(STEADY.document, status, None, NOW) == (status, None)
+    assert (decided.status.phase, decided.training) == (phase, CONTEXT if expected else None)
 
 
 def test_each_change_of_a_condition_is_one_event() -> None:
     decided = plan(of_new_experiment(), key=KEY, now=NOW)
-    assert decided.attempt is not None
-    assert decided.final is not None
-    events = [*decided.attempt.events, *decided.final.events]
-    assert [event["reason"] for event in events] == ["Starting", "Accepted", "Starting"]
-    names = [event["metadata"]["name"] for event in events]
+    steps = [of_new_experiment().status, decided.written_ahead, decided.status]
+    posted = [
+        event
+        for before, after in itertools.pairwise(steps)
+        if before is not None and after is not None
+        for event in events(STEADY.document, before, after, NOW)
+    ]
+    assert [event["reason"] for event in posted] == ["Starting", "Accepted", "Starting"]
+    names = [event["metadata"]["name"] for event in posted]
     assert len(set(names)) == 3
-    again = plan(of_new_experiment(), key=KEY, now=NOW)
-    assert again.attempt is not None
-    assert [event["metadata"]["name"] for event in again.attempt.events] == names[:1]
+    assert decided.written_ahead is not None
+    again = events(STEADY.document, ExperimentStatus(), decided.written_ahead, NOW)
+    assert [event["metadata"]["name"] for event in again] == names[:1]
 
 
 @pytest.mark.parametrize("key", [key for key in STEADY.children if key != REVISION], ids="/".join)
@@ -409,7 +434,7 @@ def test_an_object_that_is_gone_comes_back(key: tuple[str, str]) -> None:
     ((action, written_key),) = actions(decided)
     assert written_key == key
     assert action in (Action.CREATE, Action.APPLY)
-    assert decided.attempt is None
+    assert decided.written_ahead is None
 
 
 def test_objects_are_written_in_the_order_in_which_they_need_each_other() -> None:

@@ -484,6 +484,21 @@ def test_a_report_during_a_pass_causes_another_pass(training: World, how: str) -
     assert training.server.reads != []
 
 
+def test_a_coordinator_that_does_not_answer_delays_no_write(training: World) -> None:
+    coordinator = cast("Counting", training.coordinator)
+    written_before: list[str] = []
+    coordinator.meanwhile = lambda: written_before.extend(training.server.writes)
+    training.edit(stop={"envSteps": 2000})
+    training.now += timedelta(seconds=SETTINGS.status_seconds)
+    training.server.writes.clear()
+    writes = training.run_pass()
+    assert written_before == writes[: len(written_before)]
+    assert [write for write in writes[len(written_before) :] if not write.startswith("create Event")] == [
+        f"replace RLExperiment/status {NAME}"
+    ]
+    assert "apply ConfigMap a-settings" in written_before
+
+
 def test_a_suspended_experiment_has_no_coordinator_to_ask(training: World) -> None:
     training.edit(suspend=True)
     training.settle()

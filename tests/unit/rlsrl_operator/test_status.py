@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, READY, is_trouble
+from rlsrl.api.reasons import ACCEPTED, DURABLE, FINISHED, GANG_COMPLETE, READY, is_trouble
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import ExperimentContext, Manifest
@@ -22,6 +22,7 @@ from rlsrl_operator.status import (
     summarize,
     training,
     with_condition,
+    with_numbers,
     write,
 )
 from rlsrl_operator.testing import UID, context_of, ended, pod, waiting
@@ -191,6 +192,15 @@ def test_unstored_versions_are_reported(unstored: object, expected: tuple[str, s
     status = durable(ExperimentStatus(), {"totals": {"unstored_versions": unstored}}, generation=1, now=NOW)
     said = condition(status, "Durable")
     assert (said and (said.status, said.reason)) == expected
+
+
+def test_numbers_change_nothing_else() -> None:
+    before = with_ready(ExperimentStatus(phase="Running"), "True", "Ready", now=NOW)
+    told = with_numbers(before, {"totals": {"env_steps": 8, "unstored_versions": 1}}, generation=1, now=NOW)
+    assert (told.training and told.training.env_steps) == 8
+    durable_condition = condition(told, DURABLE)
+    assert durable_condition is not None and durable_condition.reason == "NotStored"
+    assert told.model_copy(update={"training": None, "conditions": before.conditions}) == before
 
 
 FULL = ExperimentStatus(
