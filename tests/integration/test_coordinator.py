@@ -27,7 +27,7 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, CoordinatorUnavailable, WorkerState
 from rlsrl.runtime.identity import POD_VARIABLE
-from rlsrl.runtime.join_session import JoinError, JoinRefused, JoinSession, JoinTimeout
+from rlsrl.runtime.join_session import JoinError, JoinRefused, JoinRequest, JoinSession, JoinTimeout
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, PageRecord
 from rlsrl.testing.waiting import until
 
@@ -57,9 +57,10 @@ assert "torch" not in sys.modules
 
 MEMBER = """
 import sys, threading
-from rlsrl.runtime.join_session import JoinRefused, JoinSession
+from rlsrl.runtime.join_session import JoinRefused, JoinRequest, JoinSession
 
-member = JoinSession.join(sys.argv[1], sys.argv[2], role="actor", on_command=print, timeout=30)
+request = JoinRequest(address=sys.argv[1], token=sys.argv[2], role="actor")
+member = JoinSession.join(request, on_command=print, timeout=30)
 print(member.index, member.incarnation, flush=True)
 for line in sys.stdin:
     try:
@@ -167,11 +168,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProc
 def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
     with ExitStack() as closing:
 
-        def join(coordinator: CoordinatorProcess, *, role: str = "actor", **options: Any) -> JoinSession:
-            options = {"token": TOKEN, "on_command": lambda command: None, "timeout": DEADLINE} | options
+        def join(
+            coordinator: CoordinatorProcess,
+            *,
+            on_command: Callable[[Command], object] = lambda command: None,
+            on_settings: Callable[[], object] = lambda: None,
+            timeout: float = DEADLINE,
+            **request: Any,
+        ) -> JoinSession:
+            asked = JoinRequest(**{"address": coordinator.address, "token": TOKEN, "role": "actor"} | request)
             with monkeypatch.context() as pod:  # a second member with the same process identity would replace the first
                 pod.setenv(POD_VARIABLE, uuid.uuid4().hex)
-                member = JoinSession.join(coordinator.address, options.pop("token"), role=role, **options)
+                member = JoinSession.join(asked, on_command=on_command, on_settings=on_settings, timeout=timeout)
             closing.callback(member.leave, "test over", timeout=0.5)
             return member
 
@@ -327,7 +335,7 @@ def test_status_health_and_metrics_are_served_over_http(shared: CoordinatorProce
 def test_without_a_coordinator_joining_ends_at_its_deadline() -> None:
     address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
     with pytest.raises(JoinTimeout, match=f"no lease from the coordinator at {address}"):
-        JoinSession.join(address, TOKEN, role="actor", on_command=print, timeout=0.2)
+        JoinSession.join(JoinRequest(address=address, token=TOKEN, role="actor"), on_command=print, timeout=0.2)
     assert "join-session" not in {thread.name for thread in threading.enumerate()}
 
 

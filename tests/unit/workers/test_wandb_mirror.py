@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 from rlsrl.api.resolved import CoordinatorConfig, ParameterStoreConfig
 from rlsrl.api.spec import Wandb
-from rlsrl.runtime.join_session import JoinSession
+from rlsrl.runtime.join_session import JoinRequest, JoinSession
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.folder_watch import FolderWatch
 from rlsrl.workers import wandb_mirror
@@ -297,9 +297,8 @@ def test_a_coordinator_forwards_every_row_and_counts_failures(tmp_path: Path, fa
     running = threading.Thread(target=worker.run)
     running.start()
     with FolderWatch(folder) as watch:
-        member = JoinSession.join(
-            config.coordinator_address, "token", role="trainer", index=0, attempt=1, on_command=print, timeout=DEADLINE
-        )
+        request = JoinRequest(address=config.coordinator_address, token="token", role="trainer", index=0, attempt=1)
+        member = JoinSession.join(request, on_command=print, timeout=DEADLINE)
         for step in (0, 10, 20):
             member.record(step, {"loss": 0.5})
         while not (folder / "died").exists():

@@ -28,7 +28,11 @@ class HeartbeatQueue:
     """Collects the messages to send. Thread-safe; no method waits."""
 
     def __init__(
-        self, hello: pb.Hello, *, wall_clock: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
+        self,
+        hello: pb.Hello,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare streams that begin with ``hello``. ``wall_clock`` returns the rows' Unix seconds."""
         self._wall_clock = wall_clock

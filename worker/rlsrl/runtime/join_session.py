@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import grpc
@@ -48,6 +48,43 @@ class JoinTimeout(JoinError, TimeoutError):
     """No coordinator gave this worker a lease in time; the text says what happened last."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class JoinRequest:
+    """What a worker needs to join the experiment."""
+
+    address: str
+    """``unix-abstract:NAME`` or ``HOST:PORT`` of the coordinator."""
+    token: str
+    """The experiment's token."""
+    tls: Tls | None = None
+    """Certificates, if the coordinator needs them."""
+    role: str
+    """The worker's role."""
+    index: int | None = None
+    """The index this worker must have (a trainer's rank); None takes the lowest free one."""
+    attempt: int = 0
+    """The trainer gang's attempt; 0 for other roles."""
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    """This worker's addresses, for example ``{"metrics": "127.0.0.1:4711"}``. Other workers get the one named
+    ``STREAMS``."""
+    follows: Collection[str] = ()
+    """The roles whose addresses ``JoinSession.address_of`` returns."""
+
+    def hello(self) -> pb.Hello:
+        """Return the first message of this process, under a new instance UUID."""
+        return pb.Hello(
+            role=self.role,
+            instance=str(uuid.uuid4()),
+            index=self.index,
+            attempt=self.attempt,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            process=own_process(),
+            endpoints=self.endpoints,
+            follows=sorted(self.follows),
+        )
+
+
 class JoinSession:
     """A worker's lease of an index, which one thread keeps alive until ``leave``. Thread-safe.
 
@@ -55,24 +92,17 @@ class JoinSession:
     """
 
     def __init__(
-        self,
-        *,
-        address: str,
-        token: str,
-        tls: Tls | None,
-        instance: str,
-        queue: HeartbeatQueue,
-        on_command: Callable[[Command], None],
-        on_settings: Callable[[], None],
+        self, request: JoinRequest, *, on_command: Callable[[Command], None], on_settings: Callable[[], None]
     ) -> None:
         """Use ``JoinSession.join``."""
-        self._address = address
-        self._metadata = token_metadata(token)
-        self._instance = instance
-        self._queue = queue
+        hello = request.hello()
+        self._address = validate_address(request.address)
+        self._metadata = token_metadata(request.token)
+        self._instance = hello.instance
+        self._queue = HeartbeatQueue(hello)
         self._on_command = on_command
         self._on_settings = on_settings
-        self._changed = queue.changed
+        self._changed = self._queue.changed
         # Guarded by _changed:
         self._welcome: pb.Welcome | None = None
         self._last_problem = "nobody answered"
@@ -80,70 +110,34 @@ class JoinSession:
         self._addresses: dict[str, Mapping[int, str]] = {}
         self._settings: Mapping[str, Any] = {}
         self._calls = ReconnectingCall(
-            address, tls=tls, name="join-session", changed=self._changed, converse=self._converse
+            self._address, tls=request.tls, name="join-session", changed=self._changed, converse=self._converse
         )
 
     @classmethod
     def join(
         cls,
-        address: str,
-        token: str,
+        request: JoinRequest,
         *,
-        role: str,
         on_command: Callable[[Command], None],
         timeout: float,
-        tls: Tls | None = None,
-        index: int | None = None,
-        attempt: int = 0,
-        endpoints: Mapping[str, str] | None = None,
-        follows: Collection[str] = (),
         on_settings: Callable[[], None] = lambda: None,
-        wall_clock: Callable[[], float] = time.time,
     ) -> Self:
         """Join the experiment. Waits for a free index, and for a coordinator that is not up yet.
 
         Args:
-            address: ``unix-abstract:NAME`` or ``HOST:PORT`` of the coordinator.
-            token: the experiment's token.
-            role: the worker's role.
+            request: how to reach the coordinator, and what to ask for.
             on_command: called from the join session thread with each command; must not block or raise.
             timeout: seconds to wait at most.
-            tls: certificates, if the coordinator needs them.
-            index: the index this worker must have (a trainer's rank); None takes the lowest free one.
-            attempt: the trainer gang's attempt; 0 for other roles.
-            endpoints: this worker's addresses, for example ``{"metrics": "127.0.0.1:4711"}``. Other workers get the one
-                named ``STREAMS``.
-            follows: the roles whose addresses ``address_of`` returns.
             on_settings: called from the join session thread when ``settings`` changed; must not block or raise.
-            wall_clock: returns Unix seconds, for the time of rows.
 
         Raises:
             JoinRefused: the coordinator refused: the token or the index is wrong, or a newer attempt exists.
             JoinTimeout: no lease within ``timeout`` seconds.
-            ValueError: the address has neither form.
+            ValueError: the coordinator's address has neither form.
         """
-        hello = pb.Hello(
-            role=role,
-            instance=str(uuid.uuid4()),
-            index=index,
-            attempt=attempt,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            process=own_process(),
-            endpoints=endpoints,
-            follows=sorted(follows),
-        )
-        join_session = cls(
-            address=validate_address(address),
-            token=token,
-            tls=tls,
-            instance=hello.instance,
-            queue=HeartbeatQueue(hello, wall_clock=wall_clock),
-            on_command=on_command,
-            on_settings=on_settings,
-        )
-        join_session._begin(timeout)
-        return join_session
+        session = cls(request, on_command=on_command, on_settings=on_settings)
+        session._begin(timeout)
+        return session
 
     @property
     def index(self) -> int:

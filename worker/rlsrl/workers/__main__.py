@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
 from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
-from rlsrl.runtime.join_session import JoinSession
+from rlsrl.runtime.join_session import JoinRequest, JoinSession
 from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave, raise_open_files_limit
@@ -143,14 +143,7 @@ class _Process:
             # Import before joining, while the coordinator starts: importing torch takes a second.
             make_worker = _import_worker(self._arguments.role)
             join_session = self._join_session = JoinSession.join(
-                self._config.coordinator_address,
-                token,
-                tls=tls,
-                role=self._arguments.role,
-                index=self._arguments.rank if self._arguments.role == TRAINER else None,
-                attempt=self._arguments.attempt,
-                endpoints=endpoints,
-                follows=followed_roles(self._config.connects_to),
+                self._join_request(endpoints, token, tls),
                 on_command=self._on_command,
                 on_settings=self._on_settings,
                 timeout=JOIN_SECONDS,
@@ -165,6 +158,19 @@ class _Process:
             result = None if self._worker is None else self._worker.result
             if result is not None and join_session.index == 0 and (path := os.environ.get(RESULT_VARIABLE)) is not None:
                 Path(path).write_text(f"{DONE} {json.dumps(result)}", encoding="ascii")
+
+    def _join_request(self, endpoints: Mapping[str, str], token: str, tls: Tls | None) -> JoinRequest:
+        role = self._arguments.role
+        return JoinRequest(
+            address=self._config.coordinator_address,
+            token=token,
+            tls=tls,
+            role=role,
+            index=self._arguments.rank if role == TRAINER else None,
+            attempt=self._arguments.attempt,
+            endpoints=endpoints,
+            follows=followed_roles(self._config.connects_to),
+        )
 
     def _context(self, join_session: JoinSession, metrics: Metrics, tls: Tls | None) -> WorkerContext:
         role, index = self._arguments.role, join_session.index
