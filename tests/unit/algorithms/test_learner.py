@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlsrl.algorithms.base import Aux, Tensors
+from rlsrl.algorithms.base import Tensors
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
@@ -320,9 +320,9 @@ class Averaging(Ppo):
     def initial_state(self, params: Tensor) -> Tensors:
         return {"mean": params.clone(), "count": torch.zeros((), dtype=torch.int64)}
 
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
-        loss, aux = super().loss(params, state, minibatch)
-        return loss + 0.1 * (params - state["mean"]).square().sum(), aux
+    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        loss, metrics = super().loss(params, state, minibatch)
+        return loss + 0.1 * (params - state["mean"]).square().sum(), metrics
 
     def update_state(self, params: Tensor, state: Tensors) -> Tensors:
         return {"mean": torch.lerp(state["mean"], params, 0.1), "count": state["count"] + 1}

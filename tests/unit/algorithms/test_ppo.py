@@ -96,7 +96,7 @@ def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
     slots["behavior_log_prob"][...] = acted.numpy().reshape(NUM_STEPS, NUM_LANES)
     batch = prepared(ppo, behind, slots)
     (minibatch,) = minibatches(ppo, batch)
-    loss, aux = ppo.loss(params, {}, minibatch)
+    loss, metrics = ppo.loss(params, {}, minibatch)
     (gradient,) = torch.autograd.grad(loss, params)
 
     chosen = torch.from_numpy(slots["mask"].reshape(-1))
@@ -121,7 +121,7 @@ def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
 
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
-    metrics = {
+    expected_metrics = {
         "loss": expected,
         "policy_loss": policy_loss,
         "value_loss": value_loss,
@@ -129,11 +129,11 @@ def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
         "approx_kl": (ratio - 1 - ratio.log()).mean(),
         "clip_fraction": ((ratio - 1).abs() > 0.2).float().mean(),
     }
-    assert set(aux.metrics) == set(metrics)
-    for name, metric in metrics.items():
-        torch.testing.assert_close(aux.metrics[name], metric.detach(), rtol=1e-4, atol=1e-6)
-        assert not aux.metrics[name].requires_grad
-    assert 0.1 < float(aux.metrics["clip_fraction"]) < 0.9, "both branches of the clip are compared"
+    assert set(metrics) == set(expected_metrics)
+    for name, metric in expected_metrics.items():
+        torch.testing.assert_close(metrics[name], metric.detach(), rtol=1e-4, atol=1e-6)
+        assert not metrics[name].requires_grad
+    assert 0.1 < float(metrics["clip_fraction"]) < 0.9, "both branches of the clip are compared"
 
 
 def test_prepared_rows_are_values_and_advantages_of_the_parameters_given() -> None:
@@ -307,8 +307,8 @@ def test_more_entropy_lowers_the_loss() -> None:
     plain, bonus = (Ppo(policy, **SETTINGS | {"entropy_coefficient": c}) for c in (0.0, 0.5))
     params = make_params(policy)
     minibatch = minibatches(plain, prepared(plain, params, make_slots()))[0]
-    (loss, aux), (with_bonus, _) = (ppo.loss(params, {}, minibatch | coefficients(ppo)) for ppo in (plain, bonus))
-    torch.testing.assert_close(loss - with_bonus, 0.5 * aux.metrics["entropy"])
+    (loss, metrics), (with_bonus, _) = (ppo.loss(params, {}, minibatch | coefficients(ppo)) for ppo in (plain, bonus))
+    torch.testing.assert_close(loss - with_bonus, 0.5 * metrics["entropy"])
 
 
 @pytest.mark.parametrize("advantage", [-2.0, 0.0, 2.0])
@@ -341,10 +341,10 @@ def test_without_value_clipping_the_value_loss_is_the_plain_square() -> None:
     ppo = Ppo(policy, **SETTINGS | {"clip_value_loss": False})
     minibatch = minibatches(ppo, prepared(ppo, make_params(policy), make_slots()))[0]
     params = make_params(policy, 1)
-    _, aux = ppo.loss(params, {}, minibatch)
+    _, metrics = ppo.loss(params, {}, minibatch)
     _, value = policy.pure(params, minibatch)
     torch.testing.assert_close(
-        aux.metrics["value_loss"], 0.5 * ((value - minibatch["return"]) ** 2 * minibatch["weight"]).sum()
+        metrics["value_loss"], 0.5 * ((value - minibatch["return"]) ** 2 * minibatch["weight"]).sum()
     )
 
 
@@ -389,8 +389,8 @@ def test_the_loss_compiles_whole_and_once(env_spec: EnvSpec) -> None:
     minibatch, params = minibatches(ppo, batch)[0], make_params(policy, 1)
 
     def value_and_metrics(vector: torch.Tensor, minibatch: dict[str, torch.Tensor]) -> Any:
-        loss, aux = ppo.loss(vector, {}, minibatch)
-        return loss, (loss, aux.metrics)
+        loss, metrics = ppo.loss(vector, {}, minibatch)
+        return loss, (loss, metrics)
 
     counter = CompileCounter()
     by_hand = torch.func.grad(value_and_metrics, has_aux=True)

@@ -180,14 +180,14 @@ def test_training_on_masked_rollouts_is_finite_though_final_frames_allow_nothing
     rows = {path: tensor[schedule[INDEX][0]] for path, tensor in batch.rows.items()}
     entries = {name: entry[0] for name, entry in schedule.items() if name != INDEX}
     coefficients = {name: torch.tensor(value) for name, value in ppo.coefficients(0).items()}
-    loss, aux = ppo.loss(params.requires_grad_(), {}, rows | entries | coefficients)
+    loss, metrics = ppo.loss(params.requires_grad_(), {}, rows | entries | coefficients)
     (gradient,) = torch.autograd.grad(loss, params)
     assert torch.isfinite(gradient).all()
     assert gradient.any()
     # With equal weights the ratio to the actor's probability is 1: both applied the mask.
     assert abs(batch.metrics["behavior_kl"]) < 1e-6
-    assert abs(float(aux.metrics["approx_kl"])) < 1e-6
-    assert float(aux.metrics["clip_fraction"]) == 0.0
+    assert abs(float(metrics["approx_kl"])) < 1e-6
+    assert float(metrics["clip_fraction"]) == 0.0
 
 
 def test_the_mask_is_exported_with_the_actor() -> None:

@@ -48,16 +48,6 @@ class Batch:
     """Metrics known before training, over all ranks."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Aux:
-    """What ``Algorithm.loss`` returns beside the loss."""
-
-    metrics: Tensors
-    """Scalars without gradients: this rank's shares, as the loss is."""
-    priorities: Tensor | None = None
-    """New priorities of the minibatch's rows, [M]; None where rows are not drawn by priority."""
-
-
 class Algorithm(ABC):
     """Defines the loss and its inputs; the Learner makes the gradient steps."""
 
@@ -103,8 +93,10 @@ class Algorithm(ABC):
         """Replace the schedules of all ``coefficients``."""
 
     @abstractmethod
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
+    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return this rank's share of the loss: the shares of all ranks add up to the loss of the whole minibatch.
+
+        Beside it return metrics: scalars without gradients, this rank's shares, as the loss is.
 
         The losses of microbatches add up in the same way: each term is a sum over rows.
 

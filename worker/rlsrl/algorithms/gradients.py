@@ -83,9 +83,9 @@ class LocalGradients(Gradients):
         self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
     ) -> tuple[Tensor, Tensors, Tensor]:
         params = params.detach().requires_grad_()
-        loss, aux = self._algorithm.loss(params, state, gathered(rows, minibatch))
+        loss, metrics = self._algorithm.loss(params, state, gathered(rows, minibatch))
         (gradient,) = torch.autograd.grad(loss, params)
-        return loss.detach(), aux.metrics, gradient
+        return loss.detach(), metrics, gradient
 
 
 class PureGradients(Gradients):
@@ -99,8 +99,8 @@ class PureGradients(Gradients):
         self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
     ) -> tuple[Tensor, Tensors, Tensor]:
         def loss_of(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-            loss, aux = self._algorithm.loss(params, state, gathered(rows, minibatch))
-            return loss, (loss.detach(), aux.metrics)
+            loss, metrics = self._algorithm.loss(params, state, gathered(rows, minibatch))
+            return loss, (loss.detach(), metrics)
 
         gradient, (loss, metrics) = torch.func.grad(loss_of, has_aux=True)(params)
         return loss, metrics, gradient
@@ -145,10 +145,10 @@ class FlatLoss(nn.Module):
     @override
     def forward(self, state: Tensors, rows: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return (loss, metrics). The gradient with respect to the parameter's last element is the loss itself."""
-        loss, aux = self._algorithm.loss(self.flat[:-1], state, gathered(rows, minibatch))
+        loss, metrics = self._algorithm.loss(self.flat[:-1], state, gathered(rows, minibatch))
         # The term added has the value 0, and its gradient with respect to the last element is `loss`.
         carrier = self.flat[-1]
-        return loss + (carrier - carrier.detach()) * loss.detach(), aux.metrics
+        return loss + (carrier - carrier.detach()) * loss.detach(), metrics
 
 
 class ParallelGradients(Gradients):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from rlsrl.algorithms.base import INDEX, Algorithm, Aux, Batch, Evaluate, Reduce, Tensors
+from rlsrl.algorithms.base import INDEX, Algorithm, Batch, Evaluate, Reduce, Tensors
 from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
@@ -158,7 +158,7 @@ class Ppo(Algorithm):
         self._entropy_coefficient = coefficients["entropy_coefficient"]
 
     @override
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Aux]:
+    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state
         weight, clip_range = minibatch["weight"], minibatch["clip_range"]
@@ -181,7 +181,7 @@ class Ppo(Algorithm):
                 "approx_kl": torch.dot(ratio - 1.0 - log_ratio, weight),
                 "clip_fraction": torch.dot(outside.to(weight.dtype), weight),
             }
-        return loss, Aux(metrics=metrics)
+        return loss, metrics
 
     def _value_errors(self, value: Tensor, minibatch: Tensors) -> Tensor:
         """Return the squared errors of the value, [M]."""
