@@ -455,7 +455,6 @@ def test_publishing_does_not_wait_for_a_silent_server(address_of: Callable[[Exit
         publisher = stack.enter_context(closing(LivePublisher(address_of(stack), TOKEN, POLICY, DESCRIPTION)))
         for number in range(1, 3000):
             publisher.publish(step(number))
-        assert publisher.confirmed is None
     assert publisher._stream.join(0.0)
 
 

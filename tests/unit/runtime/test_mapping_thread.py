@@ -16,11 +16,11 @@ Stage = MappingThread[Any, Any]
 
 @pytest.fixture
 def stages() -> Iterator[list[Stage]]:
-    """Return a list; the end of the test stops and joins the stages in it."""
+    """Return a list; the end of the test ends and joins the stages in it."""
     started: list[Stage] = []
     yield started
     for stage in started:
-        stage.stop()
+        stage._upstream.close()
         stage.join(SOON)
 
 
@@ -33,11 +33,10 @@ def test_maps_in_order_until_upstream_is_closed(stages: list[Stage]) -> None:
         upstream.put(item)
     upstream.close()
     stage.start()
-    assert [downstream.get(SOON) for _ in range(3)] == ["2", "4", "6"]
+    assert [downstream.get() for _ in range(3)] == ["2", "4", "6"]
     with pytest.raises(PipeClosed):
-        downstream.get(SOON)
+        downstream.get()
     stage.join(SOON)
-    assert not stage.is_alive()
     stage.check()
 
 
@@ -51,7 +50,7 @@ def test_a_result_of_none_is_not_passed_on(stages: list[Stage]) -> None:
     stage.start()
     for item in (0, 1, 2, 3):
         upstream.put(item)
-    assert [downstream.get(SOON), downstream.get(SOON)] == [1, 3], "0 is a result, None is not"
+    assert [downstream.get(), downstream.get()] == [1, 3], "0 is a result, None is not"
 
 
 def test_falsy_results_are_results(stages: list[Stage]) -> None:
@@ -61,7 +60,7 @@ def test_falsy_results_are_results(stages: list[Stage]) -> None:
     stages.append(stage)
     stage.start()
     upstream.put(5)
-    assert downstream.get(SOON) == 0
+    assert downstream.get() == 0
 
 
 def test_a_sink_needs_no_downstream(stages: list[Stage]) -> None:
@@ -71,7 +70,7 @@ def test_a_sink_needs_no_downstream(stages: list[Stage]) -> None:
     stages.append(stage)
     stage.start()
     for item in range(5):
-        upstream.put(item, SOON)
+        upstream.put(item)
     upstream.close()
     stage.join(SOON)
     assert seen == [0, 1, 2, 3, 4]
@@ -84,50 +83,12 @@ def test_the_thread_has_its_name(stages: list[Stage]) -> None:
         "rollout", lambda _: threading.current_thread().name, upstream_queue=upstream, downstream_queue=names
     )
     stages.append(stage)
-    assert not stage.is_alive()
-    stage.start()
-    assert stage.is_alive()
-    upstream.put(0)
-    assert names.get(SOON) == "rollout" == stage.name
-
-
-def test_initializer_runs_once_in_the_thread_before_the_first_item(stages: list[Stage]) -> None:
-    upstream: Pipe[int] = Pipe(2)
-    local = threading.local()
-    calls: list[str] = []
-
-    def initialize() -> None:
-        local.device = "cuda:1"
-        calls.append(threading.current_thread().name)
-
-    downstream: Pipe[str] = Pipe(2)
-    stage = MappingThread(
-        "gpu",
-        lambda _: str(local.device),
-        upstream_queue=upstream,
-        downstream_queue=downstream,
-        initializer=initialize,
-    )
-    stages.append(stage)
     stage.start()
     upstream.put(0)
-    upstream.put(0)
-    assert [downstream.get(SOON), downstream.get(SOON)] == ["cuda:1", "cuda:1"]
-    assert calls == ["gpu"]
+    assert names.get() == "rollout"
 
 
-def test_stop_interrupts_a_wait_for_an_item(stages: list[Stage]) -> None:
-    upstream: Pipe[int] = Pipe(1)
-    stage: Stage = MappingThread("idle", print, upstream_queue=upstream)
-    stages.append(stage)
-    stage.start()
-    wait_for_waiter(upstream, "_not_empty")
-    stage.stop()
-    stage.join(SOON)
-    stage.check()
-
-
-def test_stop_interrupts_a_wait_for_capacity(stages: list[Stage]) -> None:
+def test_a_closed_downstream_ends_the_stage(stages: list[Stage]) -> None:
     upstream: Pipe[int] = Pipe(10)
     downstream: Pipe[int] = Pipe(1)
     downstream.put(-1)
@@ -137,48 +98,34 @@ def test_stop_interrupts_a_wait_for_capacity(stages: list[Stage]) -> None:
     for item in range(5):
         upstream.put(item)
     wait_for_waiter(downstream, "_not_full")
-    stage.stop()
+    downstream.close()
     stage.join(SOON)
     stage.check()
     assert downstream.get() == -1
     assert upstream.get() == 1, "what was still upstream stays there"
 
 
-def test_stop_before_start_maps_nothing(stages: list[Stage]) -> None:
-    upstream: Pipe[int] = Pipe(1)
-    upstream.put(1)
-    seen: list[int] = []
-    stage: Stage = MappingThread("never", seen.append, upstream_queue=upstream)
-    stage.stop()
+def test_join_before_the_start_returns_at_once() -> None:
+    stage: Stage = MappingThread("never", print, upstream_queue=Pipe(1))
     stage.join(SOON)
-    stage.start()
-    stages.append(stage)
-    stage.join(SOON)
-    assert seen == []
 
 
-def test_stop_does_not_pass_on_the_result_of_a_running_call(stages: list[Stage]) -> None:
+def test_join_raises_while_the_function_runs(stages: list[Stage]) -> None:
     upstream: Pipe[int] = Pipe(1)
-    downstream: Pipe[int] = Pipe(1)
     entered, leave = threading.Event(), threading.Event()
 
-    def block(item: int) -> int:
+    def block(_: int) -> None:
         entered.set()
         leave.wait(SOON)
-        return item
 
-    stage = MappingThread("busy", block, upstream_queue=upstream, downstream_queue=downstream)
+    stage: Stage = MappingThread("busy", block, upstream_queue=upstream)
     stages.append(stage)
     stage.start()
     upstream.put(1)
     assert entered.wait(SOON)
-    stage.stop()
     with pytest.raises(TimeoutError, match="busy: the function did not return within"):
         stage.join(timeout=0)
     leave.set()
-    stage.join(SOON)
-    with pytest.raises(PipeClosed):
-        downstream.get()
 
 
 def raise_(error: BaseException) -> Callable[[Any], Any]:
@@ -202,27 +149,14 @@ def test_the_functions_own_error_is_never_swallowed(stages: list[Stage], error: 
     stage.check()
     upstream.put(1)
     with pytest.raises(PipeClosed):
-        downstream.get(SOON)
+        downstream.get()
     with pytest.raises(PipeClosed):
-        upstream.put(2, SOON)
+        upstream.put(2)
     stage.join(SOON)
     for _ in range(2):
         with pytest.raises(StageFailed, match="stage faulty failed") as raised:
             stage.check()
         assert raised.value.__cause__ is error
-
-
-def test_the_initializers_error_is_raised_by_check(stages: list[Stage]) -> None:
-    def fail() -> None:
-        raise RuntimeError("no such device")
-
-    stage: Stage = MappingThread("gpu", print, upstream_queue=Pipe(1), initializer=fail)
-    stages.append(stage)
-    stage.start()
-    stage.join(SOON)
-    with pytest.raises(StageFailed) as raised:
-        stage.check()
-    assert str(raised.value.__cause__) == "no such device"
 
 
 def test_one_failure_ends_the_whole_pipeline(stages: list[Stage]) -> None:
@@ -236,7 +170,7 @@ def test_one_failure_ends_the_whole_pipeline(stages: list[Stage]) -> None:
 
     def feed() -> None:
         for item in range(10):
-            pipes[0].put(item, SOON)
+            pipes[0].put(item)
 
     with pytest.raises(PipeClosed):
         feed()

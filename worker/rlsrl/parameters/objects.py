@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -95,7 +95,6 @@ class Objects:
         endpoint: str | None,
         region: str | None,
         answer_seconds: float,
-        environment: Mapping[str, str] = os.environ,
     ) -> Self:
         """Return the objects in an S3 bucket. This does not connect yet.
 
@@ -104,12 +103,11 @@ class Objects:
             endpoint: The store's URL; None for AWS_ENDPOINT_URL if it is set, else for Amazon's.
             region: None for AWS_REGION if it is set, else for us-east-1.
             answer_seconds: How long one request may wait for its answer, and how long failed requests are retried.
-            environment: The environment variables that hold the credentials.
 
         Raises:
             ConfigurationError: the environment has no credentials.
         """
-        if not any(all(environment.get(name) for name in names) for names in _CREDENTIALS):
+        if not any(all(os.environ.get(name) for name in names) for names in _CREDENTIALS):
             raise ConfigurationError(
                 f"no credentials for {url}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment "
                 "(or what a Kubernetes service account sets: AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN)"

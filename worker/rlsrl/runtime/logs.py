@@ -14,7 +14,7 @@ REDACTED = "[redacted]"
 _SECRET_MARKS = ("token", "secret", "password", "authorization")
 
 
-def configure_logging(*, experiment: str, role: str, index: int, path: Path | None = None, level: str = "INFO") -> None:
+def configure_logging(*, experiment: str, role: str, index: int, path: Path | None = None) -> None:
     """Append this process's logs, of structlog and of the standard library, to ``path``, or write them to stdout.
 
     Each line has ``timestamp`` (UTC, ISO 8601), ``level``, ``logger``, ``event``, ``experiment``, ``role``, ``index``,
@@ -22,7 +22,6 @@ def configure_logging(*, experiment: str, role: str, index: int, path: Path | No
 
     Raises:
         OSError: the file cannot be opened.
-        ValueError: the level does not exist.
     """
     identity = {"experiment": experiment, "role": role, "index": index}
     shared: list[structlog.typing.Processor] = [
@@ -44,7 +43,7 @@ def configure_logging(*, experiment: str, role: str, index: int, path: Path | No
     )
     handler = logging.StreamHandler(sys.stdout) if path is None else logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(formatter)
-    _replace_root_handlers(handler, level)
+    _replace_root_handlers(handler)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -86,9 +85,9 @@ def _bind(identity: Mapping[str, Any]) -> structlog.typing.Processor:
     return bind
 
 
-def _replace_root_handlers(handler: logging.Handler, level: str) -> None:
+def _replace_root_handlers(handler: logging.Handler) -> None:
     root = logging.getLogger()
-    root.setLevel(level)
+    root.setLevel(logging.INFO)
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()

@@ -35,16 +35,13 @@ class MappingThread(Generic[In, Out]):
     """Takes from ``upstream_queue``, calls ``map_fn``, puts the result into ``downstream_queue``.
 
     If ``map_fn`` returns None, the stage passes nothing on. Without a downstream queue the stage discards all results.
-    The thread calls ``initializer`` once before the first item. A stage with a CUDA device sets the device there
-    (``lambda: torch.cuda.set_device(device)``), so this module does not import torch.
 
     A stage waits for an item until ``put`` or ``close`` upstream, and for space until ``get`` or ``close`` downstream.
     It ends when
 
     - upstream is closed and empty: the normal end, every item was mapped;
     - downstream is closed: no stage needs more results;
-    - ``stop`` is called: at once, also while it waits; items upstream stay there;
-    - ``map_fn`` or ``initializer`` raises: see ``check``.
+    - ``map_fn`` raises: see ``check``.
 
     At its end it closes both queues in every case, so that the neighbouring stages do not wait forever.
     """
@@ -56,37 +53,17 @@ class MappingThread(Generic[In, Out]):
         *,
         upstream_queue: Upstream[In],
         downstream_queue: Pipe[Out] | None = None,
-        initializer: Callable[[], None] | None = None,
     ) -> None:
         self._map_fn = map_fn
         self._upstream = upstream_queue
         self._downstream = downstream_queue
-        self._initializer = initializer
-        self._stopping = threading.Event()
         self._error: BaseException | None = None
         # A daemon thread, so that a `map_fn` that never returns cannot keep the process alive. Owners call join().
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    @property
-    def name(self) -> str:
-        """The thread's name, also in errors."""
-        return self._thread.name
-
     def start(self) -> None:
         """Start the thread, once."""
         self._thread.start()
-
-    def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """End the stage at once, also while it waits at a queue. The item in ``map_fn`` is dropped.
-
-        Does not wait: see ``join``. Idempotent, from any thread, also before ``start``.
-        """
-        self._stopping.set()
-        self._close_queues()
 
     def join(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for the thread to end. Returns at once if the thread was not started.
@@ -98,27 +75,27 @@ class MappingThread(Generic[In, Out]):
             return
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"stage {self.name}: the function did not return within {timeout} s")
+            raise TimeoutError(f"stage {self._thread.name}: the function did not return within {timeout} s")
 
     def check(self) -> None:
         """Raise the stage's failure, if any. Owners call it in their loop and after ``join``.
 
         Raises:
-            StageFailed: ``map_fn`` or ``initializer`` raised; the error is the cause.
+            StageFailed: ``map_fn`` raised; the error is the cause.
         """
         if self._error is not None:
-            raise StageFailed(f"stage {self.name} failed: {self._error!r}") from self._error
+            raise StageFailed(f"stage {self._thread.name} failed: {self._error!r}") from self._error
 
     def _run(self) -> None:
         try:
-            if self._initializer is not None:
-                self._initializer()
             while self._map_one():
                 pass
         except BaseException as error:  # noqa: BLE001 - raised again by check(), in the owner's thread
             self._error = error
         finally:
-            self._close_queues()
+            self._upstream.close()
+            if self._downstream is not None:
+                self._downstream.close()
 
     def _map_one(self) -> bool:
         """Map one item; return False when the stage must end."""
@@ -126,18 +103,11 @@ class MappingThread(Generic[In, Out]):
             item = self._upstream.get()
         except PipeClosed:
             return False
-        if self._stopping.is_set():
-            return False
         result = self._map_fn(item)
         if result is None or self._downstream is None:
-            return not self._stopping.is_set()
+            return True
         try:
             self._downstream.put(result)
         except PipeClosed:
             return False
         return True
-
-    def _close_queues(self) -> None:
-        self._upstream.close()
-        if self._downstream is not None:
-            self._downstream.close()

@@ -13,10 +13,6 @@ class PipeClosed(Exception):
     """The pipe is closed."""
 
 
-class PipeTimeout(TimeoutError):
-    """The call's timeout passed. The caller may call again."""
-
-
 class Pipe(Generic[T]):
     """A first-in, first-out queue of at most ``capacity`` items. Any number of threads may use either end.
 
@@ -24,8 +20,7 @@ class Pipe(Generic[T]):
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, not {capacity}")
+        assert capacity > 0, "put would wait forever"
         self._capacity = capacity
         self._items: deque[T] = deque()
         self._closed = False
@@ -33,33 +28,29 @@ class Pipe(Generic[T]):
         self._not_full = threading.Condition(lock)
         self._not_empty = threading.Condition(lock)
 
-    def put(self, item: T, timeout: float | None = None) -> None:
-        """Append ``item``. Waits up to ``timeout`` seconds while the pipe is full; ``get`` and ``close`` wake it.
+    def put(self, item: T) -> None:
+        """Append ``item``. Waits while the pipe is full; ``get`` and ``close`` wake it.
 
         Raises:
-            PipeTimeout: the pipe stayed full.
             PipeClosed: the pipe is closed; ``item`` was not appended.
         """
         with self._not_full:
-            if not self._not_full.wait_for(lambda: self._closed or len(self._items) < self._capacity, timeout):
-                raise PipeTimeout(f"the pipe stayed full for {timeout} s")
+            self._not_full.wait_for(lambda: self._closed or len(self._items) < self._capacity)
             if self._closed:
                 raise PipeClosed("the pipe is closed")
             self._items.append(item)
             self._not_empty.notify()
 
-    def get(self, timeout: float | None = None) -> T:
-        """Return the oldest item. Waits up to ``timeout`` seconds for one; ``put`` and ``close`` wake it.
+    def get(self) -> T:
+        """Return the oldest item. Waits for one; ``put`` and ``close`` wake it.
 
         Items that were put before ``close`` are still returned after it.
 
         Raises:
-            PipeTimeout: the pipe stayed empty.
             PipeClosed: the pipe is closed and empty.
         """
         with self._not_empty:
-            if not self._not_empty.wait_for(lambda: self._closed or bool(self._items), timeout):
-                raise PipeTimeout(f"the pipe stayed empty for {timeout} s")
+            self._not_empty.wait_for(lambda: self._closed or bool(self._items))
             if not self._items:
                 raise PipeClosed("the pipe is closed and empty")
             item = self._items.popleft()
@@ -72,8 +63,3 @@ class Pipe(Generic[T]):
             self._closed = True
             self._not_full.notify_all()
             self._not_empty.notify_all()
-
-    def __len__(self) -> int:
-        """Number of waiting items."""
-        with self._not_empty:
-            return len(self._items)

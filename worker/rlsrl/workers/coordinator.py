@@ -29,7 +29,6 @@ from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from rlsrl.runtime.addresses import forwarded_address, own_address
-from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
 from rlsrl.runtime.metrics import Metrics
@@ -62,10 +61,8 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         metrics: Metrics,
         log: structlog.stdlib.BoundLogger,
         tls: Tls | None = None,
-        clock: Clock | None = None,
     ) -> None:
-        clock = clock if clock is not None else SystemClock()
-        super().__init__(log=log, clock=clock)
+        super().__init__(log=log)
         self._token = token
         self._tls = tls
         self._metrics = metrics

@@ -21,6 +21,8 @@ from rlsrl.workers.event_file import EventFile, count_scalar_events
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+_BLOCK_BYTES = 64 * 1024
+"""Bytes read at a time while the file's last line end is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +149,11 @@ class LearningCurve:
                     self._log.warning("row_not_readable", path=str(self._path), line=number)
 
 
-def _cut_torn_line(descriptor: int, block: int = 65536) -> int:
+def _cut_torn_line(descriptor: int) -> int:
     """Cut the incomplete line that a killed writer left; return the remaining size."""
     end = os.fstat(descriptor).st_size
     while end:
-        start = max(0, end - block)
+        start = max(0, end - _BLOCK_BYTES)
         newline = os.pread(descriptor, end - start, start).rfind(b"\n")
         if newline >= 0:
             end = start + newline + 1

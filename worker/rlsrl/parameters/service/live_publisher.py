@@ -55,16 +55,9 @@ class LivePublisher(ParameterPublisher):
         self._changed = threading.Condition(threading.Lock())
         # Guarded by _changed:
         self._newest: Parameters | None = None
-        self._confirmed: Version | None = None
         self._stream = ReconnectingCall(
             address, tls=tls, name="live-publisher", changed=self._changed, converse=self._converse
         )
-
-    @property
-    def confirmed(self) -> Version | None:
-        """The newest version that a coordinator has confirmed: readers can get it."""
-        with self._changed:
-            return self._confirmed
 
     @override
     def publish(self, parameters: Parameters) -> None:
@@ -103,7 +96,7 @@ class LivePublisher(ParameterPublisher):
             try:
                 for published in call:
                     with self._changed:
-                        self._confirmed = progress.confirmed = version_from_proto(published.version)
+                        progress.confirmed = version_from_proto(published.version)
                         self._changed.notify_all()
             except grpc.RpcError as failed:
                 if not self._stream.is_closed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 import torch
 
@@ -67,7 +66,7 @@ def build_learner(
     )
 
 
-def rank_device(config: TrainerConfig, policy: TorchPolicy, environ: Mapping[str, str] = os.environ) -> torch.device:
+def rank_device(config: TrainerConfig, policy: TorchPolicy) -> torch.device:
     """Return the device on which this process trains, or compiles for the rank that does.
 
     torchrun's variables say which of the machine's ranks it is. A policy that can be exported counts as small.
@@ -75,7 +74,7 @@ def rank_device(config: TrainerConfig, policy: TorchPolicy, environ: Mapping[str
     Raises:
         ConfigurationError: the machine has fewer GPUs than ranks.
     """
-    place, places = int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    place, places = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     is_small = policy.export() is not None
     return device_for(config.device, field="trainers.device", is_small=is_small, place=place, places=places)
 
