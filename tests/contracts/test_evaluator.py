@@ -19,7 +19,6 @@ from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.evaluations import BEST_TAG, EVALUATION_KEY, NUMBER_KEY, evaluation_of
 from rlsrl.parameters.filesystem import FilesystemParameterDB
-from rlsrl.parameters.memory import MemoryBlobs, MemoryParameterDB
 from rlsrl.parameters.names import file_stem
 from rlsrl.parameters.objects import StoreRefused
 from rlsrl.parameters.protocols import ParameterDB, Parameters, Ref, VersionInfo
@@ -28,6 +27,7 @@ from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
+from rlsrl.testing.memory_parameter_db import MemoryBlobs, MemoryParameterDB
 from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.evaluator import EvaluatorWorker

@@ -12,12 +12,12 @@ import pytest
 
 from rlsrl.data.version import Version
 from rlsrl.parameters.filesystem import FilesystemParameterDB
-from rlsrl.parameters.memory import MemoryBlobs, MemoryParameterDB
 from rlsrl.parameters.names import file_stem
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.service import ServiceParameterDB
 from rlsrl.rpc.tls import tls_from_environment
 from rlsrl.testing.clock import ManualClock
+from rlsrl.testing.memory_parameter_db import MemoryBlobs, MemoryParameterDB
 from rlsrl.testing.parameter_dbs import ParameterDBConformance, StoreUnderTest
 from rlsrl.testing.process_driver import DrivenProcess
 

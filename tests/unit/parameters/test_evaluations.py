@@ -21,8 +21,8 @@ from rlsrl.parameters.evaluations import (
     tag_best,
 )
 from rlsrl.parameters.filesystem import FilesystemParameterDB
-from rlsrl.parameters.memory import MemoryBlobs, MemoryParameterDB
 from rlsrl.parameters.protocols import ParameterDB, VersionInfo
+from rlsrl.testing.memory_parameter_db import MemoryBlobs, MemoryParameterDB
 from rlsrl.testing.parameter_dbs import POLICY, make_parameters
 
 

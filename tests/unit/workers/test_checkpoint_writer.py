@@ -12,10 +12,10 @@ import structlog
 
 from rlsrl.data.version import Version
 from rlsrl.parameters.evaluations import NUMBER_KEY
-from rlsrl.parameters.memory import MemoryParameterDB
 from rlsrl.parameters.protocols import Parameters, StaleAttempt, TrainerState
 from rlsrl.runtime.mapping_thread import StageFailed
 from rlsrl.runtime.pipe import PipeClosed
+from rlsrl.testing.memory_parameter_db import MemoryParameterDB
 from rlsrl.testing.waiting import until
 from rlsrl.workers.checkpoints import QUEUED, CheckpointWriter
 from rlsrl.workers.training import Checkpoint

@@ -1,4 +1,4 @@
-"""The parameter database in memory, for tests and for runs that store nothing."""
+"""The parameter database in memory, for tests."""
 
 from __future__ import annotations
 
