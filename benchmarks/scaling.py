@@ -27,6 +27,7 @@ from statistics import fmean
 from typing import Any
 
 from results import write
+from scaling_fit import MeasuredRate, fit
 from scaling_points import (
     FEATURES,
     GRID,
@@ -47,7 +48,6 @@ from rlsrl.policies.effort import NetworkEffort, network_effort
 from rlsrl.sizing.costs import MEASURED, Costs, MeasuredCosts, measured_costs
 from rlsrl.sizing.environment import measure_environment
 from rlsrl.sizing.estimate import estimate
-from rlsrl.sizing.fit import MeasuredRate, fit
 from rlsrl.sizing.forecast import forecast
 from rlsrl.sizing.report import limit_lines, role_rows
 from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, Workload, workload_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import ClusterPlacement, LocalPlacement, Placement
+from rlsrl.api.placement import Placement, cluster_placement, local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.runtime.errors import ConfigurationError
@@ -38,14 +38,14 @@ def config(
 ) -> CoordinatorConfig:
     """Of a coordinator that has a folder of its own, and of one that has nothing but a bucket."""
     if request.param == "folder":
-        placement: Placement = LocalPlacement(run_uid=uuid.uuid4().hex, run_folder=tmp_path)
+        placement: Placement = local_placement(run_uid=uuid.uuid4().hex, run_folder=tmp_path)
         return resolve(load_text(EXPERIMENT), placement).coordinator
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     bucket = f"roster-{uuid.uuid4().hex}"
     s3_server.create_bucket(bucket)
     store = f"{{url: 's3://{bucket}/runs', endpoint: '{s3_server.endpoint}', region: {REGION}}}"
-    placement = ClusterPlacement(run_uid=uuid.uuid4().hex, coordinator_host="coordinator")
+    placement = cluster_placement(run_uid=uuid.uuid4().hex, coordinator_host="coordinator")
     told = resolve(
         load_text(EXPERIMENT, overrides=[f"parameters.store={{objectStore: {store}}}"]), placement
     ).coordinator

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import RoleConfig
 from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient
@@ -50,7 +50,7 @@ class Workers:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         self._stack = stack
-        placement = LocalPlacement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
+        placement = local_placement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
         self.told = resolve(load_text(EXPERIMENT.encode()), placement)
         self.client = CoordinatorClient(self.told.coordinator.coordinator_address, TOKEN)
         stack.callback(self.client.close)
@@ -102,7 +102,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 def test_a_worker_paused_during_its_construction_waits_for_the_start_command(workers: Workers) -> None:
     workers.start("coordinator", workers.told.coordinator)
-    buffer = workers.start("buffer", workers.told.buffer)
+    buffer = workers.start("buffer", workers.told.configs["buffer"])
     until(lambda: workers.state("buffer") == "configuring", "a buffer worker that makes its environment")
     assert workers.client.send("buffer", Command(kind=CommandKind.PAUSE), timeout=DEADLINE_SECONDS) == 1
     until(lambda: workers.state("buffer") == "paused", "it has heard")

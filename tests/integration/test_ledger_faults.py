@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.buffers.fifo import FifoBuffer, LaneBatch
 from rlsrl.data.slots import Slot
@@ -71,7 +71,7 @@ class FaultyBuffer(FifoBuffer):
 
 def run_workers(folder: Path) -> None:
     """Train the experiment with its actor and trainer in this process, until both end cleanly."""
-    placement = LocalPlacement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
+    placement = local_placement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
     resolved = resolve(load_text(EXPERIMENT.encode()), placement)
     ledger = folder / "ledger"
     actor = ActorWorker(make_context("actor", ledger))

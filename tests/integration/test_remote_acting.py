@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
-from rlsrl.api.resolved import ActorConfig
+from rlsrl.api.resolved import ActorConfig, PolicyWorkerConfig
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import environment_spec
@@ -53,7 +53,7 @@ class ActorSetup:
 
     def __init__(self, folder: Path, resources: ExitStack, environment: str, ring_size: int = 1) -> None:
         experiment = load_text(EXPERIMENT.format(environment=environment, ring_size=ring_size).encode())
-        placement = LocalPlacement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
+        placement = local_placement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
         self.resolved: ResolvedExperiment = resolve(experiment, placement)
         self._folder = folder
         self._resources = resources
@@ -140,8 +140,9 @@ def gather(folder: Path, kind: str, environment: str, ring_size: int = 1, incarn
             changes = {"inference_endpoints": (), "vectorization": vectorization}
             config = setup.resolved.actor.model_copy(update=changes)
             return setup.gather(ActorWorker(context), config)
-        assert setup.resolved.policy is not None
-        with running(PolicyWorker(make_context("policy", folder)), setup.resolved.policy):
+        policy = setup.resolved.configs["policy"]
+        assert isinstance(policy, PolicyWorkerConfig)
+        with running(PolicyWorker(make_context("policy", folder)), policy):
             return setup.gather(ActorWorker(context), setup.resolved.actor)
 
 

@@ -89,11 +89,11 @@ def test_training_continues_while_certificates_are_replaced_and_plain_connection
         workers = {}
         for role, config, arguments in (
             ("coordinator", told.coordinator, ()),
-            ("policy", told.policy, ()),
-            ("buffer", told.buffer, ()),
+            ("policy", told.configs["policy"], ()),
+            ("buffer", told.configs["buffer"], ()),
             ("trainer", told.trainer, ("--attempt", "1")),
             ("actor", told.actor, ()),
-            ("evaluator", told.evaluator, ()),
+            ("evaluator", told.configs["evaluator"], ()),
         ):
             workers[role], hosts[role] = pods.start(role, config, *arguments)
 

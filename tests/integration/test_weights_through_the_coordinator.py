@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import ParameterStoreConfig, RoleConfig
 from rlsrl.api.role_configs import POLICY_NAME
@@ -45,7 +45,7 @@ class Run:
     """The workers of one run as processes."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        placement = LocalPlacement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
+        placement = local_placement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
         resolved = resolve(load_text(EXPERIMENT.encode()), placement)
         self.folder = folder
         self.stack = stack

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.rpc.auth import TOKEN_VARIABLE
 
@@ -29,7 +29,7 @@ spec:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Return a valid trainer config."""
-    placement = LocalPlacement(run_uid="entry", run_folder=tmp_path)
+    placement = local_placement(run_uid="entry", run_folder=tmp_path)
     path = tmp_path / "trainer.json"
     path.write_text(resolve(load_text(EXPERIMENT.encode()), placement).trainer.to_json())
     return path

@@ -44,8 +44,8 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 def test_restarted_workers_at_new_hosts_are_found_and_the_run_continues(pods: Pods, tmp_path: Path) -> None:
     told = pods.resolved
     coordinator, _ = pods.start("coordinator", told.coordinator)
-    policies = [pods.start("policy", told.policy) for _ in range(2)]
-    buffer, buffer_host = pods.start("buffer", told.buffer)
+    policies = [pods.start("policy", told.configs["policy"]) for _ in range(2)]
+    buffer, buffer_host = pods.start("buffer", told.configs["buffer"])
     trainer, trainer_host = pods.start("trainer", told.trainer, "--attempt", "1")
     actors = [pods.start("actor", told.actor) for _ in range(2)]
     until(lambda: pods.train_steps() > 3, "training steps over TCP")
@@ -54,7 +54,7 @@ def test_restarted_workers_at_new_hosts_are_found_and_the_run_continues(pods: Po
 
     buffer.kill()
     buffer.wait(DEADLINE_SECONDS)
-    buffer, successor_host = pods.start("buffer", told.buffer)
+    buffer, successor_host = pods.start("buffer", told.configs["buffer"])
     until(lambda: pods.place("buffer", 0) == f"{successor_host}:{STREAMS_PORT}", "a buffer worker elsewhere")
     steps = pods.train_steps()
     until(lambda: pods.train_steps() > steps + 3, "training steps through it")
@@ -62,7 +62,7 @@ def test_restarted_workers_at_new_hosts_are_found_and_the_run_continues(pods: Po
     for policy, _ in policies:
         policy.kill()
         policy.wait(DEADLINE_SECONDS)
-    policies = [pods.start("policy", told.policy) for _ in range(2)]
+    policies = [pods.start("policy", told.configs["policy"]) for _ in range(2)]
     hosts = {f"{host}:{STREAMS_PORT}" for _, host in policies}
     until(lambda: {pods.place("policy", index) for index in range(2)} == hosts, "policy workers elsewhere")
     steps = pods.train_steps()

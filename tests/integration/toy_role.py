@@ -84,13 +84,14 @@ def main(command: str, *arguments: str) -> int:
         sys.stdout.write(json.dumps(render(context_of(minimal()))))
     elif command == "configs":
         from rlsrl.api.load import load_text
-        from rlsrl.api.placement import LocalPlacement
+        from rlsrl.api.placement import local_placement
         from rlsrl.api.resolve import resolve
         from rlsrl.testing.documents import minimal
 
         folder = Path(arguments[0])
         experiment = load_text(json.dumps(minimal()))
-        for role, config in resolve(experiment, LocalPlacement(run_uid=folder.name, run_folder=folder)).configs.items():
+        placement = local_placement(run_uid=folder.name, run_folder=folder)
+        for role, config in resolve(experiment, placement).configs.items():
             (folder / f"{role}.json").write_text(config.to_json())
     else:
         from rlsrl.workers.__main__ import main as work

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlsrl.api.live import name_of
-from rlsrl.api.placement import ClusterPlacement
+from rlsrl.api.placement import cluster_placement
 from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.resolved import RoleConfig
@@ -58,7 +58,7 @@ class ExperimentContext:
     @cached_property
     def configs(self) -> ResolvedExperiment:
         """The config of each role."""
-        placement = ClusterPlacement(
+        placement = cluster_placement(
             run_uid=self.uid,
             coordinator_host=self.name_of(COORDINATOR),
             record_folder=f"{DATA_FOLDER}/{self.uid}",

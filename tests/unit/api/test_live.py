@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from rlsrl.api.live import name_of, settings_of, with_settings
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import ClusterPlacement
+from rlsrl.api.placement import cluster_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.resolved import TrainerConfig
 
-PLACEMENT = ClusterPlacement(run_uid="u", coordinator_host="h", record_folder="/data", ledger_folder="/ledger")
+PLACEMENT = cluster_placement(run_uid="u", coordinator_host="h", record_folder="/data", ledger_folder="/ledger")
 
 
 def resolved(**spec: Any) -> ResolvedExperiment:

@@ -1,23 +1,27 @@
 import json
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pydantic import ValidationError
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import ClusterPlacement, LocalPlacement, Placement
+from rlsrl.api.placement import Placement, cluster_placement, local_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.resolved import (
     ActorConfig,
+    BufferConfig,
+    EvaluatorConfig,
     ObjectStoreConfig,
     ParameterStoreConfig,
+    PolicyWorkerConfig,
     TrainerConfig,
 )
 from rlsrl.api.spec import Environment, Mlp, Network, ParameterVersions, PpoSpec, Stop
 from rlsrl.streams.handshake import MAX_SLOTS
 
-PLACEMENT = LocalPlacement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
+ConfigT = TypeVar("ConfigT")
+PLACEMENT = local_placement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
 
 
 def resolved(*overrides: str, placement: Placement = PLACEMENT) -> ResolvedExperiment:
@@ -31,6 +35,11 @@ spec:
   stop: {returnMean: 475}
 """
     return resolve(load_text(text, overrides=overrides), placement)
+
+
+def config_of(experiment: ResolvedExperiment, kind: type[ConfigT]) -> ConfigT:
+    (config,) = (config for config in experiment.configs.values() if isinstance(config, kind))
+    return config
 
 
 def test_each_role_has_the_config_that_it_needs() -> None:
@@ -58,7 +67,7 @@ def test_each_role_has_the_config_that_it_needs() -> None:
     assert trainer.num_trainers == 1
     actor = experiment.actor
     assert (actor.environment, actor.network, actor.rollout_length) == (environment, network, 128)
-    assert actor.samples_endpoints == trainer.samples_endpoints == ("rlsrl-0f3a-samples-trainer-0",)
+    assert actor.samples_endpoints == trainer.samples_endpoints == ("rlsrl-0f3a-trainer-0",)
     assert actor.parameters_endpoint == trainer.parameters_endpoint == "rlsrl-0f3a-parameters"
     assert actor.policy_name == trainer.policy_name
     assert (experiment.coordinator.num_actors, experiment.warnings) == (2, ())
@@ -92,10 +101,10 @@ def test_environments_are_spread_over_actors(
 
 def test_over_grpc_samples_go_directly_and_weights_through_the_coordinator() -> None:
     experiment = resolved("transport=grpc", "policyWorkers={}")
-    assert experiment.policy is not None
-    endpoints = [config.parameters_endpoint for config in (experiment.trainer, experiment.actor, experiment.policy)]
+    policy = config_of(experiment, PolicyWorkerConfig)
+    endpoints = [config.parameters_endpoint for config in (experiment.trainer, experiment.actor, policy)]
     assert (endpoints, experiment.trainer.publishes_live) == ([None] * 3, True)
-    samples = ("unix-abstract:rlsrl-0f3a-samples-trainer-0",)
+    samples = ("unix-abstract:rlsrl-0f3a-trainer-0",)
     assert experiment.actor.samples_endpoints == experiment.trainer.samples_endpoints == samples
     experiment = resolved("policyWorkers={}")
     assert experiment.trainer.parameters_endpoint is not None
@@ -104,7 +113,7 @@ def test_over_grpc_samples_go_directly_and_weights_through_the_coordinator() -> 
 
 def test_without_policy_workers_actors_evaluate_the_policy() -> None:
     experiment = resolved()
-    assert experiment.policy is None
+    assert "policy" not in experiment.configs
     assert experiment.coordinator.num_policy_workers == 0
     assert (experiment.actor.inference_endpoints, experiment.actor.ring_size) == ((), 1)
     assert experiment.trainer.slots_per_producer == 2
@@ -128,15 +137,9 @@ def test_actors_have_the_endpoints_of_policy_workers() -> None:
     experiment = resolved(
         "policyWorkers={replicas: 2, maxBatchSize: 32, parameterPullSeconds: 0.1}", "actors.ringSize=4", "seed=3"
     )
-    policy = experiment.policy
-    assert policy is not None
+    policy = config_of(experiment, PolicyWorkerConfig)
     assert policy.inference_endpoints == experiment.actor.inference_endpoints
-    assert (
-        len(set(policy.inference_endpoints))
-        == policy.num_policy_workers
-        == experiment.coordinator.num_policy_workers
-        == 2
-    )
+    assert len(set(policy.inference_endpoints)) == experiment.coordinator.num_policy_workers == 2
     assert (policy.max_batch_size, policy.parameter_pull_seconds, policy.seed) == (32, 0.1, 3)
     assert policy.parameters_endpoint == experiment.trainer.parameters_endpoint
     assert (policy.environment, policy.network) == (experiment.trainer.environment, experiment.trainer.network)
@@ -146,7 +149,7 @@ def test_actors_have_the_endpoints_of_policy_workers() -> None:
 
 def test_without_buffer_workers_actors_post_to_every_trainer() -> None:
     experiment = resolved("trainers.replicas=2", "actors.replicas=2")
-    assert experiment.buffer is None
+    assert "buffer" not in experiment.configs
     assert experiment.coordinator.num_buffer_workers == 0
     assert experiment.actor.consumers_of(1) == dict(enumerate(experiment.trainer.samples_endpoints))
     assert experiment.trainer.num_producers == 2
@@ -157,11 +160,8 @@ def test_buffer_workers_stand_between_actors_and_trainers(transport: str) -> Non
     experiment = resolved(
         "bufferWorkers.replicas=2", "actors.replicas=4", "trainers.replicas=2", f"transport={transport}"
     )
-    buffer = experiment.buffer
-    assert buffer is not None
-    assert (
-        experiment.coordinator.num_buffer_workers == buffer.num_buffer_workers == len(set(buffer.buffer_endpoints)) == 2
-    )
+    buffer = config_of(experiment, BufferConfig)
+    assert experiment.coordinator.num_buffer_workers == len(set(buffer.buffer_endpoints)) == 2
     assert [experiment.actor.consumers_of(index) for index in range(4)] == [
         {index % 2: buffer.buffer_endpoints[index % 2]} for index in range(4)
     ]
@@ -183,7 +183,7 @@ def test_a_buffer_worker_of_many_actors_asks_for_at_most_the_slots_of_a_stream()
 def test_without_evaluators_there_is_no_evaluator_config() -> None:
     experiment = resolved()
 
-    assert experiment.evaluator is None
+    assert "evaluator" not in experiment.configs
     assert experiment.coordinator.num_evaluators == 0
 
 
@@ -199,8 +199,7 @@ def test_without_evaluators_there_is_no_evaluator_config() -> None:
 def test_evaluators_share_environments_and_steps(evaluators: str, each: int, max_steps_each: int, warning: str) -> None:
     experiment = resolved(f"evaluators={evaluators}", "evaluators.everySeconds=5", "evaluators.greedy=false", "seed=3")
 
-    evaluator = experiment.evaluator
-    assert evaluator is not None
+    evaluator = config_of(experiment, EvaluatorConfig)
     assert experiment.coordinator.num_evaluators == evaluator.num_evaluators
     assert (evaluator.environments, evaluator.max_steps_per_environment) == (each, max_steps_each)
     assert (evaluator.episodes_per_environment, evaluator.every_seconds, evaluator.every_versions) == (2, 5.0, None)
@@ -215,8 +214,7 @@ def test_every_run_has_its_own_prefix_in_an_object_store() -> None:
     store = "{url: 's3://bucket/team/', endpoint: 'http://127.0.0.1:9000', region: eu-central-1, answerSeconds: 5}"
     experiment = resolved(f"parameters.store={{objectStore: {store}}}", "evaluators={}")
 
-    for config in (experiment.coordinator, experiment.trainer, experiment.evaluator):
-        assert config is not None
+    for config in (experiment.coordinator, experiment.trainer, config_of(experiment, EvaluatorConfig)):
         assert config.parameter_store == ParameterStoreConfig(
             object_store=ObjectStoreConfig(
                 url="s3://bucket/team/one-0f3a",
@@ -252,7 +250,7 @@ def test_environments_per_actor_allow_more_actors() -> None:
 
 
 def test_runs_share_no_endpoint() -> None:
-    other = resolved(placement=LocalPlacement(run_uid="77", run_folder=PurePosixPath("/runs/one")))
+    other = resolved(placement=local_placement(run_uid="77", run_folder=PurePosixPath("/runs/one")))
 
     assert not endpoints(resolved()) & endpoints(other)
 
@@ -266,7 +264,7 @@ def endpoints(experiment: ResolvedExperiment) -> set[str]:
 
 
 def test_a_uid_of_32_digits_fits_into_a_socket_name() -> None:
-    experiment = resolved(placement=LocalPlacement(run_uid="f" * 32, run_folder=PurePosixPath("/r")))
+    experiment = resolved(placement=local_placement(run_uid="f" * 32, run_folder=PurePosixPath("/r")))
 
     assert all(len(endpoint.removeprefix("unix-abstract:")) < 107 for endpoint in endpoints(experiment))
 
@@ -322,34 +320,32 @@ def test_a_config_is_frozen() -> None:
 
 def test_pods_serve_at_their_own_host_and_are_found_through_the_coordinator() -> None:
     """One config serves all workers of a role, wherever their pods are."""
-    placement = ClusterPlacement(run_uid="5b1e", coordinator_host="one-coordinator.lab")
+    placement = cluster_placement(run_uid="5b1e", coordinator_host="one-coordinator.lab")
     experiment = resolved(
         "trainers.replicas=2", "policyWorkers.replicas=2", "bufferWorkers.replicas=1", placement=placement
     )
-    workers = (experiment.trainer, experiment.actor, experiment.policy, experiment.buffer)
+    buffer = config_of(experiment, BufferConfig)
+    workers = (experiment.trainer, experiment.actor, config_of(experiment, PolicyWorkerConfig), buffer)
     for config in workers:
-        assert config is not None
         assert config.coordinator_address == "one-coordinator.lab:7000"
         assert (config.metrics_address, config.log_folder) == (":8080", None)
         assert "127.0.0.1" not in config.to_json()
         assert "unix-abstract" not in config.to_json()
     assert experiment.coordinator.serves_at == ":7000"
-    assert [config.serves_at for config in workers if config is not None] == [":7001", None, ":7001", ":7001"]
+    assert [config.serves_at for config in workers] == [":7001", None, ":7001", ":7001"]
     assert experiment.trainer.samples_endpoints == ("roster:trainer/0", "roster:trainer/1")
     assert experiment.trainer.parameters_endpoint is None
     assert experiment.trainer.publishes_live
     assert experiment.actor.connects_to == ("roster:buffer/0", "roster:policy/0", "roster:policy/1")
-    assert experiment.buffer is not None
-    assert experiment.buffer.connects_to == ("roster:trainer/0", "roster:trainer/1")
+    assert buffer.connects_to == ("roster:trainer/0", "roster:trainer/1")
 
 
 def test_only_the_coordinator_pod_mounts_the_volume_and_all_pods_reach_a_bucket() -> None:
-    placement = ClusterPlacement(run_uid="5b1e", coordinator_host="one-coordinator.lab")
+    placement = cluster_placement(run_uid="5b1e", coordinator_host="one-coordinator.lab")
     experiment = resolved("evaluators.replicas=1", "evaluators.episodesPerEnvironment=1", placement=placement)
     assert experiment.coordinator.parameter_store == ParameterStoreConfig(folder="/data/parameters")
-    assert experiment.evaluator is not None
     service = ParameterStoreConfig(service="one-coordinator.lab:7000")
-    assert experiment.trainer.parameter_store == experiment.evaluator.parameter_store == service
+    assert experiment.trainer.parameter_store == config_of(experiment, EvaluatorConfig).parameter_store == service
     experiment = resolved("parameters.store.objectStore.url=s3://lab/runs", placement=placement)
     assert experiment.trainer.parameter_store == experiment.coordinator.parameter_store
     assert experiment.trainer.parameter_store.object_store is not None

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli import main
@@ -54,7 +54,7 @@ LETS_FALL = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0]
 
 
 def make_run(folder: Path, experiment: str = CARTPOLE) -> Path:
-    resolved = resolve(load_text(experiment), LocalPlacement(run_uid="test", run_folder=folder.absolute()))
+    resolved = resolve(load_text(experiment), local_placement(run_uid="test", run_folder=folder.absolute()))
     folder.mkdir()
     (folder / "resolved.json").write_text(resolved.to_json())
     return folder

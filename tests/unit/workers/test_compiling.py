@@ -18,7 +18,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.data.version import Version
 from rlsrl.runtime.process import worker_environment
@@ -43,7 +43,7 @@ spec:
   stop: {envSteps: 5000}
 """
 REQUEST = request_for(
-    resolve(load_text(EXPERIMENT), LocalPlacement(run_uid="0f3a", run_folder=Path("/runs/one"))).trainer,
+    resolve(load_text(EXPERIMENT), local_placement(run_uid="0f3a", run_folder=Path("/runs/one"))).trainer,
     discrete_env_spec(),
 )
 VERSION = Version(1, 7)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.parameters.filesystem import FilesystemParameterDB
@@ -28,7 +28,7 @@ IN_A_BUCKET = "parameters.store={objectStore: {url: 's3://bucket/team', endpoint
 
 
 def make_run(folder: Path, *overrides: str) -> Path:
-    placement = LocalPlacement(run_uid="0f3a", run_folder=folder.absolute())
+    placement = local_placement(run_uid="0f3a", run_folder=folder.absolute())
     resolved = resolve(load_text(EXPERIMENT, overrides=overrides), placement)
     folder.mkdir()
     (folder / RESOLVED).write_text(resolved.to_json())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.data.version import Version
 from rlsrl.parameters.terminal import TERMINAL_KEY
@@ -31,7 +31,7 @@ RECORD = {"reason": "envSteps", "version": "1.3", "result": {"env_steps": 5000}}
 
 
 def test_a_finished_run_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = resolve(load_text(TEXT), LocalPlacement(run_uid="0f3a", run_folder=tmp_path)).trainer
+    config = resolve(load_text(TEXT), local_placement(run_uid="0f3a", run_folder=tmp_path)).trainer
     db = open_parameter_store(config.parameter_store)
     db.push(config.policy_name, make_parameters(Version(1, 3)))
     db.annotate(config.policy_name, Version(1, 3), {TERMINAL_KEY: RECORD})

@@ -8,7 +8,7 @@ import pytest
 
 from rlsrl.algorithms.schedules import LinearSchedule
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.api.spec import LinearScheduleSpec, ScheduleSpec
@@ -29,7 +29,7 @@ spec:
 
 
 def config(*overrides: str) -> TrainerConfig:
-    placement = LocalPlacement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
+    placement = local_placement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
     return resolve(load_text(TEXT, overrides=overrides), placement).trainer
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Protocol
 
 from rlsrl.api.resolved import ObjectStoreConfig, ParameterStoreConfig
-from rlsrl.api.role_names import COORDINATOR, POLICY
+from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import RLExperiment
 
 ROSTER = "roster.json"
@@ -29,189 +28,123 @@ HEALTH_PORT = 8079
 """The port where a trainer pod's launcher answers ``/healthz`` for all ranks of the pod."""
 
 
-class Placement(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Placement:
     """Where one run's workers are, what they serve and where they write."""
 
-    @property
-    def run_uid(self) -> str:
-        """Identity of the run."""
-
-    @property
-    def coordinator_address(self) -> str:
-        """gRPC target of the coordinator."""
-
-    @property
-    def coordinator_serves_at(self) -> str | None:
-        """The address where the coordinator listens; None: ``coordinator_address``."""
-
-    @property
-    def streams_serve_at(self) -> str | None:
-        """The address where a worker that serves streams listens; None: its endpoint in the configs."""
-
-    @property
-    def http_address(self) -> str:
-        """The address where each worker serves its metrics."""
-
-    @property
-    def log_folder(self) -> str | None:
-        """The folder of log files; None: workers log to standard output."""
-
-    @property
-    def ledger_folder(self) -> str:
-        """The folder of ledger pages."""
-
-    @property
-    def record_folder(self) -> str:
-        """The folder where the coordinator writes the leases and the learning curve."""
-
-    @property
-    def settings_path(self) -> str | None:
-        """The file with the edited live settings; None where a running experiment cannot be edited."""
+    run_uid: str
+    """Identity of the run."""
+    coordinator_address: str
+    """gRPC target of the coordinator."""
+    worker_address: str
+    """gRPC target of another worker that serves streams, with ``{role}`` and ``{index}`` to fill in."""
+    shared_memory: str | None
+    """The beginning of the names of shared memory; None where workers share no memory."""
+    coordinator_serves_at: str | None = None
+    """The address where the coordinator listens; None: ``coordinator_address``."""
+    streams_serve_at: str | None = None
+    """The address where a worker that serves streams listens; None: its endpoint in the configs."""
+    http_address: str
+    """The address where each worker serves its metrics."""
+    log_folder: str | None = None
+    """The folder of log files; None: workers log to standard output."""
+    ledger_folder: str
+    """The folder of ledger pages."""
+    record_folder: str
+    """The folder where the coordinator writes the leases and the learning curve, and of the parameter DB."""
+    shares_disk: bool
+    """Whether the record folder is on a disk that all workers of the run read and that outlives them."""
+    settings_path: str | None = None
+    """The file with the edited live settings; None where a running experiment cannot be edited."""
 
     @property
     def parameters_endpoint(self) -> str | None:
         """The name of the shared memory with the weights; None where workers share no memory."""
+        return self.shared_memory and f"{self.shared_memory}-parameters"
 
-    def samples_endpoint(self, role: str, index: int, *, shared: bool) -> str:
-        """Return where the worker with that index takes samples; ``shared``: in shared memory."""
-
-    def inference_endpoint(self, index: int) -> str:
-        """Return where the policy worker with that index serves actors."""
+    def endpoint(self, role: str, index: int, *, shared: bool = False) -> str:
+        """Return where the worker with that index serves its streams; ``shared``: the name of its shared memory."""
+        return f"{self.shared_memory}-{role}-{index}" if shared else self.worker_address.format(role=role, index=index)
 
     def roster_path(self, experiment: RLExperiment) -> str | None:
         """Return the file of the leases, or None where no file outlives the coordinator."""
+        has_file = self.shares_disk or experiment.spec.parameters.store.object_store is None
+        return f"{self.record_folder}/{ROSTER}" if has_file else None
 
     def parameter_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """Return where the coordinator reaches the parameter DB."""
+        """Return where the coordinator reaches the parameter DB: the experiment's bucket, or a folder.
+
+        Each run has its own prefix in the bucket, which earlier runs of the same name do not use.
+        """
+        store = experiment.spec.parameters.store.object_store
+        if store is None:
+            return ParameterStoreConfig(folder=f"{self.record_folder}/{PARAMETERS}")
+        return ParameterStoreConfig(
+            object_store=ObjectStoreConfig(
+                url=f"{store.url.rstrip('/')}/{experiment.metadata.name}-{self.run_uid}",
+                endpoint=store.endpoint,
+                region=store.region,
+                answer_seconds=store.answer_seconds,
+            )
+        )
 
     def reached_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """Return where the other workers reach the parameter DB."""
+        """Return where the other workers reach the parameter DB: directly, or through the coordinator's service."""
+        store = self.parameter_store(experiment)
+        reached = store.folder is None or self.shares_disk
+        return store if reached else ParameterStoreConfig(service=self.coordinator_address)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalPlacement:
-    """A run on this machine. Everything that stays is in one folder.
+def local_placement(run_uid: str, run_folder: PurePath) -> Placement:
+    """Return the placement of a run on this machine. Everything that stays is in one folder.
 
     Endpoints are Linux abstract sockets with the run's uid in their names: runs cannot collide, and no file is left.
+
+    Args:
+        run_uid: identity of the run, unique on the machine.
+        run_folder: the run's folder, absolute.
     """
-
-    run_uid: str
-    """Identity of the run, unique on the machine."""
-    run_folder: PurePath
-    """The run's folder, absolute."""
-
-    coordinator_serves_at = None
-    streams_serve_at = None
-    settings_path = None
-    http_address = "127.0.0.1:0"
-
-    @property
-    def coordinator_address(self) -> str:
-        """The abstract socket of the coordinator."""
-        return f"unix-abstract:{self._name}-{COORDINATOR}"
-
-    @property
-    def log_folder(self) -> str:
-        """The folder ``logs`` of the run folder."""
-        return str(self.run_folder / "logs")
-
-    @property
-    def ledger_folder(self) -> str:
-        """The folder ``ledger`` of the run folder."""
-        return str(self.run_folder / "ledger")
-
-    @property
-    def record_folder(self) -> str:
-        """The run folder itself."""
-        return str(self.run_folder)
-
-    @property
-    def parameters_endpoint(self) -> str:
-        """The name of the shared memory with the weights."""
-        return f"{self._name}-parameters"
-
-    def samples_endpoint(self, role: str, index: int, *, shared: bool) -> str:
-        """Return the name of a shared memory, or an abstract socket."""
-        return f"{'' if shared else 'unix-abstract:'}{self._name}-samples-{role}-{index}"
-
-    def inference_endpoint(self, index: int) -> str:
-        """Return the abstract socket of the policy worker."""
-        return f"unix-abstract:{self._name}-inference-{index}"
-
-    def roster_path(self, experiment: RLExperiment) -> str:  # noqa: ARG002 - the run folder outlives all processes
-        """Return the file in the run folder."""
-        return str(self.run_folder / ROSTER)
-
-    def parameter_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """Return the experiment's bucket, or a folder in the run folder."""
-        return _in_bucket(experiment, self.run_uid) or ParameterStoreConfig(folder=str(self.run_folder / PARAMETERS))
-
-    def reached_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """Return the same store: all workers read the same disk."""
-        return self.parameter_store(experiment)
-
-    @property
-    def _name(self) -> str:
-        return f"rlsrl-{self.run_uid}"
+    name = f"rlsrl-{run_uid}"
+    return Placement(
+        run_uid=run_uid,
+        coordinator_address=f"unix-abstract:{name}-{COORDINATOR}",
+        worker_address=f"unix-abstract:{name}-{{role}}-{{index}}",
+        shared_memory=name,
+        http_address="127.0.0.1:0",
+        log_folder=f"{run_folder}/logs",
+        ledger_folder=f"{run_folder}/ledger",
+        record_folder=str(run_folder),
+        shares_disk=True,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterPlacement:
-    """A run as pods. Pods reach the coordinator by its Service; the coordinator sends them the others' addresses."""
+def cluster_placement(
+    run_uid: str,
+    coordinator_host: str,
+    *,
+    record_folder: str = "/data",
+    ledger_folder: str = "/var/lib/rlsrl/ledger",
+    settings_path: str = "/etc/rlsrl/settings/settings.json",
+) -> Placement:
+    """Return the placement of a run as pods. The coordinator sends the pods each other's addresses.
 
-    run_uid: str
-    """The experiment's ``metadata.uid``."""
-    coordinator_host: str
-    """DNS name of the coordinator's Service."""
-    record_folder: str = "/data"
-    """The folder of the coordinator's pod for state that outlives it: the experiment's volume, if it has one."""
-    ledger_folder: str = "/var/lib/rlsrl/ledger"
-    """The folder of a pod's ledger page, which outlives the container but not the pod."""
-    settings_path: str = "/etc/rlsrl/settings/settings.json"
-    """The file of the coordinator's pod with the edited live settings."""
-
-    coordinator_serves_at = f":{COORDINATOR_PORT}"
-    streams_serve_at = f":{STREAMS_PORT}"
-    http_address = f":{HTTP_PORT}"
-    log_folder = None
-    parameters_endpoint = None
-
-    @property
-    def coordinator_address(self) -> str:
-        """The gRPC port of the coordinator's Service."""
-        return f"{self.coordinator_host}:{COORDINATOR_PORT}"
-
-    def samples_endpoint(self, role: str, index: int, *, shared: bool) -> str:  # noqa: ARG002 - pods share no memory
-        """Return an address that ``rlsrl.runtime.addresses.Directory`` resolves."""
-        return f"roster:{role}/{index}"
-
-    def inference_endpoint(self, index: int) -> str:
-        """Return an address that ``rlsrl.runtime.addresses.Directory`` resolves."""
-        return f"roster:{POLICY}/{index}"
-
-    def roster_path(self, experiment: RLExperiment) -> str | None:
-        """Return the file on the volume. An experiment with an object store has no volume."""
-        return None if experiment.spec.parameters.store.object_store is not None else f"{self.record_folder}/{ROSTER}"
-
-    def parameter_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """Return the experiment's bucket, or a folder on the volume."""
-        return _in_bucket(experiment, self.run_uid) or ParameterStoreConfig(folder=f"{self.record_folder}/{PARAMETERS}")
-
-    def reached_store(self, experiment: RLExperiment) -> ParameterStoreConfig:
-        """Return the experiment's bucket, or the coordinator's service: only its pod mounts the volume."""
-        return _in_bucket(experiment, self.run_uid) or ParameterStoreConfig(service=self.coordinator_address)
-
-
-def _in_bucket(experiment: RLExperiment, run_uid: str) -> ParameterStoreConfig | None:
-    """Return the run's own prefix in the bucket, which earlier runs of the same name do not use; None without one."""
-    store = experiment.spec.parameters.store.object_store
-    if store is None:
-        return None
-    return ParameterStoreConfig(
-        object_store=ObjectStoreConfig(
-            url=f"{store.url.rstrip('/')}/{experiment.metadata.name}-{run_uid}",
-            endpoint=store.endpoint,
-            region=store.region,
-            answer_seconds=store.answer_seconds,
-        )
+    Args:
+        run_uid: the experiment's ``metadata.uid``.
+        coordinator_host: DNS name of the coordinator's Service.
+        record_folder: where the coordinator's pod mounts the experiment's volume, if it has one.
+        ledger_folder: the folder of a pod's ledger page, which outlives the container but not the pod.
+        settings_path: the file of the coordinator's pod with the edited live settings.
+    """
+    return Placement(
+        run_uid=run_uid,
+        coordinator_address=f"{coordinator_host}:{COORDINATOR_PORT}",
+        worker_address="roster:{role}/{index}",  # ``rlsrl.runtime.addresses.Directory`` resolves it.
+        shared_memory=None,
+        coordinator_serves_at=f":{COORDINATOR_PORT}",
+        streams_serve_at=f":{STREAMS_PORT}",
+        http_address=f":{HTTP_PORT}",
+        ledger_folder=ledger_folder,
+        record_folder=record_folder,
+        shares_disk=False,
+        settings_path=settings_path,
     )

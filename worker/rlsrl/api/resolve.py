@@ -10,15 +10,12 @@ from typing import Self, TypeVar
 from rlsrl.api.placement import Placement
 from rlsrl.api.resolved import (
     ActorConfig,
-    BufferConfig,
     CoordinatorConfig,
-    EvaluatorConfig,
-    PolicyWorkerConfig,
     RoleConfig,
     TrainerConfig,
 )
 from rlsrl.api.role_configs import ResolutionContext
-from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, EVALUATOR, POLICY, TRAINER
+from rlsrl.api.role_names import ACTOR, COORDINATOR, TRAINER
 from rlsrl.api.roles import ROLES
 from rlsrl.api.spec import ExperimentSpec, RLExperiment
 
@@ -48,21 +45,6 @@ class ResolvedExperiment:
     def actor(self) -> ActorConfig:
         """The actors' config."""
         return _of_type(self.configs[ACTOR], ActorConfig)
-
-    @property
-    def policy(self) -> PolicyWorkerConfig | None:
-        """The policy workers' config. None: actors evaluate the policy themselves."""
-        return _of_type(self.configs[POLICY], PolicyWorkerConfig) if POLICY in self.configs else None
-
-    @property
-    def buffer(self) -> BufferConfig | None:
-        """The buffer workers' config. None: actors send samples to the trainers directly."""
-        return _of_type(self.configs[BUFFER], BufferConfig) if BUFFER in self.configs else None
-
-    @property
-    def evaluator(self) -> EvaluatorConfig | None:
-        """The evaluators' config. None: nobody evaluates."""
-        return _of_type(self.configs[EVALUATOR], EvaluatorConfig) if EVALUATOR in self.configs else None
 
     def to_json(self) -> str:
         """Return a JSON document that ``from_json`` reads."""

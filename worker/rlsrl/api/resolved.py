@@ -296,11 +296,6 @@ class BufferConfig(RoleConfig):
     def connects_to(self) -> tuple[str, ...]:
         return self.samples_endpoints
 
-    @property
-    def num_buffer_workers(self) -> int:
-        """Buffer workers that should be there."""
-        return len(self.buffer_endpoints)
-
 
 class PolicyWorkerConfig(RoleConfig):
     """The policy workers' config."""
@@ -321,11 +316,6 @@ class PolicyWorkerConfig(RoleConfig):
     """Shared-memory name that weights come from; None: they come from the coordinator."""
     policy_name: str
     """The policy's name in the parameter DB."""
-
-    @property
-    def num_policy_workers(self) -> int:
-        """Policy workers that should be there."""
-        return len(self.inference_endpoints)
 
 
 class EvaluatorConfig(RoleConfig):

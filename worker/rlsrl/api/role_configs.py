@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypedDict
+from typing import Any
 
 from rlsrl.api.placement import Placement
 from rlsrl.api.resolved import (
@@ -36,19 +36,6 @@ PEER_TIMEOUT_SECONDS = 60.0
 """Longer than one step of a slow environment, because the holder of a slot shows that it is alive once a step."""
 
 
-class CommonFields(TypedDict):
-    """The fields of ``RoleConfig`` that are the same for every role."""
-
-    experiment: str
-    run_uid: str
-    seed: int
-    coordinator_address: str
-    heartbeat_seconds: float
-    metrics_address: str
-    log_folder: str | None
-    ledger_folder: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResolutionContext:
     """An experiment, where it runs, and what more than one role's config needs of both."""
@@ -64,18 +51,18 @@ class ResolutionContext:
         return self.experiment.spec
 
     @cached_property
-    def common(self) -> CommonFields:
-        """The fields that are the same for every role."""
-        return CommonFields(
-            experiment=self.experiment.metadata.name,
-            run_uid=self.placement.run_uid,
-            seed=self.spec.seed,
-            coordinator_address=self.placement.coordinator_address,
-            heartbeat_seconds=HEARTBEAT_SECONDS,
-            metrics_address=self.placement.http_address,
-            log_folder=self.placement.log_folder,
-            ledger_folder=self.placement.ledger_folder,
-        )
+    def common(self) -> dict[str, Any]:
+        """The fields of ``RoleConfig`` that are the same for every role."""
+        return {
+            "experiment": self.experiment.metadata.name,
+            "run_uid": self.placement.run_uid,
+            "seed": self.spec.seed,
+            "coordinator_address": self.placement.coordinator_address,
+            "heartbeat_seconds": HEARTBEAT_SECONDS,
+            "metrics_address": self.placement.http_address,
+            "log_folder": self.placement.log_folder,
+            "ledger_folder": self.placement.ledger_folder,
+        }
 
     @property
     def parameters_endpoint(self) -> str | None:
@@ -85,17 +72,17 @@ class ResolutionContext:
     @cached_property
     def samples_endpoints(self) -> tuple[str, ...]:
         """Where each trainer rank takes samples."""
-        return self._samples_endpoints(TRAINER)
+        return self._endpoints(TRAINER, shared=self.parameters_endpoint is not None)
 
     @cached_property
     def buffer_endpoints(self) -> tuple[str, ...]:
         """Where each buffer worker takes samples."""
-        return self._samples_endpoints(BUFFER)
+        return self._endpoints(BUFFER, shared=self.parameters_endpoint is not None)
 
     @cached_property
     def inference_endpoints(self) -> tuple[str, ...]:
         """Where each policy worker serves actors."""
-        return tuple(map(self.placement.inference_endpoint, range(self.num_workers[POLICY])))
+        return self._endpoints(POLICY)
 
     @property
     def slots_per_actor(self) -> int:
@@ -108,17 +95,15 @@ class ResolutionContext:
         num_buffer_workers = self.num_workers[BUFFER]
         return self.num_workers[ACTOR] // num_buffer_workers if num_buffer_workers else 1
 
-    def _samples_endpoints(self, role: str) -> tuple[str, ...]:
-        shared = self.parameters_endpoint is not None
-        return tuple(
-            self.placement.samples_endpoint(role, index, shared=shared) for index in range(self.num_workers[role])
-        )
+    def _endpoints(self, role: str, *, shared: bool = False) -> tuple[str, ...]:
+        return tuple(self.placement.endpoint(role, index, shared=shared) for index in range(self.num_workers[role]))
 
 
 def coordinator_config(context: ResolutionContext) -> CoordinatorConfig:
     """Return the coordinator's config."""
     spec, placement = context.spec, context.placement
     fields = CoordinatorConfig.count_fields
+    counts: dict[str, Any] = {name: context.num_workers[role] for role, name in fields.items()}
     others = {role: count for role, count in context.num_workers.items() if role not in {COORDINATOR, *fields}}
     return CoordinatorConfig(
         **context.common,
@@ -131,7 +116,7 @@ def coordinator_config(context: ResolutionContext) -> CoordinatorConfig:
         wandb=spec.tracking.wandb,
         parameter_store=placement.parameter_store(context.experiment),
         num_others=others,
-        **{name: context.num_workers[role] for role, name in fields.items()},
+        **counts,
     )
 
 

@@ -162,12 +162,12 @@ def load_exported(path: Path, experiment: Path) -> EvaluatedVersion:
         ParameterError: the exported file is damaged.
     """
     from rlsrl.api.load import SpecError, load_file
-    from rlsrl.api.placement import LocalPlacement
+    from rlsrl.api.placement import local_placement
     from rlsrl.api.resolve import resolve
     from rlsrl.parameters.encoding import decode_header, decode_parameters
 
     try:
-        config = resolve(load_file(experiment), LocalPlacement(run_uid="exported", run_folder=Path.cwd())).trainer
+        config = resolve(load_file(experiment), local_placement(run_uid="exported", run_folder=Path.cwd())).trainer
         data = path.read_bytes()
     except SpecError as error:
         raise UserError(str(error)) from error

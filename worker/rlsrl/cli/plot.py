@@ -8,8 +8,6 @@ import click
 
 from rlsrl.cli.errors import UserError
 
-METRICS = "metrics.jsonl"
-
 
 @click.command()
 @click.argument(
@@ -22,6 +20,7 @@ METRICS = "metrics.jsonl"
 def plot(runs: tuple[Path, ...], output: Path | None) -> None:
     """Draw the learning curves of run folders in one picture."""
     from rlsrl.local.plot import read_curve, save
+    from rlsrl.local.run_folder import METRICS
 
     if output is None:
         if len(runs) > 1:

@@ -32,6 +32,7 @@ RUNS = Path("runs")
 LOCK = "lock"
 RECORD = "controller.json"
 STATUS = "status.json"
+METRICS = "metrics.jsonl"
 EXPERIMENT = "experiment.yaml"
 """The user's experiment file."""
 RESOLVED_EXPERIMENT = "experiment.resolved.yaml"
@@ -57,6 +58,20 @@ class RunFolder:
         """Read the record. Use ``open``, which takes the lock."""
         self.path = path
         self.lock_fd = lock_fd
+        self.logs = path / "logs"
+        """The folder of the processes' output and logs."""
+        self.ledger = path / "ledger"
+        """The folder of the ledger's pages."""
+        self.configs = path / "config"
+        """The folder of the roles' configs."""
+        self.metrics = path / METRICS
+        """The coordinator's metrics, one JSON object a line."""
+        self.curve = path / "curve.png"
+        """The plot of the learning curve."""
+        self.summary = path / "summary.json"
+        """The summary of the run, JSON."""
+        self.status = path / STATUS
+        """The copy of the coordinator's last status page, for ``rlsrl top``."""
         self._clock = clock
         self._record = read_record(path)
 
@@ -112,41 +127,6 @@ class RunFolder:
         self._save(
             RunRecord(run_uid=uuid.uuid4().hex[:12], created_at=self._clock.time(), package_version=package_version)
         )
-
-    @property
-    def logs(self) -> Path:
-        """The folder of the processes' output and logs."""
-        return self.path / "logs"
-
-    @property
-    def ledger(self) -> Path:
-        """The folder of the ledger's pages."""
-        return self.path / "ledger"
-
-    @property
-    def configs(self) -> Path:
-        """The folder of the roles' configs."""
-        return self.path / "config"
-
-    @property
-    def metrics(self) -> Path:
-        """The coordinator's metrics, one JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def curve(self) -> Path:
-        """The plot of the learning curve."""
-        return self.path / "curve.png"
-
-    @property
-    def summary(self) -> Path:
-        """The summary of the run, JSON."""
-        return self.path / "summary.json"
-
-    @property
-    def status(self) -> Path:
-        """The copy of the coordinator's last status page, for ``rlsrl top``."""
-        return self.path / STATUS
 
     def begin_life(self, *, modules: Path) -> None:
         """Record the start of a controller. An earlier life that was killed counts until its last metrics.

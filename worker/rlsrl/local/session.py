@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rlsrl.api.load import Difference, SpecError, differences, dump, load_text
-from rlsrl.api.placement import LocalPlacement
+from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import COORDINATOR, TRAINER
@@ -98,7 +98,7 @@ def run_life(
         ConfigurationError: the parameter DB refuses the access.
         OSError: a process or file cannot be created, or the parameter DB cannot be reached.
     """
-    resolved = resolve(experiment, LocalPlacement(run_uid=folder.record.run_uid, run_folder=folder.path))
+    resolved = resolve(experiment, local_placement(run_uid=folder.record.run_uid, run_folder=folder.path))
     _write_configs(folder, resolved)
     folder.database.policies()  # Fail before any process starts if the store refuses the access.
     settle_ledger(folder.ledger)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlsrl.algorithms.gradients import MICROBATCH_ELEMENTS
-from rlsrl.api.role_configs import HEARTBEAT_SECONDS, SLOTS_PER_GROUP
+from rlsrl.api.role_configs import HEARTBEAT_SECONDS
 from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
 from rlsrl.api.spec import ExperimentSpec
 from rlsrl.data.inference import InferenceLayout
@@ -87,8 +87,6 @@ class Workload:
     """0: actors post to the trainers."""
     num_evaluators: int = 0
     """Each plays all the time."""
-    slots_per_group: int = SLOTS_PER_GROUP
-    """Slots of each rank for each group of an actor's ring."""
     lane_bytes: float
     """Bytes of one lane of a slot."""
     request_bytes: float

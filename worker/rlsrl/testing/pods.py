@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import ClusterPlacement
+from rlsrl.api.placement import cluster_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.resolved import RoleConfig
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE, TLS_NAME_VARIABLE, Tls
@@ -46,7 +46,7 @@ class Pods:
         self._num_hosts = 0
         self._uids: dict[str, str] = {}
         self._experiment = experiment
-        self._placement = ClusterPlacement(
+        self._placement = cluster_placement(
             run_uid=uuid.uuid4().hex,
             coordinator_host=f"{self._network}.1",
             record_folder=str(folder / "data"),

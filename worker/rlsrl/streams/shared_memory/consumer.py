@@ -50,7 +50,7 @@ class SharedMemoryConsumer(CoreConsumer):
     """
 
     def __init__(self, name: str, options: ConsumerOptions) -> None:
-        """Listen on the abstract socket ``name``, for example ``rlsrl-<run uid>-samples-trainer-0``.
+        """Listen on the abstract socket ``name``, for example ``rlsrl-<run uid>-trainer-0``.
 
         Raises:
             OSError: another consumer listens on that name.

@@ -4,10 +4,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scaling_fit import MeasuredRate, fit, least_squares
 
 from rlsrl.sizing.costs import Costs
 from rlsrl.sizing.estimate import estimate
-from rlsrl.sizing.fit import MeasuredRate, fit, least_squares
 from rlsrl.sizing.workload import Workload
 from rlsrl.testing.workloads import TYPICAL, workload
 

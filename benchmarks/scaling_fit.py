@@ -1,4 +1,4 @@
-"""Fit costs to measured rates: least squares on the logarithm of transitions a second.
+"""Fit the costs of ``rlsrl size`` to measured rates: least squares on the logarithm of transitions a second.
 
 The method is Levenberg's and Marquardt's over the logarithms of the free costs, with numerical derivatives. A prior
 holds each free cost near its first value, so that costs on which the points do not depend stay where they were.
