@@ -5,18 +5,14 @@ The plan asks ``write_for`` about each manifest. The answer depends on what obse
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
 from rlsrl_operator.manifests.context import MANAGER
 from rlsrl_operator.manifests.kueue import next_size
-from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.manifests.types import Manifest, digest
 
-ObjectKey = tuple[str, str]
-"""Kind and name of an object in the experiment's namespace."""
 _WITH_GENERATION = frozenset({"Deployment", "StatefulSet", "NetworkPolicy"})
 """Kinds whose ``generation`` changes with their spec. Of other kinds only the resourceVersion shows a change."""
 _CONTENTS = ("f:spec", "f:data", "f:immutable", "f:type")
@@ -51,7 +47,7 @@ class Applied:
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedWrite:
-    """A write that the API server refused a short while ago."""
+    """A write that the API server refused."""
 
     digest: str
     """Digest of the manifest that was refused."""
@@ -63,12 +59,10 @@ class RefusedWrite:
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """What observe knows of one object. The default is an object that was not read."""
+    """What observe knows of one object."""
 
-    is_read: bool = False
-    """Whether the object was read. False: it is created without a GET before."""
     found: Manifest | None = None
-    """The object, or None if it is absent."""
+    """The object, or None if it is absent. Immutable objects of which nothing is known are not read, but created."""
     applied: Applied | None = None
     """The last write or check; None after a restart of the operator."""
     is_unchanged: bool = False
@@ -87,14 +81,10 @@ class Write:
     """The object before the write, if it was read."""
 
 
-def key_of(manifest: Manifest) -> ObjectKey:
-    """Return the kind and the name."""
-    return manifest["kind"], manifest["metadata"]["name"]
-
-
 def write_for(wanted: Manifest, child: Child) -> Write | None:
     """Return the write that makes the object match the manifest, or None if it matches."""
-    if child.is_unchanged and (wanted.get("immutable") or _is_as_applied(wanted, child)):
+    is_as_applied = child.applied is not None and child.applied.digest == digest(wanted)
+    if child.is_unchanged and (wanted.get("immutable") or is_as_applied):
         return None  # The data of an immutable object are decided by its creator.
     if wanted["kind"] == "PersistentVolumeClaim":
         return _write_for_claim(wanted, child.found)
@@ -102,10 +92,6 @@ def write_for(wanted: Manifest, child: Child) -> Write | None:
         return _write_for_immutable(wanted, child)
     wanted = next_size(wanted, child.found)
     return Write(action=action_for(wanted, child.found, child.applied), wanted=wanted, observed=child.found)
-
-
-def _is_as_applied(wanted: Manifest, child: Child) -> bool:
-    return child.applied is not None and child.applied.digest == digest(wanted)
 
 
 def _write_for_claim(wanted: Manifest, found: Manifest | None) -> Write | None:
@@ -169,11 +155,6 @@ def applied(wanted: Manifest, observed: Manifest) -> Applied:
     """Return what to remember of an object that has just been written or checked."""
     version = observed["metadata"]["resourceVersion"]
     return Applied(digest=digest(wanted), seen=owned_digest(wanted, observed), version=version)
-
-
-def digest(value: object) -> str:
-    """Return a digest that is equal for equal JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def owned_digest(wanted: Manifest, observed: Manifest) -> str:

@@ -10,17 +10,14 @@ import structlog
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.cluster import Cluster, Refused, ResourceConflict
-from rlsrl_operator.drift import Action, ObjectKey, RefusedWrite, Write, has_foreign_fields, key_of, replacement
+from rlsrl_operator.drift import Action, RefusedWrite, Write, has_foreign_fields, replacement
 from rlsrl_operator.informer_cache import InformerCache
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.kueue import begins_in_queue
+from rlsrl_operator.manifests.types import ObjectKey, key_of
 from rlsrl_operator.plan import Plan
 
 _log = structlog.stdlib.get_logger("execute")
-
-
-class NotAdmitted(Exception):
-    """Kueue does not admit the pods of a StatefulSet yet."""
 
 
 @dataclass(kw_only=True)
@@ -58,9 +55,10 @@ class Executor:
             except ResourceConflict:
                 cache.require_read(write.wanted)
                 raise
-            except NotAdmitted as error:
-                done.queue_refusal = str(error)
             except Refused as error:
+                if begins_in_queue(write.wanted, write.observed):
+                    done.queue_refusal = str(error)
+                    continue
                 done.refused[key_of(write.wanted)] = cache.refuse(write.wanted, str(error), now)
                 _log.warning("write_refused", kind=write.wanted["kind"], **_place(write.wanted), message=str(error))
                 return done
@@ -119,11 +117,9 @@ class Executor:
         wanted, observed = write.wanted, write.observed
         try:
             written = await self._cluster.apply(wanted)
-        except Refused as error:
-            if observed is None:
+        except Refused:
+            if observed is None or begins_in_queue(wanted, observed):
                 raise
-            if begins_in_queue(wanted, observed):
-                raise NotAdmitted(str(error)) from error
             written = await self._cluster.replace(replacement(wanted, observed))
         return await self._cluster.replace(replacement(wanted, written)) if has_foreign_fields(written) else written
 

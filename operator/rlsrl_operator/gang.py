@@ -53,32 +53,30 @@ class Verdict:
     """Every pod exists and is ready."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """The present attempt."""
+def judge(
+    pods: Sequence[Manifest], *, attempt: int, template: str, num_pods: int, complete_since: datetime | None
+) -> Verdict:
+    """Return what the pods of all attempts show of the present attempt.
 
-    number: int
-    template: str
-    """Digest of the pod template that its pods should be made from."""
-    num_pods: int
-    complete_since: datetime | None
-    """When every pod was ready for the first time; None before."""
-
-
-def judge(pods: Sequence[Manifest], attempt: Attempt) -> Verdict:
-    """Return what the pods of all attempts show of the present attempt."""
-    ours = [pod for pod in pods if attempt_of(pod) == attempt.number]
+    Args:
+        pods: the trainers' pods.
+        attempt: the number of the present attempt.
+        template: the digest of the pod template that its pods should be made from.
+        num_pods: the number of pods that it should have.
+        complete_since: when all of them were ready for the first time; None before.
+    """
+    ours = [pod for pod in pods if attempt_of(pod) == attempt]
     if (result := next((text for pod in ours if (text := _result_text(pod)) is not None), None)) is not None:
         return Verdict(done=True, result=_result(result))
-    if any(template_of(pod) != attempt.template for pod in ours):
+    if any(template_of(pod) != template for pod in ours):
         return Verdict(end=AttemptEnd(message="the experiment was edited", is_failure=False, is_edit=True))
     # The other ranks fail with a displaced pod, and may end before it does: its reason comes first.
     displaced = [pod for pod in ours if _is_displaced(pod)]
-    reason = next((found for pod in (*displaced, *ours) if (found := _end_of(pod, attempt)) is not None), None)
-    if reason is None and attempt.complete_since is not None and len(ours) < attempt.num_pods:
-        reason = f"{attempt.num_pods - len(ours)} of {attempt.num_pods} trainer pods are gone"
+    reason = next((found for pod in (*displaced, *ours) if (found := _end_of(pod, complete_since)) is not None), None)
+    if reason is None and complete_since is not None and len(ours) < num_pods:
+        reason = f"{num_pods - len(ours)} of {num_pods} trainer pods are gone"
     end = None if reason is None else AttemptEnd(message=reason, is_failure=not displaced)
-    return Verdict(end=end, complete=len(ours) == attempt.num_pods and all(map(is_ready, ours)))
+    return Verdict(end=end, complete=len(ours) == num_pods and all(map(is_ready, ours)))
 
 
 def attempt_of(pod: Manifest) -> int:
@@ -107,7 +105,7 @@ def _error_line(message: str) -> str:
     return errors[-1] if errors else message
 
 
-def _end_of(pod: Manifest, attempt: Attempt) -> str | None:
+def _end_of(pod: Manifest, complete_since: datetime | None) -> str | None:
     """Return how the pod ended its attempt, or None if it did not."""
     name = pod["metadata"]["name"]
     status = pod.get("status", {})
@@ -120,11 +118,11 @@ def _end_of(pod: Manifest, attempt: Attempt) -> str | None:
         return f"the worker of {name} was restarted"
     if status.get("phase") in ("Failed", "Succeeded"):
         return f"{name} ended: {status.get('reason') or status['phase']}"
-    if attempt.complete_since is None:
+    if complete_since is None:
         return None
     if "deletionTimestamp" in pod["metadata"]:
         return f"{name} was deleted"
-    if parse_time(pod["metadata"]["creationTimestamp"]) > attempt.complete_since:
+    if parse_time(pod["metadata"]["creationTimestamp"]) > complete_since:
         return f"{name} was replaced"
     return None
 

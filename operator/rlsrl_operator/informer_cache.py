@@ -7,12 +7,14 @@ watch may lose a report. Losing the cache costs calls only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rlsrl_operator.cluster import Cluster
-from rlsrl_operator.drift import Applied, Child, ObjectKey, RefusedWrite, applied, digest, key_of
+from rlsrl_operator.drift import Applied, Child, RefusedWrite, applied
 from rlsrl_operator.manifests import ExperimentContext, Manifest
+from rlsrl_operator.manifests.types import ObjectKey, digest, key_of
 
 RELIST_SECONDS = 30.0
 """How long the cache relies on watches alone."""
@@ -52,8 +54,9 @@ class InformerCache:
         self._relist_at: datetime | None = None
         self._listed: dict[ObjectKey, Manifest] = {}
         """The objects of the last list, for the pass that made it."""
-        self._labelled: dict[ObjectKey, Manifest] = {}
-        """The metadata of all objects with the experiment's labels at the last list."""
+        self.labelled: Mapping[ObjectKey, Manifest] = {}
+        """The objects with the experiment's labels at the last list, those of earlier generations included, without
+        their contents."""
 
     def report(self, kind: str, name: str, version: str) -> bool:
         """Record a watch's report of a new resourceVersion, or of a deletion if it is empty.
@@ -74,7 +77,7 @@ class InformerCache:
             before = dict(self._reported)
             # A few lists cost both sides less than a GET for each object.
             self._listed = {key_of(each): each for kind in _API_VERSIONS for each in await self._list(kind, context)}
-            self._labelled = {key: _without_contents(each) for key, each in self._listed.items()}
+            self.labelled = {key: _without_contents(each) for key, each in self._listed.items()}
             for key in self._entries:
                 # A watch may have reported a newer version while the lists were under way.
                 if self._reported.get(key) == before.get(key):
@@ -82,28 +85,19 @@ class InformerCache:
                     self._reported[key] = _DELETED if found is None else found["metadata"]["resourceVersion"]
         self._relist_at, self._generation = now + timedelta(seconds=RELIST_SECONDS), context.generation
 
-    async def read(self, wanted: Manifest, now: datetime) -> Child:
+    async def read(self, wanted: Manifest) -> Child:
         """Return what is known of the object that the manifest names, with a GET only if the cache cannot tell."""
         key = key_of(wanted)
-        entry, reported, refused = self._entries.get(key), self._reported.get(key), self._refusal(key, now)
+        entry, reported, refused = self._entries.get(key), self._reported.get(key), self._refused.get(key)
         if entry is not None and reported in (None, entry.applied.version):
-            return Child(is_read=True, found=entry.found, applied=entry.applied, is_unchanged=True, refused=refused)
+            return Child(found=entry.found, applied=entry.applied, is_unchanged=True, refused=refused)
         found = self._listed.get(key)
         if found is None:
             if wanted.get("immutable") and entry is None and not reported:
                 return Child(refused=refused)
             # Lists select by label. Another owner's object has other labels, and ours may have lost theirs.
             found = await self._cluster.get(wanted["apiVersion"], key[0], wanted["metadata"]["namespace"], key[1])
-        return Child(is_read=True, found=found, applied=None if entry is None else entry.applied, refused=refused)
-
-    def _refusal(self, key: ObjectKey, now: datetime) -> RefusedWrite | None:
-        refused = self._refused.get(key)
-        return refused if refused is not None and now < refused.retry_at else None
-
-    @property
-    def labelled(self) -> dict[ObjectKey, Manifest]:
-        """The metadata of the objects with the experiment's labels, those of earlier generations included."""
-        return dict(self._labelled)
+        return Child(found=found, applied=None if entry is None else entry.applied, refused=refused)
 
     async def config_maps(self, context: ExperimentContext) -> dict[str, Manifest]:
         """Return the experiment's ConfigMaps by name, those of earlier generations included."""
@@ -121,7 +115,7 @@ class InformerCache:
 
     def forget(self, manifest: Manifest) -> None:
         """Record that the operator has deleted an object."""
-        self._labelled.pop(key_of(manifest), None)
+        self.labelled = {key: found for key, found in self.labelled.items() if key != key_of(manifest)}
 
     def require_read(self, manifest: Manifest) -> None:
         """Record that the API server has another version of an object than the cache: the next pass reads it."""

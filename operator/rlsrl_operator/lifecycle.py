@@ -12,7 +12,7 @@ from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason, GangRea
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
-from rlsrl_operator.gang import Attempt, AttemptEnd, attempt_of, configuration_error, judge, parse_time, template_of
+from rlsrl_operator.gang import AttemptEnd, attempt_of, configuration_error, judge, parse_time, template_of
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_held
 from rlsrl_operator.manifests.types import Manifest
@@ -52,8 +52,8 @@ def _decide(
     complete = statuses.condition(status, GANG_COMPLETE)
     since = parse_time(complete.last_transition_time) if complete is not None and complete.status == "True" else None
     num_pods = context.experiment.spec.trainers.num_pods
-    present = Attempt(number=attempt, template=templates[TRAINER], num_pods=num_pods, complete_since=since)
-    verdict = judge(_of(TRAINER, pods), present)
+    trainers = _of(TRAINER, pods)
+    verdict = judge(trainers, attempt=attempt, template=templates[TRAINER], num_pods=num_pods, complete_since=since)
     if verdict.done:
         training, message = statuses.outcome(status.training, verdict.result, now)
         status = status.model_copy(update={"training": training})
@@ -122,20 +122,21 @@ def for_phase(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manif
     role = manifest["metadata"]["labels"].get(ROLE_LABEL)
     if manifest["kind"] not in ("Deployment", "StatefulSet"):
         return manifest
+    made = copy.deepcopy(manifest)
     suspended, queued = status.phase == "Suspended", status.phase == "Queued"
+    over = suspended or status.phase in TERMINAL
     if role == COORDINATOR:
         others = any(pod["metadata"]["labels"][ROLE_LABEL] != COORDINATOR and not is_held(pod) for pod in pods)
-        return _resized(manifest, 0) if (suspended or queued) and not others else manifest
-    made = copy.deepcopy(manifest)
-    over = suspended or status.phase in TERMINAL
-    if role != TRAINER and queued:
-        made["spec"]["replicas"] = 0
+        absent = (suspended or queued) and not others
     elif role == TRAINER:
         # No rank of this attempt starts before the last pod of an earlier attempt is gone: the two would connect.
         ending = any(attempt_of(pod) not in (0, status.attempt) for pod in _of(TRAINER, pods))
         made["spec"]["template"]["metadata"]["annotations"][ATTEMPT_ANNOTATION] = str(status.attempt)
-        made["spec"]["replicas"] = 0 if over or ending else made["spec"]["replicas"]
-    elif over and not _of(TRAINER, pods) and not (role == EVALUATOR and _plays_on(status, pods, now)):
+        absent = over or ending
+    else:
+        plays_on = role == EVALUATOR and _plays_on(status, pods, now)
+        absent = queued or (over and not _of(TRAINER, pods) and not plays_on)
+    if absent:
         made["spec"]["replicas"] = 0
     return made
 
@@ -151,10 +152,6 @@ def is_settled(status: ExperimentStatus, templates: Templates, pods: Sequence[Ma
         return not _of(TRAINER, pods)
     ready = statuses.condition(status, READY)
     return ready is not None and ready.status == "True"
-
-
-def _resized(manifest: Manifest, replicas: int) -> Manifest:
-    return {**manifest, "spec": {**manifest["spec"], "replicas": replicas}}
 
 
 def _plays_on(status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> bool:

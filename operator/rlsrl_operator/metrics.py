@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -16,28 +16,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 
 from rlsrl.api.status import ExperimentStatus
+from rlsrl_operator.keyed_queue import KeyedQueue
 
 PORT = 8080
 """The port of ``/metrics`` in the operator's pod."""
 _PREFIX = "rlsrl_operator_"
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _Key = TypeVar("_Key")
-
-
-class QueueFigures(Protocol):
-    """The figures of ``rlsrl_operator.keyed_queue.KeyedQueue`` that metrics show."""
-
-    @property
-    def length(self) -> int:
-        """The number of waiting keys."""
-
-    @property
-    def num_failing(self) -> int:
-        """The number of keys whose last call failed."""
-
-    @property
-    def oldest_seconds(self) -> float:
-        """Seconds since the oldest waiting or busy key was added."""
 
 
 class OperatorMetrics:
@@ -97,7 +82,7 @@ class OperatorMetrics:
 
         return measured
 
-    def watch(self, queue: QueueFigures) -> None:
+    def watch(self, queue: KeyedQueue[Any]) -> None:
         """Show the figures of the queue at each scrape."""
         self.queue_length.set_function(lambda: queue.length)
         self.oldest_key_seconds.set_function(lambda: queue.oldest_seconds)

@@ -21,7 +21,7 @@ from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.cluster import Cluster
 from rlsrl_operator.coordinator_status import CoordinatorStatus
-from rlsrl_operator.drift import Child, ObjectKey, key_of
+from rlsrl_operator.drift import Child
 from rlsrl_operator.gang import parse_time
 from rlsrl_operator.informer_cache import InformerCache
 from rlsrl_operator.manifests import (
@@ -35,8 +35,9 @@ from rlsrl_operator.manifests import (
     volume_claim,
 )
 from rlsrl_operator.manifests.kueue import queue_labels
+from rlsrl_operator.manifests.types import ObjectKey, key_of
 from rlsrl_operator.operator_key import token_of
-from rlsrl_operator.roles import roles_of
+from rlsrl_operator.roles import is_queued, roles_of, workload_of
 from rlsrl_operator.settings import OperatorSettings
 from rlsrl_operator.status import TERMINAL
 
@@ -74,8 +75,6 @@ class Observed:
     """Whether ``revision`` is on record."""
     revision_problem: RevisionProblem | None = None
     """Set instead of ``revision``."""
-    revision_found: Manifest | None = None
-    """The object in the revision's place."""
     children: Mapping[ObjectKey, Child] = field(default_factory=dict)
     """The objects of the revision, the token and the volume claim."""
     labelled: Mapping[ObjectKey, Manifest] = field(default_factory=dict)
@@ -125,16 +124,17 @@ class Observer:
         is_new = context.generation == 1 and status.phase is None
         await memory.children.refresh(context, now, is_new=is_new)
         observed = Observed(document=document, status=status, context=context)
-        observed = await self._with_revision(observed, context, memory, now)
+        observed = await self._with_revision(observed, context, memory)
         if observed.revision is None:
             return observed
         running = replace(context, experiment=observed.revision.experiment)
-        pods = await self._pods(context)
+        labelled = await self._cluster.list("v1", "Pod", context.namespace, context.own_labels)
+        pods = [pod for pod in labelled if ROLE_LABEL in pod["metadata"]["labels"]]
         return replace(
             observed,
             pods=pods,
             failed_create=await self._failed_create(running, status, pods, now),
-            children={**observed.children, **await self._children(running, observed.revision, memory, now)},
+            children={**observed.children, **await self._children(running, observed.revision, memory)},
             labelled=memory.children.labelled,
         )
 
@@ -156,12 +156,12 @@ class Observer:
         )
 
     async def _with_revision(
-        self, observed: Observed, context: ExperimentContext, memory: ExperimentMemory, now: datetime
+        self, observed: Observed, context: ExperimentContext, memory: ExperimentMemory
     ) -> Observed:
         """Add the revision of this generation, or why there is none."""
         # Not marked as immutable, so that it is read before it is created: a new attempt may follow from it.
         place = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": context.metadata(context.revision_name)}
-        child = await memory.children.read(place, now)
+        child = await memory.children.read(place)
         observed = replace(observed, children={key_of(place): child})
         if child.is_unchanged and memory.revision is not None:
             return replace(observed, revision=memory.revision[1], is_recorded=True)
@@ -172,7 +172,7 @@ class Observer:
                 memory.revision = None if known is None else (uid, known)
             if memory.revision is not None:
                 return replace(observed, revision=memory.revision[1], is_recorded=True)
-            return replace(observed, revision_found=child.found, revision_problem=_problem(context, child.found))
+            return replace(observed, revision_problem=_problem(context, child.found))
         before = await self._earlier_revision(context, memory)
         if isinstance(before, RevisionProblem):
             return replace(observed, revision_problem=before)
@@ -195,20 +195,16 @@ class Observer:
                 return revision
         return None
 
-    async def _pods(self, context: ExperimentContext) -> list[Manifest]:
-        found = await self._cluster.list("v1", "Pod", context.namespace, context.own_labels)
-        return [pod for pod in found if ROLE_LABEL in pod["metadata"]["labels"]]
-
     async def _children(
-        self, context: ExperimentContext, revision: Revision, memory: ExperimentMemory, now: datetime
+        self, context: ExperimentContext, revision: Revision, memory: ExperimentMemory
     ) -> dict[ObjectKey, Child]:
         secret, claim = token_secret(context, token_of(self._key, context.uid)), volume_claim(context)
         wanted = [secret, *([] if claim is None else [claim]), *revision.manifests]
-        children = {key_of(each): await memory.children.read(each, now) for each in wanted}
+        children = {key_of(each): await memory.children.read(each) for each in wanted}
         found = children[key_of(secret)]
         if not found.is_unchanged or not memory.token:
             data = (found.found or secret).get("data", {})
-            memory.token = _decoded(data.get(TOKEN_KEY, ""))
+            memory.token = base64.b64decode(data.get(TOKEN_KEY, "")).decode(errors="replace")
         return children
 
     async def _failed_create(
@@ -219,14 +215,15 @@ class Observer:
             return None
         roles_with_pods = {pod["metadata"]["labels"][ROLE_LABEL] for pod in pods}
         for role in roles_of(context.configs) if status.phase not in TERMINAL else ():
-            if role.name in roles_with_pods or (status.phase == "Queued" and not role.queued):
+            if role.name in roles_with_pods or (status.phase == "Queued" and not is_queued(role)):
                 continue
-            workload = await self._cluster.get("apps/v1", role.workload, context.namespace, context.name_of(role.name))
+            kind, name = workload_of(role), context.name_of(role.name)
+            workload = await self._cluster.get("apps/v1", kind, context.namespace, name)
             if workload is None:
                 continue
             reason = statuses.replica_failure(workload) or await self._cluster.last_event(workload, "FailedCreate")
             if reason is not None:
-                return f"{role.workload} {context.name_of(role.name)}: {reason}"
+                return f"{kind} {name}: {reason}"
         return None
 
     async def coordinator_page(
@@ -246,7 +243,3 @@ def _problem(context: ExperimentContext, found: Manifest) -> RevisionProblem:
     if context.uid not in {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}:
         return RevisionProblem.NOT_OWNED
     return RevisionProblem.OTHER_OPERATOR if is_anothers(context, found) else RevisionProblem.UNREADABLE
-
-
-def _decoded(value: str) -> str:
-    return base64.b64decode(value).decode(errors="replace")

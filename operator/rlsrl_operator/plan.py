@@ -12,7 +12,7 @@ from rlsrl.api.reasons import ACCEPTED, AcceptedReason
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
-from rlsrl_operator.drift import Action, Child, Write, digest, key_of, write_for
+from rlsrl_operator.drift import Action, Child, Write, write_for
 from rlsrl_operator.gang import parse_time, template_of
 from rlsrl_operator.lifecycle import decide, for_phase, is_settled
 from rlsrl_operator.manifests import (
@@ -25,6 +25,7 @@ from rlsrl_operator.manifests import (
 )
 from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION, SETTINGS_KEY
 from rlsrl_operator.manifests.templates import disallowed
+from rlsrl_operator.manifests.types import ObjectKey, digest, key_of
 from rlsrl_operator.observe import Observed, RevisionProblem
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.pod_deletions import PodDeletion, pod_deletions
@@ -127,8 +128,9 @@ def _without_revision(observed: Observed, context: ExperimentContext, problem: R
         return Plan(requeue_after=TROUBLE_SECONDS)
     if problem is RevisionProblem.NOT_OWNED:
         return _not_accepted(observed, "NameConflict", _name_conflict("ConfigMap", context.revision_name), now)
-    assert observed.revision_found is not None, "an unreadable revision was found"
-    return Plan(deletions=(observed.revision_found,), requeue_after=RETRY_SECONDS)
+    found = observed.children[_revision_key(context)].found
+    assert found is not None, "only what was read is unreadable"
+    return Plan(deletions=(found,), requeue_after=RETRY_SECONDS)
 
 
 def _with_revision(run: _Run, key: bytes) -> Plan:
@@ -239,9 +241,10 @@ def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], _
             continue
         if write.action is Action.NOT_OWNED:
             return tuple(writes), _Blocker(reason="NameConflict", message=_name_conflict(*key_of(manifest)))
-        if child.refused is not None and child.refused.digest == digest(write.wanted):
-            seconds = (child.refused.retry_at - run.now).total_seconds()
-            return tuple(writes), _Blocker(reason="InvalidSpec", message=child.refused.message, retry_seconds=seconds)
+        if (refusal := child.refused) is not None and refusal.digest == digest(write.wanted):
+            seconds = (refusal.retry_at - run.now).total_seconds()
+            if seconds > 0:
+                return tuple(writes), _Blocker(reason="InvalidSpec", message=refusal.message, retry_seconds=seconds)
         writes.append(write)
     return tuple(writes), None
 
@@ -277,5 +280,5 @@ def _obsolete(run: _Run) -> Iterator[Manifest]:
             yield found
 
 
-def _revision_key(context: ExperimentContext) -> tuple[str, str]:
+def _revision_key(context: ExperimentContext) -> ObjectKey:
     return "ConfigMap", context.revision_name

@@ -8,6 +8,7 @@ copies the coordinator's numbers into its status.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -82,13 +83,14 @@ class Reconciler:
         on_status: Callable[[ExperimentKey, ExperimentStatus | None], None] = lambda _, __: None,
     ) -> None:
         """``on_status`` is called with an experiment's status after each pass; None when the experiment is gone."""
-        self._cluster = cluster
         self._settings = settings
         self._observer = Observer(cluster, coordinator_status, settings, key)
         self._executor = Executor(cluster)
         self._now = now
         self._on_status = on_status
-        self._entries: dict[ExperimentKey, _Entry] = {}
+        self._entries = defaultdict[ExperimentKey, _Entry](
+            lambda: _Entry(ExperimentMemory(children=InformerCache(cluster)))
+        )
         self._key = key
 
     def wake(self, key: ExperimentKey, *, kind: str, name: str, version: str = "") -> bool:
@@ -96,7 +98,7 @@ class Reconciler:
 
         Returns whether the report calls for a pass: the operator's own writes do not.
         """
-        entry = self._entry(key)
+        entry = self._entries[key]
         if kind == KIND:
             is_news = not version or version not in entry.own_versions
         else:
@@ -105,14 +107,9 @@ class Reconciler:
             entry.num_reports, entry.steady = entry.num_reports + 1, None
         return is_news
 
-    def _entry(self, key: ExperimentKey) -> _Entry:
-        if key not in self._entries:
-            self._entries[key] = _Entry(ExperimentMemory(children=InformerCache(self._cluster)))
-        return self._entries[key]
-
     async def reconcile(self, key: ExperimentKey) -> float | None:
         """Bring the experiment closer to its spec; returns the seconds until the next pass."""
-        entry = self._entry(key)
+        entry = self._entries[key]
         num_reports = entry.num_reports
         steady, entry.steady = entry.steady, None
         now = self._now()

@@ -12,10 +12,10 @@ from pydantic_core import ErrorDetails
 from typing_extensions import override
 
 from rlsrl.api.model import INTEGRAL, Model
-from rlsrl_operator.roles import BY_NAME
+from rlsrl.api.roles import ROLES
 
 SettingText = Annotated[str, Field(min_length=1, max_length=512)]
-RoleName = Annotated[str, Field(pattern=f"^({'|'.join(['default', *BY_NAME])})$")]
+RoleName = Annotated[str, Field(pattern=f"^({'|'.join(['default', *(role.name for role in ROLES)])})$")]
 Free = dict[str, JsonValue]
 """A part of a Kubernetes object, passed on unchanged."""
 Identity = Literal["runAsUser", "runAsGroup", "fsGroup"]

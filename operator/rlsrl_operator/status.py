@@ -22,13 +22,12 @@ from rlsrl.api.reasons import (
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.spec import API_VERSION, KIND
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
-from rlsrl_operator.drift import digest
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.context import MANAGER, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_held
 from rlsrl_operator.manifests.pods import TLS_KEYS
-from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import roles_of
+from rlsrl_operator.manifests.types import Manifest, digest
+from rlsrl_operator.roles import is_queued, roles_of
 
 TERMINAL: tuple[Phase, ...] = ("Succeeded", "Failed")
 _PODLESS_PHASES: tuple[Phase, ...] = (*TERMINAL, "Suspended")
@@ -129,15 +128,6 @@ def events(document: Manifest, before: ExperimentStatus, after: ExperimentStatus
             "lastTimestamp": posted_at,
             "count": 1,
         }
-
-
-def role_status(pods: Sequence[Manifest], *, replicas: int, selector: Mapping[str, str]) -> RoleStatus:
-    """Return the status of one role."""
-    return RoleStatus(
-        replicas=replicas,
-        ready=min(replicas, sum(map(is_ready, pods))),
-        selector=",".join(f"{name}={value}" for name, value in sorted(selector.items())),
-    )
 
 
 def durable(status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime) -> ExperimentStatus:
@@ -244,13 +234,16 @@ def _role_counts(
     for role in roles_of(context.configs):
         is_absent = (
             status.phase == "Suspended"
-            or (status.phase == "Queued" and not role.queued)
+            or (status.phase == "Queued" and not is_queued(role))
             or (status.phase in TERMINAL and role.name != COORDINATOR)
         )
-        counts[role.name] = role_status(
-            [pod for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name],
-            replicas=0 if is_absent else role.pods(context.experiment),
-            selector=context.selector(role.name),
+        replicas = 0 if is_absent else role.num_pods(context.experiment.spec)
+        num_ready = sum(is_ready(pod) for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name)
+        labels = sorted(context.selector(role.name).items())
+        counts[role.name] = RoleStatus(
+            replicas=replicas,
+            ready=min(replicas, num_ready),
+            selector=",".join(f"{name}={value}" for name, value in labels),
         )
     return counts
 

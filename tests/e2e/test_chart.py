@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from rlsrl.api.roles import ROLES
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.kubectl import namespace, run
 from rlsrl_operator.manifests import first_revision, render, revision_object, token_secret, volume_claim
 from rlsrl_operator.metrics import PORT
-from rlsrl_operator.roles import ROLES
 from rlsrl_operator.settings import OperatorSettings, read_settings
 from rlsrl_operator.testing import context_of
 

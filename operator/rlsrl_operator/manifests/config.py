@@ -7,11 +7,9 @@ import json
 
 from rlsrl.api.live import settings_of
 from rlsrl.api.pods import TOKEN_KEY
-from rlsrl.api.resolved import RoleConfig
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl_operator.manifests.context import SETTINGS_KEY, ExperimentContext
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import roles_of
 
 
 def role_configs(context: ExperimentContext) -> list[Manifest]:
@@ -23,17 +21,17 @@ def role_configs(context: ExperimentContext) -> list[Manifest]:
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": context.metadata(context.config_name(role, config), role),
+            "metadata": context.metadata(context.config_name(role), role),
             "immutable": True,
             "data": {f"{role}.json": config.to_json()},
         }
-        for role, config in _configs_by_role(context).items()
+        for role, config in context.configs.configs.items()
     ]
 
 
 def live_settings(context: ExperimentContext) -> Manifest:
     """Return the ConfigMap of all roles' live settings. The coordinator sends them to the workers."""
-    settings = {role: settings_of(config) for role, config in _configs_by_role(context).items()}
+    settings = {role: settings_of(config) for role, config in context.configs.configs.items()}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -52,8 +50,3 @@ def token_secret(context: ExperimentContext, token: str) -> Manifest:
         "type": "Opaque",
         "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},
     }
-
-
-def _configs_by_role(context: ExperimentContext) -> dict[str, RoleConfig]:
-    configs = {role.name: role.config(context.configs) for role in roles_of(context.configs)}
-    return {name: config for name, config in configs.items() if config is not None}

@@ -9,7 +9,6 @@ from rlsrl.api.live import name_of
 from rlsrl.api.placement import cluster_placement
 from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL
 from rlsrl.api.resolve import ResolvedExperiment, resolve
-from rlsrl.api.resolved import RoleConfig
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl_operator.manifests.kueue import QUEUE_LABEL, queue_labels
@@ -76,12 +75,12 @@ class ExperimentContext:
         """The name of this generation's revision."""
         return self.name_of(f"record-{self.uid[:8]}-{self.generation}")
 
-    def config_name(self, role: str, config: RoleConfig) -> str:
+    def config_name(self, role: str) -> str:
         """Return the name of a role's ConfigMap. Configs that differ in live settings alone have the same name.
 
         Nodes cache immutable objects by name, so two contents never share a name.
         """
-        return self.name_of(f"{role}-{self.uid[:8]}-{name_of(config)}")
+        return self.name_of(f"{role}-{self.uid[:8]}-{name_of(self.configs.configs[role])}")
 
     @property
     def settings_name(self) -> str:

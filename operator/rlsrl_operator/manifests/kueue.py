@@ -30,9 +30,9 @@ def is_held(pod: Manifest) -> bool:
     return any(gate["name"] == GATE for gate in pod.get("spec", {}).get("schedulingGates", ()))
 
 
-def begins_in_queue(wanted: Manifest, observed: Manifest) -> bool:
+def begins_in_queue(wanted: Manifest, observed: Manifest | None) -> bool:
     """Return whether a queued workload is scaled up from 0, which its queue may refuse for a while."""
-    return _is_queued(wanted) and observed["spec"].get("replicas") == 0
+    return observed is not None and _is_queued(wanted) and observed["spec"].get("replicas") == 0
 
 
 def next_size(wanted: Manifest, observed: Manifest | None) -> Manifest:

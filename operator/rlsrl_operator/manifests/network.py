@@ -6,9 +6,10 @@ import re
 
 from rlsrl.api.placement import HTTP_PORT
 from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.roles import Role
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import OBJECT_STORE_ROLES, connections, roles_of
+from rlsrl_operator.roles import connections, roles_of
 
 _DNS_PORTS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 _HTTPS_PORT = 443
@@ -16,33 +17,35 @@ _HTTPS_PORT = 443
 
 def network_policies(context: ExperimentContext) -> list[Manifest]:
     """Return one NetworkPolicy for each role."""
-    return [_policy(context, role.name) for role in roles_of(context.configs)]
+    return [_policy(context, role) for role in roles_of(context.configs)]
 
 
-def _policy(context: ExperimentContext, role: str) -> Manifest:
+def _policy(context: ExperimentContext, role: Role) -> Manifest:
     settings = context.settings.network_policies
     graph = connections(context.experiment, context.configs)
-    ingress = [{"from": [_pods(context, each.source)], **_ports(each.ports)} for each in graph if each.target == role]
+    ingress = [
+        {"from": [_pods(context, each.source)], **_ports(each.ports)} for each in graph if each.target == role.name
+    ]
     http_ports = tuple(HTTP_PORT + rank for rank in range(context.experiment.spec.trainers.ranks_per_pod))
-    if role == COORDINATOR and settings.operator:
+    if role.name == COORDINATOR and settings.operator:
         ingress.append({"from": [settings.operator], **_ports((HTTP_PORT,))})
     if settings.scrapers:
-        ports = http_ports if role == TRAINER else (HTTP_PORT,)
+        ports = http_ports if role.name == TRAINER else (HTTP_PORT,)
         ingress.append({"from": list(settings.scrapers), **_ports(ports)})
-    egress = [{"to": [_pods(context, each.target)], **_ports(each.ports)} for each in graph if each.source == role]
+    egress = [{"to": [_pods(context, each.target)], **_ports(each.ports)} for each in graph if each.source == role.name]
     egress.append({"to": [settings.dns], "ports": _DNS_PORTS})
     store = context.experiment.spec.parameters.store.object_store
-    if store is not None and role in OBJECT_STORE_ROLES:
+    if store is not None and role.reaches_object_store:
         egress.append(_ports((_port_of(store.endpoint or ""),)))
     wandb = context.experiment.spec.tracking.wandb
-    if wandb is not None and wandb.mode == "online" and role == COORDINATOR:
+    if wandb is not None and wandb.mode == "online" and role.name == COORDINATOR:
         egress.append(_ports((_HTTPS_PORT,)))
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": context.metadata(context.name_of(role), role),
+        "metadata": context.metadata(context.name_of(role.name), role.name),
         "spec": {
-            "podSelector": {"matchLabels": context.selector(role)},
+            "podSelector": {"matchLabels": context.selector(role.name)},
             "policyTypes": ["Ingress", "Egress"],
             # The API server drops an empty list, and each apply would then add it again.
             **({"ingress": ingress} if ingress else {}),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 
 from rlsrl.api.placement import HEALTH_PORT, HTTP_PORT
 from rlsrl.api.pods import CONTAINER, TOKEN_KEY, certified_name
 from rlsrl.api.process_environment import process_environment
 from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.roles import Role
 from rlsrl_operator.manifests.context import (
     ATTEMPT_ANNOTATION,
     DATA_FOLDER,
@@ -19,8 +18,8 @@ from rlsrl_operator.manifests.context import (
     ExperimentContext,
 )
 from rlsrl_operator.manifests.templates import merged_template, template_of_role
-from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import MASTER_PORT, OBJECT_STORE_ROLES, PodRole
+from rlsrl_operator.manifests.types import Manifest, digest
+from rlsrl_operator.roles import MASTER_PORT
 from rlsrl_operator.settings import Identity
 
 USER = 10001
@@ -41,18 +40,17 @@ _COORDINATOR_MOUNTS: tuple[Manifest, ...] = (
 )
 
 
-def pod_template(context: ExperimentContext, role: PodRole) -> Manifest:
+def pod_template(context: ExperimentContext, role: Role) -> Manifest:
     """Return metadata and spec of a role's pods."""
     rendered = {"metadata": {"labels": context.labels(role.name)}, "spec": _spec(context, role)}
     whole = merged_template(rendered, template_of_role(context.experiment, role.name))
     metadata, spec = whole["metadata"], whole["spec"]
     marked = [metadata["labels"], spec, *([metadata["annotations"]] if "annotations" in metadata else [])]
-    mark = hashlib.sha256(json.dumps(marked, sort_keys=True).encode()).hexdigest()[:10]
-    annotations = {**metadata.get("annotations", {}), TEMPLATE_ANNOTATION: mark}
+    annotations = {**metadata.get("annotations", {}), TEMPLATE_ANNOTATION: digest(marked)[:10]}
     return {"metadata": {**metadata, "annotations": annotations}, "spec": spec}
 
 
-def _spec(context: ExperimentContext, role: PodRole) -> Manifest:
+def _spec(context: ExperimentContext, role: Role) -> Manifest:
     defaults = context.settings.defaults_of(role.name)
     images = context.settings.images
     return {
@@ -82,11 +80,11 @@ def _identity(chosen: Mapping[Identity, int | None]) -> Manifest:
     return {name: number for name, number in ids.items() if number is not None}
 
 
-def _container(context: ExperimentContext, role: PodRole) -> Manifest:
+def _container(context: ExperimentContext, role: Role) -> Manifest:
     images = context.settings.images
     return {
         "name": CONTAINER,
-        "image": images.actor if role.image(context.experiment) == "actor" else images.learner,
+        "image": images.learner if role.needs_torch(context.experiment.spec) else images.actor,
         "imagePullPolicy": images.pull_policy,
         "command": _command(context, role),
         "env": _environment(context, role),
@@ -112,7 +110,7 @@ def _container(context: ExperimentContext, role: PodRole) -> Manifest:
     }
 
 
-def _command(context: ExperimentContext, role: PodRole) -> list[str]:
+def _command(context: ExperimentContext, role: Role) -> list[str]:
     worker = ["--role", role.name, "--config", f"{CONFIG_FOLDER}/{role.name}.json"]
     if role.name != TRAINER:
         return ["python", "-m", "rlsrl.workers", *worker]
@@ -125,7 +123,7 @@ def _command(context: ExperimentContext, role: PodRole) -> list[str]:
     return [*launcher, *machines, *meeting, *health, *worker, "--attempt", "$(RLSRL_ATTEMPT)"]
 
 
-def _environment(context: ExperimentContext, role: PodRole) -> list[Manifest]:
+def _environment(context: ExperimentContext, role: Role) -> list[Manifest]:
     known: list[Manifest] = [
         *({"name": name, "value": value} for name, value in process_environment(role.name).items()),
         {"name": "RLSRL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -154,17 +152,17 @@ def _tls_secret(context: ExperimentContext) -> str | None:
     return context.experiment.spec.security.tls_secret
 
 
-def _credentials(context: ExperimentContext, role: PodRole) -> Manifest:
+def _credentials(context: ExperimentContext, role: Role) -> Manifest:
     store = context.experiment.spec.parameters.store.object_store
-    if store is None or store.credentials_secret is None or role.name not in OBJECT_STORE_ROLES:
+    if store is None or store.credentials_secret is None or not role.reaches_object_store:
         return {}
     return {"envFrom": [{"secretRef": {"name": store.credentials_secret}}]}
 
 
-def _ports(context: ExperimentContext, role: PodRole) -> list[Manifest]:
+def _ports(context: ExperimentContext, role: Role) -> list[Manifest]:
     ranks = context.experiment.spec.trainers.ranks_per_pod if role.name == TRAINER else 1
     served = {"http": HTTP_PORT}
-    if (port := role.role.port) is not None:
+    if (port := role.port) is not None:
         served[port.name] = port.number
     health = [{"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"}] if role.name == TRAINER else []
     return health + [
@@ -174,7 +172,7 @@ def _ports(context: ExperimentContext, role: PodRole) -> list[Manifest]:
     ]
 
 
-def _resources(context: ExperimentContext, role: PodRole) -> Manifest:
+def _resources(context: ExperimentContext, role: Role) -> Manifest:
     """Return the administrator's resources, and the GPUs of the spec, which also sets the number of ranks in a pod."""
     resources = dict(context.settings.defaults_of(role.name).resources)
     trainers = context.experiment.spec.trainers
@@ -185,7 +183,7 @@ def _resources(context: ExperimentContext, role: PodRole) -> Manifest:
     return resources
 
 
-def _probes(role: PodRole) -> Manifest:
+def _probes(role: Role) -> Manifest:
     """Return the probes. A trainer's launcher answers the liveness probe for all its ranks; a launcher that waits for
     the next attempt is not ready, and must not be restarted.
 
@@ -204,11 +202,9 @@ def _probes(role: PodRole) -> Manifest:
     }
 
 
-def _volumes(context: ExperimentContext, role: PodRole) -> list[Manifest]:
-    config = role.config(context.configs)
-    assert config is not None, "the experiment has the role"
+def _volumes(context: ExperimentContext, role: Role) -> list[Manifest]:
     volumes: list[Manifest] = [
-        {"name": "config", "configMap": {"name": context.config_name(role.name, config), "defaultMode": 0o444}},
+        {"name": "config", "configMap": {"name": context.config_name(role.name), "defaultMode": 0o444}},
         {"name": "token", "secret": {"secretName": context.token_name, "defaultMode": 0o440}},
         {"name": "state", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},

@@ -21,7 +21,7 @@ from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.kueue import queue_labels
 from rlsrl_operator.manifests.network import network_policies
 from rlsrl_operator.manifests.templates import disallowed
-from rlsrl_operator.manifests.types import Manifest
+from rlsrl_operator.manifests.types import Manifest, key_of
 from rlsrl_operator.manifests.workloads import services, workloads
 from rlsrl_operator.settings import OperatorSettings
 
@@ -58,9 +58,9 @@ def next_revision(before: Revision, context: ExperimentContext) -> Revision:
     recorded: both experiments are rendered by this operator, and only their differences count.
     """
     context = replace(context, settings=before.settings, experiment=_in_queue_of(before.experiment, context.experiment))
-    kept = _by_name(before.manifests)
-    as_before = _by_name(render(replace(context, experiment=before.experiment)))
-    made = [_carried(each, as_before.get(_name(each)), kept.get(_name(each))) for each in render(context)]
+    kept = {key_of(each): each for each in before.manifests}
+    as_before = {key_of(each): each for each in render(replace(context, experiment=before.experiment))}
+    made = [_carried(each, as_before.get(key_of(each)), kept.get(key_of(each))) for each in render(context)]
     return replace(before, experiment=context.experiment, manifests=tuple(made))
 
 
@@ -143,11 +143,3 @@ def _carried(made: Manifest, as_before: Manifest | None, kept: Manifest | None) 
     if made["kind"] in _WORKLOADS and made["spec"]["template"] == as_before["spec"]["template"]:
         return {**made, "spec": {**made["spec"], "template": kept["spec"]["template"]}}
     return made
-
-
-def _by_name(manifests: tuple[Manifest, ...] | list[Manifest]) -> Mapping[tuple[str, str], Manifest]:
-    return {_name(each): each for each in manifests}
-
-
-def _name(manifest: Manifest) -> tuple[str, str]:
-    return manifest["kind"], manifest["metadata"]["name"]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT
 from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.roles import Role
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.pods import pod_template
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import PodRole, roles_of
+from rlsrl_operator.roles import is_queued, roles_of, workload_of
 
 
 def workloads(context: ExperimentContext) -> list[Manifest]:
     """Return one workload for each role. ``lifecycle.for_phase`` adds the trainers' attempt."""
     return [
-        _deployment(context, role) if role.workload == "Deployment" else _stateful_set(context, role)
+        _deployment(context, role) if workload_of(role) == "Deployment" else _stateful_set(context, role)
         for role in roles_of(context.configs)
     ]
 
@@ -58,13 +59,13 @@ def volume_claim(context: ExperimentContext) -> Manifest | None:
     }
 
 
-def _deployment(context: ExperimentContext, role: PodRole) -> Manifest:
+def _deployment(context: ExperimentContext, role: Role) -> Manifest:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": context.metadata(context.name_of(role.name), role.name),
         "spec": {
-            "replicas": role.pods(context.experiment),
+            "replicas": role.num_pods(context.experiment.spec),
             "selector": {"matchLabels": context.selector(role.name)},
             # A worker's index is free only after the pod that holds it is gone.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
@@ -74,16 +75,16 @@ def _deployment(context: ExperimentContext, role: PodRole) -> Manifest:
     }
 
 
-def _stateful_set(context: ExperimentContext, role: PodRole) -> Manifest:
+def _stateful_set(context: ExperimentContext, role: Role) -> Manifest:
     metadata = context.metadata(context.name_of(role.name), role.name)
-    if role.queued:
+    if is_queued(role):
         metadata["labels"] |= context.queue_labels
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
         "metadata": metadata,
         "spec": {
-            "replicas": role.pods(context.experiment),
+            "replicas": role.num_pods(context.experiment.spec),
             "serviceName": context.name_of(role.name),
             "selector": {"matchLabels": context.selector(role.name)},
             # All pods of a gang start together: one that waited for its predecessor to be ready would wait for ever.

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from pydantic.alias_generators import to_camel
 
-from rlsrl_operator.roles import BY_NAME
+from rlsrl.api.roles import ROLES
 from rlsrl_operator.settings import Identity, PodDefaults
 
 CHART = Path(__file__).parents[3] / "charts"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-NOT_IN_VALUES = {"global", *(f"roles.{role}" for role in BY_NAME)}
+NOT_IN_VALUES = {"global", *(f"roles.{role.name}" for role in ROLES)}
 """Helm's own values, and the roles, which have the default without an entry."""
 
 Schema = dict[str, Any]
@@ -64,7 +64,7 @@ def test_every_field_of_the_schema_has_a_description_and_a_type(definition: str 
 
 
 def test_the_schema_has_the_operators_roles_and_pod_defaults() -> None:
-    assert set(SCHEMA["properties"]["roles"]["properties"]) == {"default", *BY_NAME}
+    assert set(SCHEMA["properties"]["roles"]["properties"]) == {"default", *(role.name for role in ROLES)}
     assert set(SCHEMA["definitions"]["pod"]["properties"]) == set(map(to_camel, PodDefaults.model_fields))
     assert set(SCHEMA["definitions"]["securityContext"]["properties"]) == set(get_args(Identity))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlsrl.api.pods import restarts
-from rlsrl_operator.gang import Attempt, AttemptEnd, Verdict, configuration_error, judge
+from rlsrl_operator.gang import AttemptEnd, Verdict, configuration_error, judge
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.testing import ended, pod, waiting
 
@@ -16,8 +16,9 @@ BEFORE, SINCE, AFTER = "2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 1, tzinfo
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 
 
-def gang(*, complete: bool = True, num_pods: int = 2) -> Attempt:
-    return Attempt(number=2, template="3", num_pods=num_pods, complete_since=SINCE if complete else None)
+def judged(pods: list[Manifest], *, complete: bool = True) -> Verdict:
+    """What the pods show of attempt 2, which has two pods."""
+    return judge(pods, attempt=2, template="3", num_pods=2, complete_since=SINCE if complete else None)
 
 
 def ours(index: int = 0, **about: Any) -> Manifest:
@@ -127,38 +128,38 @@ ONCE_COMPLETE = {
 @pytest.mark.parametrize("complete", [False, True])
 def test_an_attempt_goes_on(name: str, complete: bool) -> None:
     pods, expected = ALIVE[name]
-    assert judge(pods, gang(complete=complete)) == expected
+    assert judged(pods, complete=complete) == expected
 
 
 @pytest.mark.parametrize("name", LOST)
 @pytest.mark.parametrize("complete", [False, True])
 def test_an_attempt_is_over(name: str, complete: bool) -> None:
     pods, expected = LOST[name]
-    verdict = judge(pods, gang(complete=complete))
+    verdict = judged(pods, complete=complete)
     assert (verdict.done, verdict.end) == (False, expected)
 
 
 @pytest.mark.parametrize("name", ONCE_COMPLETE)
 def test_no_pod_joins_a_gang_that_was_complete(name: str) -> None:
     pods, expected = ONCE_COMPLETE[name]
-    verdict = judge(pods, gang())
+    verdict = judged(pods)
     assert (verdict.done, verdict.end) == (False, expected)
 
 
 @pytest.mark.parametrize("name", ["deleted", "evicted", "replaced", "gone", "all gone"])
 def test_a_pod_may_be_replaced_before_the_gang_is_complete(name: str) -> None:
-    assert judge(ONCE_COMPLETE[name][0], gang(complete=False)).end is None
+    assert judged(ONCE_COMPLETE[name][0], complete=False).end is None
 
 
 def test_a_terminating_pod_is_not_ready() -> None:
-    assert not judge(pair(deleted=AFTER), gang(complete=False)).complete
+    assert not judged(pair(deleted=AFTER), complete=False).complete
 
 
 def test_an_attempt_waits_for_pods_that_cannot_be_created_yet() -> None:
     unscheduled = pod(attempt=2, template="3", ready=False)
     unscheduled["status"] = {"phase": "Pending"}
-    assert judge([unscheduled], gang(complete=False)) == Verdict()
-    assert judge([], gang(complete=False)) == Verdict()
+    assert judged([unscheduled], complete=False) == Verdict()
+    assert judged([], complete=False) == Verdict()
 
 
 def test_only_the_workers_container_counts() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from rlsrl.api.pods import ROLE_LABEL
 from rlsrl.api.reasons import GANG_COMPLETE, READY, is_trouble
+from rlsrl.api.roles import ROLES
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import QUEUED_SECONDS, decide, for_phase
@@ -23,7 +24,7 @@ from rlsrl_operator.manifests.kueue import (
     next_size,
     queue_labels,
 )
-from rlsrl_operator.roles import BY_NAME, ROLES
+from rlsrl_operator.roles import is_queued
 from rlsrl_operator.status import blocker, condition, stamp, summarize, with_condition
 from rlsrl_operator.testing import context_of, pod
 
@@ -46,7 +47,7 @@ def context(
 def decided(
     status: ExperimentStatus, pods: Sequence[Manifest], *, now: datetime = NOW, about: ExperimentContext | None = None
 ) -> ExperimentStatus:
-    return decide(status, about or context(), dict.fromkeys(BY_NAME, "1"), pods, now)
+    return decide(status, about or context(), dict.fromkeys(ROLE_NAMES, "1"), pods, now)
 
 
 def running(attempt: int = 1) -> ExperimentStatus:
@@ -72,7 +73,7 @@ def test_only_queued_roles_name_the_queue() -> None:
         for each in render(context())
         if each["kind"] in KINDS
     }
-    assert labelled == {role.name: LABELS if role.queued else {} for role in ROLES}
+    assert labelled == {role.name: LABELS if is_queued(role) else {} for role in ROLES}
     assert labelled["trainer"] == LABELS
     assert not any(queue_labels(each["metadata"]["labels"]) for each in render(context(labels={"team": "a"})))
 

@@ -17,7 +17,6 @@ from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, for_phase, is_settled
 from rlsrl_operator.manifests import ExperimentContext, Manifest, render
-from rlsrl_operator.roles import BY_NAME
 from rlsrl_operator.status import TERMINAL, condition, failures, stamp, with_condition
 from rlsrl_operator.testing import context_of, ended, pod, waiting
 
@@ -41,7 +40,7 @@ def decided(
     status: ExperimentStatus, about: ExperimentContext, pods: Sequence[Manifest], now: datetime
 ) -> ExperimentStatus:
     """Decide with template digests that equal the generation."""
-    return decide(status, about, dict.fromkeys(BY_NAME, str(about.generation)), pods, now)
+    return decide(status, about, dict.fromkeys(ROLES, str(about.generation)), pods, now)
 
 
 def running(*, attempt: int = 1, failed: int = 0, seconds_ago: float = 0, **about: Any) -> ExperimentStatus:

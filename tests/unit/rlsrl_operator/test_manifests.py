@@ -188,8 +188,7 @@ def allowed(context: ExperimentContext, direction: str, peers: str) -> set[tuple
 def test_the_policies_allow_every_connection_of_the_configs_and_nothing_else(context: ExperimentContext) -> None:
     made, connections = workloads(context), set()
     for role in roles_of(context.configs):
-        config = role.config(context.configs)
-        assert config is not None
+        config = context.configs.configs[role.name]
         if role.name != COORDINATOR:
             connections |= {(role.name, COORDINATOR, port) for port in ports(made[COORDINATOR], "coordinator")}
         for address in config.connects_to:
@@ -340,9 +339,8 @@ def test_config_maps_hold_the_configs_and_no_secret(context: ExperimentContext) 
     told = {each["metadata"]["name"]: each for each in render(context) if each["kind"] == "ConfigMap"}
     settings = json.loads(told.pop(context.settings_name)["data"]["settings.json"])
     for role in roles_of(context.configs):
-        config = role.config(context.configs)
-        assert config is not None
-        mine = told.pop(context.config_name(role.name, config))
+        config = context.configs.configs[role.name]
+        mine = told.pop(context.config_name(role.name))
         assert mine["immutable"]
         assert set(mine["data"]) == {f"{role.name}.json"}
         assert type(config).from_json(mine["data"][f"{role.name}.json"]) == config

@@ -14,7 +14,7 @@ from rlsrl.api.pods import ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, READY
 from rlsrl.api.status import ExperimentStatus
 from rlsrl.testing.documents import minimal
-from rlsrl_operator.drift import Action, Child, RefusedWrite, applied, digest, key_of
+from rlsrl_operator.drift import Action, Child, RefusedWrite, applied
 from rlsrl_operator.gang import template_of
 from rlsrl_operator.lifecycle import for_phase
 from rlsrl_operator.manifests import (
@@ -27,6 +27,7 @@ from rlsrl_operator.manifests import (
     volume_claim,
 )
 from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION
+from rlsrl_operator.manifests.types import digest, key_of
 from rlsrl_operator.observe import Observed, RevisionProblem
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.plan import QUEUE_SECONDS, RETRY_SECONDS, TROUBLE_SECONDS, Plan, plan
@@ -105,7 +106,7 @@ def observed(context: ExperimentContext, status: ExperimentStatus | None = None,
 def unchanged(wanted: Manifest) -> Child:
     """An object as the operator wrote it."""
     found = served(wanted)
-    return Child(is_read=True, found=found, applied=applied(wanted, found), is_unchanged=True)
+    return Child(found=found, applied=applied(wanted, found), is_unchanged=True)
 
 
 def served(wanted: Manifest) -> Manifest:
@@ -132,11 +133,9 @@ STEADY = observed(CONTEXT)
 
 
 def of_new_experiment() -> Observed:
-    """Nothing of it exists, and only what may be somebody else's has been read."""
+    """Nothing of it exists."""
     fresh = observed(CONTEXT, ExperimentStatus(), pods=[], is_recorded=False)
-    mutable = {key: Child(is_read=True) for key in fresh.children}
-    unread = {key: Child() for key in fresh.children if key[0] in ("ConfigMap", "Secret") and key != SETTINGS_MAP}
-    return replace(fresh, children=mutable | unread)
+    return replace(fresh, children=dict.fromkeys(fresh.children, Child()))
 
 
 def test_a_steady_experiment_needs_nothing() -> None:
@@ -199,17 +198,17 @@ class Blocked:
 def foreign(key: tuple[str, str]) -> Callable[[], Observed]:
     """Somebody else's object has a name that the experiment needs."""
     found = {"apiVersion": "v1", "kind": key[0], "metadata": {"name": key[1], "uid": "x", "resourceVersion": "1"}}
-    return lambda: with_child(STEADY, key, Child(is_read=True, found=found))
+    return lambda: with_child(STEADY, key, Child(found=found))
 
 
 def refused(key: tuple[str, str]) -> Callable[[], Observed]:
     """The API server has refused to create the object."""
 
     def about() -> Observed:
-        decided = plan(with_child(STEADY, key, Child(is_read=True)), key=KEY, now=NOW)
+        decided = plan(with_child(STEADY, key, Child()), key=KEY, now=NOW)
         (write,) = decided.writes
         refusal = RefusedWrite(digest=digest(write.wanted), message="exceeded quota", retry_at=RETRY_AT)
-        return with_child(STEADY, key, Child(is_read=True, refused=refusal))
+        return with_child(STEADY, key, Child(refused=refusal))
 
     return about
 
@@ -258,7 +257,7 @@ def test_a_blocked_experiment_is_reported_once_and_nothing_else_happens(case: Bl
     assert case.message in event["message"]
     assert replace(decided, status=None) == Plan(requeue_after=TROUBLE_SECONDS)
     document = {**about.document, "status": written(decided.status)}
-    later = NOW + timedelta(seconds=TROUBLE_SECONDS)
+    later = NOW + timedelta(seconds=TROUBLE_SECONDS - 1)
     again = plan(replace(about, status=decided.status, document=document), key=KEY, now=later)
     assert again.status == decided.status, "it settles"
 
@@ -276,8 +275,12 @@ def test_objects_before_the_blocking_one_are_written() -> None:
 
 def test_a_refused_write_is_tried_again_when_the_manifest_has_changed() -> None:
     refusal = RefusedWrite(digest="of another manifest", message="exceeded quota", retry_at=RETRY_AT)
-    decided = plan(with_child(STEADY, ACTORS, Child(is_read=True, refused=refusal)), key=KEY, now=NOW)
+    decided = plan(with_child(STEADY, ACTORS, Child(refused=refusal)), key=KEY, now=NOW)
     assert actions(decided) == [(Action.APPLY, ACTORS)]
+
+
+def test_a_refused_write_is_tried_again_when_its_time_has_come() -> None:
+    assert actions(plan(refused(ACTORS)(), key=KEY, now=RETRY_AT)) == [(Action.APPLY, ACTORS)]
 
 
 def test_a_pass_in_between_does_not_delay_the_next_try_of_a_refused_write() -> None:
@@ -292,7 +295,7 @@ def test_an_experiment_of_another_operator_is_left_alone() -> None:
 
 def test_an_unreadable_revision_is_deleted_and_made_again_by_the_next_pass() -> None:
     found = STEADY.children[REVISION].found
-    about = replace(STEADY, revision=None, revision_found=found, revision_problem=RevisionProblem.UNREADABLE)
+    about = replace(STEADY, revision=None, revision_problem=RevisionProblem.UNREADABLE)
     assert found is not None
     assert plan(about, key=KEY, now=NOW) == Plan(deletions=(found,), requeue_after=RETRY_SECONDS)
 
@@ -430,7 +433,7 @@ def test_each_change_of_a_condition_is_one_event() -> None:
 
 @pytest.mark.parametrize("key", [key for key in STEADY.children if key != REVISION], ids="/".join)
 def test_an_object_that_is_gone_comes_back(key: tuple[str, str]) -> None:
-    decided = plan(with_child(STEADY, key, Child(is_read=True)), key=KEY, now=NOW)
+    decided = plan(with_child(STEADY, key, Child()), key=KEY, now=NOW)
     ((action, written_key),) = actions(decided)
     assert written_key == key
     assert action in (Action.CREATE, Action.APPLY)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlsrl_operator.roles import ROLES
+from rlsrl.api.roles import ROLES
 from rlsrl_operator.settings import OperatorSettings, PodDefaults, SettingsError, read_settings
 
 IMAGES = "images: {actor: a, learner: l}\n"

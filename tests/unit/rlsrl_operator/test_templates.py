@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from rlsrl.api.roles import ROLES
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import Manifest, render
 from rlsrl_operator.manifests.templates import SECTIONS, template_faults
-from rlsrl_operator.roles import ROLES
 from rlsrl_operator.settings import PodDefaults
 from rlsrl_operator.testing import SETTINGS, context_of, faults_of_restricted
 
