@@ -14,12 +14,14 @@ import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
+
+from typing_extensions import override
 
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import VersionInfo
+from rlsrl.testing.closing import ClosedAtExit
 from rlsrl.testing.live_runs import Desk, LiveRun, WorkerProcess, await_death
 
 Moment = Literal["start-up", "training", "checkpoint", "shutdown"]
@@ -85,7 +87,7 @@ class Kill:
     """Transitions trained up to that version."""
 
 
-class KillCampaign:
+class KillCampaign(ClosedAtExit):
     """One experiment, trained to its goal while its processes are killed. Use as a context manager.
 
     The experiment trains ``GatedEnv``, so it trains until ``finish`` opens the gate: every kill precedes the terminal
@@ -167,18 +169,11 @@ class KillCampaign:
         self._check_versions()
         return summary
 
+    @override
     def close(self) -> None:
         """Kill the remaining processes of the run."""
         if self._run is not None:
             self._run.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Lives of the run.
 

@@ -9,8 +9,10 @@ import struct
 import time
 from collections.abc import Collection
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+
+from typing_extensions import override
+
+from rlsrl.testing.closing import ClosedAtExit
 
 _IN_MODIFY = 0x00000002
 _IN_MOVED_TO = 0x00000080
@@ -23,7 +25,7 @@ _EVENT = struct.Struct("iIII")
 """Watch, events, cookie, and the length of the name that follows."""
 
 
-class FolderWatch:
+class FolderWatch(ClosedAtExit):
     """Waits for changes below a folder. For one thread; use as a context manager.
 
     New folders are watched from the next ``wait`` on, so check the awaited condition after every ``wait``; it must not
@@ -64,17 +66,10 @@ class FolderWatch:
                 return False
         return False
 
+    @override
     def close(self) -> None:
         """Stop watching."""
         os.close(self._descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _watch_new_folders(self) -> bool:
         folders = {self._root, *(Path(where) for where, _, _ in os.walk(self._root))} - self._watched

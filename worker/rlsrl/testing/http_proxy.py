@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 from typing_extensions import override
+
+from rlsrl.testing.closing import ClosedAtExit
 
 _UPSTREAM_SECONDS = 60.0
 _WITHOUT_LENGTH = ("transfer-encoding", "connection", "content-length")
@@ -50,7 +51,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class FaultyProxy:
+class FaultyProxy(ClosedAtExit):
     """A proxy in front of one server, on the loopback interface. Each request has its own thread.
 
     An answer without a length, such as a Kubernetes watch, is forwarded line by line as it arrives.
@@ -92,20 +93,13 @@ class FaultyProxy:
                 with suppress(OSError):
                     self._streams.pop().shutdown(socket.SHUT_RDWR)
 
+    @override
     def close(self) -> None:
         """Accept no more requests."""
         self.cut()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         proxy = self

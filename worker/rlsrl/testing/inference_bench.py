@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import threading
 import time
 import uuid
@@ -32,6 +31,7 @@ from rlsrl.streams.grpc_inference.server import GrpcInferenceServer
 from rlsrl.streams.inference import InferenceBatch, InferenceClient, InferenceServer
 from rlsrl.streams.protocols import StreamError
 from rlsrl.testing.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
+from rlsrl.testing.servers import free_address
 
 TOKEN = "token-of-the-tests"
 DEADLINE = 60.0
@@ -106,9 +106,7 @@ class TcpInferenceTransport(UnixInferenceTransport):
 
     @override
     def new_address(self) -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return f"127.0.0.1:{probe.getsockname()[1]}"
+        return free_address()
 
 
 class TlsInferenceTransport(TcpInferenceTransport):

@@ -14,15 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import psutil
+from typing_extensions import override
 
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.parameters.protocols import VersionInfo
 from rlsrl.parameters.terminal import TERMINAL_KEY
 from rlsrl.rpc.auth import TOKEN_VARIABLE
+from rlsrl.testing.closing import ClosedAtExit
 from rlsrl.testing.folder_watch import FolderWatch
 from rlsrl.workers.build.run_database import open_run_database
 
@@ -171,7 +172,7 @@ class RunFolderFacts:
         return left
 
 
-class LiveRun:
+class LiveRun(ClosedAtExit):
     """One life of ``rlsrl run``. Use as a context manager, which ends all its processes."""
 
     def __init__(self, arguments: Sequence[str], *, cwd: Path, run_folder: Path, env: Mapping[str, str]) -> None:
@@ -272,6 +273,7 @@ class LiveRun:
             raise TimeoutError(f"rlsrl run still runs after {timeout} s:\n{self.output}")
         return self._process.wait()
 
+    @override
     def close(self) -> None:
         """Kill the remaining processes and wait until they are dead."""
         pids = [worker.pid for worker in self.workers()]
@@ -282,14 +284,6 @@ class LiveRun:
             await_death(pid)
         os.close(self._pidfd)
         self._watch.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def rlsrl_command() -> str:

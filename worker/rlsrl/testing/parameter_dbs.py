@@ -8,7 +8,7 @@ A test module subclasses ``ParameterDBConformance`` and adds a fixture ``store``
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol
 
@@ -82,10 +82,36 @@ def got(db: ParameterDB, ref: Version | str = "latest") -> Parameters:
     return parameters
 
 
+def got_state(db: ParameterDB, ref: Version | str = "latest") -> TrainerState:
+    """Return the trainer's state, which must exist."""
+    state = db.load_state(POLICY, ref)
+    assert state is not None
+    return state
+
+
+def bits(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[Any, ...]]:
+    """Return the dtype, shape and bytes of each array."""
+    return {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+def push_then_save(db: ParameterDB, state: TrainerState) -> None:
+    """Push a version, and save its state afterwards."""
+    db.push(POLICY, make_parameters(state.version))
+    db.save_state(POLICY, state)
+
+
+def push_with_state(db: ParameterDB, state: TrainerState) -> None:
+    """Push a version with its state."""
+    db.push(POLICY, make_parameters(state.version), state=state)
+
+
+_both_ways_of_saving = pytest.mark.parametrize("save", [push_then_save, push_with_state])
+
+
 class ParameterDBConformance:
     """The conformance tests. A subclass adds a fixture ``store``."""
 
-    def test_what_was_pushed_comes_back_to_the_bit(self, store: StoreUnderTest) -> None:
+    def test_pushed_parameters_are_read_bit_for_bit(self, store: StoreUnderTest) -> None:
         rng = np.random.default_rng(0)
         pushed = Parameters(
             version=Version(3, 7),
@@ -103,14 +129,10 @@ class ParameterDBConformance:
         store.open().push(POLICY, pushed)
         read = got(store.open())
         assert (read.version, read.layout) == (pushed.version, pushed.layout)
-        assert read.vector.dtype == np.float32
-        assert read.vector.tobytes() == pushed.vector.tobytes()
-        assert read.statistics.keys() == pushed.statistics.keys()
-        for name, array in pushed.statistics.items():
-            there = read.statistics[name]
-            assert (there.dtype, there.shape, there.tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert bits({"vector": read.vector}) == bits({"vector": pushed.vector})
+        assert bits(read.statistics) == bits(pushed.statistics)
 
-    def test_what_is_stored_cannot_be_changed_through_arrays(self, store: StoreUnderTest) -> None:
+    def test_arrays_cannot_change_stored_parameters(self, store: StoreUnderTest) -> None:
         db = store.open()
         mine = make_parameters(Version(1, 1), fill=1, mean=np.zeros(2))
         db.push(POLICY, mine)
@@ -121,7 +143,7 @@ class ParameterDBConformance:
                 array[0] = 5
         np.testing.assert_array_equal(got(db).vector, np.ones(16))
 
-    def test_a_version_is_named_by_itself_its_text_a_tag_or_as_latest(self, store: StoreUnderTest) -> None:
+    def test_a_reference_is_a_version_its_text_a_tag_or_latest(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 5, 6)
         db.push(POLICY, make_parameters(Version(2, 1500)), tags=["best", "released-1.0"])
@@ -174,7 +196,7 @@ class ParameterDBConformance:
         assert (read.layout, dict(read.statistics)) == ("layout-1", {})
         np.testing.assert_array_equal(read.vector, np.ones(16))
 
-    def test_repeating_a_push_makes_sure_of_its_tags_and_changes_nothing_else(self, store: StoreUnderTest) -> None:
+    def test_a_repeated_push_adds_its_tags_and_changes_nothing_else(self, store: StoreUnderTest) -> None:
         db = store.open()
         db.push(POLICY, make_parameters(Version(1, 1)), metadata={"env_steps": 1})
         created_at = db.versions(POLICY)[0].created_at
@@ -183,7 +205,7 @@ class ParameterDBConformance:
         (info,) = db.versions(POLICY)
         assert (info.tags, info.created_at, info.metadata) == (("best",), created_at, {"env_steps": 1})
 
-    def test_a_succeeded_attempt_is_fenced_off(self, store: StoreUnderTest) -> None:
+    def test_a_succeeded_attempt_cannot_push(self, store: StoreUnderTest) -> None:
         old, new = store.open(), store.open()
         push_steps(old, 1, 2, attempt=1)
         push_steps(new, 1, 2, attempt=2)
@@ -196,18 +218,16 @@ class ParameterDBConformance:
         push_steps(new, 3, attempt=2)
         assert stored(new) == ["2.2", "2.3"]
 
-    def test_a_succeeded_attempt_saves_no_state(self, store: StoreUnderTest) -> None:
+    def test_a_succeeded_attempt_cannot_save_a_state(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, attempt=1)
         db.save_state(POLICY, make_state(Version(1, 1)))
         push_steps(db, 1, attempt=2)
         with pytest.raises(StaleAttempt, match="attempt 2"):
             db.save_state(POLICY, make_state(Version(1, 1), late=True))
-        state = db.load_state(POLICY, "1.1")
-        assert state is not None
-        assert state.values == {}
+        assert got_state(db, "1.1").values == {}
 
-    def test_a_version_comes_with_its_state(self, store: StoreUnderTest) -> None:
+    def test_a_version_is_pushed_with_its_state(self, store: StoreUnderTest) -> None:
         db = store.open()
         version = Version(1, 4)
         state = make_state(version, a=1)
@@ -216,23 +236,26 @@ class ParameterDBConformance:
         (info,) = reader.versions(POLICY)
         assert (info.version, info.has_state, info.tags, info.metadata) == (version, True, ("best",), {"env_steps": 9})
         np.testing.assert_array_equal(got(reader).vector, make_parameters(version).vector)
-        loaded = reader.load_state(POLICY)
-        assert loaded is not None
+        loaded = got_state(reader)
         assert (loaded.version, loaded.values) == (version, {"a": 1})
-        np.testing.assert_array_equal(loaded.arrays["adam/m"], state.arrays["adam/m"])
+        assert bits(loaded.arrays) == bits(state.arrays)
 
-    def test_a_repeated_push_replaces_the_state(self, store: StoreUnderTest) -> None:
+    @_both_ways_of_saving
+    def test_a_state_saved_again_is_replaced(
+        self, store: StoreUnderTest, save: Callable[[ParameterDB, TrainerState], None]
+    ) -> None:
         db = store.open()
         for number in (1, 2):
-            db.push(POLICY, make_parameters(Version(1, 1)), state=make_state(Version(1, 1), number=number))
-        state = db.load_state(POLICY)
-        assert state is not None
-        assert state.values == {"number": 2}
+            save(db, make_state(Version(1, 1), number=number))
+        assert got_state(db).values == {"number": 2}
 
-    def test_states_that_come_with_versions_are_kept_like_others(self, store: StoreUnderTest) -> None:
+    @_both_ways_of_saving
+    def test_only_the_last_few_states_are_kept(
+        self, store: StoreUnderTest, save: Callable[[ParameterDB, TrainerState], None]
+    ) -> None:
         db = store.open()
         for step in range(1, 6):
-            db.push(POLICY, make_parameters(Version(1, step)), state=make_state(Version(1, step)))
+            save(db, make_state(Version(1, step)))
         assert [info.version.step for info in db.versions(POLICY) if info.has_state] == [3, 4, 5]
 
     def test_a_state_of_another_version_is_refused_and_nothing_is_stored(self, store: StoreUnderTest) -> None:
@@ -254,7 +277,7 @@ class ParameterDBConformance:
         assert db.load_state(POLICY) is None
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-    def test_what_is_not_finite_is_never_stored(self, store: StoreUnderTest, bad: float) -> None:
+    def test_non_finite_parameters_are_never_stored(self, store: StoreUnderTest, bad: float) -> None:
         db = store.open()
         push_steps(db, 1)
         vector = np.zeros(8, dtype=np.float32)
@@ -270,7 +293,7 @@ class ParameterDBConformance:
         with pytest.raises(ValueError, match="flat float32"):
             store.open().push(POLICY, Parameters(version=Version(1, 1), vector=vector, layout="layout-1"))
 
-    def test_newer_than_gives_only_what_is_newer(self, store: StoreUnderTest) -> None:
+    def test_newer_than_returns_only_newer_versions(self, store: StoreUnderTest) -> None:
         db = store.open()
         assert db.get(POLICY, newer_than=INITIAL) is None
         push_steps(db, 4, 5)
@@ -283,7 +306,7 @@ class ParameterDBConformance:
         assert db.get(POLICY, "best", newer_than=Version(1, 4)) is None
         assert db.get(POLICY, "best", newer_than=Version(1, 3)) is not None
 
-    def test_missing_names_are_answered_with_what_there_is(self, store: StoreUnderTest) -> None:
+    def test_errors_about_missing_names_list_the_stored_ones(self, store: StoreUnderTest) -> None:
         db = store.open()
         with pytest.raises(VersionNotFound, match="stored policies: none"):
             db.get(POLICY)
@@ -311,13 +334,13 @@ class ParameterDBConformance:
         assert stored(db) == ["1.1"]
 
     @pytest.mark.parametrize("name", ["latest", "1.1", "7.1500"])
-    def test_a_tag_is_no_other_reference(self, store: StoreUnderTest, name: str) -> None:
+    def test_a_tag_cannot_look_like_another_reference(self, store: StoreUnderTest, name: str) -> None:
         db = store.open()
         push_steps(db, 1)
         with pytest.raises(ValueError, match="already name versions"):
             db.tag(POLICY, "latest", name)
 
-    def test_policies_are_apart(self, store: StoreUnderTest) -> None:
+    def test_policies_have_separate_versions_and_tags(self, store: StoreUnderTest) -> None:
         db = store.open()
         db.push("opponent", make_parameters(Version(5, 1)), tags=["best"])
         push_steps(db, 1, attempt=1)
@@ -339,7 +362,7 @@ class ParameterDBConformance:
         assert db.prune(POLICY, keep_last=1) == []
         assert (db.policies(), db.versions(POLICY), db.load_state(POLICY)) == ([], [], None)
 
-    def test_a_tag_moves_and_what_it_left_can_be_pruned(self, store: StoreUnderTest) -> None:
+    def test_a_tag_moves_and_untagged_versions_can_be_pruned(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2, 3, 4)
         db.tag(POLICY, Version(1, 1), "best", "first")
@@ -353,7 +376,7 @@ class ParameterDBConformance:
         with pytest.raises(VersionNotFound, match=r"no version 1\.2"):
             db.tag(POLICY, Version(1, 2), "best")
 
-    def test_retention_keeps_the_newest_the_tagged_and_the_latest(self, store: StoreUnderTest) -> None:
+    def test_prune_keeps_the_newest_tagged_and_latest_versions(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2, 3, 4, 5)
         db.tag(POLICY, Version(1, 2), "milestone")
@@ -366,7 +389,7 @@ class ParameterDBConformance:
         with pytest.raises(ValueError, match="keep_last is -1"):
             db.prune(POLICY, keep_last=-1)
 
-    def test_what_belongs_to_a_pruned_version_goes_with_it(self, store: StoreUnderTest) -> None:
+    def test_prune_deletes_the_state_and_metadata_of_a_version(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2)
         for step in (1, 2):
@@ -379,16 +402,14 @@ class ParameterDBConformance:
         assert (second.has_state, second.metadata) == (True, {"return_mean": 1.0})
         assert db.load_state(POLICY, Version(1, 1)) is None
 
-    def test_retention_never_takes_what_resuming_needs(self, store: StoreUnderTest) -> None:
+    def test_prune_keeps_the_version_from_which_a_run_resumes(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2, 3)
         db.save_state(POLICY, make_state(Version(1, 2)))
         assert db.prune(POLICY, keep_last=1) == [Version(1, 1)]
-        state = db.load_state(POLICY)
-        assert state is not None
-        assert state.version == Version(1, 2)
+        assert got_state(db).version == Version(1, 2)
 
-    def test_retention_never_takes_the_newest_whole_version(self, store: StoreUnderTest) -> None:
+    def test_prune_keeps_the_newest_version_that_is_not_corrupt(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2, 3)
         store.corrupt(POLICY, Version(1, 3), "parameters")
@@ -414,7 +435,7 @@ class ParameterDBConformance:
         ("value", "names"),
         [(float("nan"), "nan"), ({1: "a"}, "key 1"), (np.float32(1.0), "float32"), (object(), "object")],
     )
-    def test_metadata_are_json(self, store: StoreUnderTest, value: Any, names: str) -> None:
+    def test_metadata_must_be_json(self, store: StoreUnderTest, value: Any, names: str) -> None:
         db = store.open()
         push_steps(db, 1)
         metadata: dict[str, Any] = {"good": 1, "deep": [value]}
@@ -445,7 +466,7 @@ class ParameterDBConformance:
         assert found(c=None) == []
         assert found() == [0, 1, 2, 3]
 
-    def test_a_state_comes_back_to_the_bit(self, store: StoreUnderTest) -> None:
+    def test_a_state_is_read_bit_for_bit(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2)
         arrays: dict[str, NDArray[Any]] = {
@@ -460,34 +481,14 @@ class ParameterDBConformance:
             "ledger": {"trained": 0.1, "ok": True, "none": None},
         }
         db.save_state(POLICY, TrainerState(version=Version(1, 1), arrays=arrays, values=values))
-        state = store.open().load_state(POLICY, "1.1")
-        assert state is not None
+        state = got_state(store.open(), "1.1")
         assert (state.version, state.values) == (Version(1, 1), values)
-        assert state.arrays.keys() == arrays.keys()
-        for name, array in arrays.items():
-            there = state.arrays[name]
-            assert (there.dtype, there.shape, there.tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert bits(state.arrays) == bits(arrays)
         assert db.load_state(POLICY, Version(1, 2)) is None
         with pytest.raises(VersionNotFound):
             db.load_state(POLICY, Version(1, 3))
 
-    def test_a_state_saved_again_is_replaced(self, store: StoreUnderTest) -> None:
-        db = store.open()
-        push_steps(db, 1)
-        db.save_state(POLICY, make_state(Version(1, 1), num_saves=1))
-        db.save_state(POLICY, make_state(Version(1, 1), num_saves=2))
-        state = db.load_state(POLICY)
-        assert state is not None
-        assert state.values == {"num_saves": 2}
-
-    def test_only_the_last_few_states_are_kept(self, store: StoreUnderTest) -> None:
-        db = store.open()
-        for step in range(1, 6):
-            push_steps(db, step)
-            db.save_state(POLICY, make_state(Version(1, step)))
-        assert [info.version.step for info in db.versions(POLICY) if info.has_state] == [3, 4, 5]
-
-    def test_resuming_takes_the_newest_state_that_is_whole_with_whole_parameters(self, store: StoreUnderTest) -> None:
+    def test_resuming_skips_versions_with_corrupt_state_or_parameters(self, store: StoreUnderTest) -> None:
         db = store.open()
 
         def resumed() -> Version | None:
@@ -509,7 +510,7 @@ class ParameterDBConformance:
         store.corrupt(POLICY, Version(1, 1), "state")
         assert resumed() is None
 
-    def test_latest_skips_corrupt_versions_and_a_named_one_says_so(self, store: StoreUnderTest) -> None:
+    def test_latest_skips_corrupt_versions_and_a_named_one_raises(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2, 3)
         store.corrupt(POLICY, Version(1, 3), "parameters")
@@ -525,18 +526,16 @@ class ParameterDBConformance:
         with pytest.raises(Corrupt, match="000003"):
             db.get(POLICY)
 
-    def test_pushing_a_corrupt_version_again_makes_it_whole(self, store: StoreUnderTest) -> None:
+    def test_a_repeated_push_repairs_a_corrupt_version(self, store: StoreUnderTest) -> None:
         db = store.open()
         push_steps(db, 1, 2)
         db.save_state(POLICY, make_state(Version(1, 2)))
         store.corrupt(POLICY, Version(1, 2), "parameters")
         push_steps(db, 2)
         assert got(db).version == Version(1, 2)
-        state = db.load_state(POLICY)
-        assert state is not None
-        assert state.version == Version(1, 2)
+        assert got_state(db).version == Version(1, 2)
 
-    def test_watching_gives_the_newest_at_once_then_what_comes(self, store: StoreUnderTest) -> None:
+    def test_watch_yields_the_newest_version_at_once_and_then_new_ones(self, store: StoreUnderTest) -> None:
         db = store.open()
         assert list(db.watch(POLICY, SHORT)) == []
         push_steps(db, 1, 2)
@@ -546,7 +545,7 @@ class ParameterDBConformance:
         push_steps(db, 3, 4)
         assert next(versions) == Version(1, 4)
 
-    def test_a_push_wakes_who_watches(self, store: StoreUnderTest) -> None:
+    def test_a_push_wakes_every_watch(self, store: StoreUnderTest) -> None:
         """A push through the same database, and through another one."""
         db, other = store.open(), store.open()
         watching = threading.Barrier(3, timeout=LONG)

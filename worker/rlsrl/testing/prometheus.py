@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import math
 import re
-import socket
-import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import yaml
+from typing_extensions import override
 
-from rlsrl.testing.waiting import until
+from rlsrl.testing.closing import ClosedAtExit
+from rlsrl.testing.servers import free_address, start_server
 
 ANSWER_SECONDS = 10.0
-_START_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,35 +33,24 @@ class Target:
     """Whether the endpoint's own labels take precedence."""
 
 
-class Prometheus:
+class Prometheus(ClosedAtExit):
     """One server process with its data in a folder. Use as a context manager."""
 
     def __init__(self, folder: Path, targets: Sequence[Target], rules: Sequence[Path] = ()) -> None:
         """Start the server. It scrapes every target and evaluates every rule once a second.
 
         Raises:
-            TimeoutError: the server does not start.
+            RuntimeError: the server does not start; the text has its output.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self._address = f"127.0.0.1:{_free_port()}"
+        self._address = free_address()
         configuration = folder / "prometheus.yaml"
         configuration.write_text(yaml.safe_dump(_configuration(targets, rules)))
-        with (folder / "log.txt").open("wb") as output:
-            self._process = subprocess.Popen(
-                [
-                    "setpriv", "--pdeathsig", "KILL",
-                    "prometheus", f"--web.listen-address={self._address}", f"--config.file={configuration}",
-                    f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        try:
-            until(self._is_ready, "prometheus answers queries", timeout=_START_SECONDS)
-        except TimeoutError as error:
-            self.close()
-            raise TimeoutError(f"{error}: {(folder / 'log.txt').read_text(errors='replace')}") from error
+        self._process = start_server(
+            "prometheus", f"--web.listen-address={self._address}", f"--config.file={configuration}",
+            f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn",
+            log=folder / "log.txt", is_ready=self._is_ready,
+        )  # fmt: skip
 
     def query(self, expression: str) -> dict[tuple[tuple[str, str], ...], float]:
         """Return the current value of an expression: finite values by the labels of their series.
@@ -96,22 +83,13 @@ class Prometheus:
         targets = self._get("targets")["activeTargets"]
         return [f"{each['scrapeUrl']}: {each['lastError']}" for each in targets if each["health"] != "up"]
 
+    @override
     def close(self) -> None:
         """End the process."""
         self._process.kill()
         self._process.wait()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _is_ready(self) -> bool:
-        if self._process.poll() is not None:
-            raise TimeoutError(f"prometheus ended with {self._process.returncode}")
         try:
             with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=ANSWER_SECONDS):
                 return True
@@ -143,9 +121,3 @@ def _jobs(targets: Sequence[Target]) -> Iterator[dict[str, Any]]:
             if each.honor_labels is honor
         ]
         yield {"job_name": f"pods-{honor}", "honor_labels": honor, "static_configs": places}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

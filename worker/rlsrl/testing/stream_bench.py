@@ -9,7 +9,6 @@ not import the test runner, so that the processes start fast.
 from __future__ import annotations
 
 import math
-import socket
 import threading
 import time
 import uuid
@@ -34,6 +33,7 @@ from rlsrl.streams.shared_memory.consumer import SharedMemoryConsumer
 from rlsrl.streams.shared_memory.producer import SharedMemoryProducer
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.inline_samples import InlineChannel, InlineConsumer, InlineProducer
+from rlsrl.testing.servers import free_address
 
 TOKEN = "token-of-the-tests"
 NUM_STEPS = 3
@@ -150,9 +150,7 @@ class TcpTransport(UnixTransport):
 
     @override
     def new_address(self) -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return f"127.0.0.1:{probe.getsockname()[1]}"
+        return free_address()
 
 
 class TlsTransport(TcpTransport):
