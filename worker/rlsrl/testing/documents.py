@@ -157,22 +157,26 @@ def minimal() -> JsonDocument:
     }
 
 
+def _opened(document: JsonDocument, path: tuple[str, ...]) -> JsonDocument:
+    """Return the mapping at the path; it and the mappings above are added if missing, with their required fields."""
+    mapping = document
+    for depth, step in enumerate(path, start=1):
+        mapping = mapping.setdefault(step, {})
+        for case in CASES:
+            if case.required and case.path[:-1] == path[:depth]:
+                mapping.setdefault(case.path[-1], legal(case))
+    return mapping
+
+
 def with_value(case: Case, value: Any) -> JsonDocument:
     """Return a document that is valid except for the field: with its parents, without other members of their unions."""
     document = minimal()
-    mapping = document
-    for step, model, depth in zip(case.path, case.models, range(len(case.path)), strict=True):
-        if step in (members := [to_camel(name) for name in model.exactly_one]):
-            for other in members:
-                if other != step:
-                    mapping.pop(other, None)
-        if depth == len(case.path) - 1:
-            mapping[step] = value
-            break
-        mapping = mapping.setdefault(step, {})
-        for sibling in CASES:
-            if sibling.path[:-1] == case.path[: depth + 1] and sibling.required:
-                mapping.setdefault(sibling.path[-1], legal(sibling))
+    for depth, (step, model) in enumerate(zip(case.path, case.models, strict=True)):
+        mapping, members = _opened(document, case.path[:depth]), camel(model.exactly_one)
+        for other in members:
+            if step in members and step != other:
+                mapping.pop(other, None)
+    _opened(document, case.path[:-1])[case.path[-1]] = value
     return document
 
 
@@ -215,13 +219,7 @@ def variation(rng: random.Random) -> JsonDocument:
     for case in LEAVES:
         if case.path[0] in ("apiVersion", "kind") or rng.random() < 0.5 or other_member_given(document, case):
             continue
-        mapping = document
-        for step in case.path[:-1]:
-            mapping = mapping.setdefault(step, {})
-        for sibling in CASES:
-            if sibling.path[:-1] == case.path[:-1] and sibling.required:
-                mapping.setdefault(sibling.path[-1], legal(sibling))
-        mapping[case.path[-1]] = random_legal(case, rng)
+        _opened(document, case.path[:-1])[case.path[-1]] = random_legal(case, rng)
     spec = document["spec"]
     trainers = {name: value for name, value in spec.get("trainers", {}).items() if name == "gpuResource"}
     actors: JsonDocument = {"replicas": rng.randint(1, 8), "rolloutLength": rng.choice([1, 5, 16, 128, 2048])}
@@ -281,14 +279,11 @@ def random_legal(case: Case, rng: random.Random) -> Any:
 
 def other_member_given(document: JsonDocument, case: Case) -> bool:
     """Return whether a union on the field's path already has another member."""
-    for depth, (step, model) in enumerate(zip(case.path, case.models, strict=True)):
-        members = camel(model.exactly_one)
-        mapping: Any = document
-        for above in case.path[:depth]:
-            mapping = mapping.get(above, {})
-        if step in members and any(member in mapping for member in members if member != step):
-            return True
-    return False
+    return any(
+        step in camel(model.exactly_one) and step != other and other in (_mapping_at(document, case.path[:depth]) or {})
+        for depth, (step, model) in enumerate(zip(case.path, case.models, strict=True))
+        for other in camel(model.exactly_one)
+    )
 
 
 def inside(document: JsonDocument, path: tuple[str, ...]) -> JsonDocument:

@@ -28,43 +28,18 @@ class InlineInferenceChannel:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Reentrant: a client wakes the server while it puts requests.
-        self._lock = threading.RLock()
-        self._server: InlineInferenceServer | None = None
-        self._clients: set[InlineInferenceClient] = set()
+        self.lock = threading.RLock()
+        """Guards ``server`` and ``clients``. Reentrant: a client wakes the server while it puts requests."""
+        self.server: InlineInferenceServer | None = None
+        """The present server."""
+        self.clients: set[InlineInferenceClient] = set()
 
     def served_by(self, server: InlineInferenceServer | None) -> None:
         """Send requests to that server from now on, including those that the server before did not answer."""
-        with self._lock:
-            self._server = server
-            for client in self._clients:
+        with self.lock:
+            self.server = server
+            for client in self.clients:
                 client.resubmit(server)
-
-    def is_served_by(self, server: InlineInferenceServer) -> bool:
-        """Return whether that server is the present one."""
-        return self._server is server
-
-    def join(self, client: InlineInferenceClient) -> None:
-        """Add a client."""
-        with self._lock:
-            self._clients.add(client)
-
-    def leave(self, client: InlineInferenceClient) -> None:
-        """Remove a client and drop its requests."""
-        with self._lock:
-            self._clients.discard(client)
-            if self._server is not None:
-                self._server.queue.drop(client)
-
-    def exclusively(self, action: Callable[[], None]) -> None:
-        """Run the action under the channel's lock."""
-        with self._lock:
-            action()
-
-    def send(self, client: InlineInferenceClient) -> None:
-        """Send the client's submitted requests to the present server."""
-        with self._lock:
-            client.send(self._server)
 
 
 class InlineInferenceServer(InferenceServer):
@@ -92,17 +67,15 @@ class InlineInferenceServer(InferenceServer):
 
     @override
     def call_on_arrival(self, take: Callable[[], None] | None, afterwards: Callable[[], None] = lambda: None) -> None:
-        on_arrival = None if take is None else OnArrival(take, afterwards)
-        self._channel.exclusively(lambda: setattr(self, "_on_arrival", on_arrival))
+        with self._channel.lock:
+            self._on_arrival = None if take is None else OnArrival(take, afterwards)
 
     @override
     def wake(self) -> None:
-        self._channel.exclusively(self._arrived)
-
-    def _arrived(self) -> None:
-        if (on_arrival := self._on_arrival) is not None:
-            on_arrival.take()
-            on_arrival.afterwards()
+        with self._channel.lock:
+            if (on_arrival := self._on_arrival) is not None:
+                on_arrival.take()
+                on_arrival.afterwards()
 
     @property
     def num_waiting(self) -> int:
@@ -115,7 +88,7 @@ class InlineInferenceServer(InferenceServer):
         self.queue.close()
 
     def _deliver(self, pending: Sequence[PendingRequest], answers: Answers) -> None:
-        if self._channel.is_served_by(self):
+        if self._channel.server is self:
             for place, entry in enumerate(pending):
                 client = cast("InlineInferenceClient", entry.client)
                 client.receive(entry.number, answers if isinstance(answers, Exception) else answers[place])
@@ -134,7 +107,8 @@ class InlineInferenceClient(InferenceClient):
         self._answers: list[Answer] = []
         self._next_number = 0
         self._failure: StreamError | None = None
-        channel.join(self)
+        with channel.lock:
+            channel.clients.add(self)
 
     @override
     def submit(self, request: RolloutRequest) -> int:
@@ -148,7 +122,8 @@ class InlineInferenceClient(InferenceClient):
 
     @override
     def wait(self, timeout: float) -> Sequence[Answer]:
-        self._channel.send(self)
+        with self._channel.lock:
+            self.send(self._channel.server)
         with self._changed:
             self._changed.wait_for(lambda: self._answers or self._failure, timeout)
             self._check()
@@ -157,11 +132,14 @@ class InlineInferenceClient(InferenceClient):
 
     @override
     def close(self) -> None:
-        self._channel.leave(self)
+        with self._channel.lock:
+            self._channel.clients.discard(self)
+            if self._channel.server is not None:
+                self._channel.server.queue.drop(self)
         self._fail(StreamClosed("this inference client was closed"))
 
     def send(self, server: InlineInferenceServer | None) -> None:
-        """Put the requests since the last call into that server's queue. The channel calls it."""
+        """Put the requests since the last call into that server's queue. The channel's lock is held."""
         with self._changed:
             numbers, self._unsent = self._unsent, []
         self._put(server, numbers)

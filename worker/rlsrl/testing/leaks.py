@@ -7,11 +7,13 @@ import os
 import threading
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from rlsrl.testing.waiting import until
 
-MAX_LOOKS = 3
-"""Number of measurements. A leak shows in each of them."""
+_NUM_MEASUREMENTS = 3
+"""A leak shows in each of them."""
 SETTLE_SECONDS = 15.0
 """Time for closed resources to disappear."""
 
@@ -33,20 +35,18 @@ def assert_leaks_nothing(come_and_go: Callable[[], None], *, times: int) -> None
     A single change is not a leak, for example when gRPC stops an unused poller. A leak shows in each measurement.
 
     Raises:
-        TimeoutError: each of the ``MAX_LOOKS`` measurements found a leak; names it.
+        TimeoutError: each of three measurements found a leak; names it.
     """
     for _ in range(5):
         come_and_go()
-    for _ in range(MAX_LOOKS - 1):
-        try:
-            _measure(come_and_go, times)
-        except TimeoutError:
-            continue
-        return
-    _measure(come_and_go, times)
+    for _ in range(_NUM_MEASUREMENTS - 1):
+        with suppress(TimeoutError):
+            return _measure(come_and_go, times)
+    return _measure(come_and_go, times)
 
 
 def _measure(come_and_go: Callable[[], None], times: int) -> None:
+    settle = partial(until, timeout=SETTLE_SECONDS)
     gc.collect()
     threads, descriptors = threading.active_count(), open_descriptors()
     tracemalloc.start()
@@ -56,12 +56,8 @@ def _measure(come_and_go: Callable[[], None], times: int) -> None:
         for _ in range(times):
             come_and_go()
         # Caches fill up, and some kilobytes come and go; one leak a call would be at least a kilobyte each.
-        _settle(lambda: traced_memory() - before < 16_384 + 300 * times, f"{times} times leave memory as it was")
+        settle(lambda: traced_memory() - before < 16_384 + 300 * times, f"{times} times leave memory as it was")
     finally:
         tracemalloc.stop()
-    _settle(lambda: threading.active_count() <= threads, f"no more than {threads} threads are left")
-    _settle(lambda: open_descriptors() <= descriptors, f"no more than {descriptors} descriptors are left")
-
-
-def _settle(is_as_before: Callable[[], bool], what: str) -> None:
-    until(is_as_before, what, timeout=SETTLE_SECONDS)
+    settle(lambda: threading.active_count() <= threads, f"no more than {threads} threads are left")
+    settle(lambda: open_descriptors() <= descriptors, f"no more than {descriptors} descriptors are left")
