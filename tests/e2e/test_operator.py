@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rlsrl.api.pods import is_ready
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.faults import all_ready, begin, goes_on, is_ready, lives, reach_the_goal
+from rlsrl.testing.faults import all_ready, begin, goes_on, lives, reach_the_goal
 from rlsrl.testing.kubectl import ClusterExperiment, Namespace, release
 from rlsrl.testing.waiting import until
 

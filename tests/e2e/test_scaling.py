@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from rlsrl.testing.faults import NAME, begin, goes_on, is_ready, lives, reach_the_goal
+from rlsrl.api.pods import is_ready
+from rlsrl.testing.faults import NAME, begin, goes_on, lives, reach_the_goal
 from rlsrl.testing.kubectl import Namespace
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until

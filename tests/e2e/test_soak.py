@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from rlsrl.api.pods import is_ready
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.faults import ROLES, all_ready, begin, goes_on, is_ready, reach_the_goal
+from rlsrl.testing.faults import ROLES, all_ready, begin, goes_on, reach_the_goal
 from rlsrl.testing.kubectl import ClusterExperiment, KubectlFailed, Namespace, Nodes
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until

@@ -15,13 +15,13 @@ import pytest
 
 from rlsrl.api.edits import edits, refused
 from rlsrl.api.load import SpecError, load_text
+from rlsrl.api.pods import is_ready
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import (
     NAME,
     all_ready,
     gated_experiment,
     goes_on,
-    is_ready,
     reach_the_goal,
 )
 from rlsrl.testing.kubectl import ClusterExperiment, Namespace, namespace

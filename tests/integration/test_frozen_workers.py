@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.placement import HEALTH_PORT, HTTP_PORT
-from rlsrl.testing.pod_fleet import PodFleet, stop
+from rlsrl.testing.pod_fleet import PodFleet
 from rlsrl.testing.pods import Pods
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
@@ -61,6 +62,13 @@ def test_a_stopped_process_is_found_and_restarted(
         fleet.await_training()
     fleet.end()
     fleet.check_ledger()
+
+
+def stop(pid: int) -> None:
+    """Send SIGSTOP; return when the process has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{pid}/stat")
+    until(lambda: stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T", f"process {pid} has stopped")
 
 
 class Gang:

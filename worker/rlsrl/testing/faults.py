@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlsrl.api.pods import ROLE_LABEL
+from pydantic.alias_generators import to_camel
+
+from rlsrl.api.pods import ROLE_LABEL, is_ready, restarts
+from rlsrl.api.roles import ROLES as _ROLES
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.kubectl import ClusterExperiment, Namespace
 from rlsrl.testing.recovery import Recovered
@@ -17,14 +20,7 @@ GATE = "/tmp/gate"
 STEP_SECONDS = 0.002
 """Duration of an environment step. It limits throughput, so that the few cores are free for restarting pods."""
 NAME = "faults"
-ROLES = {
-    "coordinator": "",
-    "trainer": "trainers",
-    "buffer": "bufferWorkers",
-    "policy": "policyWorkers",
-    "actor": "actors",
-    "evaluator": "evaluators",
-}
+ROLES = {role.name: to_camel(role.section or "") for role in _ROLES}
 """Every role, and the field of the spec with its replicas. There is always one coordinator."""
 
 
@@ -59,12 +55,6 @@ def role_of(pod: Object) -> str:
     return str(pod["metadata"]["labels"][ROLE_LABEL])
 
 
-def is_ready(pod: Object) -> bool:
-    """Return whether the pod is ready and is not being deleted."""
-    ready = [each["status"] for each in pod["status"].get("conditions", ()) if each["type"] == "Ready"]
-    return ready == ["True"] and "deletionTimestamp" not in pod["metadata"]
-
-
 def wanted(experiment: ClusterExperiment) -> Counter[str]:
     """Return how many pods of each role the experiment requires."""
     spec = experiment.object["spec"]
@@ -79,10 +69,7 @@ def all_ready(experiment: ClusterExperiment) -> bool:
 def lives(experiment: ClusterExperiment, *, without: Sequence[str] = ()) -> dict[str, tuple[str, int]]:
     """Return the uid and the restarts of every pod, except those of the roles in ``without``."""
     return {
-        pod["metadata"]["name"]: (
-            pod["metadata"]["uid"],
-            sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ())),
-        )
+        pod["metadata"]["name"]: (pod["metadata"]["uid"], restarts(pod))
         for pod in experiment.pods()
         if role_of(pod) not in without
     }

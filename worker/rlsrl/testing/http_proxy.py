@@ -33,14 +33,6 @@ class Request:
     """The path, with its query."""
 
 
-def _pass(_: Request) -> bool:
-    return True
-
-
-def _unchanged(_: Request, line: bytes) -> bytes:
-    return line
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -59,11 +51,11 @@ class FaultyProxy(ClosedAtExit):
 
     def __init__(self, upstream: str) -> None:
         """``upstream`` is the server's URL."""
-        self.before: Callable[[Request], bool] = _pass
+        self.before: Callable[[Request], bool] = lambda _: True
         """Called with each request before it is forwarded. It may wait; False closes the connection instead."""
-        self.after: Callable[[Request], bool] = _pass
+        self.after: Callable[[Request], bool] = lambda _: True
         """Called with each request after the server's answer. False closes the connection instead of answering."""
-        self.line: Callable[[Request, bytes], bytes | None] = _unchanged
+        self.line: Callable[[Request, bytes], bytes | None] = lambda _, line: line
         """Called with each line of an answer without a length. It may wait. It returns the line to send; None ends."""
         self.requests: list[Request] = []
         """The requests that have arrived."""
@@ -82,7 +74,7 @@ class FaultyProxy(ClosedAtExit):
 
     def reset(self) -> None:
         """Cause no more faults, and number requests from 0 again."""
-        self.before = self.after = _pass
+        self.before = self.after = lambda _: True
         self.requests = []
         self._numbers = itertools.count()
 

@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 import psutil
 from typing_extensions import override
 
+from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.api.role_names import COORDINATOR
 from rlsrl.parameters.protocols import VersionInfo
 from rlsrl.parameters.terminal import TERMINAL_KEY
 from rlsrl.rpc.auth import TOKEN_VARIABLE
 from rlsrl.testing.closing import ClosedAtExit
 from rlsrl.testing.folder_watch import FolderWatch
+from rlsrl.testing.waiting import DEADLINE_SECONDS
 from rlsrl.workers.build.run_database import open_run_database
-
-DEADLINE_SECONDS = 120.0
-"""Never reached: the conditions take seconds on an idle machine."""
 
 ANSWER_SECONDS = 5.0
 """Deadline of one request to the coordinator."""
@@ -114,16 +114,8 @@ class RunFolderFacts:
 
     def replicas(self) -> dict[str, int]:
         """Return the configured number of processes of each role."""
-        resolved = self.json("resolved.json")
-        replicas = {
-            "actor": resolved["num_actors"],
-            "buffer": resolved["coordinator"]["num_buffer_workers"],
-            "coordinator": 1,
-            "evaluator": resolved["coordinator"]["num_evaluators"],
-            "policy": resolved["coordinator"]["num_policy_workers"],
-            "trainer": resolved["coordinator"]["num_trainers"],
-        }
-        return {role: count for role, count in replicas.items() if count}
+        config = CoordinatorConfig.from_json(json.dumps(self.json("resolved.json")["coordinator"]))
+        return {COORDINATOR: 1} | {role: count for role, count in config.num_workers.items() if count}
 
     def versions(self) -> list[VersionInfo]:
         """Return the stored versions, oldest first."""

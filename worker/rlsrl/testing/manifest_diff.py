@@ -130,14 +130,11 @@ def _workload(found: Object) -> Object:
     return {**_plain(found), "status": {name: status.get(name, 0) for name in _COUNTS}}
 
 
-def _service(found: Object) -> Object:
-    spec = {name: value for name, value in found["spec"].items() if name != "clusterIPs"}
-    spec["clusterIP"] = spec["clusterIP"] if spec["clusterIP"] == "None" else "IP"
-    return {**_plain(found), "spec": spec, "status": {}}
-
-
-def _claim(found: Object) -> Object:
-    spec = {name: value for name, value in found["spec"].items() if name != "volumeName"}
+def _allotted(found: Object) -> Object:
+    """Return a Service or claim without its addresses, volume and status, which the cluster allots."""
+    spec = {name: value for name, value in found["spec"].items() if name not in ("clusterIPs", "volumeName")}
+    if spec.get("clusterIP", "None") != "None":
+        spec["clusterIP"] = "IP"
     return {**_plain(found), "spec": spec, "status": {}}
 
 
@@ -172,10 +169,10 @@ def _pod(found: Object) -> Object:
 _CLEAN: Mapping[str, Callable[[Object], Object]] = {
     "ConfigMap": _config_map,
     "Deployment": _workload,
-    "PersistentVolumeClaim": _claim,
+    "PersistentVolumeClaim": _allotted,
     "Pod": _pod,
     "Secret": _secret,
-    "Service": _service,
+    "Service": _allotted,
     "StatefulSet": _workload,
 }
 

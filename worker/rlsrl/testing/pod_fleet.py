@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import urllib.request
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rlsrl.api.placement import HTTP_PORT
@@ -91,11 +89,12 @@ class PodFleet:
 
     def end(self) -> None:
         """End all workers but the coordinator with SIGTERM, as Kubernetes ends pods."""
-        for (_, _), (process, _) in sorted(self.running.items(), key=lambda item: _order(item[0][0])):
-            if process is not self.running["coordinator", 0][0]:
-                process.send_signal(signal.SIGTERM)
-                code = process.wait(DEADLINE_SECONDS)
-                assert code == 0, f"{process.args!r} ended with {code}"
+        others = [place for place in self.running if place[0] != COORDINATOR]
+        for place in sorted(others, key=lambda place: ENDING_ORDER.index(place[0])):
+            process, _ = self.running[place]
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(DEADLINE_SECONDS)
+            assert code == 0, f"{process.args!r} ended with {code}"
 
     def check_ledger(self) -> dict[str, int]:
         """Check that the ended run's ledger adds up; return the lost transitions by cause."""
@@ -126,17 +125,3 @@ class PodFleet:
             for worker in workers
             if worker["state"] == "running" and not worker["stale"]
         }
-
-
-def stop(pid: int) -> None:
-    """Send SIGSTOP; return when the process has stopped."""
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: _state(pid) == "T", f"process {pid} has stopped")
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-
-
-def _order(role: str) -> int:
-    return ENDING_ORDER.index(role) if role in ENDING_ORDER else -1

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
-from rlsrl.api.pods import CONTAINER
+from rlsrl.api.pods import CONTAINER, is_ready
 from rlsrl.testing.cluster_api import Api, Object
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 
@@ -127,8 +127,7 @@ def _node(name: str) -> Object:
 
 def _is_marked_lost(pod: Object) -> bool:
     """Return whether the controllers marked a running pod as not ready, as if its node were lost."""
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ()))
-    return not ready and all(each["ready"] for each in pod["status"].get("containerStatuses", ()))
+    return not is_ready(pod) and all(each["ready"] for each in pod["status"].get("containerStatuses", ()))
 
 
 def _node_status(now: datetime) -> Object:
