@@ -1,4 +1,4 @@
-"""What tests of several parts share."""
+"""Fixtures and options of all tests."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from rlsrl.api.process_environment import PROCESS_ENVIRONMENT
 from rlsrl.rpc.channels import open_channel
 from rlsrl.testing.s3_server import S3Server
 
-# What is tested in these processes is what a worker is: gRPC as they have it, and one thread each for torch and numpy,
-# with two of which the first weights are others. Each looks when it is first used.
+# Tests run with the environment of a worker: its gRPC settings, and one thread each for torch and numpy, because two
+# threads draw other initial weights. The libraries read these variables at their first use.
 os.environ.update(PROCESS_ENVIRONMENT)
 
 REPOSITORY = Path(__file__).parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="put what tests/golden sees on record")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the results of tests/golden as its expected files"
+    )
 
 
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
-    """Whether golden files are to be written instead of compared with."""
+    """Whether to write golden files instead of comparing with them."""
     return bool(request.config.getoption("update_golden"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _grpc_stays_up() -> Iterator[None]:
-    """gRPC's core is up as long as the process, as it is in a worker by its channel to the coordinator.
+    """Keep gRPC's core alive for the whole process, as a worker's channel to the coordinator does.
 
-    Otherwise it is taken down with the last channel of one test and set up with the first of the next, hundreds of
-    times. In one of its threads a process of tests aborted once, seconds after that; why was not found.
+    Otherwise gRPC shuts down with the last channel of each test and starts with the first channel of the next, hundreds
+    of times. A test process once aborted in a gRPC thread seconds after a shutdown; the cause is unknown.
     """
-    with open_channel("unix-abstract:nobody"):  # it connects to nobody before it is used
+    with open_channel("unix-abstract:nobody"):  # an unused channel does not connect
         yield
 
 
 @pytest.fixture(scope="session")
 def s3_server_binary() -> Path:
-    """The real S3 server, which `make test` builds once; without it these tests fail, they are not skipped."""
+    """Return the real S3 server, which `make test` builds once. Without it, tests fail instead of being skipped."""
     printed = subprocess.run([REPOSITORY / "hack" / "s3-server", "--path"], capture_output=True, text=True, check=True)
     binary = Path(printed.stdout.strip())
     if not binary.exists():
@@ -53,6 +55,6 @@ def s3_server_binary() -> Path:
 
 @pytest.fixture(scope="session")
 def s3_server(s3_server_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A server that all tests share; whoever harms it starts one of their own."""
+    """Yield a server that all tests share. A test that kills or freezes a server starts its own."""
     with S3Server(s3_server_binary, tmp_path_factory.mktemp("s3") / "buckets") as server:
         yield server

@@ -1,4 +1,4 @@
-"""What suites over several transports share."""
+"""Fixtures of the suites that run over several transports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlsrl.testing.certificates import PEER_NAME, Authority, mounted
 
 @pytest.fixture(scope="session")
 def tls_variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is in the environment of workers that talk over TLS."""
+    """Return the environment variables of workers that use TLS."""
     folder = tmp_path_factory.mktemp("certificates")
     authority = Authority.new(folder)
     secret = mounted(folder / "tls", authority.issue(), authority)
@@ -19,6 +19,6 @@ def tls_variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def certificates(tls_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """This test, and processes that it starts, talk over TLS."""
+    """Let this test and its child processes use TLS."""
     for name, value in tls_variables.items():
         monkeypatch.setenv(name, value)

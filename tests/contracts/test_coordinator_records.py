@@ -1,4 +1,4 @@
-"""Wherever the coordinator keeps something, it is there for the next one as the last one wrote it."""
+"""The next coordinator reads the documents that the previous one wrote, from each kind of store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ spec:
 def config(
     request: pytest.FixtureRequest, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> CoordinatorConfig:
-    """Of a coordinator that has a folder of its own, and of one that has nothing but a bucket."""
+    """Return the config of a coordinator with a folder, and of one with only a bucket."""
     if request.param == "folder":
         placement: Placement = local_placement(run_uid=uuid.uuid4().hex, run_folder=tmp_path)
         return resolve(load_text(EXPERIMENT), placement).coordinator
@@ -46,11 +46,11 @@ def config(
     s3_server.create_bucket(bucket)
     store = f"{{url: 's3://{bucket}/runs', endpoint: '{s3_server.endpoint}', region: {REGION}}}"
     placement = cluster_placement(run_uid=uuid.uuid4().hex, coordinator_host="coordinator")
-    told = resolve(
+    config_of_bucket = resolve(
         load_text(EXPERIMENT, overrides=[f"parameters.store={{objectStore: {store}}}"]), placement
     ).coordinator
-    assert told.roster_path is None
-    return told
+    assert config_of_bucket.roster_path is None
+    return config_of_bucket
 
 
 def test_incarnations_go_on_where_the_last_coordinator_left_them(config: CoordinatorConfig) -> None:

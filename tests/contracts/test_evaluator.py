@@ -91,7 +91,7 @@ def graded_environment() -> Iterator[None]:
 
 
 class Members:
-    """Stands in for the coordinator: keeps each report."""
+    """A fake coordinator that records each report."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, Mapping[str, float]]] = []
@@ -319,7 +319,7 @@ def test_what_carries_an_evaluation_is_not_played_again(bench: Bench) -> None:
 
 
 def test_what_a_killed_evaluator_had_begun_is_played_again(bench: Bench) -> None:
-    """An evaluator writes nothing before the end. So its successor finds no trace of it."""
+    """An evaluator writes only complete evaluations, so its successor starts again."""
     bench.push(10, grade=3, terminal=True)
     first = bench.evaluator()
     at_step(7, first.exit)
@@ -439,9 +439,9 @@ def test_a_damaged_last_version_does_not_keep_the_run_from_ending(bench: Bench) 
 
 
 @pytest.mark.parametrize(
-    ("grade", "says"), [(NEVER_ENDS, "ended 0 of 4 episodes in 128 steps"), (NOT_A_NUMBER, "the mean return is nan")]
+    ("grade", "reason"), [(NEVER_ENDS, "ended 0 of 4 episodes in 128 steps"), (NOT_A_NUMBER, "the mean return is nan")]
 )
-def test_an_evaluation_that_comes_to_nothing_says_why_and_is_not_repeated(bench: Bench, grade: int, says: str) -> None:
+def test_a_failed_evaluation_records_its_reason_and_is_not_repeated(bench: Bench, grade: int, reason: str) -> None:
     bench.push(10, grade=grade)
     bench.members.on_wait = lambda: bench.push(20, grade=1, terminal=True)
 
@@ -450,7 +450,7 @@ def test_an_evaluation_that_comes_to_nothing_says_why_and_is_not_repeated(bench:
     evaluation = evaluation_of(bench.infos()["1.10"])
     assert evaluation is not None
     assert evaluation.keys() == {"unfinished"}
-    assert says in evaluation["unfinished"]
+    assert reason in evaluation["unfinished"]
     assert bench.best() == ["1.20"]
     assert [step for step, _ in bench.members.rows] == [20]
     assert (bench.count("unfinished"), bench.count("stored")) == (1, 1)

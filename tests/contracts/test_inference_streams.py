@@ -1,4 +1,4 @@
-"""The inference streams against their common contract."""
+"""Every inference stream passes the conformance suite."""
 
 from __future__ import annotations
 

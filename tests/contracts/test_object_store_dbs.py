@@ -1,4 +1,4 @@
-"""The parameter database in an object store against the contract of all: in this process, and on a real S3 server."""
+"""The parameter database in an object store passes the conformance suite: in this process, and on a real S3 server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def flip_last_bit(data: bytes) -> bytes:
 
 
 class ObstoreStore:
-    """An object store in this process, as obstore has it."""
+    """obstore's object store in this process."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
@@ -45,7 +45,7 @@ class ObstoreStore:
 
 
 class S3Store:
-    """A prefix of its own in a bucket of a real S3 server, whose objects are files."""
+    """A new bucket of a real S3 server, whose objects are files."""
 
     def __init__(self, server: S3Server) -> None:
         self.bucket = f"bucket-{secrets.token_hex(8)}"

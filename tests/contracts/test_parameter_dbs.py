@@ -1,4 +1,4 @@
-"""The parameter databases against their common contract."""
+"""Every parameter database passes the conformance suite."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MemoryStore:
 
 
 class RemoteClock(ManualClock):
-    """Moves with the server's."""
+    """A clock that advances the server's clock as well."""
 
     def __init__(self, advance: Callable[[float], object]) -> None:
         super().__init__()

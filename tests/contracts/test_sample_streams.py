@@ -1,4 +1,4 @@
-"""The sample streams against their common contract."""
+"""Every sample stream passes the conformance suite."""
 
 from __future__ import annotations
 

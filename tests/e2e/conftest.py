@@ -109,7 +109,7 @@ def _installed(name: str) -> Iterator[None]:
                 run("kubectl", "rollout", "status", *target, f"--timeout={COMMAND_SECONDS:.0f}s")
         yield
     finally:
-        # Nothing could be made or deleted while there are webhooks that nobody answers.
+        # While a webhook does not answer, the API server creates and deletes nothing.
         for part in filter(None, (hooks, objects)):
             run("kubectl", "delete", "-f", "-", "--ignore-not-found", stdin=yaml.safe_dump_all(part))
 

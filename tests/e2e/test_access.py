@@ -24,7 +24,7 @@ for module in (coordinator_pb2, parameters_pb2):
     for service in module.DESCRIPTOR.services_by_name.values():
         PATHS += [f"/{service.full_name}/{method.name}" for method in service.methods]
 METADATA = {"none": (), "wrong": (("authorization", "Bearer " + "0" * 64),)}
-told = []
+results = []
 for target in json.loads(sys.argv[1]):
     with grpc.insecure_channel(target) as channel:
         for path in PATHS:
@@ -32,17 +32,17 @@ for target in json.loads(sys.argv[1]):
                 call = channel.stream_stream(path, None, None)
                 try:
                     list(call(iter([b""]), metadata=metadata, timeout=20))
-                    told.append([target, path, name, "OK"])
+                    results.append([target, path, name, "OK"])
                 except grpc.RpcError as error:
-                    told.append([target, path, name, error.code().name])
+                    results.append([target, path, name, error.code().name])
 for url in json.loads(sys.argv[2]):
     for authorization in ("", "Bearer " + "0" * 64):
         try:
             urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": authorization}), timeout=20)
-            told.append([url, "", authorization, "OK"])
+            results.append([url, "", authorization, "OK"])
         except urllib.error.HTTPError as error:
-            told.append([url, "", authorization, str(error.code)])
-print(json.dumps(told))
+            results.append([url, "", authorization, str(error.code)])
+print(json.dumps(results))
 """
 GRPC_PORTS = {"coordinator": 7000, "trainer": 7001, "buffer": 7001, "policy": 7001}
 
@@ -89,10 +89,10 @@ def test_every_call_without_the_token_is_refused(where: Namespace, cartpole: Obj
 
     until(ended, "the intruder has tried everything")
     output = where.kubectl("logs", "intruder")
-    told = json.loads(output.splitlines()[-1])
-    calls = [each for each in told if each[1]]
+    results = json.loads(output.splitlines()[-1])
+    calls = [each for each in results if each[1]]
     assert {each[0] for each in calls} == set(targets)
     assert {each[3] for each in calls} == {"UNAUTHENTICATED"}, [each for each in calls if each[3] != "UNAUTHENTICATED"]
-    assert [each[3] for each in told if not each[1]] == ["401", "401"]
+    assert [each[3] for each in results if not each[1]] == ["401", "401"]
     steps = experiment.env_steps()
     until(lambda: experiment.env_steps() > steps, "training went on")

@@ -46,7 +46,7 @@ ALWAYS = {(kind, WHERE, OPERATOR) for kind in ("ServiceAccount", "ConfigMap", "D
 ITS_KEY = {(kind, WHERE, KEY) for kind in ("Role", "RoleBinding")}
 BY_DEFAULT: Set[Name] = CRD | FOR_USERS | EVERYWHERE | ALWAYS | ITS_KEY
 
-TOLD_BY_DEFAULT: Object = {
+DEFAULT_SETTINGS: Object = {
     "keySecret": {"namespace": WHERE, "name": KEY},
     "statusSeconds": 10,
     "images": {
@@ -131,7 +131,7 @@ class Case:
     values: Object
     template: Object = field(default_factory=dict)
     """Further fields of the operator's pod; None: no such field."""
-    told: Object = field(default_factory=dict)
+    settings: Object = field(default_factory=dict)
     """Settings of the operator beside the defaults; None removes a default."""
     more: Mapping[Name, Object] = field(default_factory=dict)
     """Objects beside the default ones, with their fields."""
@@ -205,25 +205,25 @@ CASES: Mapping[str, Case] = {
     "global": Case(values={"global": {"of": "a parent chart"}}),
     "crds.enabled": Case(values={"crds": {"enabled": False}}, less=CRD),
     "rbac.aggregate": Case(values={"rbac": {"aggregate": False}}, less=FOR_USERS),
-    "podTemplates": Case(values={"podTemplates": "any"}, told={"podTemplates": "any"}),
+    "podTemplates": Case(values={"podTemplates": "any"}, settings={"podTemplates": "any"}),
     "namespaces": Case(
-        values={"namespaces": [OTHER]}, told={"namespaces": [OTHER]}, more=roles_in(OTHER), less=EVERYWHERE
+        values={"namespaces": [OTHER]}, settings={"namespaces": [OTHER]}, more=roles_in(OTHER), less=EVERYWHERE
     ),
     "namespaces, its own too": Case(
         values={"namespaces": [WHERE, OTHER]},
-        told={"namespaces": [WHERE, OTHER]},
+        settings={"namespaces": [WHERE, OTHER]},
         more=roles_in(WHERE, OTHER),
         less=EVERYWHERE,
     ),
     "images.tag": Case(
         values={"images": {"tag": "v1.2_3"}},
         template=in_template(image="rlsrl/operator:v1.2_3"),
-        told={"images": {"actor": "rlsrl/worker:v1.2_3-actor", "learner": "rlsrl/worker:v1.2_3-learner"}},
+        settings={"images": {"actor": "rlsrl/worker:v1.2_3-actor", "learner": "rlsrl/worker:v1.2_3-learner"}},
     ),
     "images.registry": Case(
         values={"images": {"registry": "registry.example:5000/team"}},
         template=in_template(image=f"registry.example:5000/team/rlsrl/operator:{VERSION}"),
-        told={
+        settings={
             "images": {
                 "actor": f"registry.example:5000/team/rlsrl/worker:{VERSION}-actor",
                 "learner": f"registry.example:5000/team/rlsrl/worker:{VERSION}-learner",
@@ -240,7 +240,7 @@ CASES: Mapping[str, Case] = {
             }
         },
         template=in_template(image="own/the-operator:a"),
-        told={"images": {"actor": "own/actor:b", "learner": "learner:c"}},
+        settings={"images": {"actor": "own/actor:b", "learner": "learner:c"}},
     ),
     "images by digest": Case(
         values={
@@ -250,7 +250,7 @@ CASES: Mapping[str, Case] = {
             }
         },
         template=in_template(image=f"localhost:5000/rlsrl/operator@{DIGESTS['operator']}"),
-        told={
+        settings={
             "images": {
                 "actor": f"localhost:5000/rlsrl/worker@{DIGESTS['actor']}",
                 "learner": f"localhost:5000/rlsrl/worker@{DIGESTS['learner']}",
@@ -261,16 +261,16 @@ CASES: Mapping[str, Case] = {
         f"images.pullPolicy {policy}": Case(
             values={"images": {"pullPolicy": policy}},
             template={"spec": {"containers": [{"imagePullPolicy": policy}]}},
-            told={"images": {"pullPolicy": policy}},
+            settings={"images": {"pullPolicy": policy}},
         )
         for policy in ("Always", "IfNotPresent", "Never")
     },
     "images.pullSecrets": Case(
         values={"images": {"pullSecrets": ["a", "b.example"]}},
         template=in_template(imagePullSecrets=[{"name": "a"}, {"name": "b.example"}]),
-        told={"images": {"pullSecrets": ["a", "b.example"]}},
+        settings={"images": {"pullSecrets": ["a", "b.example"]}},
     ),
-    "operator.statusSeconds": Case(values={"operator": {"statusSeconds": 2.5}}, told={"statusSeconds": 2.5}),
+    "operator.statusSeconds": Case(values={"operator": {"statusSeconds": 2.5}}, settings={"statusSeconds": 2.5}),
     "operator.podLabels": Case(
         values={"operator": {"podLabels": {"team": "rl", "sidecar.example/inject": "false"}}},
         template={"metadata": {"labels": {"team": "rl", "sidecar.example/inject": "false"}}},
@@ -293,22 +293,22 @@ CASES: Mapping[str, Case] = {
         template=in_template(tolerations=[*SOON_ELSEWHERE, *POD["tolerations"]]),
     ),
     **{
-        f"roles.{role}": Case(values={"roles": {role: POD}}, told={"roles": {role: POD}})
+        f"roles.{role}": Case(values={"roles": {role: POD}}, settings={"roles": {role: POD}})
         for role in ("default", *(role.name for role in ROLES))
     },
     "roles, left to the cluster": Case(
         values={"roles": {"default": {"securityContext": dict.fromkeys(POD["securityContext"])}}},
-        told={"roles": {"default": {"securityContext": dict.fromkeys(POD["securityContext"])}}},
+        settings={"roles": {"default": {"securityContext": dict.fromkeys(POD["securityContext"])}}},
     ),
     "networkPolicy.enabled": Case(
-        values={"networkPolicy": {"enabled": False}}, told={"networkPolicies": {"enabled": False}}
+        values={"networkPolicy": {"enabled": False}}, settings={"networkPolicies": {"enabled": False}}
     ),
     "networkPolicy.scrapers": Case(
-        values={"networkPolicy": {"scrapers": SCRAPERS}}, told={"networkPolicies": {"scrapers": SCRAPERS}}
+        values={"networkPolicy": {"scrapers": SCRAPERS}}, settings={"networkPolicies": {"scrapers": SCRAPERS}}
     ),
     "networkPolicy.dns": Case(
         values={"networkPolicy": {"dns": {"podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}}},
-        told={"networkPolicies": {"dns": {"podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}}},
+        settings={"networkPolicies": {"dns": {"podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}}},
     ),
     "networkPolicy.dns, by address": Case(
         values={
@@ -316,7 +316,7 @@ CASES: Mapping[str, Case] = {
                 "dns": {"namespaceSelector": None, "podSelector": None, "ipBlock": {"cidr": "169.254.20.10/32"}}
             }
         },
-        told={
+        settings={
             "networkPolicies": {
                 "dns": {"namespaceSelector": None, "podSelector": None, "ipBlock": {"cidr": "169.254.20.10/32"}}
             }
@@ -330,7 +330,7 @@ CASES: Mapping[str, Case] = {
             "namespaces": [OTHER],
             "metrics": {"podMonitor": {"enabled": True, "labels": {"release": "prom"}, "interval": "500ms"}},
         },
-        told={"namespaces": [OTHER]},
+        settings={"namespaces": [OTHER]},
         more=roles_in(OTHER) | pod_monitors(namespaces={"matchNames": [OTHER]}, interval="500ms", release="prom"),
         less=EVERYWHERE,
     ),
@@ -407,16 +407,16 @@ def of_an_experiment(document: Object, settings: OperatorSettings) -> list[Objec
     ]
 
 
-def try_on_the_cluster(objects: Sequence[Object]) -> None:
-    """Apply them all as a dry run on the API server; an unknown field or a warning is an error."""
+def dry_run(objects: Sequence[Object]) -> None:
+    """Apply all objects as a dry run on the API server; an unknown field or a warning is an error."""
     options = ["--dry-run=server", "--validate=strict", "--warnings-as-errors"]
     # Whatever is there already has other owners: only what is asked for is judged here.
-    told = run(
+    lines = run(
         *("kubectl", "apply", "--server-side", "--force-conflicts", *options, "--filename", "-"),
         stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}),
     ).splitlines()
-    assert len(told) == len(objects)
-    assert all(line.endswith("serverside-applied (server dry run)") for line in told), told
+    assert len(lines) == len(objects)
+    assert all(line.endswith("serverside-applied (server dry run)") for line in lines), lines
 
 
 @pytest.fixture(scope="module")
@@ -472,8 +472,8 @@ def test_rendered_objects_match_the_values_and_the_server_accepts_them(
     path = tmp_path / "settings.yaml"
     path.write_text(found["ConfigMap", WHERE, OPERATOR]["data"]["settings.yaml"], encoding="utf-8")
     settings = read_settings(path)
-    told = OperatorSettings.model_validate(merged(TOLD_BY_DEFAULT, case.told), by_alias=True, by_name=False)
-    assert settings == told
+    expected = OperatorSettings.model_validate(merged(DEFAULT_SETTINGS, case.settings), by_alias=True, by_name=False)
+    assert settings == expected
 
     cartpole["spec"]["evaluators"] = {"environments": 2}
-    try_on_the_cluster([*objects, *of_an_experiment(cartpole, settings)])
+    dry_run([*objects, *of_an_experiment(cartpole, settings)])

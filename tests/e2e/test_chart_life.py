@@ -1,7 +1,7 @@
-"""A release's life: what it installs changes with its values, comes back with a rollback, and goes with an uninstall.
+"""A release's objects change with its values, are restored by a rollback, and are deleted by an uninstall.
 
-The operator's key alone stays, for experiments outlive the release and their tokens derive from it; and the definition
-of experiments, which another release brings here: the fixture `system` deletes it after an uninstall.
+Two objects remain: the operator's key, because the tokens of experiments that outlive the release derive from it, and
+the CRD. The fixture `system` deletes the CRD after an uninstall.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def roles_in(*places: str) -> set[Name]:
 
 
 def traces() -> set[Name]:
-    """All objects of all kinds in the two namespaces, and all others that mention the release.
+    """Return all objects of all kinds in the two namespaces, and all others that mention the release.
 
-    Others work on the same cluster meanwhile. Whatever the release or its operator makes is in these namespaces, or
-    names them or the release: the operator has no rights elsewhere, and Helm labels what it installs.
+    Other tests use the same cluster. Every object of the release or its operator is in these namespaces, or names them
+    or the release: the operator has no rights elsewhere, and Helm labels its objects.
     """
     kinds = set(run("kubectl", "api-resources", "--verbs=list", "-o", "name").split()) - set(RECORDS)
     found = json.loads(run("kubectl", "get", ",".join(sorted(kinds)), "--all-namespaces", "-o", "json"))
@@ -80,8 +80,8 @@ def pod(where: Namespace) -> Object:
 def settings(where: Namespace) -> Object:
     found = where.get("configmap", OPERATOR)
     assert found is not None
-    told: Object = yaml.safe_load(found["data"]["settings.yaml"])
-    return told
+    settings: Object = yaml.safe_load(found["data"]["settings.yaml"])
+    return settings
 
 
 def may_look_after(place: str) -> bool:
@@ -96,13 +96,13 @@ def may_look_after(place: str) -> bool:
             "resourceAttributes": {"group": "apps", "resource": "deployments", "verb": "patch", "namespace": place},
         },
     }
-    told = json.loads(run("kubectl", "create", "-f", "-", "-o", "json", stdin=json.dumps(review)))
-    return bool(told["status"]["allowed"])
+    answer = json.loads(run("kubectl", "create", "-f", "-", "-o", "json", stdin=json.dumps(review)))
+    return bool(answer["status"]["allowed"])
 
 
 @pytest.fixture
 def where(definition: None) -> Iterator[Namespace]:
-    """The release's namespace, beside another one."""
+    """Yield the release's namespace, beside another one."""
     with namespace(WHERE, wait=False) as made, namespace(OTHER, wait=False):
         made.kubectl("wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt")
         Namespace(OTHER).kubectl("wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt")
@@ -112,9 +112,9 @@ def where(definition: None) -> Iterator[Namespace]:
 def test_a_release_leaves_nothing_but_the_operators_key(where: Namespace) -> None:
     before = traces()
 
-    told = helm("install", values=NAMESPACED)
-    assert f"manages RLExperiments in the namespaces {WHERE}." in told
-    assert f"{OPERATOR}-key" in told, "what stays is told"
+    notes = helm("install", values=NAMESPACED)
+    assert f"manages RLExperiments in the namespaces {WHERE}." in notes
+    assert f"{OPERATOR}-key" in notes, "the notes name the remaining Secret"
     first, installed = pod(where), traces()
     key = where.get("secret", f"{OPERATOR}-key")
     assert key is not None, "an operator that is ready has its key"
@@ -123,7 +123,7 @@ def test_a_release_leaves_nothing_but_the_operators_key(where: Namespace) -> Non
     assert (may_look_after(WHERE), may_look_after(OTHER)) == (True, False)
 
     helm("upgrade", values=NAMESPACED)
-    assert pod(where)["metadata"]["uid"] == first["metadata"]["uid"], "nothing changed: nobody is restarted"
+    assert pod(where)["metadata"]["uid"] == first["metadata"]["uid"], "an upgrade without changes restarts no pod"
 
     helm("upgrade", values={**NAMESPACED, "namespaces": [WHERE, OTHER], "operator": {"statusSeconds": 2}})
     assert pod(where)["metadata"]["uid"] != first["metadata"]["uid"], "settings are read at the start"

@@ -17,7 +17,7 @@ CHART = Path(__file__).parents[2] / "charts"
 UNKNOWN = "additional properties '{}' not allowed"
 
 REFUSED: Mapping[str, tuple[Object, str, str]] = {
-    # What they are: values, the path in helm's message (fields and indices), what it says of it.
+    # Each case: values, the path in helm's message (fields and indices), the reason in the message.
     "a misspelt section": ({"image": {}}, "", UNKNOWN.format("image")),
     "a section taken away": ({"rbac": None}, "", "missing property 'rbac'"),
     "a truth taken away": ({"crds": {"enabled": None}}, "/crds", "missing property 'enabled'"),
@@ -207,7 +207,7 @@ def test_invalid_values_are_refused_with_their_path(name: str) -> None:
     values, path, reason = REFUSED[name]
     with pytest.raises(KubectlFailed) as refused:
         run("helm", "template", "a", str(CHART), "-f", "-", stdin=json.dumps(values))
-    said = str(refused.value)
-    assert "values don't meet the specifications of the schema(s)" in said
-    reasons = [line for line in said.splitlines() if line.lstrip(" -").startswith(f"at '{path}': ")]
-    assert any(reason in line for line in reasons), said
+    message = str(refused.value)
+    assert "values don't meet the specifications of the schema(s)" in message
+    reasons = [line for line in message.splitlines() if line.lstrip(" -").startswith(f"at '{path}': ")]
+    assert any(reason in line for line in reasons), message

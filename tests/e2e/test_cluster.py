@@ -37,7 +37,7 @@ ASK = """
 import sys, time, urllib.request
 answers = []
 for url in sys.argv[1:]:
-    while True:  # a name or an endpoint is a moment younger than its pod
+    while True:  # DNS names and endpoints appear a moment after their pod
         try:
             answers.append(urllib.request.urlopen(url, timeout=2).read().decode())
             break
@@ -121,9 +121,9 @@ def await_ready(place: Namespace, name: str) -> None:
 def output(place: Namespace, name: str) -> str:
     """Wait for the end of a pod's program and return its output."""
     phase = until(lambda: ended(place, name), f"{name} ended")
-    said = place.kubectl("logs", name)
-    assert phase == "Succeeded", said
-    return said
+    log = place.kubectl("logs", name)
+    assert phase == "Succeeded", log
+    return log
 
 
 def ended(place: Namespace, name: str) -> str | None:

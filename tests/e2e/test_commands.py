@@ -13,7 +13,7 @@ from rlsrl.testing.waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
-def told(experiment: ClusterExperiment, command: str, *arguments: str) -> tuple[int, str, str]:
+def result_of(experiment: ClusterExperiment, command: str, *arguments: str) -> tuple[int, str, str]:
     """Return the command's exit status and output."""
     words = ["kubectl", "rlsrl", command, experiment.name, "--namespace", experiment.where.name, *arguments]
     done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
@@ -33,29 +33,29 @@ def test_every_command_shows_a_healthy_run(where: Namespace, cartpole: Object) -
     until(lambda: experiment.condition("Ready").get("status") == "True", "every pod is ready")
     until(lambda: experiment.env_steps() > 0, "the first numbers")
 
-    code, story, _ = told(experiment, "status")
+    code, view, _ = result_of(experiment, "status")
     assert code == 0
-    assert f"experiment  {where.name}/cartpole, created " in story
-    assert "phase       Running for " in story
+    assert f"experiment  {where.name}/cartpole, created " in view
+    assert "phase       Running for " in view
     for role, count in {"actor": 2, "buffer": 1, "coordinator": 1, "policy": 1, "trainer": 2}.items():
-        assert f"{role:<11}  {count}/{count}" in story
-    assert told(experiment, "why")[:2] == (0, "cartpole has no problems: Running: The trainers train.\n")
+        assert f"{role:<11}  {count}/{count}" in view
+    assert result_of(experiment, "why")[:2] == (0, "cartpole has no problems: Running: The trainers train.\n")
 
-    until(lambda: "batch" in told(experiment, "top")[1], "the trainers' shares")
-    table = told(experiment, "top")[1]
+    until(lambda: "batch" in result_of(experiment, "top")[1], "the trainers' shares")
+    table = result_of(experiment, "top")[1]
     for role in ("actor", "buffer", "policy", "trainer"):
         for name in names(experiment, role):
             assert name in table, f"hosts are pods: {table}"
 
-    code, lines, _ = told(experiment, "logs", "--role", "trainer", "--index", "1")
+    code, lines, _ = result_of(experiment, "logs", "--role", "trainer", "--index", "1")
     assert code == 0
     assert lines
     assert all(line.startswith("[pod/cartpole-trainer-1/worker] ") for line in lines.splitlines())
-    code, lines, _ = told(experiment, "logs", "--role", "actor", "--index", "0", "--tail", "1")
+    code, lines, _ = result_of(experiment, "logs", "--role", "actor", "--index", "0", "--tail", "1")
     assert code == 0
     (line,) = lines.splitlines()
     assert line.removeprefix("[pod/").partition("/")[0] in names(experiment, "actor")
-    code, lines, _ = told(experiment, "logs", "--tail", "1")
+    code, lines, _ = result_of(experiment, "logs", "--tail", "1")
     assert code == 0
     assert {line.removeprefix("[pod/").partition("/")[0] for line in lines.splitlines()} == names(experiment)
 
@@ -65,12 +65,12 @@ def test_an_unschedulable_pod_is_named_with_the_cure(where: Namespace, cartpole:
     where.apply(cartpole)
     experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     until(lambda: experiment.condition("Ready").get("reason") == "Unschedulable", "the operator has seen it")
-    code, said, _ = told(experiment, "why")
+    code, output, _ = result_of(experiment, "why")
     assert code == 1
-    assert "Ready: Unschedulable, for " in said
-    assert "pod cartpole-trainer-0 (trainer): Unschedulable, for " in said
-    assert "Insufficient example.com/none-has-it" in said
-    assert "cure: Add nodes, or change `resources`" in said
+    assert "Ready: Unschedulable, for " in output
+    assert "pod cartpole-trainer-0 (trainer): Unschedulable, for " in output
+    assert "Insufficient example.com/none-has-it" in output
+    assert "cure: Add nodes, or change `resources`" in output
 
 
 def test_a_failing_worker_is_reported_with_its_last_output(where: Namespace, cartpole: Object) -> None:
@@ -78,18 +78,18 @@ def test_a_failing_worker_is_reported_with_its_last_output(where: Namespace, car
     where.apply(cartpole)
     experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     experiment.await_phase("Failed")
-    code, said, _ = told(experiment, "why")
+    code, output, _ = result_of(experiment, "why")
     assert code == 1
-    assert said.startswith("Finished: ConfigurationError, for ")
-    assert "CartPole-v9" in said
-    assert "cure: Correct the spec or the image" in said
+    assert output.startswith("Finished: ConfigurationError, for ")
+    assert "CartPole-v9" in output
+    assert "cure: Correct the spec or the image" in output
 
 
 def test_an_unknown_experiment_is_reported_with_the_nearest_name(where: Namespace, cartpole: Object) -> None:
     where.apply(cartpole)
     misspelt = ClusterExperiment(where, "cartpol")
     for command in ("status", "top", "why", "logs"):
-        assert told(misspelt, command) == (
+        assert result_of(misspelt, command) == (
             2,
             "",
             "Error: experiment cartpol does not exist in this namespace (did you mean 'cartpole'?)\n",

@@ -23,7 +23,7 @@ REFUSALS = (400, 422)
 CONFLICT = 409
 
 
-def models_say(document: JsonDocument) -> str:
+def models_error(document: JsonDocument) -> str:
     try:
         load_text(json.dumps(document))
     except SpecError as error:
@@ -31,7 +31,7 @@ def models_say(document: JsonDocument) -> str:
     return ""
 
 
-def server_says(
+def server_error(
     api: client.CustomObjectsApi, namespace: str, document: JsonDocument, former: JsonDocument | None = None
 ) -> str:
     """Return why the document is refused as a new object, or as an update of ``former``; empty if it is accepted."""
@@ -45,11 +45,11 @@ def server_says(
             name = former["metadata"]["name"]
             api.replace_namespaced_custom_object(*place, name, {**document, "metadata": metadata}, **options)
     except client.ApiException as error:
-        if error.status == CONFLICT and former is not None:  # the operator has written its status meanwhile
+        if error.status == CONFLICT and former is not None:  # the operator has written the status meanwhile
             there = api.get_namespaced_custom_object(
                 *place, former["metadata"]["name"], _request_timeout=ANSWER_SECONDS
             )
-            return server_says(api, namespace, document, there)
+            return server_error(api, namespace, document, there)
         if error.status not in REFUSALS:
             raise
         return str(json.loads(error.body)["message"])
@@ -63,22 +63,22 @@ def test_both_accept_and_refuse_the_same_documents(where: Namespace, num_documen
     config.load_kube_config()
     api = client.CustomObjectsApi()
     verdicts: Counter[bool] = Counter()
-    said: list[str] = []
+    messages: list[str] = []
     for seed in range(num_documents):
         document = as_sent(perhaps_broken(random.Random(seed)))
         document["metadata"] = {"name": "a"}
-        server, models = server_says(api, where.name, document), models_say(document)
+        server, models = server_error(api, where.name, document), models_error(document)
         assert bool(server) == bool(models), f"seed {seed}: {server!r} but {models!r} of {json.dumps(document)}"
         verdicts[bool(server)] += 1
-        said.append(server)
+        messages.append(server)
     for document in empty_unions():
         document["metadata"] = {"name": "a"}
-        said.append(server_says(api, where.name, document))
-        assert said[-1], document
-        assert models_say(document), document
+        messages.append(server_error(api, where.name, document))
+        assert messages[-1], document
+        assert models_error(document), document
     print(f"{num_documents} documents, {verdicts[True]} refused by both")
     assert 0.4 < verdicts[True] / num_documents < 0.6
-    everything = "\n".join(said)
+    everything = "\n".join(messages)
     rules = [rule for model in MODELS.values() for rule in cel_rules(model)]
     never = {rule.message for rule in rules if rule.message not in everything}
     assert not never, "rules that no document broke"
@@ -92,7 +92,7 @@ KWARGS = frozenset({"spec.environment.kwargs", "spec.policy.network.custom.kwarg
 def test_both_refuse_the_same_edits(where: Namespace, num_pairs: int) -> None:
     config.load_kube_config()
     api = client.CustomObjectsApi()
-    # None of their pods need run.
+    # The quota forbids pods: this test needs none.
     where.apply(
         {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}}
     )
@@ -106,7 +106,7 @@ def test_both_refuse_the_same_edits(where: Namespace, num_pairs: int) -> None:
         there = api.create_namespaced_custom_object(*place, before, _request_timeout=ANSWER_SECONDS)
         try:
             models = set(refused(load_text(json.dumps(before)), load_text(json.dumps(after)))) - KWARGS
-            server = server_says(api, where.name, after, there)
+            server = server_error(api, where.name, after, there)
         finally:
             api.delete_namespaced_custom_object(*place, f"a{seed}", _request_timeout=ANSWER_SECONDS)
         assert bool(server) == bool(models), f"seed {seed}: {server!r} but {models!r}"

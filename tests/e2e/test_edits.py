@@ -76,7 +76,7 @@ def test_actors_scale_by_the_scale_subresource_and_other_roles_roll(long: Cluste
     until(
         lambda: long.status["actors"] | {"selector": ""} == {"replicas": 3, "ready": 3, "selector": ""}, "three actors"
     )
-    assert untouched < lives(long, *ROLES), "those that were there go on, beside new ones"
+    assert untouched < lives(long, *ROLES), "existing pods stay, and new pods start"
     goes_on(long)
     long.where.kubectl("scale", "rlexperiment/long", "--replicas=1")
     until(lambda: len(long.pods("actor")) == 1, "one is left")
@@ -98,7 +98,7 @@ def test_edits_to_another_experiment_are_refused_and_the_run_continues(long: Clu
     with pytest.raises(KubectlFailed, match=r"spec\.seed: .*cannot be edited"):
         edit(long, seed=7)
     edit(long, environment={"kwargs": {"render_mode": "rgb_array"}})
-    until(lambda: long.condition("Accepted").get("reason") == "EditRefused", "it is told")
+    until(lambda: long.condition("Accepted").get("reason") == "EditRefused", "the status has the refusal")
     assert "spec.environment.kwargs" in long.condition("Accepted")["message"]
     goes_on(long)
     assert lives(long, *ROLES) == before
@@ -112,7 +112,7 @@ def test_a_suspended_experiment_has_no_pods_and_resumes_from_its_step(long: Clus
     edit(long, suspend=True)
     long.await_phase("Suspended")
     until(lambda: not long.pods(), "no pod is left")
-    until(lambda: long.condition("Ready").get("message") == "no pod is left", "so it is told")
+    until(lambda: long.condition("Ready").get("message") == "no pod is left", "the status reports that no pod is left")
     steps = long.env_steps()
     began = edit(long, suspend=False)
     long.await_phase("Running")

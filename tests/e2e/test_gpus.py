@@ -54,7 +54,7 @@ def test_an_unsatisfiable_gpu_request_is_reported_with_the_pod(where: Namespace,
     cartpole["spec"]["trainers"] = {"replicas": 2, "gpusPerPod": 1, "gpuResource": "example.com/none"}
     where.apply(cartpole)
     experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
-    until(lambda: experiment.condition("Ready").get("reason") == "Unschedulable", "it is told")
+    until(lambda: experiment.condition("Ready").get("reason") == "Unschedulable", "the status has Unschedulable")
     message = experiment.condition("Ready")["message"]
     assert "trainer 0/2" in message
     assert "cartpole-trainer-" in message

@@ -116,8 +116,8 @@ def test_the_number_of_actors_follows_their_waits(metrics: None, where: Namespac
         try:
             until(settled, f"{number} actors", timeout=SCALED_SECONDS)
         except TimeoutError as error:
-            said = where.kubectl("describe", "hpa", "cartpole-actors")
-            raise AssertionError(f"{error}\n{busy(where)}\n{said}\n{experiment.status_text()}") from None
+            description = where.kubectl("describe", "hpa", "cartpole-actors")
+            raise AssertionError(f"{error}\n{busy(where)}\n{description}\n{experiment.status_text()}") from None
 
     are(3)
     recovered("HorizontalPodAutoscaler scales actors from 1 to 3", time.monotonic() - began, "as many as it may")

@@ -131,8 +131,9 @@ def _take_away(root: Path, names: Sequence[str]) -> None:
 def run(
     image: Image, *arguments: str, entrypoint: Sequence[str] | None = None, user: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What a container of the image does: a read-only root, an empty /tmp, no capability, no network; the image's own
-    user unless another is given.
+    """Run a command in a container of the image: a read-only root, an empty /tmp, no capabilities, no network.
+
+    The user is the image's, unless another is given.
     """
     own, group = map(int, image.config["User"].split(":"))
     command = [*(image.config["Entrypoint"] if entrypoint is None else entrypoint), *arguments]
@@ -160,10 +161,10 @@ def run(
 
 
 def python(image: Image, program: str, *arguments: str) -> str:
-    """What a program prints in a container of the image.
+    """Return the output of a program in a container of the image.
 
     Raises:
-        AssertionError: it failed.
+        AssertionError: the program failed.
     """
     done = run(image, "-c", program, *arguments, entrypoint=["python"])
     assert done.returncode == 0, done.stderr

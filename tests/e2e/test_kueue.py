@@ -114,8 +114,8 @@ def waits(experiment: ClusterExperiment) -> None:
         return roles == ["trainer"] * NUM_TRAINERS and not any("nodeName" in pod["spec"] for pod in pods)
 
     until(only_held, "only its trainers wait", timeout=WAIT_SECONDS)
-    said = experiment.condition("Ready")
-    assert (said["status"], said["reason"]) == ("False", "Queued")
+    ready = experiment.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "Queued")
     assert f"queue {QUEUE} has not admitted the trainers" in experiment.status_text()
 
 
@@ -145,7 +145,7 @@ def test_an_evicted_run_resumes_when_it_is_admitted_again(quota: str, where: Nam
     trained = trains_on(taken)
     stop(quota, "HoldAndDrain")
     waits(taken)
-    assert taken.status["recentFailures"] == 0, "nobody failed"
+    assert taken.status["recentFailures"] == 0, "an eviction is not a failure"
     stop(quota, "None")
     trains_on(taken, beyond=trained)
     assert taken.status["attempt"] == 2

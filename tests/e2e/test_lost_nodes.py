@@ -1,6 +1,6 @@
 """Power loss and network cut of the second node, with each of the roles on it in turn, and with the operator.
 
-The node comes back in the end. What ran there is by then somebody else's work: whatever it still does counts nowhere.
+The node returns at the end. By then other pods have replaced its pods: their further work counts nowhere.
 """
 
 from __future__ import annotations

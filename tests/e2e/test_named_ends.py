@@ -37,7 +37,7 @@ def suspend(where: Namespace, holds: bool) -> None:
     where.kubectl("patch", "rlexperiment", NAME, "--type=merge", "-p", json.dumps({"spec": {"suspend": holds}}))
 
 
-def is_told(experiment: ClusterExperiment, aspect: str, *reasons: str) -> str:
+def await_reason(experiment: ClusterExperiment, aspect: str, *reasons: str) -> str:
     """Wait for one of the reasons; return the message."""
     until(lambda: experiment.condition(aspect).get("reason") in reasons, f"{aspect} is {' or '.join(reasons)}")
     return str(experiment.condition(aspect)["message"])
@@ -59,7 +59,7 @@ def after_the_cure(
 def test_an_image_that_cannot_be_pulled(where: Namespace, system: Namespace, recovered: Recovered) -> None:
     with release(system, CHART, "images.actor.tag=nowhere") as take_back:
         experiment = apply(where)
-        message = is_told(experiment, "Ready", "ErrImagePull", "ImagePullBackOff")
+        message = await_reason(experiment, "Ready", "ErrImagePull", "ImagePullBackOff")
         assert "actor 0/2" in message
         assert f"{NAME}-" in message
 
@@ -76,7 +76,7 @@ def test_an_image_that_cannot_be_pulled(where: Namespace, system: Namespace, rec
 def test_a_device_that_no_node_has(where: Namespace, recovered: Recovered) -> None:
     trainers = {"replicas": 2, "gpusPerPod": 1, "gpuResource": DEVICE}
     experiment = apply(where, trainers=trainers)
-    message = is_told(experiment, "Ready", "Unschedulable")
+    message = await_reason(experiment, "Ready", "Unschedulable")
     assert f"Insufficient {DEVICE}" in message
     names = run("kubectl", "get", "nodes", "-o", "name").split()
 
@@ -136,7 +136,7 @@ def test_a_full_volume(where: Namespace, small_volume: str, recovered: Recovered
     before = lives(experiment)
     (coordinator,) = (pod["metadata"]["name"] for pod in experiment.pods("coordinator"))
     where.kubectl("exec", coordinator, "--", "sh", "-c", "! head -c 64M /dev/zero > /data/fill")
-    message = is_told(experiment, "Durable", "NotStored")
+    message = await_reason(experiment, "Durable", "NotStored")
     assert "could not be stored" in message
     goes_on(experiment)
 
@@ -183,7 +183,7 @@ def test_the_api_server_is_away_for_a_minute(where: Namespace, recovered: Recove
 
     def fault() -> None:
         subprocess.run([CLUSTER, "api-stop"], check=True, timeout=COMMAND_SECONDS)
-        time.sleep(AWAY_SECONDS)  # what is tried is that long an absence
+        time.sleep(AWAY_SECONDS)  # the test needs an absence of this length
         subprocess.run([CLUSTER, "api-start"], check=True, timeout=COMMAND_SECONDS)
 
     Faults(experiment, recovered).make("60 s without the API server", [], fault)

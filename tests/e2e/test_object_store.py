@@ -101,5 +101,5 @@ def test_it_trains_to_the_goal_and_its_exported_weights_play(
     weights, document = tmp_path / "weights.safetensors", tmp_path / "experiment.yaml"
     document.write_text(json.dumps(cartpole))
     run("kubectl", "rlsrl", "params", "export", experiment.name, "-n", where.name, "-o", str(weights))
-    told = run("rlsrl", "eval", str(weights), "--experiment", str(document), "--json")
-    assert json.loads(told)["return_mean"] >= GOAL
+    evaluation = run("rlsrl", "eval", str(weights), "--experiment", str(document), "--json")
+    assert json.loads(evaluation)["return_mean"] >= GOAL

@@ -81,11 +81,11 @@ def test_a_finished_experiment_is_left_alone_and_its_volume_outlives_it(where: N
 
     began = time.time()
     version = experiment.object["metadata"]["resourceVersion"]
-    time.sleep(IDLE_SECONDS)  # what is measured is that nothing happens
+    time.sleep(IDLE_SECONDS)  # the test measures that nothing is written in this time
     assert experiment.object["metadata"]["resourceVersion"] == version
     assert writes_of_the_operator(where, began + 2) == []
 
-    # It is deleted while nobody is there to do it: the cluster's own collector does.
+    # No operator runs during the deletion: the cluster's garbage collector deletes the objects.
     system.kubectl("scale", "deployment/rlsrl-operator", "--replicas=0")
     until(lambda: not system.list("pods"), "the operator is gone")
     where.delete("rlexperiment", experiment.name, wait=True)
@@ -110,8 +110,8 @@ def test_a_configuration_error_fails_at_once_with_pod_and_reason(where: Namespac
     assert "CartPole-v9" in finished["message"]
     assert finished["message"].startswith("short-")
     assert experiment.status["restarts"] == 0
-    told = where.kubectl("describe", "rlexperiment", experiment.name)
-    assert "Warning  ConfigurationError" in told
+    description = where.kubectl("describe", "rlexperiment", experiment.name)
+    assert "Warning  ConfigurationError" in description
 
 
 def test_forbidden_pods_are_reported(where: Namespace) -> None:
@@ -124,7 +124,7 @@ def test_forbidden_pods_are_reported(where: Namespace) -> None:
     where.apply(quota)
     until(lambda: "hard" in (where.get("resourcequota", "nothing") or {}).get("status", {}), "the quota is in force")
     experiment = start(where, short())
-    until(lambda: experiment.condition("Ready").get("reason") == "FailedCreate", "it is told")
+    until(lambda: experiment.condition("Ready").get("reason") == "FailedCreate", "the status has FailedCreate")
     message = experiment.condition("Ready")["message"]
     assert "trainer 0/1" in message
     assert "exceeded quota: nothing" in message
@@ -141,7 +141,7 @@ def test_objects_of_others_are_never_taken_over(where: Namespace) -> None:
     }
     where.apply(theirs)
     experiment = start(where, short())
-    until(lambda: experiment.condition("Accepted").get("reason") == "NameConflict", "the conflict is told")
+    until(lambda: experiment.condition("Accepted").get("reason") == "NameConflict", "the status has the conflict")
     assert "Service short-coordinator" in experiment.condition("Accepted")["message"]
     found = where.get("service", "short-coordinator")
     assert found is not None
@@ -222,9 +222,15 @@ def test_an_edit_replaces_affected_objects_and_removes_unneeded_ones(where: Name
     gone = {"deployments": "short-policy", "networkpolicies": "short-policy"}
     for kind, name in gone.items():
         until(lambda kind=kind, name=name: where.get(kind, name) is None, f"{kind} {name} is gone")  # type: ignore[misc]
-    told = lambda: [each["metadata"]["name"] for each in where.list("configmaps", experiment="short")]
-    until(lambda: not any("short-policy-" in name for name in told()), "so is what they were told")
-    until(lambda: sum("short-record-" in name for name in told()) == 1, "so is the first generation's record")
+    config_maps = lambda: [each["metadata"]["name"] for each in where.list("configmaps", experiment="short")]
+    until(
+        lambda: not any("short-policy-" in name for name in config_maps()),
+        "the configs of the policy workers are deleted",
+    )
+    until(
+        lambda: sum("short-record-" in name for name in config_maps()) == 1,
+        "the record of the first generation is deleted",
+    )
     until(lambda: experiment.env_steps() > steps, "it trains on")
     assert experiment.status["attempt"] == 1, "the trainers went on"
     where.delete("rlexperiment", "short", wait=True)
@@ -232,8 +238,8 @@ def test_an_edit_replaces_affected_objects_and_removes_unneeded_ones(where: Name
 
 
 @pytest.mark.full
-def test_an_upgrade_of_the_chart_restarts_nobody(where: Namespace, system: Namespace) -> None:
-    """Pods that start later have the same image: a run keeps its settings."""
+def test_an_upgrade_of_the_chart_restarts_no_pod(where: Namespace, system: Namespace) -> None:
+    """Later pods of the run have the same image: a run keeps its settings."""
     experiment = begin(where)
     before = lives(experiment)
     image, variable = "images.actor.tag=another", "roles.default.extraEnv[0]"
@@ -245,9 +251,9 @@ def test_an_upgrade_of_the_chart_restarts_nobody(where: Namespace, system: Names
         victim = experiment.pods("actor")[0]
         where.delete("pod", victim["metadata"]["name"])
         until(lambda: lives(experiment) != before and all_ready(experiment), "another actor")
-        told = json.dumps([pod["spec"]["containers"] for pod in experiment.pods("actor")])
-        assert "A_VARIABLE" not in told
-        assert "another" not in told
+        containers = json.dumps([pod["spec"]["containers"] for pod in experiment.pods("actor")])
+        assert "A_VARIABLE" not in containers
+        assert "another" not in containers
         goes_on(experiment)
     assert lives(experiment, without=["actor"]).items() <= before.items()
     reach_the_goal(experiment)

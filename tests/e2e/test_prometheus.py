@@ -1,7 +1,7 @@
 """A real Prometheus scrapes the operator and an experiment's pods, found and labelled as the chart's PodMonitors say.
 
-It runs beside the cluster and reaches pods through the API server; what the Prometheus operator and Prometheus's own
-discovery do between a PodMonitor and a target, this test does in their place.
+It runs beside the cluster and reaches pods through the API server; the test does the work of the
+Prometheus operator and of Prometheus's discovery, from a PodMonitor to its targets.
 """
 
 from __future__ import annotations

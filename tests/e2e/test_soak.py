@@ -45,7 +45,7 @@ class Soak:
         kind, role = self._random.choice(["kill", "deletion"]), self._random.choice([*ROLES])
         pods = [pod for pod in self._experiment.pods(role) if "deletionTimestamp" not in pod["metadata"]]
         if not pods:
-            return f"{kind} of {role}, of whom nobody was there"
+            return f"{kind} of {role}, without a target"
         victim = self._random.choice(pods)
         if kind == "kill":
             self._hands.kill(victim)

@@ -67,12 +67,12 @@ def test_pods_wait_for_their_certificates_train_with_them_and_take_new_ones(
         where.apply(secret("certificates", pair, *authorities))
         before = replacements(experiment)
         until(
-            lambda before=before: told(where, name) and replacements(experiment) > before,  # type: ignore[misc]
+            lambda before=before: coordinator_answers(where, name) and replacements(experiment) > before,  # type: ignore[misc]
             f"certificates: {step}",
             timeout=KUBELETS_SECONDS,
         )
         goes_on(step)
-    assert {pod["metadata"]["uid"] for pod in experiment.pods()} == pods, "nobody was replaced"
+    assert {pod["metadata"]["uid"] for pod in experiment.pods()} == pods, "no pod is replaced"
     assert experiment.status["restarts"] == 0
 
     token = base64.b64decode(
@@ -96,6 +96,6 @@ def replacements(experiment: ClusterExperiment) -> int:
     return sum(experiment.where.kubectl("logs", name).count("certificates_replaced") for name in names)
 
 
-def told(where: Namespace, name: str) -> bool:
+def coordinator_answers(where: Namespace, name: str) -> bool:
     """Return whether a command gets an answer from the coordinator over TLS, which makes it load new certificates."""
     return bool(run("kubectl", "rlsrl", "params", "list", name, "-n", where.name))

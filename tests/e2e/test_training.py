@@ -61,8 +61,8 @@ def test_every_role_trains_to_the_goal_and_the_exported_weights_play(
     experiment.write_text(json.dumps(cartpole))
     print(run("kubectl", "rlsrl", "params", "list", trained.name, "-n", trained.where.name))
     run("kubectl", "rlsrl", "params", "export", trained.name, "-n", trained.where.name, "-o", str(weights))
-    told = run("rlsrl", "eval", str(weights), "--experiment", str(experiment), "--json")
-    assert json.loads(told)["return_mean"] >= GOAL
+    evaluation = run("rlsrl", "eval", str(weights), "--experiment", str(experiment), "--json")
+    assert json.loads(evaluation)["return_mean"] >= GOAL
 
 
 def allowed_connections(experiment: ClusterExperiment) -> set[tuple[str, str, int | None]]:

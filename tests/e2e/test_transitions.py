@@ -1,6 +1,4 @@
-"""A run that is edited at random while it trains: each edit is brought about, and what is there in the end is what the
-last spec says, as if there had been no other.
-"""
+"""Random edits during training: the operator completes each edit; at the end the objects are those of the last spec."""
 
 from __future__ import annotations
 
@@ -79,7 +77,7 @@ def legal_transition(rng: random.Random, before: Object) -> tuple[str, Object]:
     raise AssertionError(f"no edit of this is found: {before}")
 
 
-def is_so(experiment: ClusterExperiment, spec: Object) -> bool:
+def is_complete(experiment: ClusterExperiment, spec: Object) -> bool:
     """Return whether the edit is complete: the expected pods exist and work."""
     found, pods = experiment.object, experiment.pods()
     status = found.get("status", {})
@@ -91,12 +89,12 @@ def is_so(experiment: ClusterExperiment, spec: Object) -> bool:
     return ready and all_ready(experiment) and all(map(is_ready, pods))
 
 
-def bring_about(experiment: ClusterExperiment, document: Object) -> float:
+def complete(experiment: ClusterExperiment, document: Object) -> float:
     """Apply the document and wait until it is complete and training continues; return the seconds."""
     began = time.monotonic()
     experiment.where.apply(document)
     try:
-        until(lambda: is_so(experiment, document["spec"]), "it is brought about")
+        until(lambda: is_complete(experiment, document["spec"]), "it is brought about")
         if not document["spec"].get("suspend"):
             goes_on(experiment)
             until(lambda: experiment.condition("Durable").get("status") == "True", "what it has learnt is stored")
@@ -105,7 +103,7 @@ def bring_about(experiment: ClusterExperiment, document: Object) -> float:
     return time.monotonic() - began
 
 
-def told(where: Namespace) -> Manifests:
+def objects_by_spec(where: Namespace) -> Manifests:
     """Return the parts of its objects that the spec determines."""
     objects = [each for kind in KINDS for each in where.list(kind) if each["metadata"]["name"] not in NOT_OURS]
     return decided_by_spec(objects)
@@ -114,20 +112,20 @@ def told(where: Namespace) -> Manifests:
 def test_an_edited_run_trains_and_its_objects_match_the_spec(where: Namespace, recovered: Recovered) -> None:
     rng = random.Random(SEED)
     document, experiment = gated_experiment(), ClusterExperiment(where, NAME)
-    bring_about(experiment, document)
+    complete(experiment, document)
     for number in range(1, NUM_TRANSITIONS + 1):
         fields, document = legal_transition(rng, document)
         if number == NUM_TRANSITIONS:
             document["spec"]["suspend"] = False
-        seconds = bring_about(experiment, document)
-        recovered(f"edit {number} of seed {SEED}: {fields}", seconds, "what the spec says")
+        seconds = complete(experiment, document)
+        recovered(f"edit {number} of seed {SEED}: {fields}", seconds, "the objects of the spec")
     assert (experiment.status["restarts"], experiment.status["recentFailures"]) == (0, 0), experiment.status_text()
-    found = told(where)
+    found = objects_by_spec(where)
     reach_the_goal(experiment)
     ledger = experiment.ledger()
     print(f"the ledger: {ledger}")
     assert not any(ledger["lost"].values()), ledger
     with namespace(f"{where.name}-anew", wait=False) as elsewhere:
-        bring_about(ClusterExperiment(elsewhere, NAME), document)
-        expected = told(elsewhere)
+        complete(ClusterExperiment(elsewhere, NAME), document)
+        expected = objects_by_spec(elsewhere)
         assert expected == found, difference(expected, found)

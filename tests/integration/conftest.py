@@ -17,17 +17,17 @@ def cartpole_run(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
     """``rlsrl run examples/cartpole.yaml`` to its end."""
     text = EXAMPLE.read_text().replace("name: cartpole", "name: live")
     desk = Desk(tmp_path_factory.mktemp("cartpole"), text)
-    # Has every process of the run write what it imports to its standard error, which is kept in the logs.
+    # Every process writes its imports to standard error, which is in the logs.
     with desk.begin(environment={"PYTHONPROFILEIMPORTTIME": "1"}) as run:
         run.until(lambda: run.is_complete() and _has_trained(run), "all processes at work, and a training step")
         snapshot = take_snapshot(run)
-        top = run.until(lambda: _told_by_top(desk), "what `rlsrl top` shows of workers at work")
+        top = run.until(lambda: _top_of_workers(desk), "what `rlsrl top` shows of workers at work")
         return WatchedRun(desk=desk, exit_code=run.wait(timeout=250.0), output=run.output, snapshot=snapshot, top=top)
 
 
-def _told_by_top(desk: Desk) -> str | None:
-    said = desk.call("top", "live").stdout
-    return said if "trainer" in said else None
+def _top_of_workers(desk: Desk) -> str | None:
+    output = desk.call("top", "live").stdout
+    return output if "trainer" in output else None
 
 
 def _has_trained(run: LiveRun) -> bool:

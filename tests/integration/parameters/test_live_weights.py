@@ -445,11 +445,11 @@ def silent_server(stack: ExitStack) -> str:
     return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def nobody(stack: ExitStack) -> str:
+def no_server(stack: ExitStack) -> str:
     return f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
 
 
-@pytest.mark.parametrize("address_of", [silent_server, nobody])
+@pytest.mark.parametrize("address_of", [silent_server, no_server])
 def test_publishing_does_not_wait_for_a_silent_server(address_of: Callable[[ExitStack], str]) -> None:
     with ExitStack() as stack:
         publisher = stack.enter_context(closing(LivePublisher(address_of(stack), TOKEN, POLICY, DESCRIPTION)))
@@ -458,7 +458,7 @@ def test_publishing_does_not_wait_for_a_silent_server(address_of: Callable[[Exit
     assert publisher._stream.join(0.0)
 
 
-@pytest.mark.parametrize("address_of", [silent_server, nobody])
+@pytest.mark.parametrize("address_of", [silent_server, no_server])
 def test_a_reader_of_a_silent_server_ends_at_its_deadlines(address_of: Callable[[ExitStack], str]) -> None:
     with ExitStack() as stack:
         reader = stack.enter_context(closing(LiveReader(address_of(stack), TOKEN, POLICY)))

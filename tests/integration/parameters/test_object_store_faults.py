@@ -104,13 +104,13 @@ def every_call(db: ObjectStoreParameterDB) -> list[Callable[[], object]]:
     ]
 
 
-def all_that_is_told(call: Callable[[], object], kind: type[OSError]) -> str:
+def errors_and_logs(call: Callable[[], object], kind: type[OSError]) -> str:
     """Return the text of the call's error. Check that its traceback and the logs contain no secrets."""
     with capture_logs() as logs, pytest.raises(kind) as caught:
         call()
-    told = "".join(traceback.format_exception(caught.value)) + repr(logs)
+    output = "".join(traceback.format_exception(caught.value)) + repr(logs)
     for hidden in (ACCESS_KEY, SECRET_KEY, "another-key", "AWS4-HMAC"):
-        assert hidden not in told
+        assert hidden not in output
     text = str(caught.value)
     assert len(text.splitlines()) == 1
     return text
@@ -121,7 +121,7 @@ def test_an_unreachable_store_is_named(server: S3Server, bucket: str) -> None:
     try:
         db = open_db(server.endpoint, bucket, answer_seconds=IMPATIENT)
         for call in every_call(db):
-            text = all_that_is_told(call, StoreUnreachable)
+            text = errors_and_logs(call, StoreUnreachable)
             assert text == (
                 f"object store s3://{bucket}/run at {server.endpoint} cannot be reached: Connection refused"
             )
@@ -138,7 +138,7 @@ def test_a_call_to_a_frozen_store_times_out_and_later_calls_succeed(server: S3Se
     server.freeze()
     try:
         for call in every_call(db):
-            assert all_that_is_told(call, StoreUnreachable).endswith("cannot be reached: no answer in time")
+            assert errors_and_logs(call, StoreUnreachable).endswith("cannot be reached: no answer in time")
     finally:
         server.thaw()
     patient = open_db(server.endpoint, bucket)
@@ -159,7 +159,7 @@ def test_wrong_credentials_are_refused_and_do_not_appear_in_messages(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     db = open_db(server.endpoint, bucket)
     for call in every_call(db):
-        text = all_that_is_told(call, StoreRefused)
+        text = errors_and_logs(call, StoreRefused)
         assert code in text
         assert "check the credentials in the environment (AWS_ACCESS_KEY_ID" in text
         assert f"s3://{bucket}/run at {server.endpoint}" in text
@@ -168,7 +168,7 @@ def test_wrong_credentials_are_refused_and_do_not_appear_in_messages(
 def test_a_missing_bucket_is_named(server: S3Server) -> None:
     db = open_db(server.endpoint, "nobodys-bucket")
     for call in every_call(db):
-        text = all_that_is_told(call, StoreRefused)
+        text = errors_and_logs(call, StoreRefused)
         assert "s3://nobodys-bucket/run" in text
         assert "404 NoSuchBucket; the bucket does not exist" in text
 

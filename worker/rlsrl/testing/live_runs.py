@@ -115,7 +115,7 @@ class RunFolderFacts:
     def replicas(self) -> dict[str, int]:
         """Return the configured number of processes of each role."""
         config = CoordinatorConfig.from_json(json.dumps(self.json("resolved.json")["coordinator"]))
-        return {COORDINATOR: 1} | {role: count for role, count in config.num_workers.items() if count}
+        return {COORDINATOR: 1, **config.num_workers}
 
     def versions(self) -> list[VersionInfo]:
         """Return the stored versions, oldest first."""
