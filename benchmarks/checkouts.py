@@ -44,7 +44,7 @@ class CommitRun(Rlsrl):
     experiment: Mapping[str, Any]
 
     def inputs(self, workload: Workload, *, seed: int) -> Any:
-        """Return the commit's own experiment, whatever the workload of the checkout that measures."""
+        """Return the commit's own experiment, not that of the measuring checkout."""
         del workload, seed
         return self.experiment
 
@@ -63,7 +63,7 @@ class CommitRun(Rlsrl):
 
 
 def import_path(sources: Path) -> dict[str, str]:
-    """Return the variables that make Python import a checkout's own sources, before what its environment has."""
+    """Return the variables that make Python import a checkout's own sources before installed packages."""
     return {"PYTHONPATH": os.pathsep.join(str(sources / folder) for folder in SOURCES)}
 
 
@@ -125,7 +125,7 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def _run(words: tuple[str, ...], folder: Path, failure: str, *, seconds: float) -> str:
-    """Return what a command prints; it imports the folder's own sources."""
+    """Run a command that imports the folder's own sources, and return its output."""
     try:
         done = subprocess.run(
             words,

@@ -28,7 +28,7 @@ class Bounds:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Bounds:
-        """Return the median of at least one value, with bounds that hold whatever the values' distribution."""
+        """Return the median of at least one value, with bounds that hold for any distribution of the values."""
         ascending = sorted(values)
         rank = bound_rank(len(ascending))
         low, high = (ascending[rank - 1], ascending[-rank]) if rank else (None, None)

@@ -158,7 +158,7 @@ def whole_run(
 
 @contextlib.contextmanager
 def started(contestant: Contestant, workload: Workload, setting: Setting, *, seed: int) -> Iterator[Running]:
-    """Run a contestant during the body; then end it and check what it left."""
+    """Run a contestant during the body; then end it and check its results."""
     with tempfile.TemporaryDirectory(prefix="rlsrl-bench-") as name:
         folder = Path(name)
         command = contestant.command(workload, setting, folder, seed=seed)

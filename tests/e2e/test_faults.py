@@ -1,5 +1,5 @@
-"""One kill of each role's process, one deletion of each pod and of each object, while training goes on: what was not
-hit does not notice, and the goal is reached.
+"""A kill of each role's process, a deletion of each pod and of each object during training: other pods are not
+affected, and the run reaches its goal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a GPU computes is what the CPU does: where there is one. Elsewhere `make test` says that it left this out."""
+"""A GPU computes the CPU's results. Without a GPU, `make test` reports these tests as skipped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[Callable[..., Any], EnvSpec, Mapping[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def own_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is compiled already, and nobody stays who compiles."""
+    """Start without compiled code, and end every compiling process."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     assert device_for("cuda", field="f") == GPU

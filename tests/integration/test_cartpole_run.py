@@ -132,7 +132,7 @@ def test_the_ledger_accounts_for_every_transition_and_nothing_is_lost(cartpole_r
     ledger = cartpole_run.desk.facts().json("summary.json")["ledger"]
     assert ledger["balanced"]
     assert set(ledger["lost"].values()) == {0}
-    assert ledger["dropped"].pop("end_of_run") <= 3 * 1024, "what the next batches had by then"
+    assert ledger["dropped"].pop("end_of_run") <= 3 * 1024, "at most the next batches"
     assert set(ledger["dropped"].values()) == {0}
     assert ledger["in_buffer"] == ledger["unsettled"] == 0
 

@@ -57,7 +57,7 @@ def test_the_ledger_adds_up_after_the_deletion_of_any_pod(
         fleet.await_training()
     fleet.end()
     lost = fleet.check_ledger()
-    assert lost["rolled_back"] + lost["receiver_died"] > 0, "what the trainer had made since its last version"
+    assert lost["rolled_back"] + lost["receiver_died"] > 0, "the trainer's transitions since its last version"
 
 
 @pytest.mark.slow

@@ -79,7 +79,9 @@ class Gang:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         launcher = ["--ranks", "2", "--health-at", str(HEALTH_PORT)]
         self.fleet = PodFleet(Pods(EXPERIMENT, folder, stack, overrides=["trainers={replicas: 2}"]), launcher=launcher)
-        until(lambda: self.fleet.answers(self.pod, HEALTH_PORT), "the launcher answers, whatever its ranks are at")
+        until(
+            lambda: self.fleet.answers(self.pod, HEALTH_PORT), "the launcher answers, whatever the state of its ranks"
+        )
         self.fleet.await_training()
         assert self.fleet.answers(self.pod, HEALTH_PORT)
 

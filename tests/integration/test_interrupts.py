@@ -79,7 +79,7 @@ def test_ctrl_c_ends_cleanly_a_second_one_kills_and_the_run_can_be_resumed(desk:
         interrupt(run, signal.SIGINT)
     with desk.begin() as run:
         await_new_version(run)
-        # A process that stands still ends neither by itself nor by SIGTERM.
+        # A stopped process does not end, also not after SIGTERM.
         (trainer,) = run.workers("trainer")
         os.kill(trainer.pid, signal.SIGSTOP)
         durable = run.facts.newest()

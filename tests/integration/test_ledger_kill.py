@@ -14,8 +14,8 @@ from rlsrl.runtime.ledger import LedgerPage, Mark, PageRecord, read_page
 
 NUM_KILLS = 60
 
-# Forks from one process that has imported everything, for a life is a few milliseconds long. Each life does on one page
-# what an actor and a trainer do, each slot with one transition more than the one before.
+# Forks of one process that has imported everything, because a life lasts a few milliseconds. Each life counts on one
+# page as an actor and a trainer do; each slot has one transition more than the previous one.
 LIVES = """
 import os, sys
 from pathlib import Path

@@ -39,7 +39,7 @@ def test_a_run_takes_only_legal_actions(tmp_path: Path, in_info: str, more: str)
     with desk.begin() as run:
         assert run.wait() == 0, run.output
     summary = desk.facts().json("summary.json")
-    assert (summary["reason"], summary["restarts"]) == ("trainSteps", {}), "the environment refuses what is illegal"
+    assert (summary["reason"], summary["restarts"]) == ("trainSteps", {}), "the environment refuses illegal actions"
     assert summary["ledger"]["balanced"]
     newest = desk.facts().newest()
     assert newest is not None

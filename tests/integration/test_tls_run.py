@@ -104,9 +104,9 @@ def test_training_continues_while_certificates_are_replaced_and_plain_connection
         goes_on("over TLS")
         for step in rotation.steps():
             goes_on(step)
-        assert all(process.poll() is None for process in workers.values()), "nobody was started anew"
+        assert all(process.poll() is None for process in workers.values()), "no worker was restarted"
 
-        # Who comes now has certificates of an authority that nobody knew at the beginning.
+        # New workers have certificates of an authority that no worker knew at the beginning.
         for role in ("actor", "buffer"):
             workers[role].kill()
             workers[role].wait(DEADLINE_SECONDS)

@@ -34,7 +34,7 @@ def counter_config(context: ResolutionContext) -> CounterConfig:
 
 
 class CounterWorker(Worker[CounterConfig]):
-    """Reports the number of its polls until it is told to exit."""
+    """Reports the number of its polls until the coordinator commands its exit."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
@@ -74,7 +74,7 @@ COUNTER = roles.Role(
 
 
 def main(command: str, *arguments: str) -> int:
-    """Do what the command line says; modules that read the table are imported only after the role is in it."""
+    """Run the command line's action; import modules that read the table only after the role is in it."""
     roles.ROLES = (*roles.ROLES, COUNTER)
     if command == "manifests":
         from rlsrl.testing.documents import minimal

@@ -2,7 +2,7 @@
 
 The table is ``mutants.toml``: the harm to users, the symbol and its change (``mutations.py``), and the tests that fail
 then. A mutant is put into a copy of the source trees, and only its tests run against that copy. A test that cannot be
-collected, or whose fixtures break, has noticed nothing: the test must fail by itself.
+collected, or whose fixtures break, has noticed nothing: the test itself must fail.
 """
 
 from __future__ import annotations

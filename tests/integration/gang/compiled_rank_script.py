@@ -1,4 +1,4 @@
-"""One rank of a gang under torchrun: trains each batch eager and compiled from the same state, and writes both."""
+"""One rank of a gang under torchrun: trains each batch eager and compiled from one state, and writes both results."""
 
 import os
 import sys

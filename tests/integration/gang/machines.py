@@ -1,5 +1,5 @@
-"""Gangs on several machines: run with what shall happen to them, in a network namespace of its own, since torchrun's
-meeting port is open to all its network.
+"""Runs gangs on several simulated machines and injects faults. It needs its own network namespace, because the port of
+torch's rendezvous is open to the whole network.
 """
 
 import json

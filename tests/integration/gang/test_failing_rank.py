@@ -1,5 +1,5 @@
-"""Ranks are forks of their launcher: one that fails says why where the launcher does, and leaves nothing; and what the
-launcher did before does not keep them from a GPU.
+"""Ranks are forks of their launcher. A failing rank reports its error in the launcher's output and leaves no files.
+Ranks can use a GPU.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ def test_a_run_that_finishes_while_it_is_interrupted_has_finished(stage: Stage) 
 
 
 def test_a_second_signal_kills_everything_at_once(stage: Stage) -> None:
-    """The trainer waits for ever for a signal that nobody sends, and the actor is never asked to end."""
+    """The trainer waits for a signal that no process sends, and no process ends the actor."""
     os.mkfifo(stage.folder / "ready")
     stage.script("actor", [{"write_fifo": "ready"}, {"until": "SIGTERM"}, {"touch": "asked"}])
     stage.script(

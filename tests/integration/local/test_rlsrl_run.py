@@ -165,7 +165,7 @@ def test_a_finished_run_is_reported_and_not_continued(desk: Desk) -> None:
     assert again.exit_code == 0
     assert "runs/toy has finished; --fresh renames its folder" in again.output
     assert "mean return 481.5" in again.output
-    assert desk.summary() == before, "the summary follows from what is on disk"
+    assert desk.summary() == before, "the summary follows from the files on disk"
     assert len(desk.lives("trainer")) == 1
 
 

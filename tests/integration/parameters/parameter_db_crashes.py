@@ -159,7 +159,7 @@ def kill_everywhere(folder: Path) -> None:
         os.close(reading)
         db = check_whole(root)
         assert db.get(POLICY).version in (OLD, NEW)
-        assert db.load_state(POLICY).version == db.get(POLICY).version, "what is there can be gone on from"
+        assert db.load_state(POLICY).version == db.get(POLICY).version, "training can resume from the stored version"
         assert all(was_done(db) for _, was_done in STEPS[:num_done]), (number, num_done)
         for info in db.versions(POLICY):
             assert notes(info) in ([{}, {"a": 1, "b": 2}] if info.version == NEW else [{"note": "old"}])

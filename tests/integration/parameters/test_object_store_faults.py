@@ -240,7 +240,7 @@ def check_whole(db: ObjectStoreParameterDB) -> None:
             assert db.load_state(POLICY, info.version) is not None
         assert all(got(db, tag).version == info.version for tag in info.tags)
     assert got(db).version in (OLD, NEW)
-    assert resumable(db) == got(db).version, "what is there can be gone on from"
+    assert resumable(db) == got(db).version, "training can resume from the stored version"
 
 
 @contextmanager
@@ -289,7 +289,7 @@ def test_an_outage_at_any_request_leaves_whole_versions_and_the_next_writer_cont
         assert direct.prune(POLICY, keep_last=1) == [NEW]
         index = Index.decode((folder / POLICY / "index.json").read_bytes(), "index")
         there = {path.relative_to(folder / POLICY).as_posix() for path in (folder / POLICY).rglob("*.*")}
-        assert there == {"index.json", *index.keys}, "nothing is left of what was begun"
+        assert there == {"index.json", *index.keys}, "no unfinished object is left"
         if not reached:
             assert num_done == len(STEPS)
             break

@@ -1,4 +1,4 @@
-"""A compiled step computes what an eager one does, from the same state, for every kind of policy."""
+"""A compiled step computes the eager step's result from the same state, for every kind of policy."""
 
 from __future__ import annotations
 

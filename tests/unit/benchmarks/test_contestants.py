@@ -1,4 +1,4 @@
-"""Contestants: their commands, and what is read from their output."""
+"""Contestants: their commands, and the values read from their output."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ make_runs(comparison, program, range(1, 9), Runs(Path({str(tmp_path / "runs.json
     )
     assert "KeyboardInterrupt" in done.stderr
     listed = subprocess.run(["pgrep", "-f", str(script)], capture_output=True, text=True, check=False)
-    assert not listed.stdout, "nobody is left"
+    assert not listed.stdout, "no process is left"
 
 
 def test_runs_with_other_settings_do_not_count(tmp_path: Path) -> None:

@@ -86,6 +86,6 @@ def test_a_commit_is_dirty_by_sources_and_not_by_results(tmp_path: Path) -> None
     assert described(tmp_path)["commit"] == commit
     (tmp_path / "source.py").write_text("faster\n")
     assert described(tmp_path)["commit"] == f"{commit}-dirty"
-    git("commit", "--amend", "-a", "-m", "made anew")
+    git("commit", "--amend", "-a", "-m", "amended")
     assert described(tmp_path)["commit"] != commit
     assert described(tmp_path)["worker_tree"] == tree, "by which the package is found again"

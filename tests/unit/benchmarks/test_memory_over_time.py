@@ -1,4 +1,4 @@
-"""A run's memory over time: what is growth, and what is noise."""
+"""A run's memory over time: growth is told apart from noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of two commits: how many are measured, what is kept, where a broken-off run goes on."""
+"""Pairs of two commits: the number of measurements, the stored results, and where an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_interrupted_run_goes_on_after_its_last_whole_pair(kept: KeptPairs) -
     assert len(kept.read()) == 1
     again = Commits()
     assert again.measure(kept, 3) == (3, 3)
-    assert again.measured == [HEAD, BASE, BASE, HEAD], "the pair that was broken off is measured anew"
+    assert again.measured == [HEAD, BASE, BASE, HEAD], "the interrupted pair is measured again"
     done = Commits()
     assert done.measure(kept, 3) == (3, 3)
     assert done.measured == []

@@ -49,7 +49,7 @@ def test_without_two_profiles_there_are_no_shares() -> None:
 def test_a_run_without_a_status_has_no_profile(tmp_path: Path) -> None:
     assert RunProfile.read(tmp_path) is None
     (tmp_path / "status.json").write_text('{"roles": {"trainer": []}}')
-    assert RunProfile.read(tmp_path) is None, "nobody has joined"
+    assert RunProfile.read(tmp_path) is None, "no worker has joined"
 
 
 def test_workers_that_do_not_answer_have_no_times(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_stale_lanes_never_enter_a_batch() -> None:
     waiter.start()
     fifo.put([slot(0, 4, Version(1, 6)), slot(1, 4, Version(2, 3)), slot(2, 4, Version(2, 5))], oldest_outstanding=None)
     waiter.join(10)
-    assert batches == [None], "the thread that trains is told at once, and has to look again"
+    assert batches == [None], "the training thread wakes at once and must check again"
     assert [discard.reason for discard in fifo.discard_stale(Version(2, 5))] == ["old_attempt", "stale"]
     batch = fifo.sample(timeout=0)
     assert batch is not None

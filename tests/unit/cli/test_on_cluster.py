@@ -1,4 +1,4 @@
-"""Weights of runs on a cluster, asked for with a kubectl that is a script: what is said when they cannot be reached."""
+"""Weights of runs on a cluster, through a fake kubectl, and the errors when they are out of reach."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def by_definition(arrays: dict[str, np.ndarray], t: int, lane: int) -> float:
     return total
 
 
-def test_returns_go_on_over_slots_and_begin_anew_with_each_episode() -> None:
+def test_returns_continue_over_slots_and_restart_with_each_episode() -> None:
     rng, returns = np.random.default_rng(0), DiscountedReturns(discount=DISCOUNT, num_lanes=NUM_LANES)
     whole = rollout_layout(discrete_env_spec(), num_steps=4 * NUM_STEPS, num_lanes=NUM_LANES, discounted_return=True)
     long = Slot(arrays=whole.view(bytearray(whole.nbytes)))

@@ -185,7 +185,7 @@ def test_a_job_that_is_abandoned_within_a_step_does_nothing_after_it(made: list[
         until(lambda: made[1].closed, "it ends with the step")
         assert sorted(after) == [0, 2]
         envs.begin(job)
-        until(lambda: made[0].closed and made[2].closed, "nobody does any more")
+        until(lambda: made[0].closed and made[2].closed, "no thread does any more")
     assert sorted(after) == [0, 2]
     assert made[1].callers.count("environment-41") == 4, "made, reset, one step, closed"
 

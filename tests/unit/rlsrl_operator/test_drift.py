@@ -120,7 +120,7 @@ def owner_weakened(there: Manifest) -> None:
     there["metadata"]["ownerReferences"][0]["controller"] = False
 
 
-def made_anew(there: Manifest) -> None:
+def recreated(there: Manifest) -> None:
     there["metadata"]["uid"] = "another"
 
 
@@ -144,7 +144,7 @@ def owners_removed(there: Manifest) -> None:
         (annotation_removed, Action.APPLY),
         (owner_added, Action.APPLY),
         (owner_weakened, Action.APPLY),
-        (made_anew, Action.APPLY),
+        (recreated, Action.APPLY),
         (owner_replaced, Action.NOT_OWNED),
         (owners_removed, Action.NOT_OWNED),
     ],
@@ -166,9 +166,9 @@ def test_a_changed_manifest_and_a_forgotten_object_are_applied(kind: str) -> Non
     wanted = of_kind(kind)
     there = served(wanted)
     memory = applied(wanted, there)
-    anew = copy.deepcopy(wanted)
-    anew["spec"]["added"] = 1
-    assert action_for(anew, there, memory) is Action.APPLY
+    changed = copy.deepcopy(wanted)
+    changed["spec"]["added"] = 1
+    assert action_for(changed, there, memory) is Action.APPLY
     assert action_for(wanted, there, None) is Action.APPLY, "after a restart of the operator"
     assert action_for(wanted, None, memory) is Action.APPLY, "it was deleted"
 
@@ -214,4 +214,4 @@ def test_a_replacement_keeps_the_servers_choices_and_others_metadata() -> None:
     assert put["metadata"]["resourceVersion"] == "41"
     assert put["metadata"]["uid"] == there["metadata"]["uid"]
     assert "managedFields" not in put["metadata"]
-    assert wanted == of_kind("Service"), "what is wanted stays as it is"
+    assert wanted == of_kind("Service"), "the wanted manifest does not change"

@@ -1,4 +1,4 @@
-"""What the trainers' pods show of an attempt: a table."""
+"""The end of an attempt that follows from the trainers' pods: a table."""
 
 from __future__ import annotations
 
@@ -46,22 +46,25 @@ ALIVE: dict[str, tuple[list[Manifest], Verdict]] = {
         [ours(restarts=1, last_state=ended(0, "done"), ready=False), ours(1)],
         Verdict(done=True),
     ),
-    "it has its result, whatever became of the others": (
+    "rank 0 has its result, and another rank failed": (
         [ours(state=ended(0, "done")), ours(1, state=ended(1))],
         Verdict(done=True),
     ),
-    "it has its result, and the experiment was edited since": (
+    "rank 0 has its result, and the experiment was edited since": (
         [ours(state=ended(0, "done"), template="2")],
         Verdict(done=True),
     ),
-    "another's quiet end is no loss": (pair(state=ended(0), ready=False), Verdict()),
-    "another's quiet end and start is none either": (pair(restarts=1, last_state=ended(0), ready=False), Verdict()),
-    "another rank's word counts for nothing": (pair(state=ended(0, "done"), ready=False), Verdict()),
+    "a clean end of another rank is no loss": (pair(state=ended(0), ready=False), Verdict()),
+    "a clean end and restart of another rank is no loss": (
+        pair(restarts=1, last_state=ended(0), ready=False),
+        Verdict(),
+    ),
+    "another rank's result does not count": (pair(state=ended(0, "done"), ready=False), Verdict()),
     "pods of an older attempt are ignored": (
         [*pair(), pod(index=2, attempt=1, template="3", state=ended(1)), pod(index=3, attempt=1, deleted=AFTER)],
         Verdict(complete=True),
     ),
-    "a result of an older attempt is none": (
+    "a result of an older attempt does not count": (
         [pod(attempt=1, template="3", state=ended(0, "done")), *pair()],
         Verdict(complete=True),
     ),
@@ -87,7 +90,7 @@ LOST = {
         [ours(state=ended(1, "done")), ours(1)],
         lost("a-trainer-0 ended: Error, exit code 1: done"),
     ),
-    "started again, nobody knows why": (
+    "restarted without a recorded reason": (
         pair(restarts=1, ready=False),
         lost("the worker of a-trainer-1 was restarted"),
     ),

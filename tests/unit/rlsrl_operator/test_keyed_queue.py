@@ -247,7 +247,7 @@ def test_a_burst_causes_one_call_at_once_and_one_after_a_pause() -> None:
                 keys.add("a")
                 await asyncio.sleep(0)
                 keys.add("b")
-            assert await work.ended.get() == "b", "nobody else has to wait"
+            assert await work.ended.get() == "b", "no other key has to wait"
             assert await work.ended.get() == "a"
             keys.add("end")
             while await work.ended.get() != "end":

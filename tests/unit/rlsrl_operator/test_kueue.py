@@ -102,7 +102,7 @@ PHASES: dict[str, tuple[ExperimentStatus, list[Manifest], Phase]] = {
     "only those of the attempt before are there": (ExperimentStatus(phase="Queued", attempt=2), gang(), "Queued"),
     "they are admitted": (ExperimentStatus(phase="Queued", attempt=1), gang(ready=False), "Starting"),
     "it runs": (running(), gang(), "Running"),
-    "a gang that is made anew waits its turn for a moment": (
+    "a restarted gang waits for a short time": (
         restarting(2),
         waiting_gang(attempt=2, seconds=QUEUED_SECONDS),
         "Running",

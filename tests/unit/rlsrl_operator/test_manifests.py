@@ -162,7 +162,7 @@ def test_gpus_are_added_to_the_administrators_limits_of_trainers_alone() -> None
     limits = {"memory": "64Gi", "nvidia.com/gpu": "1"}
     assert container(made[TRAINER])["resources"] == {"requests": {"cpu": "2"}, "limits": limits}
     assert container(made["actor"])["resources"] == resources
-    assert resources["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "7"}, "settings are nobody's to change"
+    assert resources["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "7"}, "rendering does not change the settings"
 
 
 def allowed(context: ExperimentContext, direction: str, peers: str) -> set[tuple[str, str, int | None]]:

@@ -84,7 +84,7 @@ def test_the_queue_is_shown_as_it_is(metrics: OperatorMetrics) -> None:
         await failing.wait()
         while queue.length or queue.oldest_seconds:
             await asyncio.sleep(0)
-        assert shown() == (0, 1, False), "a waits for its next try, and is nobody's work until then"
+        assert shown() == (0, 1, False), "a waits for its next try, and no worker has it until then"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

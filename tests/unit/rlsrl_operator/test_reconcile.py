@@ -1,7 +1,7 @@
-"""What a pass writes, and in which order, with a stand-in for the API server.
+"""The writes of a pass and their order, with a stand-in for the API server.
 
-The stand-in keeps what the operator relies on: uids, resourceVersions, generations, preconditions, conflicts. What it
-cannot show (defaulting, field managers, admission) is tried on a real cluster in ``tests/e2e``.
+The stand-in has the features on which the operator relies: uids, resourceVersions, generations, preconditions and
+conflicts. ``tests/e2e`` tests the others (defaulting, field managers, admission) on a real cluster.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ApiServer:
         self.meanwhile: Callable[[str], object] = lambda kind: None
         """Called with the kind at each read."""
         self.events: list[tuple[str, Manifest]] = []
-        """Watch events that nobody has received: type and object."""
+        """Watch events that no watch has received: type and object."""
         self.resources = self
         self._numbers = itertools.count(1)
 
@@ -737,7 +737,7 @@ def test_of_two_operators_with_different_keys_one_manages_an_experiment() -> Non
     world.edit(stop={"envSteps": 2000})
     before = list(world.server.writes)
     asyncio.run(other.reconcile(world.key))
-    assert world.server.writes == before, "neither what is on record nor what would follow is touched"
+    assert world.server.writes == before, "neither the recorded objects nor later ones change"
     world.settle()
     settled = list(world.server.writes)
     asyncio.run(other.reconcile(world.key))

@@ -1,4 +1,4 @@
-"""What an edit changes, and what other settings or a newer operator leave unchanged."""
+"""The changes of an edit; other settings or a newer operator change nothing."""
 
 from __future__ import annotations
 

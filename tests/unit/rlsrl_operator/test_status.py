@@ -68,7 +68,7 @@ def test_a_condition_replaces_the_one_of_its_type() -> None:
         status = with_condition(status, name, "True", "Some", "", generation=1, now=NOW)
     assert [each.type for each in status.conditions] == sorted([ACCEPTED, FINISHED, READY])
     long = with_condition(status, READY, "True", "Some", "x" * 5000, generation=1, now=NOW)
-    assert len(ready_of(long).message) == 1024, "what the API server takes"
+    assert len(ready_of(long).message) == 1024, "the API server's limit"
     assert ready_of(status).message == "", "a status is a value"
 
 

@@ -56,7 +56,7 @@ def test_a_heartbeat_has_the_shares_of_the_last_seconds(queue: HeartbeatQueue, c
         return dict(queue.heartbeat(-1)[0].activity)
 
     clock.advance(5.0)
-    assert activity() == {}, "what is being built is not counted"
+    assert activity() == {}, "the time before the worker runs does not count"
     queue.report(state=WorkerState.RUNNING)
     clock.advance(1.0)
     queue.turn_to("credit")

@@ -102,7 +102,7 @@ def test_a_closed_downstream_ends_the_stage(stages: list[Stage]) -> None:
     stage.join(SOON)
     stage.check()
     assert downstream.get() == -1
-    assert upstream.get() == 1, "what was still upstream stays there"
+    assert upstream.get() == 1, "remaining upstream items stay there"
 
 
 def test_join_before_the_start_returns_at_once() -> None:

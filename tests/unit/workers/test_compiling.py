@@ -1,4 +1,4 @@
-"""When a rank switches to the compiled step, what it does if that fails, and the child that compiles."""
+"""The moment when a rank switches to the compiled step, its behaviour if that fails, and the compiling child."""
 
 from __future__ import annotations
 

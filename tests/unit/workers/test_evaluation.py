@@ -41,7 +41,7 @@ class LeftActor:
         return actions
 
     def finish(self) -> None:
-        raise NotImplementedError("nobody reads log-probabilities")
+        raise NotImplementedError("an evaluation reads no log-probabilities")
 
 
 def scripted(*scripts: list[Episode]) -> LoopVectorEnv:

@@ -195,7 +195,7 @@ def test_the_wait_for_weights_is_counted(bench: Bench) -> None:
     (future,) = bench.ask(1)
     assert bench.latest.wanted(DEADLINE) == INITIAL
     waited = 0.2
-    time.sleep(waited)  # what is measured is that time passes
+    time.sleep(waited)  # the test needs time to pass
     bench.inference.put(parameters(V1))
     future.result(DEADLINE)
     until(lambda: (found := bench.predictor.take_tally()).batches == 1 and found.seconds["parameters"] >= waited)

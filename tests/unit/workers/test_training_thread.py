@@ -171,7 +171,7 @@ class Bench:
         )
 
     def receive(self) -> None:
-        """Do what the trainer's main thread does in one poll."""
+        """Run one poll of the trainer's main thread."""
         slots = self.consumer.receive(100, timeout=0)
         self.buffer.put(slots, oldest_outstanding=min(self.consumer.outstanding, default=None))
         for slot in slots:
