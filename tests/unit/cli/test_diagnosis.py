@@ -32,7 +32,7 @@ def test_a_running_experiment_has_no_problems() -> None:
 
 
 def test_a_missing_status_means_a_missing_operator() -> None:
-    assert found(experiment(None)) == [Diagnosis(what="status", reason="None", since=MADE, explanation=UNSEEN)]
+    assert found(experiment(None)) == [Diagnosis(what="status", reason="missing", since=MADE, explanation=UNSEEN)]
 
 
 def test_a_missing_image_is_reported_once_with_its_pod_and_cure() -> None:
@@ -102,7 +102,7 @@ def test_stale_numbers_of_a_running_experiment_are_reported() -> None:
     assert found(experiment("Running", *WELL, **fresh)) == []
     since = "2026-01-01T12:03:30Z"
     assert found(experiment("Running", *WELL, **old)) == [
-        Diagnosis(what="numbers", reason="Old", since=since, explanation=STALE)
+        Diagnosis(what="numbers", reason="out of date", since=since, explanation=STALE)
     ]
     assert found(experiment("Starting", *WELL, **old)) == []
 

@@ -84,12 +84,15 @@ def test_a_run_without_a_status_is_reported(folder: Path) -> None:
 
 def test_wrong_folders_and_names_are_reported_with_the_nearest_match(folder: Path) -> None:
     (folder.parent / "cartpoles").mkdir()
-    assert told("cartpol") == (2, "Error: run cartpol does not exist (did you mean 'cartpole'?)\n")
+    assert told("cartpol") == (
+        2,
+        "Error: run cartpol does not exist, neither here nor in runs/ (did you mean 'cartpole'?)\n",
+    )
     assert told("runs/cartpoles") == (
         2,
         "Error: runs/cartpoles is not a run folder: it has no controller.json (did you mean 'cartpole'?)\n",
     )
-    assert told("else") == (2, "Error: run else does not exist\n")
+    assert told("else") == (2, "Error: run else does not exist, neither here nor in runs/\n")
 
 
 def test_an_invalid_status_is_reported_in_one_line(folder: Path) -> None:
@@ -102,7 +105,7 @@ def test_an_invalid_status_is_reported_in_one_line(folder: Path) -> None:
 
 def test_the_last_refresh_is_after_the_end(folder: Path) -> None:
     put(folder)
-    status = RunStatus.find(folder)
+    status = RunStatus(folder)
     with RunFolder.open(folder):
         assert status.draw(whole=False)[1] is False
     text, is_last = status.draw(whole=False)

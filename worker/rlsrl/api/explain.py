@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from rlsrl.api.fields import FieldInfo, allowed, find, nearest, parse_path, show_path, show_value, type_name
+from rlsrl.api.fields import FieldInfo, allowed, find, known_part, nearest, parse_path, show_path, show_value, type_name
 from rlsrl.api.model import EDITS
 from rlsrl.api.spec import API_VERSION, KIND
 
@@ -13,7 +13,7 @@ WIDTH = 100
 
 
 class UnknownField(LookupError):
-    """The field does not exist. The text names the nearest match."""
+    """The field does not exist. The text names the nearest match, or where the fields are listed."""
 
 
 def explain(path: str = "") -> str:
@@ -26,8 +26,9 @@ def explain(path: str = "") -> str:
     field = find(steps)
     if field is None:
         meant = nearest(steps)
-        hint = f"; did you mean {show_path(meant)}?" if meant else ""
-        raise UnknownField(f"{KIND} has no field {show_path(steps)}{hint}")
+        known = show_path(known_part(steps))
+        hint = f"did you mean {show_path(meant)}?" if meant else f"`rlsrl explain {known}` lists the fields there"
+        raise UnknownField(f"{KIND} has no field {show_path(steps)}; {hint}")
     return "\n".join(_lines(field))
 
 
@@ -60,4 +61,7 @@ def _necessity(field: FieldInfo) -> str:
 
 
 def _indented(text: str, columns: int) -> list[str]:
-    return textwrap.wrap(text.replace("``", "`"), WIDTH, initial_indent=" " * columns, subsequent_indent=" " * columns)
+    indent = " " * columns
+    return textwrap.wrap(
+        text.replace("``", "`"), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )

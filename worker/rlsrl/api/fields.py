@@ -85,11 +85,16 @@ def parse_path(text: str) -> tuple[str, ...]:
     return steps
 
 
+def known_part(path: Path) -> Path:
+    """Return the longest beginning of a path that is a field."""
+    while find(path) is None:
+        path = path[:-1]
+    return path
+
+
 def nearest(path: Path) -> Path | None:
     """Return the nearest match of a wrong path: a similar sibling, else a field of that name elsewhere, else None."""
-    known: Path = path
-    while known and find(known) is None:
-        known = known[:-1]
+    known = known_part(path)
     wrong, rest = path[len(known)], path[len(known) + 1 :]
     if not isinstance(wrong, str):
         return None

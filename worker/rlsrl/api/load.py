@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rlsrl.api.document import Document, Problem, SourcePosition, SpecError, read_document, read_value, write_document
-from rlsrl.api.fields import Path, allowed, allowed_at, find, nearest, parse_path, show_path, show_value
+from rlsrl.api.fields import Path, allowed, allowed_at, find, known_part, nearest, parse_path, show_path, show_value
 from rlsrl.api.model import RULES
 from rlsrl.api.rules import Violation
 from rlsrl.api.spec import RLExperiment
@@ -211,9 +211,7 @@ def _unquoted_choice(details: ErrorDetails) -> str:
 
 
 def _unknown_field(place: SourcePosition, path: Path, value: Any = None) -> Problem:
-    known = path[:-1]
-    while find(known) is None:
-        known = known[:-1]
+    known = known_part(path)
     meant = nearest(path)
     return Problem(
         place=place,

@@ -55,6 +55,8 @@ class CrossFieldRule:
 
 def near_divisors(number: int, wanted: int) -> str:
     """Return text for an ``allowed``: a divisor of ``number``, with the nearest below and above ``wanted``."""
+    if number == 1:
+        return "1"
     below = next((each for each in range(min(wanted, number), 1, -1) if number % each == 0), None)
     above = next((each for each in range(wanted, number + 1) if number % each == 0), None)
     near = [str(each) for each in (below, above) if each is not None]

@@ -68,4 +68,7 @@ def is_kubectl() -> bool:
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="rlsrl")
 def main() -> None:
-    """Distributed reinforcement learning on one machine or a Kubernetes cluster, from one YAML."""
+    """Distributed reinforcement learning on one machine or a Kubernetes cluster, from one YAML.
+
+    To begin: `rlsrl doctor` checks this machine, and `rlsrl init DIR` creates a project.
+    """

@@ -56,7 +56,7 @@ def diagnose(
     """
     if status.phase is None:
         made = experiment["metadata"].get("creationTimestamp")
-        return [Diagnosis(what="status", reason="None", since=made, explanation=UNSEEN)]
+        return [Diagnosis(what="status", reason="missing", since=made, explanation=UNSEEN)]
     judged = [*_conditions(status)]
     if is_over(status):
         return [finding for finding in judged if finding.what == FINISHED]
@@ -65,7 +65,9 @@ def diagnose(
     # Starting is no trouble, but it explains why the experiment does not train yet if nothing else does.
     judged = [finding for finding in judged if is_trouble(finding.reason)] or judged
     if status.training is not None and is_stale(status, now):
-        judged.append(Diagnosis(what="numbers", reason="Old", since=status.training.updated_at, explanation=STALE))
+        judged.append(
+            Diagnosis(what="numbers", reason="out of date", since=status.training.updated_at, explanation=STALE)
+        )
     by_uid = {each["involvedObject"].get("uid"): each for each in warnings}
     unwell = [finding for each in objects if (finding := _unwell(each, by_uid)) is not None]
     return list(_explained_once([*judged, *unwell]))

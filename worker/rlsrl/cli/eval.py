@@ -40,14 +40,20 @@ class EvaluatedVersion:
 @click.option("--version", "version", metavar="VERSION", help="A version such as 1.2500; by default the newest.")
 @click.option("--tag", metavar="TAG", help="The version with this tag.")
 @click.option(
-    "--episodes", type=click.IntRange(min=1), default=100, show_default=True, help="Minimum number of episodes."
+    "--episodes",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Minimum number of episodes.",
 )
 @click.option(
-    "--environments", type=click.IntRange(min=1), default=10, show_default=True,
+    "--environments", metavar="N", type=click.IntRange(min=1), default=10, show_default=True,
     help="Number of environments. Each plays the same number of episodes.",
 )  # fmt: skip
 @click.option(
     "--seed",
+    metavar="N",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
@@ -55,7 +61,7 @@ class EvaluatedVersion:
 )
 @click.option("--stochastic", is_flag=True, help="Sample actions, as in training.")
 @click.option(
-    "--max-steps", type=click.IntRange(min=1), default=1_000_000, show_default=True,
+    "--max-steps", metavar="N", type=click.IntRange(min=1), default=1_000_000, show_default=True,
     help="Steps of each environment after which the evaluation fails.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

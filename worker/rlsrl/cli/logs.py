@@ -23,11 +23,16 @@ NAMED = 3
 @click.argument("name")
 @click.option("-n", "--namespace", metavar="NAME", help="By default the namespace of kubectl's context.")
 @click.option("--role", metavar="ROLE", help="Only workers of this role: trainer, actor and so on.")
-@click.option("--index", type=click.IntRange(min=0), help="Only the worker with this index; needs --role.")
+@click.option("--index", metavar="N", type=click.IntRange(min=0), help="Only the worker with this index; needs --role.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @click.option("--previous", is_flag=True, help="The logs before each worker's last restart.")
 @click.option(
-    "--tail", type=click.IntRange(min=-1), default=100, show_default=True, help="Last lines of each pod; -1: all lines."
+    "--tail",
+    metavar="N",
+    type=click.IntRange(min=-1),
+    default=100,
+    show_default=True,
+    help="Last lines of each pod; -1: all lines.",
 )
 def logs(
     name: str, namespace: str | None, role: str | None, index: int | None, follow: bool, previous: bool, tail: int

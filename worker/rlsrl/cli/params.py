@@ -17,14 +17,13 @@ from rlsrl.api.placement import PARAMETERS
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli import is_kubectl
 from rlsrl.cli.errors import UserError
+from rlsrl.cli.runs import find_run
 from rlsrl.cli.text import columns
 from rlsrl.data.version import Version
-from rlsrl.local.run_folder import RUNS
 from rlsrl.parameters.encoding import encode_parameters
 from rlsrl.parameters.evaluations import evaluation_of, return_mean_of
 from rlsrl.parameters.protocols import ParameterDB, ParameterError, Parameters, VersionInfo
 from rlsrl.runtime.durable import write_durably
-from rlsrl.runtime.errors import did_you_mean
 from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
 _HEADER = ("VERSION", "TAGS", "ENV STEPS", "RETURN", "EVALUATION", "CREATED", "SIZE", "STATE")
@@ -160,22 +159,12 @@ def _user_errors() -> Iterator[None]:
 def _opened(run: Path, namespace: str | None) -> Iterator[ParameterDB]:
     """Yield the run's parameter DB, on this machine or on the cluster."""
     if namespace is None and not is_kubectl():
-        yield _open(run)
+        yield open_run_database(find_run(run, PARAMETERS, RESOLVED))
         return
     from rlsrl.cli.on_cluster import cluster_database
 
     with cluster_database(str(run), namespace) as db:
         yield db
-
-
-def _open(run: Path) -> ParameterDB:
-    for folder in (run, RUNS / run):
-        if (folder / PARAMETERS).is_dir() or (folder / RESOLVED).is_file():
-            return open_run_database(folder)
-    candidates = [path.parent.name for name in (PARAMETERS, RESOLVED) for path in RUNS.glob(f"*/{name}")]
-    missing = f"neither a folder {PARAMETERS!r} nor {RESOLVED!r}"
-    problem = f"{run} is not a run folder: it has {missing}" if run.exists() else f"run {run} does not exist"
-    raise UserError(f"{problem}{did_you_mean(run.name, candidates)}")
 
 
 def _stored(db: ParameterDB, policy: str) -> list[VersionInfo]:

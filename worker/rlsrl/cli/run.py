@@ -28,7 +28,7 @@ FINISHED, FAILED, BAD_INPUT, SIGNALLED = 0, 1, 2, 128
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--fresh", is_flag=True, help="Rename an existing run folder to <name>.<n> and start a new run.")
 @click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Change a field; can be repeated.")
-@click.option("--seed", type=click.IntRange(min=0), help="Short for --set spec.seed=SEED.")
+@click.option("--seed", metavar="N", type=click.IntRange(min=0), help="Short for --set spec.seed=N.")
 @click.option(
     "--run-dir",
     metavar="DIR",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
 
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.text import span
 from rlsrl.cli.top_table import top_table
-from rlsrl.local.run_folder import RECORD, RUNS, STATUS, is_running
+from rlsrl.local.run_folder import STATUS, is_running
 from rlsrl.local.status_file import read_status
-from rlsrl.runtime.errors import did_you_mean
 
 LATE_SECONDS = 5.0
 """Age from which the status is shown as old: the coordinator does not answer."""
@@ -21,20 +19,6 @@ class RunStatus:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-
-    @classmethod
-    def find(cls, run: Path) -> Self:
-        """Return the run in that folder, or of that name in runs/.
-
-        Raises:
-            UserError: the run does not exist; with the nearest match.
-        """
-        for folder in (run, RUNS / run):
-            if (folder / RECORD).is_file():
-                return cls(folder)
-        problem = f"{run} is not a run folder: it has no {RECORD}" if run.exists() else f"run {run} does not exist"
-        near = did_you_mean(run.name, [path.parent.name for path in RUNS.glob(f"*/{RECORD}")])
-        raise UserError(f"{problem}{near}")
 
     def draw(self, *, whole: bool) -> tuple[str, bool]:
         """Return the table, and whether the run has ended.

@@ -29,7 +29,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Change a field first; can be repeated.")
+@click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Change a field before; can be repeated.")
 @click.option(
     "--cores", metavar="N", type=click.IntRange(min=1),
     help="Estimate for `rlsrl run` on N cores. By default each worker is a pod with one core.",

@@ -19,7 +19,7 @@ from rlsrl.cli.errors import UserError
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Change a field first; can be repeated.")
+@click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Change a field before; can be repeated.")
 def validate(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Check experiment files.
 
@@ -64,7 +64,10 @@ def schema() -> None:
 @click.command()
 @click.argument("path", required=False, default="")
 def explain(path: str) -> None:
-    """Describe the field at PATH, for example spec.actors: type, default, allowed values and members."""
+    """Describe the field at PATH, for example spec.actors: type, default, allowed values and members.
+
+    Without PATH, describe the whole document. The prefix `spec.` is optional.
+    """
     try:
         click.echo(explain_field(path))
     except UnknownField as error:

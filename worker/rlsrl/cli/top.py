@@ -34,7 +34,7 @@ def top(run: str, namespace: str | None, whole: bool) -> None:
     """Show the workers of RUN: load, activities, waits and throughput.
 
     RUN is a run folder, or the name of one in runs/. With --namespace, and in `kubectl rlsrl`, it is an experiment on
-    the cluster. BUSY is the share of the last ten seconds without waiting; WORK splits it. PER SECOND counts
+    the cluster. BUSY is the share of the last ten seconds without waiting, and WORK its parts. PER SECOND counts
     transitions, for policy workers requests. On a terminal the table refreshes until Ctrl-C or the end of a local run;
     elsewhere it is printed once.
     """
@@ -47,8 +47,10 @@ def top(run: str, namespace: str | None, whole: bool) -> None:
 
 def _top_here(run: str, *, whole: bool) -> None:
     from rlsrl.cli.run_status import RunStatus
+    from rlsrl.cli.runs import find_run
+    from rlsrl.local.run_folder import RECORD
 
-    status = RunStatus.find(Path(run))
+    status = RunStatus(find_run(Path(run), RECORD))
     if sys.stdout.isatty():
         show_live(lambda: status.draw(whole=whole), interval=HERE_SECONDS)
     else:
