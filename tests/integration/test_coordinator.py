@@ -473,7 +473,7 @@ def test_a_command_of_no_known_kind_is_refused(shared: CoordinatorProcess) -> No
 def test_check_raises_the_error_of_a_command_handler(shared: CoordinatorProcess, join: Join) -> None:
     member = join(shared, on_command=lambda command: {}[command.kind])
     shared.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE)
-    member._calls.join(DEADLINE)
+    until(lambda: member._calls.failure is not None, "the handler's error")
     with pytest.raises(JoinError, match="the join session thread failed") as raised:
         member.check()
     assert isinstance(raised.value.__cause__, KeyError)
@@ -614,7 +614,7 @@ def test_an_old_attempt_is_fenced_and_a_new_one_takes_over(shared: CoordinatorPr
     old = join(coordinator, role="trainer", index=0, attempt=1)
     new = join(coordinator, role="trainer", index=0, attempt=2)
     assert lease_id(new) == (0, 1)
-    until(lambda: old._calls.join(0.0), "the old session ends")
+    until(lambda: old._calls.failure is not None, "the old session ends")
     with pytest.raises(JoinRefused, match="succeeded by attempt 2"):
         old.check()
     with pytest.raises(JoinRefused, match="succeeded by attempt 2"):

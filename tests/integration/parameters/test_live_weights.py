@@ -207,7 +207,7 @@ def test_a_client_without_the_token_is_refused(calm: Served, policy: str) -> Non
     with pytest.raises(SourceRefused, match="UNAUTHENTICATED"):
         reader.get()
     publisher.publish(step(1))
-    publisher._stream.join(LONG)
+    until(lambda: publisher._stream.failure is not None, "the refusal")
     with pytest.raises(ParameterError, match="UNAUTHENTICATED"):
         publisher.publish(step(2))
 
@@ -262,7 +262,7 @@ def test_a_superseded_trainer_is_refused_and_no_reader_gets_its_versions(calm: S
     assert reader.wait(Version(2, 0), LONG).version == Version(2, 3)
     assert reader.description(LONG) == {"gang": 2}
     old.publish(step(51, attempt=1))
-    old._stream.join(LONG)
+    until(lambda: old._stream.failure is not None, "the refusal")
     with pytest.raises(StaleAttempt, match="succeeded by attempt 2"):
         old.publish(step(52, attempt=1))
     new.publish(step(4, attempt=2))
@@ -455,7 +455,7 @@ def test_publishing_does_not_wait_for_a_silent_server(address_of: Callable[[Exit
         publisher = stack.enter_context(closing(LivePublisher(address_of(stack), TOKEN, POLICY, DESCRIPTION)))
         for number in range(1, 3000):
             publisher.publish(step(number))
-    assert publisher._stream.join(0.0)
+    assert publisher._stream.close(), "its thread has ended"
 
 
 @pytest.mark.parametrize("address_of", [silent_server, no_server])
@@ -465,7 +465,7 @@ def test_a_reader_of_a_silent_server_ends_at_its_deadlines(address_of: Callable[
         assert reader.get() is None
         with pytest.raises(SourceTimeout):
             reader.wait(INITIAL, SOON)
-    assert reader._stream.join(0.0)
+    assert reader._stream.close(), "its thread has ended"
 
 
 def test_clients_that_connect_and_close_leave_no_resources(calm: Served, policy: str) -> None:

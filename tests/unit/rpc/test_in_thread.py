@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from rlsrl.rpc.channels import token_metadata
+from rlsrl.rpc.channels import CallTarget
 from rlsrl.rpc.conversations import ConversationServer, ServerStream
 from rlsrl.rpc.in_thread import InThreadConversation, WaitingLoop
 
@@ -51,10 +52,8 @@ class Client:
         self.ends: list[Exception | None] = []
         self.conversation = InThreadConversation(
             self.loop,
-            address,
+            CallTarget(address=address, token=token),
             METHOD,
-            metadata=token_metadata(token),
-            tls=None,
             first=b"hello",
             on_message=on_message or self.heard.append,
             on_end=self.ends.append,
@@ -91,7 +90,7 @@ def test_messages_arrive_in_order_and_are_answered_before_the_end(server: Conver
     client.turn_until(lambda: len(client.heard) > 100)
     for message in said[500:]:
         client.conversation.send(message)
-    client.conversation.end()
+    client.conversation.close(grace=DEADLINE)
     assert client.end() is None
     assert client.heard == [b"hello", *said]
 
@@ -103,7 +102,7 @@ def test_nothing_happens_while_the_owner_does_not_turn_the_loop(server: Conversa
     time.sleep(0.05)
     assert client.heard == [b"hello"]
     client.turn_until(lambda: len(client.heard) == 2)
-    client.conversation.end()
+    client.conversation.close(grace=DEADLINE)
     assert client.end() is None
 
 
@@ -116,7 +115,7 @@ def test_a_turn_ends_at_its_timeout_or_when_stopped(server: ConversationServer) 
     began = time.monotonic()
     loop.run_for(0.05)
     assert time.monotonic() - began >= 0.05
-    client.conversation.cancel()
+    client.conversation.close()
     assert client.end() is None
 
 
@@ -147,8 +146,8 @@ def test_an_exception_of_the_owner_ends_the_conversation(server: ConversationSer
     assert isinstance(error, ValueError)
     assert error.args == (b"hello",)
     client.conversation.send(b"goes nowhere")
-    client.conversation.end()
-    client.conversation.cancel()
+    client.conversation.close(grace=DEADLINE)
+    client.conversation.close()
     client.loop.run_for(0.05)
     assert len(client.ends) == 1
 
@@ -176,19 +175,56 @@ def test_an_unreachable_server_is_reported_at_once() -> None:
         assert status(Client(f"127.0.0.1:{nobody.getsockname()[1]}").end()) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_conversation_may_be_cancelled_at_any_time(server: ConversationServer, open_calls: set[ServerStream]) -> None:
+def test_sleeping_counts_only_while_the_loop_runs() -> None:
+    loop = WaitingLoop.of_this_thread()
+    until = loop.seconds_run() + 0.1
+    task = loop.create_task(loop.sleep(0.1))
+    loop.run_for(0.01)
+    time.sleep(0.1)
+    loop.run_for(0.01)
+    assert not task.done() or loop.seconds_run() >= until
+    loop.run_for(0.2)
+    assert task.done()
+
+
+def test_a_server_may_answer_until_the_grace_is_over() -> None:
+    answers: list[asyncio.Event] = []
+
+    async def answer_late(stream: ServerStream) -> None:
+        while await stream.read() is not None:
+            pass
+        answers.append(asyncio.Event())
+        await answers[-1].wait()
+        stream.send(LAST)
+
+    server = ConversationServer("127.0.0.1:0", token=TOKEN, tls=None, method=METHOD, converse=answer_late)
+    client = Client(server.address)
+    client.conversation.close(grace=DEADLINE)
+    client.turn_until(lambda: bool(answers))
+    server.run_on_loop(answers[0].set)
+    assert client.end() is None
+    assert client.heard == [LAST]
+
+    impatient = Client(server.address)
+    impatient.conversation.close(grace=0.1)
+    assert impatient.end() is None
+    assert impatient.heard == []
+    server.close()
+
+
+def test_a_conversation_may_be_closed_at_any_time(server: ConversationServer, open_calls: set[ServerStream]) -> None:
     unturned = Client(server.address)
-    unturned.conversation.cancel()
+    unturned.conversation.close()
     assert unturned.end() is None
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts connections and sends nothing
         connecting = Client(f"127.0.0.1:{mute.getsockname()[1]}")
         connecting.loop.run_for(0.05)
-        connecting.conversation.cancel()
+        connecting.conversation.close()
         assert connecting.end() is None
     talking = Client(server.address)
     talking.turn_until(lambda: len(talking.heard) == 1)
     talking.conversation.send(b"on its way")
-    talking.conversation.cancel()
+    talking.conversation.close()
     assert talking.end() is None
     assert unturned.heard == connecting.heard == []
     talking.turn_until(lambda: not open_calls)

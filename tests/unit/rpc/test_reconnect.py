@@ -98,11 +98,11 @@ def test_after_an_answer_the_first_delay_comes_again(delays: list[float]) -> Non
     assert set(delays) == {0.1}
 
 
-def test_cancelling_ends_one_call_and_closing_the_last() -> None:
+def test_reconnecting_ends_one_call_and_closing_the_last() -> None:
     client = Client(lasting=True)
     client.stream.start()
     client.wait_for_calls(1)
-    client.stream.cancel()
+    client.stream.reconnect()
     client.wait_for_calls(2)
     client.stream.close()
     assert all(call.cancelled.is_set() and call.is_drained for call in client.calls)
@@ -117,8 +117,23 @@ def test_a_finished_thread_lets_its_call_end_by_itself() -> None:
     client.stream.finish()
     assert not client.calls[0].cancelled.is_set()
     client.calls[0].cancel()
-    assert client.stream.join(SECONDS)
+    assert client.stream.close(grace=SECONDS)
     assert len(client.calls) == 1
+
+
+def test_a_closing_thread_continues_within_its_grace() -> None:
+    client = Client(lasting=True)
+    client.stream.start()
+    client.wait_for_calls(1)
+    closing = threading.Thread(target=client.stream.close, kwargs={"grace": SECONDS})
+    closing.start()
+    client.stream.reconnect()
+    client.wait_for_calls(2)
+    client.stream.finish()
+    client.calls[1].cancel()
+    closing.join(SECONDS / 2)
+    assert not closing.is_alive()
+    assert len(client.calls) == 2
 
 
 def test_an_exception_is_final_and_notified() -> None:
@@ -128,7 +143,7 @@ def test_an_exception_is_final_and_notified() -> None:
     with client.changed:
         assert client.changed.wait_for(lambda: client.stream.failure is not None, SECONDS)
     assert client.stream.failure is error
-    assert client.stream.join(SECONDS)
+    assert client.stream.close(grace=SECONDS)
     assert len(client.calls) == 1
     assert client.calls[0].is_drained, "a call that is not read to its end leaks"
 

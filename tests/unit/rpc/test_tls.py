@@ -16,7 +16,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from rlsrl.rpc.channels import token_metadata
+from rlsrl.rpc.channels import CallTarget
 from rlsrl.rpc.conversations import Conversation, ConversationServer, ServerStream
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE, TLS_NAME_VARIABLE, Tls, TlsUnusable, tls_from_environment
 from rlsrl.testing.certificates import PEER_NAME, Authority, MountedSecret, mounted
@@ -79,15 +79,12 @@ class Client:
         self._heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._end: Future[Exception | None] = Future()
         self._conversation = Conversation(
-            server.address,
+            CallTarget(address=server.address, token=token, tls=tls),
             METHOD,
-            metadata=token_metadata(token),
-            tls=tls,
             first=b"hello",
             on_message=self._heard.put,
             on_end=self._end.set_result,
         )
-        self._conversation.start()
 
     def say(self, message: bytes) -> None:
         self._conversation.send(message)
@@ -102,7 +99,7 @@ class Client:
         return not self._heard.empty()
 
     def end(self) -> Exception | None:
-        self._conversation.end()
+        self._conversation.close(grace=DEADLINE)
         return self._end.result(DEADLINE)
 
 

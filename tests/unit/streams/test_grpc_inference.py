@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import queue
 import struct
@@ -13,11 +14,11 @@ import grpc
 import numpy as np
 import pytest
 
-from rlsrl.data.inference import RolloutRequest
+from rlsrl.data.inference import RolloutRequest, RolloutResult
 from rlsrl.data.version import Version
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.codec import Malformed, encode
-from rlsrl.rpc.conversations import MAX_UNANSWERED
+from rlsrl.rpc.conversations import MAX_UNANSWERED, ConversationServer, ServerStream
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 from rlsrl.streams.grpc_inference import wire
 from rlsrl.streams.grpc_inference.server import GrpcInferenceServer
@@ -200,6 +201,33 @@ def test_a_call_without_the_token_is_refused(bench: InferenceBench) -> None:
     with pytest.raises(HandshakeRefused, match="not this experiment's"):
         client.submit(request(1)).result(DEADLINE)
     assert_serves_others(bench, server)
+
+
+def test_a_server_that_leaves_may_answer_after_the_peer_timeout(bench: InferenceBench) -> None:
+    """From its LEAVING on, only the grace bounds the connection."""
+    finish, calls = asyncio.Event(), []
+
+    async def leave(stream: ServerStream) -> None:
+        calls.append(stream)
+        await stream.read()
+        stream.send(wire.note(InferenceMessageKind.WELCOME))
+        asked = wire.read(await stream.read() or b"")
+        stream.send(wire.note(InferenceMessageKind.LEAVING))
+        assert await stream.read() is None
+        await finish.wait()
+        stream.send(MESSAGES.result(asked.number, result(7)))
+
+    server = ConversationServer(bench.address, token=TOKEN, tls=None, method=wire.METHOD, converse=leave)
+    client = bench.own_client(peer_timeout=0.2)
+    client.submit(request(7))
+    assert client.wait(0.5) == []
+    server.run_on_loop(finish.set)
+    ((_, answered),) = client.wait(DEADLINE)
+    assert isinstance(answered, RolloutResult)
+    assert answer_of(answered) == 7
+    assert len(calls) == 1
+    client.close()
+    server.close()
 
 
 def test_an_invalid_request_raises_in_submit(bench: InferenceBench) -> None:

@@ -1,10 +1,15 @@
-"""The client's end of a gRPC connection. Every call carries the token as metadata."""
+"""The client's end of a gRPC connection: open a channel, end a call. Every call carries the token as metadata.
+
+gRPC leaks a call that was cancelled but not read to its end. ``end_call`` and ``end_aio_call`` do both.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import deque
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import grpc
 from grpc import aio
@@ -18,8 +23,23 @@ AUTHORIZATION = "authorization"
 END_SECONDS = 5.0
 """How long a cancelled call may take to end. It only has to return from gRPC's core."""
 
+_FINAL_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
+"""Status codes that another attempt cannot change."""
+
 CallMetadata = tuple[tuple[str, str], ...]
 """Metadata of a call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTarget:
+    """Where a call goes, and how the client identifies itself there."""
+
+    address: str
+    """``unix-abstract:NAME`` or ``HOST:PORT``."""
+    token: str = field(repr=False)
+    """The experiment's token."""
+    tls: Tls | None = None
+    """Certificates, for servers that require them."""
 
 
 def token_metadata(token: str) -> CallMetadata:
@@ -49,11 +69,25 @@ def open_aio_channel(address: str, tls: Tls | None = None) -> aio.Channel:
     return aio.secure_channel(validate_address(address), tls.channel_credentials(), options=_options(tls))
 
 
+def is_final(error: BaseException | None) -> bool:
+    """Return whether a call ended with a status that another attempt cannot change."""
+    # A call's RpcError is also the call.
+    return isinstance(error, grpc.RpcError) and cast("grpc.Call", error).code() in _FINAL_CODES
+
+
 def end_call(call: grpc.CallIterator[Any]) -> None:
-    """Cancel a call and read it to its end. gRPC leaks a call whose messages are not all read."""
+    """Cancel a call, unless it has ended, and read it to its end."""
     cancel_call(call)
     with contextlib.suppress(grpc.RpcError):
         deque(call, maxlen=0)
+
+
+async def end_aio_call(call: Any) -> None:
+    """End a call as ``end_call`` does, on the event loop."""
+    call.cancel()
+    with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
+        async for _ in call:
+            pass
 
 
 def cancel_call(call: grpc.CallIterator[Any]) -> None:

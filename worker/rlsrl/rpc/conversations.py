@@ -2,8 +2,7 @@
 
 A client's ``Conversation`` uses gRPC's threads. It serves clients that do other work meanwhile; for clients that only
 wait, see ``rlsrl.rpc.in_thread``. A ``ConversationServer`` uses grpc.aio, which serves many small streams in one
-thread. Neither reads the messages' content. Every call is ended, cancelled or aborted, and then read to its end: gRPC
-leaks calls that are not.
+thread. Neither reads the messages' content.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import structlog
 from grpc import aio
 
-from rlsrl.rpc.channels import END_SECONDS, CallMetadata, cancel_call, end_call, open_channel
+from rlsrl.rpc.channels import END_SECONDS, CallTarget, cancel_call, end_call, open_channel, token_metadata
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import Tls
 
@@ -34,16 +33,7 @@ START_SECONDS = 30.0
 LEAVE_SECONDS = 1.0
 """How long clients may take to end their calls when a server closes. Then the server ends them."""
 
-_FINAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
-"""Status codes that another attempt cannot change."""
-
 _log = structlog.get_logger(__name__)
-
-
-def is_final(error: BaseException | None) -> bool:
-    """Return whether a conversation ended with a status that another attempt cannot change."""
-    # A call's RpcError is also the call.
-    return isinstance(error, grpc.RpcError) and cast("grpc.Call", error).code() in _FINAL
 
 
 class Conversation:
@@ -51,22 +41,18 @@ class Conversation:
 
     def __init__(
         self,
-        address: str,
+        target: CallTarget,
         method: str,
         *,
-        metadata: CallMetadata,
-        tls: Tls | None,
         first: bytes,
         on_message: Callable[[bytes], None],
         on_end: Callable[[Exception | None], None],
     ) -> None:
-        """Connect and send the first message. Receiving begins with ``start``.
+        """Connect, send the first message and begin to receive.
 
         Args:
-            address: ``unix-abstract:NAME`` or ``HOST:PORT``.
+            target: the server.
             method: ``/service/method``.
-            metadata: the token.
-            tls: certificates, if the server requires them.
             first: the first message, sent as soon as the connection exists.
             on_message: called with each message, in the conversation's thread. An exception ends the conversation.
             on_end: called last, in the same thread: with the exception of ``on_message``, with gRPC's error, or with
@@ -75,32 +61,26 @@ class Conversation:
         self._on_message = on_message
         self._on_end = on_end
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = open_channel(address, tls)
+        self._channel = open_channel(target.address, target.tls)
         begin = self._channel.stream_stream(method, request_serializer=None, response_deserializer=None)
         self._outgoing.put(first)
-        self._call: Any = begin(iter(self._outgoing.get, None), metadata=metadata)
-        self._thread = threading.Thread(target=self._receive, name=f"conversation-{address}", daemon=True)
-
-    def start(self) -> None:
-        """Begin to receive. Call this once."""
+        self._call: Any = begin(iter(self._outgoing.get, None), metadata=token_metadata(target.token))
+        self._thread = threading.Thread(target=self._receive, name=f"conversation-{target.address}", daemon=True)
         self._thread.start()
 
     def send(self, message: bytes) -> None:
         """Send a message, in order. After the conversation's end the message is discarded."""
         self._outgoing.put(message)
 
-    def end(self) -> None:
-        """Finish sending. The server ends the call after it has read all messages. Idempotent."""
+    def close(self, grace: float = 0.0) -> None:
+        """End the call, and wait up to ``END_SECONDS`` for its end. Idempotent. Not for use in ``on_message``.
+
+        With ``grace``, finish sending first: a server that has read all messages within ``grace`` seconds ends the call.
+        """
         self._outgoing.put(None)
-
-    def cancel(self) -> None:
-        """End the call at once."""
+        self._thread.join(grace)
         cancel_call(self._call)
-
-    def join(self, timeout: float = END_SECONDS) -> bool:
-        """Wait for the end, after ``end`` or ``cancel``; return whether the conversation has ended."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        self._thread.join(END_SECONDS)
 
     def _receive(self) -> None:
         error: Exception | None = None

@@ -8,7 +8,6 @@ the GIL, answers pings and stores incoming messages.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -16,8 +15,7 @@ from typing import Any
 
 import grpc
 
-from rlsrl.rpc.channels import CallMetadata, open_aio_channel
-from rlsrl.rpc.tls import Tls
+from rlsrl.rpc.channels import CallTarget, end_aio_call, open_aio_channel, token_metadata
 
 _of_thread = threading.local()
 
@@ -85,6 +83,12 @@ class WaitingLoop:
         """Return the seconds of all runs: a clock that stops while no message can be received."""
         return self._seconds_run if self._began is None else self._seconds_run + self._loop.time() - self._began
 
+    async def sleep(self, seconds: float) -> None:
+        """Wait until the loop has run for ``seconds``."""
+        until = self.seconds_run() + seconds
+        while (remaining := until - self.seconds_run()) > 0:
+            await asyncio.sleep(remaining)
+
 
 class InThreadConversation:
     """One call over its own channel, from the first message to the end. Only the loop's thread uses it."""
@@ -92,11 +96,9 @@ class InThreadConversation:
     def __init__(
         self,
         loop: WaitingLoop,
-        address: str,
+        target: CallTarget,
         method: str,
         *,
-        metadata: CallMetadata,
-        tls: Tls | None,
         first: bytes,
         on_message: Callable[[bytes], None],
         on_end: Callable[[Exception | None], None],
@@ -105,8 +107,8 @@ class InThreadConversation:
 
         Args:
             loop: runs everything, including the callbacks.
-            address, method, metadata, tls, first, on_message: see ``Conversation``.
-            on_end: see ``Conversation``; after ``cancel`` it gets None, too. If a message was in transit, gRPC reports
+            target, method, first, on_message: see ``Conversation``.
+            on_end: see ``Conversation``; after ``close`` it gets None, too. If a message was in transit, gRPC reports
                 INTERNAL instead of the server's status. A later attempt then gets the server's status.
         """
         self._loop = loop
@@ -118,57 +120,65 @@ class InThreadConversation:
         self._call: Any = None
         self._writer: asyncio.Task[None] | None = None
         """Sends the waiting messages, then ends. gRPC allows one write at a time."""
-        self._task = loop.create_task(self._converse(address, method, metadata, tls))
+        self._grace: asyncio.Task[None] | None = None
+        """Cancels the call after ``close``, unless the server ends it before."""
+        self._task = loop.create_task(self._converse(target, method))
 
     def send(self, message: bytes) -> None:
         """Send a message, in order. After the conversation's end the message is discarded."""
         self._outgoing.append(message)
         self._start_writer()
 
-    def end(self) -> None:
-        """Finish sending. The server ends the call after it has read all messages. Idempotent."""
-        self._is_ending = True
-        self._start_writer()
+    def close(self, grace: float = 0.0) -> None:
+        """End the call while the loop runs, as ``Conversation.close`` does. Idempotent. ``wait_for_end`` waits.
 
-    def cancel(self) -> None:
-        """End the call at once. Idempotent."""
-        self._is_cancelled = True
-        if self._call is not None:
-            self._call.cancel()
+        ``grace`` counts only the seconds that the loop runs.
+        """
+        if grace <= 0:
+            self._cancel()
+        elif self._grace is None and not self._task.done():
+            self._is_ending = True
+            self._start_writer()
+            self._grace = self._loop.create_task(self._cancel_after(grace))
 
     async def wait_for_end(self) -> None:
         """Wait for the conversation's end."""
         await self._task
 
-    async def _converse(self, address: str, method: str, metadata: CallMetadata, tls: Tls | None) -> None:
+    async def _cancel_after(self, seconds: float) -> None:
+        await self._loop.sleep(seconds)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        self._is_cancelled = True
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _converse(self, target: CallTarget, method: str) -> None:
         error: Exception | None = None
         try:
             if not self._is_cancelled:
-                await self._receive(address, method, metadata, tls)
+                await self._receive(target, method)
         except asyncio.CancelledError:
             if not self._is_cancelled:
                 raise
         except Exception as raised:  # noqa: BLE001 - the owner gets it through on_end
             error = raised
+        await _stop(self._grace)
         self._on_end(error)
 
-    async def _receive(self, address: str, method: str, metadata: CallMetadata, tls: Tls | None) -> None:
-        async with open_aio_channel(address, tls) as channel:
+    async def _receive(self, target: CallTarget, method: str) -> None:
+        async with open_aio_channel(target.address, target.tls) as channel:
             begin: Any = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
-            call = self._call = begin(metadata=metadata)
+            call = self._call = begin(metadata=token_metadata(target.token))
             self._start_writer()
             try:
                 # Not with `read`, which discards received messages after a failed write.
                 async for message in call:
                     self._on_message(message)
             finally:
-                call.cancel()  # no effect on a call that has ended
-                with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
-                    async for _ in call:  # gRPC leaks a call whose messages are not all read
-                        pass
-                if self._writer is not None:
-                    self._writer.cancel()  # a write waits for a connection even after the call's end
-                    await asyncio.wait([self._writer])
+                await end_aio_call(call)
+                await _stop(self._writer)  # a write waits for a connection even after the call's end
 
     def _start_writer(self) -> None:
         """Start sending the waiting messages, unless the writer runs already."""
@@ -183,3 +193,9 @@ class InThreadConversation:
                 await call.done_writing()
         except (asyncio.CancelledError, asyncio.InvalidStateError, grpc.RpcError):
             return  # the call has ended: its reader gets the reason
+
+
+async def _stop(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])

@@ -65,7 +65,7 @@ class ReconnectingCall:
 
     @contextlib.contextmanager
     def reading(self, call: grpc.CallIterator[Any]) -> Iterator[None]:
-        """Let ``cancel`` and ``close`` reach this call inside the block; cancel and drain it after the block."""
+        """Let ``reconnect`` and ``close`` cancel this call inside the block; end it after the block."""
         with self._changed:
             self._call = call
             if self.is_closed:
@@ -75,8 +75,8 @@ class ReconnectingCall:
         finally:
             end_call(call)
 
-    def cancel(self) -> None:
-        """End the current call; the thread makes a new one. Needs no lock. Any thread may call it."""
+    def reconnect(self) -> None:
+        """End the current call; the thread makes a new one, unless it is closed. Any thread may call it."""
         if (call := self._call) is not None:
             cancel_call(call)
 
@@ -86,17 +86,23 @@ class ReconnectingCall:
             self.is_closed = True
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """End the current call, make no further call, and wait up to ``END_SECONDS`` for the thread. Idempotent."""
-        self.finish()
-        self.cancel()
-        self.join(END_SECONDS)
+    def close(self, grace: float = 0.0) -> bool:
+        """Make no further call, end the current one, and wait up to ``END_SECONDS`` for the thread. Idempotent.
 
-    def join(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for the thread's end; return whether it has ended or never started."""
+        With ``grace``, continue for up to that many seconds first, until ``finish`` or a failure ends the thread.
+
+        Returns:
+            Whether the thread has ended or never started.
+        """
+        self._join(grace)
+        self.finish()
+        self.reconnect()
+        self._join(END_SECONDS)
+        return not self._thread.is_alive()
+
+    def _join(self, timeout: float) -> None:
         if self._thread.ident is not None:
             self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         """Make one call after another until ``close``, ``finish`` or a failure. ``converse`` waits for the server."""

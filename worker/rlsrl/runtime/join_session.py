@@ -17,7 +17,7 @@ from typing import Any, Self
 import grpc
 
 from rlsrl.data.version import Version
-from rlsrl.rpc.channels import token_metadata
+from rlsrl.rpc.channels import is_final, token_metadata
 from rlsrl.rpc.reconnect import ReconnectingCall
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
@@ -31,9 +31,6 @@ from rlsrl.runtime.ledger import LedgerPage
 
 LEAVE_TIMEOUT_SECONDS = 5.0
 """Seconds that ``JoinSession.leave`` waits by default for a coordinator that is away."""
-
-_FINAL_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
-"""Status codes that another attempt cannot change."""
 
 
 class JoinError(Exception):
@@ -241,8 +238,7 @@ class JoinSession:
             Whether the coordinator received everything. If not, the index stays leased until the lease expires.
         """
         self._queue.say_goodbye(pb.Goodbye(reason=reason, done=done))
-        self._calls.join(timeout)
-        self._calls.close()
+        self._calls.close(grace=timeout)
         return self._delivered
 
     def _begin(self, timeout: float) -> None:
@@ -274,7 +270,7 @@ class JoinSession:
                     self._calls.finish()
             except grpc.RpcError as error:
                 self._last_problem = describe(error)
-                if call.code() in _FINAL_CODES:
+                if is_final(error):
                     raise JoinRefused(self._last_problem) from error
             finally:
                 stream.close()

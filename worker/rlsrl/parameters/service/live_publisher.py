@@ -127,7 +127,7 @@ class LivePublisher(ParameterPublisher):
                     lambda: progress.ended or (self._newest is not None and self._newest.version != sent)
                 )
                 return None if progress.ended else self._newest
-        self._stream.cancel()
+        self._stream.reconnect()
         return None
 
 

@@ -19,9 +19,8 @@ from typing_extensions import override
 
 from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.rpc.back_off import BackOff
-from rlsrl.rpc.channels import END_SECONDS, CallMetadata, token_metadata
+from rlsrl.rpc.channels import END_SECONDS, CallTarget, is_final
 from rlsrl.rpc.codec import Malformed
-from rlsrl.rpc.conversations import is_final
 from rlsrl.rpc.in_thread import InThreadConversation, WaitingLoop
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
@@ -83,7 +82,6 @@ class GrpcInferenceClient(InferenceClient):
         self._find = options.find or str
         self._options = options
         self._hello = wire.hello(f"client {options.home}", options.layout)
-        self._metadata = token_metadata(options.token)
         self._messages = LaneMessages(options.layout)
         self._loop = WaitingLoop.of_this_thread()
         # Only waiting time counts: while the loop stands still, the client cannot notice that a server is alive.
@@ -157,7 +155,7 @@ class GrpcInferenceClient(InferenceClient):
             Malformed: a server does not send such a message.
             StreamError: the server refuses this client for good.
         """
-        connection.last_heard = self._now()
+        connection.heard(self._now() + self._options.peer_timeout)
         if message.kind in (InferenceMessageKind.RESULT, InferenceMessageKind.FAILURE):
             connection.has_answered = True
             self._settle(message)
@@ -167,7 +165,7 @@ class GrpcInferenceClient(InferenceClient):
             text = message.text.decode(errors="replace")
             raise HandshakeRefused(f"inference server {connection.address} refused this client: {text}")
         elif message.kind is InferenceMessageKind.LEAVING:
-            connection.end()
+            connection.close(END_SECONDS)
         elif message.kind is not InferenceMessageKind.ALIVE:
             raise Malformed(f"a {message.kind.name} from an inference server")
 
@@ -194,7 +192,7 @@ class GrpcInferenceClient(InferenceClient):
         for request in self._unanswered.values():
             connection.send(request.message)
         if former is not None:
-            former.end()
+            former.close(END_SECONDS)
             self._leaving.append(former)
         self._changed.set()
         _log.info("inference_server", address=connection.address)
@@ -224,7 +222,7 @@ class GrpcInferenceClient(InferenceClient):
             self._fail(_with_cause(StreamError(f"an inference client failed: {error!r}"), error))
         remaining = [*self._connections()]
         for connection in remaining:
-            connection.cancel()
+            connection.close()
         for connection in remaining:
             await connection.wait_for_end()
         self._loop.stop()
@@ -251,7 +249,7 @@ class GrpcInferenceClient(InferenceClient):
     @property
     def _next_duty(self) -> float:
         """When the task must act without an event."""
-        duties = [connection.last_heard + self._options.peer_timeout for connection in self._connections()]
+        duties = [connection.silent_at for connection in self._connections()]
         if self._candidate is None and self._is_away:
             duties.append(self._retry_at)
         return min(duties, default=math.inf)
@@ -285,9 +283,8 @@ class GrpcInferenceClient(InferenceClient):
 
     def _cancel_silent(self, now: float) -> None:
         for connection in self._connections():
-            if now >= connection.last_heard + self._options.peer_timeout:
-                connection.cancel()
-                connection.last_heard = math.inf
+            if now >= connection.silent_at:
+                connection.close()
 
     def _try_next(self, now: float) -> None:
         """Connect to the next server, or to the home server if there is a connection elsewhere."""
@@ -302,11 +299,9 @@ class GrpcInferenceClient(InferenceClient):
         self._candidate = _Connection(
             self._loop,
             address,
-            target,
-            metadata=self._metadata,
-            tls=self._options.tls,
+            CallTarget(address=target, token=self._options.token, tls=self._options.tls),
             hello=self._hello,
-            now=now,
+            silent_at=now + self._options.peer_timeout,
             on_message=self._received,
             on_end=self._ended,
         )
@@ -319,12 +314,10 @@ class _Connection:
         self,
         loop: WaitingLoop,
         address: str,
-        target: str,
+        target: CallTarget,
         *,
-        metadata: CallMetadata,
-        tls: Tls | None,
         hello: bytes,
-        now: float,
+        silent_at: float,
         on_message: Callable[[_Connection, InferenceMessage], None],
         on_end: Callable[[StreamError | None], None],
     ) -> None:
@@ -333,8 +326,8 @@ class _Connection:
         ``on_end`` is called last. It gets an error if another attempt at this server is useless.
         """
         self.address = address
-        self.last_heard = now
-        """When the server's last message arrived."""
+        self.silent_at = silent_at
+        """When the server counts as dead, unless a message arrives before; infinite once ``close`` was called."""
         self.has_answered = False
         self.has_ended = False
         self._on_end = on_end
@@ -342,16 +335,22 @@ class _Connection:
             loop,
             target,
             wire.METHOD,
-            metadata=metadata,
-            tls=tls,
             first=hello,
             on_message=lambda message: on_message(self, wire.read(message)),
             on_end=self._ended,
         )
         self.send = self._conversation.send
-        self.end = self._conversation.end
-        self.cancel = self._conversation.cancel
         self.wait_for_end = self._conversation.wait_for_end
+
+    def heard(self, silent_at: float) -> None:
+        """Set the next ``silent_at`` after a message of the server."""
+        if self.silent_at < math.inf:
+            self.silent_at = silent_at
+
+    def close(self, grace: float = 0.0) -> None:
+        """End the call. From now on ``grace``, in seconds, bounds it: the peer time-out does not apply any more."""
+        self.silent_at = math.inf
+        self._conversation.close(grace)
 
     def _ended(self, error: Exception | None) -> None:
         self.has_ended = True

@@ -16,9 +16,9 @@ from typing_extensions import override
 from rlsrl.data.slots import SlotLayout
 from rlsrl.data.version import Version
 from rlsrl.rpc.back_off import BackOff
-from rlsrl.rpc.channels import token_metadata
+from rlsrl.rpc.channels import CallTarget, is_final
 from rlsrl.rpc.codec import Malformed
-from rlsrl.rpc.conversations import Conversation, is_final
+from rlsrl.rpc.conversations import Conversation
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.coordination import describe
@@ -47,16 +47,7 @@ class _Ended(NamedTuple):
 class _Connection:
     """One call to a consumer, and the memory of its slots: a ``ConsumerConnection`` once it is admitted."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        token: str,
-        tls: Tls | None,
-        hello: bytes,
-        layout: SlotLayout,
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, target: CallTarget, *, hello: bytes, layout: SlotLayout, wake: Callable[[], None]) -> None:
         self.incoming: deque[SampleMessage | _Ended] = deque()
         """Messages that have arrived, for the owner's thread."""
         self.show_life_within = 0.0
@@ -70,15 +61,13 @@ class _Connection:
             wake()
 
         self._conversation = Conversation(
-            address,
+            target,
             wire.METHOD,
-            metadata=token_metadata(token),
-            tls=tls,
             first=hello,
             on_message=lambda raw: deliver(wire.read(raw)),
             on_end=lambda error: deliver(_Ended(error)),
         )
-        self._conversation.start()
+        self.close = self._conversation.close
 
     def begin(self, num_slots: int, show_life_within: float) -> None:
         """Allocate the slots of an admitted connection."""
@@ -94,17 +83,6 @@ class _Connection:
 
     def show_life(self, touches: int) -> None:
         self._conversation.send(wire.note(SampleMessageKind.ALIVE, touches))
-
-    def leave(self) -> None:
-        """End the call after the consumer has read every post, or after ``LEAVE_SECONDS``."""
-        self._conversation.end()
-        if not self._conversation.join(LEAVE_SECONDS):
-            self.cut()
-
-    def cut(self) -> None:
-        """Cancel the call."""
-        self._conversation.cancel()
-        self._conversation.join()
 
 
 class GrpcSampleProducer(ConnectingProducer):
@@ -175,7 +153,7 @@ class GrpcSampleProducer(ConnectingProducer):
         # The consumer takes the credits back when the call ends.
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.leave()
+            connection.close(LEAVE_SECONDS)
         self._state.disconnected()
 
     @override
@@ -194,7 +172,7 @@ class GrpcSampleProducer(ConnectingProducer):
         if connection is not None and not self._is_admitted and self._now() >= self._gives_up_at:
             _log.info("consumer_silent", address=self._address, seconds=ADMISSION_SECONDS)
             self._disconnect()
-            connection.cut()
+            connection.close()
 
     def _connect(self) -> None:
         self._begin_attempt()
@@ -202,9 +180,8 @@ class GrpcSampleProducer(ConnectingProducer):
             return
         hello = wire.handshake(SampleMessageKind.HELLO, self._state.hello().to_json(self._token))
         self._gives_up_at = self._now() + ADMISSION_SECONDS
-        self._connection = _Connection(
-            address, token=self._token, tls=self._tls, hello=hello, layout=self._layout, wake=self._wake.set
-        )
+        target = CallTarget(address=address, token=self._token, tls=self._tls)
+        self._connection = _Connection(target, hello=hello, layout=self._layout, wake=self._wake.set)
 
     def _read(self, connection: _Connection, message: SampleMessage | _Ended) -> None:
         if isinstance(message, _Ended):
@@ -215,7 +192,7 @@ class GrpcSampleProducer(ConnectingProducer):
             self._handle(connection, message)
         except BaseException:
             self._disconnect()
-            connection.cut()
+            connection.close()
             raise
 
     def _handle(self, connection: _Connection, message: SampleMessage) -> None:
