@@ -29,17 +29,20 @@ class CoordinatorStatus(Protocol):
 class HttpCoordinatorStatus(CoordinatorStatus):
     """Fetches status pages over HTTP."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        """Use an open session, which the caller closes."""
+    def __init__(
+        self, session: aiohttp.ClientSession, *, port: int = HTTP_PORT, answer_seconds: float = ANSWER_SECONDS
+    ) -> None:
+        """Use an open session, which the caller closes. ``answer_seconds``: how long to wait for the whole answer."""
         self._session = session
+        self._port = port
+        self._timeout = aiohttp.ClientTimeout(total=answer_seconds)
 
     @override
     async def fetch(self, host: str, token: str) -> dict[str, Any] | None:
-        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         try:
             async with self._session.get(
-                f"http://{host}:{HTTP_PORT}/status", headers=headers, timeout=timeout, allow_redirects=False
+                f"http://{host}:{self._port}/status", headers=headers, timeout=self._timeout, allow_redirects=False
             ) as answer:
                 if answer.status != 200 or answer.content_type != "application/json":
                     return None

@@ -26,11 +26,20 @@ class KeyedQueue(Generic[Key]):
     """
 
     def __init__(
-        self, work: Callable[[Key], Awaitable[float | None]], *, num_workers: int, pause: float = PAUSE_SECONDS
+        self,
+        work: Callable[[Key], Awaitable[float | None]],
+        *,
+        num_workers: int,
+        pause: float = PAUSE_SECONDS,
+        first_retry: float = FIRST_RETRY_SECONDS,
+        last_retry: float = LAST_RETRY_SECONDS,
     ) -> None:
+        """The delay after a failure doubles with each failure, from ``first_retry`` to ``last_retry`` seconds."""
         self._work = work
         self._num_workers = num_workers
         self._pause = pause
+        self._first_retry = first_retry
+        self._last_retry = last_retry
         self._queue: asyncio.Queue[Key] = asyncio.Queue()
         self._waiting: set[Key] = set()
         self._busy: set[Key] = set()
@@ -101,7 +110,7 @@ class KeyedQueue(Generic[Key]):
             delay: float | None = await self._work(key)
         except Exception as error:  # noqa: BLE001 - the other keys go on, and this key returns
             number = self._num_failures[key] = self._num_failures.get(key, 0) + 1
-            retry = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * float(2 ** min(number - 1, 10)))
+            retry = min(self._last_retry, self._first_retry * float(2 ** min(number - 1, 10)))
             _log.warning("reconcile_failed", key=str(key), error=f"{type(error).__name__}: {error}"[:500], retry=retry)
             return retry
         self._num_failures.pop(key, None)

@@ -69,14 +69,12 @@ class Observed:
     spec_error: str = ""
     """Why it is invalid."""
     revision: Revision | None = None
-    """The revision on record for this generation or, if there is none, the one to record. None: the first generation
-    has pod templates that the administrator does not allow."""
-    is_recorded: bool = False
-    """Whether ``revision`` is on record."""
+    """The revision on record for this generation or, if its object is not among ``children``, the one to record. None:
+    the first generation has pod templates that the administrator does not allow."""
     revision_problem: RevisionProblem | None = None
     """Set instead of ``revision``."""
     children: Mapping[ObjectKey, Child] = field(default_factory=dict)
-    """The objects of the revision, the token and the volume claim."""
+    """The revision's own object, the objects in it, the token and the volume claim."""
     labelled: Mapping[ObjectKey, Manifest] = field(default_factory=dict)
     """The metadata of objects with the experiment's labels, of earlier generations too, as they were listed last."""
     pods: Sequence[Manifest] = ()
@@ -93,8 +91,8 @@ class ExperimentMemory:
 
     children: InformerCache
     context: ExperimentContext | None = None
-    revision: tuple[str, Revision] | None = None
-    """The revision of the present generation, with the uid of its immutable object; empty before it was read."""
+    revision: Revision | None = None
+    """The revision of the present generation."""
     token: str = ""
     page_read_at: datetime | None = None
 
@@ -163,22 +161,17 @@ class Observer:
         place = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": context.metadata(context.revision_name)}
         child = await memory.children.read(place)
         observed = replace(observed, children={key_of(place): child})
-        if child.is_unchanged and memory.revision is not None:
-            return replace(observed, revision=memory.revision[1], is_recorded=True)
         if child.found is not None:
-            uid = child.found["metadata"]["uid"]
-            if memory.revision is None or memory.revision[0] != uid:
-                known = read_revision(context, child.found, self._key)
-                memory.revision = None if known is None else (uid, known)
-            if memory.revision is not None:
-                return replace(observed, revision=memory.revision[1], is_recorded=True)
-            return replace(observed, revision_problem=_problem(context, child.found))
+            if not child.is_unchanged or memory.revision is None:
+                memory.revision = read_revision(context, child.found, self._key)
+            if memory.revision is None:
+                return replace(observed, revision_problem=_problem(context, child.found))
+            return replace(observed, revision=memory.revision)
         before = await self._earlier_revision(context, memory)
         if isinstance(before, RevisionProblem):
             return replace(observed, revision_problem=before)
-        revision = derive_revision(before, context)
-        memory.revision = None if revision is None else ("", revision)
-        return replace(observed, revision=revision)
+        memory.revision = derive_revision(before, context)
+        return replace(observed, revision=memory.revision)
 
     async def _earlier_revision(
         self, context: ExperimentContext, memory: ExperimentMemory

@@ -220,9 +220,9 @@ def _time_left(status: ExperimentStatus, context: ExperimentContext, now: dateti
 def _wanted(run: _Run, judged: ExperimentStatus, key: bytes) -> Iterator[Manifest]:
     """Yield the objects that the experiment needs, in the order in which they are written."""
     context, observed = run.running, run.observed
-    if not observed.is_recorded:
+    if (found := observed.children[_revision_key(context)].found) is None:
         yield revision_object(context, run.revision, key)
-    elif (found := observed.children[_revision_key(context)].found) is not None:
+    else:
         yield {**found, "metadata": context.metadata(context.revision_name), "immutable": True}
     yield token_secret(context, token_of(key, context.uid))
     if (claim := volume_claim(context)) is not None:

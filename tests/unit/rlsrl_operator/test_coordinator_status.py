@@ -9,14 +9,13 @@ import socket
 import aiohttp
 import pytest
 
-from rlsrl_operator import coordinator_status
-from rlsrl_operator.coordinator_status import HttpCoordinatorStatus
+from rlsrl_operator.coordinator_status import MAX_ANSWER_BYTES, HttpCoordinatorStatus
 
 DEADLINE_SECONDS = 20
 PAGE = b'{"totals": {"env_steps": 7}}'
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> tuple[dict[str, object] | None, list[bytes]]:
+def ask(answer: bytes | None) -> tuple[dict[str, object] | None, list[bytes]]:
     """Return the parsed page and the requests. ``answer`` None closes the connection without an answer."""
     requests: list[bytes] = []
 
@@ -29,8 +28,8 @@ def ask(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> tuple[dict[str
     async def main() -> dict[str, object] | None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with asyncio.timeout(DEADLINE_SECONDS), server, aiohttp.ClientSession() as session:
-            monkeypatch.setattr(coordinator_status, "HTTP_PORT", server.sockets[0].getsockname()[1])
-            return await HttpCoordinatorStatus(session).fetch("127.0.0.1", "the-token")
+            port = server.sockets[0].getsockname()[1]
+            return await HttpCoordinatorStatus(session, port=port).fetch("127.0.0.1", "the-token")
 
     return asyncio.run(main()), requests
 
@@ -40,8 +39,8 @@ def response(body: bytes, *, status: str = "200 OK", content_type: str = "applic
     return head.encode() + body
 
 
-def test_the_request_carries_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    page, (request,) = ask(monkeypatch, response(PAGE))
+def test_the_request_carries_the_token() -> None:
+    page, (request,) = ask(response(PAGE))
     assert page == {"totals": {"env_steps": 7}}
     assert request.startswith(b"GET /status HTTP/1.1\r\n")
     assert b"\r\nAuthorization: Bearer the-token\r\n" in request
@@ -58,7 +57,7 @@ NO_ANSWERS = {
     "a list": response(b"[1]"),
     "null": response(b"null"),
     "a page cut short": response(PAGE)[:-5],
-    "a page that is too long": response(b" " * (coordinator_status.MAX_ANSWER_BYTES + 1) + PAGE),
+    "a page that is too long": response(b" " * (MAX_ANSWER_BYTES + 1) + PAGE),
     "a deep document": response(b"[" * 100_000),
     "an encoding": response(PAGE).replace(b"Content-Length", b"Content-Encoding: identity\r\nContent-Length"),
     "a bomb": response(gzip.compress(bytes(100_000_000))).replace(
@@ -68,43 +67,39 @@ NO_ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", NO_ANSWERS.values(), ids=NO_ANSWERS)
-def test_an_invalid_answer_is_none(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    page, _ = ask(monkeypatch, answer)
+def test_an_invalid_answer_is_none(answer: bytes | None) -> None:
+    page, _ = ask(answer)
     assert page is None
 
 
-def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirect_is_not_followed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         elsewhere.setblocking(False)
         url = f"http://127.0.0.1:{elsewhere.getsockname()[1]}/"
         answer = response(b"", status="302 Found").replace(b"Content-Type", f"Location: {url}\r\nContent-Type".encode())
-        page, requests = ask(monkeypatch, answer)
+        page, requests = ask(answer)
         assert page is None
         assert len(requests) == 1
         with pytest.raises(BlockingIOError):
             elsewhere.accept()
 
 
-def test_a_refused_connection_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def fetched(port: int, answer_seconds: float) -> dict[str, object] | None:
+    async def main() -> dict[str, object] | None:
+        async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
+            source = HttpCoordinatorStatus(session, port=port, answer_seconds=answer_seconds)
+            return await source.fetch("127.0.0.1", "token")
+
+    return asyncio.run(main())
+
+
+def test_a_refused_connection_is_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    monkeypatch.setattr(coordinator_status, "HTTP_PORT", port)
-
-    async def main() -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
-            assert await HttpCoordinatorStatus(session).fetch("127.0.0.1", "token") is None
-
-    asyncio.run(main())
+    assert fetched(port, answer_seconds=DEADLINE_SECONDS) is None
 
 
-def test_a_late_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_status, "ANSWER_SECONDS", 0.05)
+def test_a_late_answer_is_none() -> None:
     # The kernel accepts the connection, and no process answers.
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(coordinator_status, "HTTP_PORT", silent.getsockname()[1])
-
-        async def main() -> None:
-            async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
-                assert await HttpCoordinatorStatus(session).fetch("127.0.0.1", "token") is None
-
-        asyncio.run(main())
+        assert fetched(silent.getsockname()[1], answer_seconds=0.05) is None

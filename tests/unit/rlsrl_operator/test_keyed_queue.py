@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from rlsrl_operator import keyed_queue
 from rlsrl_operator.keyed_queue import KeyedQueue
@@ -56,9 +57,9 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def running(
-    work: Callable[[str], Awaitable[float | None]], *, num_workers: int = 2, pause: float = 0.0
+    work: Callable[[str], Awaitable[float | None]], *, num_workers: int = 2, pause: float = 0.0, **delays: float
 ) -> AsyncIterator[KeyedQueue[str]]:
-    keys = KeyedQueue(work, num_workers=num_workers, pause=pause)
+    keys = KeyedQueue(work, num_workers=num_workers, pause=pause, **delays)
     task = asyncio.create_task(keys.run())
     try:
         yield keys
@@ -138,44 +139,29 @@ def failing(key: str, number: int) -> float | None:
     raise RuntimeError(f"{key} failed for the {number}th time")
 
 
-class Retries:
-    """Return the failures that the queue has logged."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.errors: list[str] = []
-
-    def warning(self, event: str, *, retry: float, error: str, **_: Any) -> None:
-        assert event == "reconcile_failed"
-        self.seconds.append(retry)
-        self.errors.append(error)
-
-
 @pytest.fixture
-def retries(monkeypatch: pytest.MonkeyPatch) -> Retries:
-    noted = Retries()
-    monkeypatch.setattr(keyed_queue, "_log", noted)
-    return noted
+def failures() -> Iterator[list[MutableMapping[str, Any]]]:
+    """The log lines of the queue, which logs failures alone."""
+    with capture_logs() as lines:
+        yield lines
 
 
-def test_failures_back_off_and_success_resets_the_back_off(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_queue, "FIRST_RETRY_SECONDS", 0.0001)
-    monkeypatch.setattr(keyed_queue, "LAST_RETRY_SECONDS", 0.0012)
-
+def test_failures_back_off_and_success_resets_the_back_off(failures: list[MutableMapping[str, Any]]) -> None:
     def end(key: str, number: int) -> float | None:
         return LATER if number == 7 else failing(key, number)
 
     async def test() -> None:
         work = Work(end)
-        async with running(work) as keys:
+        async with running(work, first_retry=0.0001, last_retry=0.0012) as keys:
             keys.add("a")
             for _ in range(9):
                 assert await work.ended.get() == "a"
 
     run(test())
     growing = [0.0001, 0.0002, 0.0004, 0.0008, 0.0012, 0.0012]
-    assert retries.seconds[:7] == pytest.approx([*growing, 0.0001])
-    assert retries.errors[0] == "RuntimeError: a failed for the 1th time"
+    assert [each["retry"] for each in failures[:7]] == pytest.approx([*growing, 0.0001])
+    assert failures[0]["event"] == "reconcile_failed"
+    assert failures[0]["error"] == "RuntimeError: a failed for the 1th time"
 
 
 def test_the_back_off_ends_at_half_a_minute() -> None:
@@ -183,21 +169,19 @@ def test_the_back_off_ends_at_half_a_minute() -> None:
     assert keyed_queue.LAST_RETRY_SECONDS == 30
 
 
-def test_many_failures_overflow_nothing(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_queue, "LAST_RETRY_SECONDS", 0.0)
-
+def test_many_failures_overflow_nothing(failures: list[MutableMapping[str, Any]]) -> None:
     async def test() -> None:
         work = Work(failing)
-        async with running(work) as keys:
+        async with running(work, last_retry=0.0) as keys:
             keys.add("a")
             for _ in range(2000):
                 await work.ended.get()
 
     run(test())
-    assert set(retries.seconds) == {0.0}
+    assert {each["retry"] for each in failures} == {0.0}
 
 
-def test_one_keys_failure_stops_no_other(retries: Retries) -> None:
+def test_one_keys_failure_stops_no_other(failures: list[MutableMapping[str, Any]]) -> None:
     async def test() -> None:
         work = Work(lambda key, number: failing(key, number) if key == "bad" else None)
         async with running(work, num_workers=1) as keys:
@@ -206,15 +190,13 @@ def test_one_keys_failure_stops_no_other(retries: Retries) -> None:
             assert [await work.ended.get() for _ in range(3)] == ["bad", "a", "b"]
 
     run(test())
-    assert len(retries.seconds) == 1
+    assert len(failures) == 1
 
 
-def test_adding_a_key_ends_its_back_off(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_queue, "FIRST_RETRY_SECONDS", 3600.0)
-
+def test_adding_a_key_ends_its_back_off() -> None:
     async def test() -> None:
         work = Work(lambda key, number: failing(key, number) if number == 1 else None)
-        async with running(work) as keys:
+        async with running(work, first_retry=3600.0, last_retry=3600.0) as keys:
             keys.add("a")
             await work.ended.get()
             keys.add("b")

@@ -96,7 +96,6 @@ def observed(context: ExperimentContext, status: ExperimentStatus | None = None,
         status=status,
         context=context,
         revision=revision,
-        is_recorded=True,
         children={key_of(each): unchanged(each) for each in wanted},
         pods=pods,
     )
@@ -134,7 +133,7 @@ STEADY = observed(CONTEXT)
 
 def of_new_experiment() -> Observed:
     """Nothing of it exists."""
-    fresh = observed(CONTEXT, ExperimentStatus(), pods=[], is_recorded=False)
+    fresh = observed(CONTEXT, ExperimentStatus(), pods=[])
     return replace(fresh, children=dict.fromkeys(fresh.children, Child()))
 
 
