@@ -1,7 +1,7 @@
 """Make the page, table and picture of all results: ``make bench-report``.
 
 Writes ``docs/benchmarks/README.md`` and ``ratios.png`` from the JSON files beside them, and the table into the
-repository's README between two marks. Workloads without a result stand there as not shown.
+repository's README between two marks. A workload without a result is listed as not shown.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ NOT_MEASURED = "not shown: not measured"
 OTHER_SETTINGS = "not shown: measured with other settings"
 HEADER = ("", "workload", "rlsrl", "fastest peer", "rlsrl / peer", "others used", "processor")
 LEGEND = """\
-Figures are environment steps a second whose training is finished; for L they are seconds, and fewer are better. Each
-figure is the median over the rounds of one run, in which the contestants took turns. Each round has its own ratio; the
-table has the median, the lowest and the highest. L's ratio is that of the medians: its rounds are seeds, which differ
-by more than programs do. Figures of one row are of one machine; different rows may be of different machines.
+Figures are trained environment steps a second; for L they are seconds, and fewer are better. The
+contestants took turns in the rounds of one run, and each figure is the median over the rounds. Each round has its own
+ratio; the table has the median, the lowest and the highest ratio. L's ratio is that of the medians: its rounds are
+seeds, which differ by more than programs do. All figures of a row are from one machine; rows may be from different
+machines.
 
 All contestants have equal environments, networks, minibatches, epochs and gradient steps a sample. rlsrl runs with its
 recommended settings: the training step is compiled, the acting weights are up to one step old, and the network for
 images (W2, B2, R2, G2) computes in bfloat16. Peers compute in float32, uncompiled, as their users run them. Among them
 only Sample Factory acts while it trains.
 
-*Others used* is the largest share of the machine's processor time that other programs had during a turn. It is a
-difference of two clocks."""
+*Others used* is the largest share of the machine's processor time that other programs used during a turn. It is a
+difference of two clocks, so it may be slightly negative."""
 ORIGIN = """\
 `make bench-report` makes this page from the files beside it. `make bench W=W1` writes the file of a workload, with all
-rounds, the noisy ones included, and with settings, versions, machine and commit. A commit that was rewritten since has
-another name, but the same hash of the tree `worker/`, which newer results name, too."""
+rounds, including noisy ones, and with settings, versions, machine and commit. If a commit was rewritten later, it has
+another name and the same hash of the tree `worker/`, which newer results name, too."""
 
 LEARNING = """\
 `python benchmarks/learning.py NAME` compares rlsrl, compiled and with a lag of one step, with the single file and equal
-settings. The bootstrap interval of the ratio of the medians has to lie within 0.8 and 1.25. Where it crosses a bound,
-seeds are added, up to 100. For CartPole the same check must find that a run with a slowed trainer and the largest lag
-learns worse. Pong has too few seeds for an interval, so that the means are compared."""
+settings. The bootstrap interval of the ratio of the medians must lie within 0.8 and 1.25. If it crosses a bound, seeds
+are added, up to 100. For CartPole the same check must find that a run with a slowed trainer and the largest lag learns
+worse. Pong has too few seeds for an interval, so its means are compared."""
 MEMORY = """\
 `python benchmarks/memory_over_time.py W1` measures the memory for an hour. The growth is the slope of a line, with its
 95 % interval."""
@@ -61,10 +62,10 @@ under `.paired/trees`) on the workload as its own `benchmarks/workloads.py` defi
 dependencies share this Python environment; for a commit with other dependencies its own `make setup` makes another one.
 
 The command prints the ratio of each pair, and the median ratio with its 90 % bounds. The bounds are order statistics
-(the sign test's), so they assume nothing about the distribution. Beside the speed stands the processor time of one env
+(the sign test's), so they assume nothing about the distribution. Beside the speed is the processor time of one env
 step. A pair counts if other programs used at most 3 % of the machine during both turns. Other pairs are printed and
-discarded. Each pair is kept under `.paired/pairs` as soon as it is measured, and after an interruption the same command
-goes on. One invocation takes at most two hours, and ends after 30 discarded pairs."""
+discarded. Each pair is stored under `.paired/pairs` as soon as it is measured; after an interruption the same command
+continues. One invocation takes at most two hours, and ends after 30 discarded pairs."""
 
 Result = Mapping[str, Any]
 
