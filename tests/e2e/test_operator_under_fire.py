@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from operator_process import OperatorProcess
 
 from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
@@ -29,7 +30,6 @@ from rlsrl.testing.documents import JsonDocument, as_sent, variation
 from rlsrl.testing.http_proxy import Request
 from rlsrl.testing.kubectl import Namespace, api_proxy
 from rlsrl.testing.manifest_diff import Manifests, Object, decided_by_spec, difference, normalized
-from rlsrl.testing.operator_process import OperatorProcess
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.stand_in_node import StandInNode, end_container
 from rlsrl.testing.waiting import until
