@@ -92,7 +92,7 @@ def test_shared_memory_has_no_name(cartpole_run: WatchedRun) -> None:
 def test_its_sockets_have_no_name_on_disk(cartpole_run: WatchedRun) -> None:
     names = {line.split()[-1] for line in cartpole_run.snapshot.sockets}
     uid = cartpole_run.desk.facts().run_uid
-    assert names == {f"@rlsrl-{uid}-{what}" for what in ("coordinator", "samples-trainer-0", "parameters")}
+    assert names == {f"@rlsrl-{uid}-{what}" for what in ("coordinator", "trainer-0", "parameters")}
 
 
 # After its end.

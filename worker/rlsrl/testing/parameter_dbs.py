@@ -111,6 +111,10 @@ _both_ways_of_saving = pytest.mark.parametrize("save", [push_then_save, push_wit
 class ParameterDBConformance:
     """The conformance tests. A subclass adds a fixture ``store``."""
 
+    @pytest.fixture
+    def db(self, store: StoreUnderTest) -> ParameterDB:
+        return store.open()
+
     def test_pushed_parameters_are_read_bit_for_bit(self, store: StoreUnderTest) -> None:
         rng = np.random.default_rng(0)
         pushed = Parameters(
@@ -132,8 +136,7 @@ class ParameterDBConformance:
         assert bits({"vector": read.vector}) == bits({"vector": pushed.vector})
         assert bits(read.statistics) == bits(pushed.statistics)
 
-    def test_arrays_cannot_change_stored_parameters(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_arrays_cannot_change_stored_parameters(self, db: ParameterDB) -> None:
         mine = make_parameters(Version(1, 1), fill=1, mean=np.zeros(2))
         db.push(POLICY, mine)
         mine.vector[:] = 99
@@ -143,8 +146,7 @@ class ParameterDBConformance:
                 array[0] = 5
         np.testing.assert_array_equal(got(db).vector, np.ones(16))
 
-    def test_a_reference_is_a_version_its_text_a_tag_or_latest(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_reference_is_a_version_its_text_a_tag_or_latest(self, db: ParameterDB) -> None:
         push_steps(db, 5, 6)
         db.push(POLICY, make_parameters(Version(2, 1500)), tags=["best", "released-1.0"])
         push_steps(db, 1501, attempt=2)
@@ -153,15 +155,13 @@ class ParameterDBConformance:
         assert got(db, "best").version == got(db, "released-1.0").version == Version(2, 1500)
         assert got(db, "latest").version == got(db).version == Version(2, 1501)
 
-    def test_versions_are_ordered_by_attempt_then_step_as_numbers(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_versions_are_ordered_by_attempt_then_step_as_numbers(self, db: ParameterDB) -> None:
         for attempt, step in [(1, 9), (1, 10), (1, 2), (9, 3), (10, 1), (10, 0)]:
             db.push(POLICY, make_parameters(Version(attempt, step)))
         assert stored(db) == ["1.2", "1.9", "1.10", "9.3", "10.0", "10.1"]
         assert got(db).version == Version(10, 1)
 
-    def test_a_version_is_described(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_version_is_described(self, store: StoreUnderTest, db: ParameterDB) -> None:
         store.clock.advance(12.5)
         pushed_at = store.clock.time()
         db.push(POLICY, make_parameters(Version(1, 3), size=100), tags=["z", "a"], metadata={"env_steps": 4096})
@@ -186,8 +186,7 @@ class ParameterDBConformance:
         ],
         ids=["weights", "layout", "size", "statistics"],
     )
-    def test_a_version_never_changes(self, store: StoreUnderTest, other: Parameters) -> None:
-        db = store.open()
+    def test_a_version_never_changes(self, store: StoreUnderTest, db: ParameterDB, other: Parameters) -> None:
         push_steps(db, 1)
         for writer in (db, store.open()):
             with pytest.raises(VersionExists, match=r"1\.1"):
@@ -196,8 +195,9 @@ class ParameterDBConformance:
         assert (read.layout, dict(read.statistics)) == ("layout-1", {})
         np.testing.assert_array_equal(read.vector, np.ones(16))
 
-    def test_a_repeated_push_adds_its_tags_and_changes_nothing_else(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_repeated_push_adds_its_tags_and_changes_nothing_else(
+        self, store: StoreUnderTest, db: ParameterDB
+    ) -> None:
         db.push(POLICY, make_parameters(Version(1, 1)), metadata={"env_steps": 1})
         created_at = db.versions(POLICY)[0].created_at
         store.clock.advance(5.0)
@@ -218,8 +218,7 @@ class ParameterDBConformance:
         push_steps(new, 3, attempt=2)
         assert stored(new) == ["2.2", "2.3"]
 
-    def test_a_succeeded_attempt_cannot_save_a_state(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_succeeded_attempt_cannot_save_a_state(self, db: ParameterDB) -> None:
         push_steps(db, 1, attempt=1)
         db.save_state(POLICY, make_state(Version(1, 1)))
         push_steps(db, 1, attempt=2)
@@ -227,8 +226,7 @@ class ParameterDBConformance:
             db.save_state(POLICY, make_state(Version(1, 1), late=True))
         assert got_state(db, "1.1").values == {}
 
-    def test_a_version_is_pushed_with_its_state(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_version_is_pushed_with_its_state(self, store: StoreUnderTest, db: ParameterDB) -> None:
         version = Version(1, 4)
         state = make_state(version, a=1)
         db.push(POLICY, make_parameters(version), tags=["best"], metadata={"env_steps": 9}, state=state)
@@ -242,32 +240,28 @@ class ParameterDBConformance:
 
     @_both_ways_of_saving
     def test_a_state_saved_again_is_replaced(
-        self, store: StoreUnderTest, save: Callable[[ParameterDB, TrainerState], None]
+        self, db: ParameterDB, save: Callable[[ParameterDB, TrainerState], None]
     ) -> None:
-        db = store.open()
         for number in (1, 2):
             save(db, make_state(Version(1, 1), number=number))
         assert got_state(db).values == {"number": 2}
 
     @_both_ways_of_saving
     def test_only_the_last_few_states_are_kept(
-        self, store: StoreUnderTest, save: Callable[[ParameterDB, TrainerState], None]
+        self, db: ParameterDB, save: Callable[[ParameterDB, TrainerState], None]
     ) -> None:
-        db = store.open()
         for step in range(1, 6):
             save(db, make_state(Version(1, step)))
         assert [info.version.step for info in db.versions(POLICY) if info.has_state] == [3, 4, 5]
 
-    def test_a_state_of_another_version_is_refused_and_nothing_is_stored(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_state_of_another_version_is_refused_and_nothing_is_stored(self, db: ParameterDB) -> None:
         push_steps(db, 1)
         with pytest.raises(ValueError, match=r"state of version 1\.3 cannot be pushed with version 1\.2"):
             db.push(POLICY, make_parameters(Version(1, 2)), state=make_state(Version(1, 3)))
         assert stored(db) == ["1.1"]
         assert db.load_state(POLICY) is None
 
-    def test_a_push_that_is_refused_leaves_no_state(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_push_that_is_refused_leaves_no_state(self, db: ParameterDB) -> None:
         push_steps(db, 1, attempt=1)
         push_steps(db, 1, attempt=2)
         with pytest.raises(StaleAttempt):
@@ -277,8 +271,7 @@ class ParameterDBConformance:
         assert db.load_state(POLICY) is None
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-    def test_non_finite_parameters_are_never_stored(self, store: StoreUnderTest, bad: float) -> None:
-        db = store.open()
+    def test_non_finite_parameters_are_never_stored(self, db: ParameterDB, bad: float) -> None:
         push_steps(db, 1)
         vector = np.zeros(8, dtype=np.float32)
         vector[3] = bad
@@ -293,8 +286,7 @@ class ParameterDBConformance:
         with pytest.raises(ValueError, match="flat float32"):
             store.open().push(POLICY, Parameters(version=Version(1, 1), vector=vector, layout="layout-1"))
 
-    def test_newer_than_returns_only_newer_versions(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_newer_than_returns_only_newer_versions(self, db: ParameterDB) -> None:
         assert db.get(POLICY, newer_than=INITIAL) is None
         push_steps(db, 4, 5)
         db.tag(POLICY, Version(1, 4), "best")
@@ -306,8 +298,7 @@ class ParameterDBConformance:
         assert db.get(POLICY, "best", newer_than=Version(1, 4)) is None
         assert db.get(POLICY, "best", newer_than=Version(1, 3)) is not None
 
-    def test_errors_about_missing_names_list_the_stored_ones(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_errors_about_missing_names_list_the_stored_ones(self, db: ParameterDB) -> None:
         with pytest.raises(VersionNotFound, match="stored policies: none"):
             db.get(POLICY)
         db.push(POLICY, make_parameters(Version(1, 1)), tags=["best"])
@@ -322,8 +313,7 @@ class ParameterDBConformance:
             db.get(POLICY, "1.2", newer_than=INITIAL)
 
     @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "white space", "x" * 64, "ü"])
-    def test_names_are_safe_as_file_names(self, store: StoreUnderTest, name: str) -> None:
-        db = store.open()
+    def test_names_are_safe_as_file_names(self, db: ParameterDB, name: str) -> None:
         push_steps(db, 1)
         with pytest.raises(ValueError, match="allowed"):
             db.push(name, make_parameters(Version(1, 1)))
@@ -334,14 +324,12 @@ class ParameterDBConformance:
         assert stored(db) == ["1.1"]
 
     @pytest.mark.parametrize("name", ["latest", "1.1", "7.1500"])
-    def test_a_tag_cannot_look_like_another_reference(self, store: StoreUnderTest, name: str) -> None:
-        db = store.open()
+    def test_a_tag_cannot_look_like_another_reference(self, db: ParameterDB, name: str) -> None:
         push_steps(db, 1)
         with pytest.raises(ValueError, match="already name versions"):
             db.tag(POLICY, "latest", name)
 
-    def test_policies_have_separate_versions_and_tags(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_policies_have_separate_versions_and_tags(self, db: ParameterDB) -> None:
         db.push("opponent", make_parameters(Version(5, 1)), tags=["best"])
         push_steps(db, 1, attempt=1)
         assert db.policies() == [POLICY, "opponent"]
@@ -349,8 +337,7 @@ class ParameterDBConformance:
         with pytest.raises(VersionNotFound):
             db.get(POLICY, "best")
 
-    def test_a_misspelt_policy_is_not_created(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_misspelt_policy_is_not_created(self, db: ParameterDB) -> None:
         attempts: list[Callable[[], Any]] = [
             lambda: db.tag(POLICY, "latest", "best"),
             lambda: db.annotate(POLICY, Version(1, 1), {}),
@@ -362,8 +349,7 @@ class ParameterDBConformance:
         assert db.prune(POLICY, keep_last=1) == []
         assert (db.policies(), db.versions(POLICY), db.load_state(POLICY)) == ([], [], None)
 
-    def test_a_tag_moves_and_untagged_versions_can_be_pruned(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_tag_moves_and_untagged_versions_can_be_pruned(self, store: StoreUnderTest, db: ParameterDB) -> None:
         push_steps(db, 1, 2, 3, 4)
         db.tag(POLICY, Version(1, 1), "best", "first")
         db.tag(POLICY, "1.2", "best")
@@ -376,8 +362,7 @@ class ParameterDBConformance:
         with pytest.raises(VersionNotFound, match=r"no version 1\.2"):
             db.tag(POLICY, Version(1, 2), "best")
 
-    def test_prune_keeps_the_newest_tagged_and_latest_versions(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_prune_keeps_the_newest_tagged_and_latest_versions(self, store: StoreUnderTest, db: ParameterDB) -> None:
         push_steps(db, 1, 2, 3, 4, 5)
         db.tag(POLICY, Version(1, 2), "milestone")
         assert db.prune(POLICY, keep_last=2) == [Version(1, 1), Version(1, 3)]
@@ -389,8 +374,7 @@ class ParameterDBConformance:
         with pytest.raises(ValueError, match="keep_last is -1"):
             db.prune(POLICY, keep_last=-1)
 
-    def test_prune_deletes_the_state_and_metadata_of_a_version(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_prune_deletes_the_state_and_metadata_of_a_version(self, db: ParameterDB) -> None:
         push_steps(db, 1, 2)
         for step in (1, 2):
             db.save_state(POLICY, make_state(Version(1, step)))
@@ -402,22 +386,19 @@ class ParameterDBConformance:
         assert (second.has_state, second.metadata) == (True, {"return_mean": 1.0})
         assert db.load_state(POLICY, Version(1, 1)) is None
 
-    def test_prune_keeps_the_version_from_which_a_run_resumes(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_prune_keeps_the_version_from_which_a_run_resumes(self, db: ParameterDB) -> None:
         push_steps(db, 1, 2, 3)
         db.save_state(POLICY, make_state(Version(1, 2)))
         assert db.prune(POLICY, keep_last=1) == [Version(1, 1)]
         assert got_state(db).version == Version(1, 2)
 
-    def test_prune_keeps_the_newest_version_that_is_not_corrupt(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_prune_keeps_the_newest_version_that_is_not_corrupt(self, store: StoreUnderTest, db: ParameterDB) -> None:
         push_steps(db, 1, 2, 3)
         store.corrupt(POLICY, Version(1, 3), "parameters")
         db.prune(POLICY, keep_last=1)
         assert got(db).version == Version(1, 2)
 
-    def test_annotations_add_and_replace_keys(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_annotations_add_and_replace_keys(self, store: StoreUnderTest, db: ParameterDB) -> None:
         db.push(POLICY, make_parameters(Version(1, 1)), metadata={"env_steps": 10, "nested": {"a": (1, 2)}})
         db.annotate(POLICY, Version(1, 1), {"return_mean": 475.25, "env_steps": 11})
         store.open().annotate(POLICY, Version(1, 1), {"terminal": {"reason": "goal"}, "return_mean": None})
@@ -435,8 +416,7 @@ class ParameterDBConformance:
         ("value", "names"),
         [(float("nan"), "nan"), ({1: "a"}, "key 1"), (np.float32(1.0), "float32"), (object(), "object")],
     )
-    def test_metadata_must_be_json(self, store: StoreUnderTest, value: Any, names: str) -> None:
-        db = store.open()
+    def test_metadata_must_be_json(self, db: ParameterDB, value: Any, names: str) -> None:
         push_steps(db, 1)
         metadata: dict[str, Any] = {"good": 1, "deep": [value]}
         refused: list[Callable[[], None]] = [
@@ -450,8 +430,7 @@ class ParameterDBConformance:
         (info,) = db.versions(POLICY)
         assert (info.metadata, info.has_state) == ({}, False)
 
-    def test_a_query_finds_versions_that_hold_every_key_with_its_value(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_query_finds_versions_that_hold_every_key_with_its_value(self, db: ParameterDB) -> None:
         pushed: list[dict[str, Any]] = [{"a": 1, "b": [1, 2]}, {"a": 1, "b": None}, {"a": 2}, {}]
         for step, metadata in enumerate(pushed):
             db.push(POLICY, make_parameters(Version(1, step)), metadata=metadata)
@@ -466,8 +445,7 @@ class ParameterDBConformance:
         assert found(c=None) == []
         assert found() == [0, 1, 2, 3]
 
-    def test_a_state_is_read_bit_for_bit(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_state_is_read_bit_for_bit(self, store: StoreUnderTest, db: ParameterDB) -> None:
         push_steps(db, 1, 2)
         arrays: dict[str, NDArray[Any]] = {
             "adam/m": np.random.default_rng(1).standard_normal(33, dtype=np.float32),
@@ -488,8 +466,9 @@ class ParameterDBConformance:
         with pytest.raises(VersionNotFound):
             db.load_state(POLICY, Version(1, 3))
 
-    def test_resuming_skips_versions_with_corrupt_state_or_parameters(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_resuming_skips_versions_with_corrupt_state_or_parameters(
+        self, store: StoreUnderTest, db: ParameterDB
+    ) -> None:
 
         def resumed() -> Version | None:
             state = store.open().load_state(POLICY)
@@ -510,8 +489,7 @@ class ParameterDBConformance:
         store.corrupt(POLICY, Version(1, 1), "state")
         assert resumed() is None
 
-    def test_latest_skips_corrupt_versions_and_a_named_one_raises(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_latest_skips_corrupt_versions_and_a_named_one_raises(self, store: StoreUnderTest, db: ParameterDB) -> None:
         push_steps(db, 1, 2, 3)
         store.corrupt(POLICY, Version(1, 3), "parameters")
         assert got(db).version == Version(1, 2)
@@ -526,8 +504,7 @@ class ParameterDBConformance:
         with pytest.raises(Corrupt, match="000003"):
             db.get(POLICY)
 
-    def test_a_repeated_push_repairs_a_corrupt_version(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_a_repeated_push_repairs_a_corrupt_version(self, store: StoreUnderTest, db: ParameterDB) -> None:
         push_steps(db, 1, 2)
         db.save_state(POLICY, make_state(Version(1, 2)))
         store.corrupt(POLICY, Version(1, 2), "parameters")
@@ -535,8 +512,7 @@ class ParameterDBConformance:
         assert got(db).version == Version(1, 2)
         assert got_state(db).version == Version(1, 2)
 
-    def test_watch_yields_the_newest_version_at_once_and_then_new_ones(self, store: StoreUnderTest) -> None:
-        db = store.open()
+    def test_watch_yields_the_newest_version_at_once_and_then_new_ones(self, db: ParameterDB) -> None:
         assert list(db.watch(POLICY, SHORT)) == []
         push_steps(db, 1, 2)
         assert list(db.watch(POLICY, SHORT)) == [Version(1, 2)]

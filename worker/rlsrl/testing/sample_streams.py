@@ -31,6 +31,7 @@ from rlsrl.testing.stream_bench import (
     DEADLINE,
     NUM_LANES,
     TRANSITIONS,
+    V1,
     ObservableConsumer,
     StreamBench,
     Transport,
@@ -41,7 +42,7 @@ from rlsrl.testing.stream_bench import (
 
 PATIENCE = 1.0
 """Peer time-out in seconds for tests that wait, in real time, until a stopped process is revoked."""
-V1, V2, V3 = Version(1, 1), Version(1, 2), Version(2, 0)
+V2, V3 = Version(1, 2), Version(2, 0)
 
 
 class _WithBench:
@@ -71,8 +72,7 @@ class SampleStreamConformance(_WithBench):
     # Order and content.
 
     def test_slots_arrive_in_order_with_what_was_written(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer(index=3, incarnation=7)
-        consumer.grant(6 * NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=6), bench.producer(index=3, incarnation=7)
         for value in range(6):
             producer.post(fill(bench.acquire(consumer, producer), value))
             (slot,) = bench.take(consumer, 1)
@@ -116,8 +116,7 @@ class SampleStreamConformance(_WithBench):
         assert bench.try_acquire(consumer, narrow) is None
 
     def test_slots_that_receive_has_not_returned_are_outstanding(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(2 * NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=2), bench.producer()
         slots = [bench.acquire(consumer, producer) for _ in range(2)]
         assert [*consumer.outstanding] == [0, 1]
         for slot in slots:
@@ -142,8 +141,7 @@ class SampleStreamConformance(_WithBench):
         assert bench.acquire(consumer, producer).credit == 1
 
     def test_a_slot_gets_no_credit_before_its_release(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(3 * NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=3), bench.producer()
         for value in range(2):
             producer.post(fill(bench.acquire(consumer, producer), value))
         slots = bench.take(consumer, 2)
@@ -153,8 +151,7 @@ class SampleStreamConformance(_WithBench):
         assert value_of(slots[1]) == 1
 
     def test_a_slot_is_released_once(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=1), bench.producer()
         producer.post(fill(bench.acquire(consumer, producer), 1))
         (slot,) = bench.take(consumer, 1)
         consumer.release(slot)
@@ -162,8 +159,7 @@ class SampleStreamConformance(_WithBench):
             consumer.release(slot)
 
     def test_only_a_slot_in_hand_is_posted_and_once(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(2 * NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=2), bench.producer()
         slot = bench.acquire(consumer, producer)
         slot.num_transitions = TRANSITIONS + 1
         with pytest.raises(ValueError, match="num_transitions"):
@@ -191,8 +187,7 @@ class SampleStreamConformance(_WithBench):
         producer.close()
 
     def test_close_wakes_a_producer_that_flushes(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=1), bench.producer()
         producer.post(fill(bench.acquire(consumer, producer), 1))
         waiting = pool.submit(producer.flush, DEADLINE)
         producer.close()
@@ -236,8 +231,7 @@ class SampleStreamConformance(_WithBench):
         assert consumer.producers == (ProducerId(1, 0),)
 
     def test_slots_posted_before_close_arrive(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(2 * NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=2), bench.producer()
         slots = [bench.acquire(consumer, producer) for _ in range(2)]
         for value, slot in enumerate(slots):
             producer.post(fill(slot, value))
@@ -249,8 +243,7 @@ class SampleStreamConformance(_WithBench):
             consumer.release(slot)
 
     def test_unacknowledged_slots_reach_the_next_consumer_once(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(2 * NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=2), bench.producer()
         slots = [bench.acquire(consumer, producer) for _ in range(2)]
         producer.post(fill(slots[0], 5))
         bench.take(consumer, 1)
@@ -286,8 +279,7 @@ class SampleStreamConformance(_WithBench):
     @staticmethod
     def _received_after_a_kill_in(ledger: type[TrainerLedger], bench: StreamBench) -> list[tuple[int, int]]:
         """Post a slot to a consumer whose ledger fails; return the slots that its successor receives."""
-        consumer, producer = bench.consumer(ledger=ledger(bench.trainer_page())), bench.producer()
-        consumer.grant(NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=1, ledger=ledger(bench.trainer_page())), bench.producer()
         producer.post(fill(bench.acquire(consumer, producer), 5))
         with pytest.raises(RuntimeError, match="killed in the ledger"):
             bench.until(consumer, lambda: False)
@@ -308,8 +300,7 @@ class SampleStreamConformance(_WithBench):
 
         ledger = FailsToCount(bench.actor_page(0))
         ledger.begin(0)
-        consumer, producer = bench.consumer(), bench.producer(ledger=ledger, progress=ledger.progress())
-        consumer.grant(NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=1), bench.producer(ledger=ledger, progress=ledger.progress())
         slot = bench.acquire(consumer, producer)
         with pytest.raises(RuntimeError, match="killed before"):
             producer.post(fill(slot, 5))
@@ -319,8 +310,7 @@ class SampleStreamConformance(_WithBench):
         assert bench.balance().in_buffer == 0
 
     def test_a_slot_in_hand_outlives_its_consumer(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(2 * NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=2), bench.producer()
         first, second = bench.acquire(consumer, producer), bench.acquire(consumer, producer)
         fill(first, 1)
         fill(second, 2)
@@ -340,8 +330,7 @@ class SampleStreamConformance(_WithBench):
             successor.release(slot)
 
     def test_a_slot_posted_without_a_consumer_waits_for_the_next(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=1), bench.producer()
         slot = bench.acquire(consumer, producer)
         consumer.close()
         with pytest.raises(StreamTimeout):
@@ -355,8 +344,7 @@ class SampleStreamConformance(_WithBench):
         assert [value_of(slot) for slot in bench.take(successor, 1)] == [3]
 
     def test_a_credit_is_void_after_its_consumer_closes(self, bench: StreamBench) -> None:
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(2 * NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=2), bench.producer()
         producer.post(fill(bench.acquire(consumer, producer), 1))
         bench.take(consumer, 1)
         bench.flush(consumer, producer)
@@ -373,15 +361,13 @@ class SampleStreamConformance(_WithBench):
         with pytest.raises(StreamTimeout):
             producer.acquire(0.0)
         consumer.close()
-        successor = bench.consumer()
-        successor.grant(NUM_LANES, V1)
+        successor = bench.consumer(granted=1)
         assert bench.acquire(successor, producer).credit == 0
 
     def test_a_producer_may_start_before_its_consumer(self, bench: StreamBench, pool: ThreadPoolExecutor) -> None:
         producer = bench.producer()
         waiting = pool.submit(producer.acquire, DEADLINE)
-        consumer = bench.consumer()
-        consumer.grant(NUM_LANES, V1)
+        consumer = bench.consumer(granted=1)
         bench.until(consumer, waiting.done)
         assert waiting.result().min_version == V1
 
@@ -389,8 +375,7 @@ class SampleStreamConformance(_WithBench):
     def test_a_new_incarnation_replaces_the_old_and_settles_for_it(
         self, bench: StreamBench, ends_cleanly: bool
     ) -> None:
-        consumer, producer = bench.consumer(), bench.producer(0, 0)
-        consumer.grant(2 * NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=2), bench.producer(0, 0)
         slots = [bench.acquire(consumer, producer) for _ in range(2)]
         producer.post(fill(slots[0], 1))
         bench.take(consumer, 1)
@@ -438,8 +423,7 @@ class SampleStreamConformance(_WithBench):
         assert consumer.producers == (ProducerId(0, 5),)
 
     def test_an_incarnation_succeeded_in_a_former_life_is_refused(self, bench: StreamBench) -> None:
-        consumer, newer = bench.consumer(), bench.producer(0, 5)
-        consumer.grant(NUM_LANES, V1)
+        consumer, newer = bench.consumer(granted=1), bench.producer(0, 5)
         newer.post(fill(bench.acquire(consumer, newer), 1))
         bench.take(consumer, 1)
         consumer.close()
@@ -506,8 +490,7 @@ class SampleStreamConformance(_WithBench):
 
     def test_touching_keeps_a_credit(self, still: tuple[StreamBench, ManualClock]) -> None:
         bench, clock = still
-        consumer, producer = bench.consumer(peer_timeout=8.0), bench.producer()
-        consumer.grant(NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=1, peer_timeout=8.0), bench.producer()
         bench.acquire(consumer, producer)
         for _ in range(100):
             clock.advance(2.0)
@@ -526,16 +509,14 @@ class SampleStreamConformance(_WithBench):
 
     def test_a_consumer_that_was_frozen_revokes_no_producer(self, still: tuple[StreamBench, ManualClock]) -> None:
         bench, clock = still
-        consumer, producer = bench.consumer(peer_timeout=8.0), bench.producer()
-        consumer.grant(NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=1, peer_timeout=8.0), bench.producer()
         bench.acquire(consumer, producer)
         clock.advance(1000.0)
         bench.serve(consumer)
         assert [*consumer.outstanding] == [0]
 
     def test_the_first_credits_wait_for_the_expected_producers(self, bench: StreamBench) -> None:
-        consumer = bench.consumer(expected_producers=3)
-        consumer.grant(3 * NUM_LANES, V1)
+        consumer = bench.consumer(granted=3, expected_producers=3)
         producers = {index: bench.producer(index) for index in (2, 1, 0)}
         bench.connect(consumer, producers[2], producers[1])
         assert [*consumer.outstanding] == []
@@ -546,8 +527,7 @@ class SampleStreamConformance(_WithBench):
         self, still: tuple[StreamBench, ManualClock]
     ) -> None:
         bench, clock = still
-        consumer, producer = bench.consumer(expected_producers=3, startup_timeout=30.0), bench.producer()
-        consumer.grant(NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=1, expected_producers=3, startup_timeout=30.0), bench.producer()
         bench.connect(consumer, producer)
         clock.advance(29.0)
         assert bench.try_acquire(consumer, producer) is None
@@ -586,8 +566,7 @@ class SampleStreamConformance(_WithBench):
 
     def test_reconnecting_leaks_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
         bench, _ = still
-        consumer = bench.consumer()
-        consumer.grant(NUM_LANES, V1)
+        consumer = bench.consumer(granted=1)
 
         def come_and_go(incarnation: int) -> None:
             producer = bench.producer(0, incarnation)
@@ -610,9 +589,8 @@ class SampleStreamConformance(_WithBench):
         producer = bench.producer()
 
         def serve_and_go() -> SampleConsumer:
-            consumer = bench.consumer()
+            consumer = bench.consumer(granted=2)
             clock.advance(1.0)  # longer than any back-off
-            consumer.grant(2 * NUM_LANES, V1)
             producer.post(fill(bench.acquire(consumer, producer), 1))
             # The producer reconnects only inside its calls. If it had not seen the end of the last connection, it used
             # a credit of that connection, and posts the slot again to this consumer.
@@ -629,8 +607,7 @@ class SampleStreamConformance(_WithBench):
 
     def test_steady_state_allocates_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
         bench, _ = still
-        consumer, producer = bench.consumer(), bench.producer()
-        consumer.grant(2 * NUM_LANES, V1)
+        consumer, producer = bench.consumer(granted=2), bench.producer()
 
         def rollouts(count: int) -> None:
             for value in range(count):
@@ -665,8 +642,7 @@ class SampleStreamProcessConformance(_WithBench):
             yield start
 
     def test_slots_cross_processes_in_order(self, bench: StreamBench, spawn: Callable[..., DrivenProcess]) -> None:
-        consumer = bench.consumer()
-        consumer.grant(2 * NUM_LANES, V1)
+        consumer = bench.consumer(granted=2)
         producer = spawn(role="producer")
         producer.send("produce", count=20, timeout=DEADLINE)
         for value in range(20):
@@ -679,9 +655,8 @@ class SampleStreamProcessConformance(_WithBench):
     def test_the_credit_of_a_killed_holder_goes_to_another(
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
-        consumer, survivor = bench.consumer(), bench.producer(1)
+        consumer, survivor = bench.consumer(granted=1), bench.producer(1)
         victim = spawn(role="producer", index=0)
-        consumer.grant(NUM_LANES, V1)
         assert acquire(bench, consumer, victim) == 0
         victim.call("fill", value=1)
         bench.connect(consumer, survivor)
@@ -695,9 +670,8 @@ class SampleStreamProcessConformance(_WithBench):
     def test_a_slot_arrives_or_is_counted_as_lost_though_its_producer_was_killed_right_after_posting(
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess], transport: Transport
     ) -> None:
-        consumer = bench.consumer()
+        consumer = bench.consumer(granted=2)
         victim = spawn(role="producer")
-        consumer.grant(2 * NUM_LANES, V1)
         acquire(bench, consumer, victim)
         victim.call("fill", value=5)
         victim.send("post_and_die")
@@ -746,8 +720,7 @@ class SampleStreamProcessConformance(_WithBench):
     def test_a_killed_consumer_is_replaced_without_lost_or_duplicate_slots(
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
-        first, producer = spawn(role="consumer"), bench.producer()
-        first.call("grant", num_lanes=2 * NUM_LANES, min_version=V1)
+        first, producer = spawn(role="consumer", granted=2), bench.producer()
         first.send("receive", max_items=1, timeout=DEADLINE)
         producer.post(fill(producer.acquire(DEADLINE), 1))
         in_hand = producer.acquire(DEADLINE)
@@ -769,8 +742,7 @@ class SampleStreamProcessConformance(_WithBench):
     def test_a_slot_in_hand_when_the_consumer_is_killed_reaches_the_next(
         self, bench: StreamBench, spawn: Callable[..., DrivenProcess]
     ) -> None:
-        first, producer = spawn(role="consumer"), bench.producer()
-        first.call("grant", num_lanes=NUM_LANES, min_version=V1)
+        first, producer = spawn(role="consumer", granted=1), bench.producer()
         first.send("receive", max_items=1, timeout=DEADLINE)
         in_hand = producer.acquire(DEADLINE)
         first.kill()
@@ -782,8 +754,7 @@ class SampleStreamProcessConformance(_WithBench):
         assert second.reply() == [[0, 0, 0, 4]]
 
     def test_a_stopped_consumer_loses_no_slot(self, bench: StreamBench, spawn: Callable[..., DrivenProcess]) -> None:
-        consumer, producer = spawn(role="consumer"), bench.producer()
-        consumer.call("grant", num_lanes=NUM_LANES, min_version=V1)
+        consumer, producer = spawn(role="consumer", granted=1), bench.producer()
         consumer.stop()
         with pytest.raises(StreamTimeout):
             producer.acquire(0.05)
@@ -812,10 +783,9 @@ class SampleStreamProcessConformance(_WithBench):
         producing = pool.submit(produce)
         taken = 0
         for life in range(3):
-            consumer = spawn(role="consumer")
+            consumer = spawn(role="consumer", granted=4)
             victim = spawn(role="producer", index=1, incarnation=life)
             victim.send("produce", count=10_000, timeout=DEADLINE)
-            consumer.call("grant", num_lanes=4 * NUM_LANES, min_version=V1)
             for _ in range(rng.randrange(5, 25)):
                 slots = consumer.call("receive", max_items=64, timeout=DEADLINE)
                 taken += len(slots)

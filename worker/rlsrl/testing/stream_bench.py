@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.data.version import Version
 from rlsrl.rpc.tls import tls_from_environment
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.ledger import ActorLedger, Balance, LedgerPage, TrainerLedger, balance, read_pages
@@ -36,6 +37,7 @@ from rlsrl.testing.inline_samples import InlineChannel, InlineConsumer, InlinePr
 from rlsrl.testing.servers import free_address
 
 TOKEN = "token-of-the-tests"
+V1 = Version(1, 1)
 NUM_STEPS = 3
 NUM_LANES = 2
 TRANSITIONS = NUM_STEPS * NUM_LANES
@@ -240,7 +242,8 @@ class StreamBench:
             self._pages[name] = LedgerPage.open(self._folder / name, role, index)
         return self._pages[name]
 
-    def consumer(self, **arguments: Any) -> ObservableConsumer:
+    def consumer(self, *, granted: int = 0, **arguments: Any) -> ObservableConsumer:
+        """Return a new consumer that has granted slots of version ``V1``; further arguments are ``ConsumerOptions``."""
         defaults: dict[str, Any] = {
             "token": TOKEN,
             "layout_digest": small_layout().step_digest,
@@ -249,6 +252,8 @@ class StreamBench:
         }
         consumer = self._transport.consumer(self.address, ConsumerOptions(**(defaults | arguments)))
         self._ends.append(consumer)
+        if granted:
+            consumer.grant(granted * NUM_LANES, V1)
         return consumer
 
     def producer(
