@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlsrl.algorithms import evaluation
 from rlsrl.algorithms.base import Tensors
 from rlsrl.algorithms.evaluation import compiled_evaluation, evaluated_in_parts
 
@@ -29,12 +28,9 @@ def rows_of(count: int) -> Tensors:
 
 
 @pytest.mark.parametrize(("numbers", "sizes"), [(4 * 9, [7, 7, 7]), (1, [1] * 20), (4 * 10, [10, 10]), (4 * 20, [20])])
-def test_many_rows_are_evaluated_in_equal_parts(
-    numbers: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(evaluation, "MAX_ELEMENTS", numbers)
+def test_many_rows_are_evaluated_in_equal_parts(numbers: int, sizes: list[int]) -> None:
     evaluate, rows = Counting(), rows_of(20)
-    found = evaluated_in_parts(evaluate)(PARAMS, rows)
+    found = evaluated_in_parts(evaluate, max_elements=numbers)(PARAMS, rows)
     assert evaluate.sizes == sizes
     torch.testing.assert_close(found, evaluate(PARAMS, rows))
 
@@ -57,10 +53,9 @@ def test_rows_of_another_form_are_evaluated_eagerly() -> None:
 
 
 @pytest.mark.usefixtures("tracing_only")
-def test_every_part_is_evaluated_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "MAX_ELEMENTS", 4 * 9)
+def test_every_part_is_evaluated_compiled() -> None:
     evaluate = Counting()
-    compiled = evaluated_in_parts(compiled_evaluation(evaluate, CPU))
+    compiled = evaluated_in_parts(compiled_evaluation(evaluate, CPU), max_elements=4 * 9)
     for seed in range(2):
         torch.manual_seed(seed)
         rows = rows_of(20)

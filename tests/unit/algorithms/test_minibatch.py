@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlsrl.algorithms import gradients, spare_core
+from rlsrl.algorithms import gradients
 from rlsrl.algorithms.base import INDEX, Tensors
 from rlsrl.algorithms.gradients import MicrobatchGradients, gathered, microbatches
 from rlsrl.algorithms.learner import Learner, StepResult
@@ -229,8 +230,8 @@ def check_hands(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the result has the same bits, whichever thread computes a microbatch."""
     cut_in_four(kind, monkeypatch)
     learners = []
-    monkeypatch.setattr(spare_core, "PROMPT_SECONDS", -1.0)  # the first learner gets no help
-    for core in (SpareCore, TwoHands):
+    without_help = partial(SpareCore, prompt_seconds=-1.0)
+    for core in (without_help, TwoHands):
         monkeypatch.setattr(gradients, "SpareCore", core)
         learner = learner_of(kind)
         learner.compile(zeros_of(kind))

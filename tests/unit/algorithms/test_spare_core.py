@@ -10,17 +10,15 @@ from collections.abc import Callable
 
 import pytest
 
-from rlsrl.algorithms import spare_core
 from rlsrl.algorithms.spare_core import LOWEST_PRIORITY, SpareCore
 from rlsrl.testing.waiting import until
 
 PATIENCE = 30.0
 
 
-@pytest.fixture
-def always_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the helper run tasks however busy this machine is."""
-    monkeypatch.setattr(spare_core, "PROMPT_SECONDS", math.inf)
+def prompt_core() -> SpareCore:
+    """Return a core whose helper runs tasks however busy this machine is."""
+    return SpareCore(prompt_seconds=math.inf)
 
 
 def hand() -> str:
@@ -32,7 +30,6 @@ def square(number: int) -> Callable[[], tuple[int, str]]:
     return lambda: (number**2, hand())
 
 
-@pytest.mark.usefixtures("always_prompt")
 def test_two_threads_run_tasks_at_once_and_the_helper_has_the_lowest_priority() -> None:
     meeting = threading.Barrier(2)
 
@@ -42,24 +39,21 @@ def test_two_threads_run_tasks_at_once_and_the_helper_has_the_lowest_priority() 
 
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     assert own < LOWEST_PRIORITY, "the test must not run at the lowest priority"
-    assert dict(SpareCore().run([met, met])) == {"own": own, "spare": LOWEST_PRIORITY}
+    assert dict(prompt_core().run([met, met])) == {"own": own, "spare": LOWEST_PRIORITY}
 
 
-def test_a_late_helper_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare_core, "PROMPT_SECONDS", -1.0)
-    core = SpareCore()
+def test_a_late_helper_runs_nothing() -> None:
+    core = SpareCore(prompt_seconds=-1.0)
     for _ in range(20):
         assert core.run([square(number) for number in range(3)]) == [(0, "own"), (1, "own"), (4, "own")]
 
 
-@pytest.mark.usefixtures("always_prompt")
 def test_results_come_in_the_order_of_the_tasks() -> None:
-    core = SpareCore()
+    core = prompt_core()
     for _ in range(20):
         assert [result for result, _ in core.run([square(number) for number in range(7)])] == [n**2 for n in range(7)]
 
 
-@pytest.mark.usefixtures("always_prompt")
 def test_the_owner_does_not_wait_for_a_helper_that_lost_its_core() -> None:
     has_begun, may_end, hands = threading.Event(), threading.Event(), []
 
@@ -72,7 +66,7 @@ def test_the_owner_does_not_wait_for_a_helper_that_lost_its_core() -> None:
             has_begun.wait(PATIENCE)
         return hand()
 
-    core = SpareCore()
+    core = prompt_core()
     try:
         assert core.run([slow_where_spare, slow_where_spare]) == ["own", "own"]
         assert sorted(hands) == ["own", "own", "spare"], "the lost task is run again"
@@ -94,7 +88,6 @@ def test_the_owner_does_not_wait_for_a_helper_that_lost_its_core() -> None:
     until(lends_again, "the helper runs tasks again")
 
 
-@pytest.mark.usefixtures("always_prompt")
 def test_the_owner_repeats_a_task_that_fails_in_the_helper() -> None:
     has_failed = threading.Event()
 
@@ -105,7 +98,7 @@ def test_the_owner_repeats_a_task_that_fails_in_the_helper() -> None:
         has_failed.wait(PATIENCE)
         return hand()
 
-    assert SpareCore().run([failing_where_spare, failing_where_spare]) == ["own", "own"]
+    assert prompt_core().run([failing_where_spare, failing_where_spare]) == ["own", "own"]
     assert has_failed.is_set()
 
 
@@ -114,13 +107,12 @@ def test_a_tasks_error_is_raised() -> None:
         raise ArithmeticError("of a task's")
 
     with pytest.raises(ArithmeticError, match="of a task's"):
-        SpareCore().run([failing, failing])
+        prompt_core().run([failing, failing])
 
 
-@pytest.mark.usefixtures("always_prompt")
 def test_the_helper_thread_ends_with_its_owner() -> None:
     before = set(threading.enumerate())
-    core = SpareCore()
+    core = prompt_core()
     core.run([square(1), square(2)])
     (thread,) = set(threading.enumerate()) - before
     del core

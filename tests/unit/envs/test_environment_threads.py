@@ -14,7 +14,6 @@ from gymnasium import spaces
 
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.specs import Arrays
-from rlsrl.envs import threads as threads_module
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import EnvironmentFailed, VectorEnv
 from rlsrl.runtime.errors import ConfigurationError
@@ -56,12 +55,12 @@ def made() -> list[Witness]:
 
 
 @contextmanager
-def witnesses(made: list[Witness], number: int = 3) -> Iterator[EnvironmentThreads]:
+def witnesses(made: list[Witness], number: int = 3, **options: float) -> Iterator[EnvironmentThreads]:
     def make() -> Witness:
         made.append(Witness())
         return made[-1]
 
-    envs = EnvironmentThreads(make, seeds=range(10, 10 + number), first_rank=40)
+    envs = EnvironmentThreads(make, seeds=range(10, 10 + number), first_rank=40, **options)  # type: ignore[arg-type]
     try:
         yield envs
     finally:
@@ -190,9 +189,8 @@ def test_a_job_that_is_abandoned_within_a_step_does_nothing_after_it(made: list[
     assert made[1].callers.count("environment-41") == 4, "made, reset, one step, closed"
 
 
-def test_closing_waits_no_longer_than_it_should(made: list[Witness], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads_module, "CLOSE_SECONDS", 0.1)
-    with witnesses(made) as envs:
+def test_closing_waits_no_longer_than_it_should(made: list[Witness]) -> None:
+    with witnesses(made, close_seconds=0.1) as envs:
         made[1].opened.clear()
         envs.begin(stepping(envs))
         assert made[1].entered.wait(DEADLINE_SECONDS)

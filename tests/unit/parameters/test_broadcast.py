@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from rlsrl.data.version import INITIAL, Version
-from rlsrl.parameters import broadcast
 from rlsrl.parameters.broadcast import (
+    GREETING_SECONDS,
     BroadcastPublisher,
     BroadcastReader,
     SourceClosed,
@@ -53,8 +53,9 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def publisher(name: str, stack: ExitStack) -> Publish:
-    def make(**description: Any) -> BroadcastPublisher:
-        return stack.enter_context(closing(BroadcastPublisher(name, TOKEN, description)))
+    def make(*, greeting_seconds: float = GREETING_SECONDS, **description: Any) -> BroadcastPublisher:
+        made = BroadcastPublisher(name, TOKEN, description, greeting_seconds=greeting_seconds)
+        return stack.enter_context(closing(made))
 
     return make
 
@@ -218,11 +219,8 @@ def test_an_invalid_greeting_harms_no_reader(publisher: Publish, reader: Read, n
         silent.send(b"too late to matter")
 
 
-def test_a_connection_without_a_greeting_is_dropped(
-    publisher: Publish, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(broadcast, "_GREETING_SECONDS", SOON)
-    publisher()
+def test_a_connection_without_a_greeting_is_dropped(publisher: Publish, name: str) -> None:
+    publisher(greeting_seconds=SOON)
     with connect(name, LONG) as silent:
         assert silent.recv(1) == b""
 

@@ -23,7 +23,6 @@ from rlsrl.parameters.protocols import (
     VersionExists,
     VersionNotFound,
 )
-from rlsrl.parameters.service import transfers
 from rlsrl.parameters.service.failures import (
     MAX_TEXT,
     ServiceRefused,
@@ -50,10 +49,8 @@ def assemble(messages: list[bytes]) -> bytes:
 @given(st.integers(0, 2000), st.integers(1, 20))
 def test_a_receiver_restores_the_sent_data(nbytes: int, chunk_lines: int) -> None:
     content = random.Random(nbytes).randbytes(nbytes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfers, "CHUNK_BYTES", 16 * chunk_lines)
-        messages = list(cut(pb.Upload(nbytes=nbytes), content))
-        assert len(messages) == max(1, -(-nbytes // (16 * chunk_lines)))
+    messages = list(cut(pb.Upload(nbytes=nbytes), content, chunk_bytes=16 * chunk_lines))
+    assert len(messages) == max(1, -(-nbytes // (16 * chunk_lines)))
     assert assemble(messages) == content
 
 

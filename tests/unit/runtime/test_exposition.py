@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -91,17 +92,21 @@ def refused() -> Counter[str]:
     return Counter()
 
 
-@pytest.fixture
-def server(refused: Counter[str]) -> Iterator[MetricsServer]:
-    guarded = {"/secret": lambda: ("text/plain", b"gold")}
-    with MetricsServer(
+def serving(refused: Counter[str], **options: Any) -> MetricsServer:
+    """Return a server that counts refusals in ``refused``."""
+    return MetricsServer(
         CollectorRegistry(),
         host="127.0.0.1",
         port=0,
         token=TOKEN,
-        guarded=guarded,
         on_refused=lambda kind: refused.update([kind]),
-    ) as server:
+        **options,
+    )
+
+
+@pytest.fixture
+def server(refused: Counter[str]) -> Iterator[MetricsServer]:
+    with serving(refused, guarded={"/secret": lambda: ("text/plain", b"gold")}) as server:
         yield server
 
 
@@ -141,11 +146,12 @@ def test_a_wrong_token_is_counted(server: MetricsServer, refused: Counter[str]) 
     assert refused == {"token": 1}
 
 
-def test_a_slow_client_is_disconnected_and_delays_no_other(
-    server: MetricsServer, refused: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlsrl.runtime.exposition.REQUEST_SECONDS", 0.5)
-    with socket.create_connection(server.address, TIMEOUT) as slow, suppress(ConnectionError):
+def test_a_slow_client_is_disconnected_and_delays_no_other(refused: Counter[str]) -> None:
+    with (
+        serving(refused, request_seconds=0.5) as server,
+        socket.create_connection(server.address, TIMEOUT) as slow,
+        suppress(ConnectionError),
+    ):
         while True:  # single bytes must not extend the deadline of the request
             slow.sendall(b"G")
             assert get(server.address)[1] is not None
@@ -188,18 +194,10 @@ def test_silent_connections_are_closed_to_serve_requests(server: MetricsServer, 
         until(lambda: open_descriptors() - before - num_silent <= MAX_CONNECTIONS, "the server's ends are closed")
 
 
-def test_an_unread_response_is_abandoned(monkeypatch: pytest.MonkeyPatch, refused: Counter[str]) -> None:
-    monkeypatch.setattr("rlsrl.runtime.exposition.REQUEST_SECONDS", 0.5)
+def test_an_unread_response_is_abandoned(refused: Counter[str]) -> None:
     pages = {"/large": lambda: ("text/plain", bytes(64 * 1024 * 1024))}
     with (
-        MetricsServer(
-            CollectorRegistry(),
-            host="127.0.0.1",
-            port=0,
-            token=TOKEN,
-            pages=pages,
-            on_refused=lambda kind: refused.update([kind]),
-        ) as server,
+        serving(refused, pages=pages, request_seconds=0.5) as server,
         socket.create_connection(server.address, TIMEOUT) as client,
     ):
         client.sendall(b"GET /large HTTP/1.1\r\n\r\n")

@@ -11,9 +11,10 @@ import torch
 
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.workers.build import trainer
+from rlsrl.workers.gang import SoloGang
 
 
-class Met:
+class Met(SoloGang):
     """A gang whose other rank trains on the CPU."""
 
     def __init__(self, *, timeout_seconds: float, on_gpus: bool) -> None:
@@ -23,11 +24,10 @@ class Met:
         return [dict(mine), {"device": "cpu"}]
 
 
-def test_ranks_train_on_devices_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "ProcessGroupGang", Met)
+def test_ranks_train_on_devices_of_one_kind() -> None:
     config: Any = SimpleNamespace(num_trainers=2, device="auto")
-    gang = trainer.gang_of(config, torch.device("cpu"))
+    gang = trainer.gang_of(config, torch.device("cpu"), join_ranks=Met)
     assert isinstance(gang, Met)
     assert gang.asked == (trainer.GANG_SECONDS, False)
     with pytest.raises(ConfigurationError, match=r"trainers\.device is auto.* cuda, cpu; allowed: one kind of device"):
-        trainer.gang_of(config, torch.device("cuda", 0))
+        trainer.gang_of(config, torch.device("cuda", 0), join_ranks=Met)

@@ -110,6 +110,7 @@ class Rank:
             context=self.context,
             on_gpu=on_gpu,
             environ={"PATH": os.environ["PATH"], "HOME": str(folder), **environ},
+            start_child=FakeChild,  # type: ignore[arg-type]  # as much of one as is used
         )
 
     @property
@@ -123,7 +124,6 @@ class Rank:
 @pytest.fixture
 def make_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rank]:
     FakeChild.made = []
-    monkeypatch.setattr(compiling, "_Child", FakeChild)
     for name in (compiling.CACHE_VARIABLE, "TORCHINDUCTOR_COMPILE_THREADS"):
         monkeypatch.setenv(name, "put back afterwards")
     structlog.reset_defaults()

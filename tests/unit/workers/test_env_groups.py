@@ -35,7 +35,6 @@ from rlsrl.policies.exported import (
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
 from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv
 from rlsrl.testing.waiting import until
-from rlsrl.workers import env_groups
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 
 NUM_STEPS, NUM_ENVS, NUM_SLOTS, HIDDEN = 24, 6, 5, 8
@@ -140,7 +139,7 @@ def threaded(
     resources.callback(envs.close)
     exported, rng = exported_for(envs.spec), np.random.default_rng(7)
     one, another = (NumpyLanes(exported, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng) for _ in range(2))
-    group = ThreadedEnvGroup(envs, (one, another), num_steps=NUM_STEPS)
+    group = ThreadedEnvGroup(envs, (one, another), num_steps=NUM_STEPS, wait_seconds=0.01)
     return group, group.load, envs
 
 
@@ -257,11 +256,6 @@ def gated(gates: list[Gated], num_envs: int = 3) -> Iterator[tuple[ThreadedEnvGr
         load(weights_for(exported_for(envs.spec), 0, whole=True))
         assert isinstance(group, ThreadedEnvGroup)
         yield group, envs, slot_for(envs.spec, num_envs)
-
-
-@pytest.fixture(autouse=True)
-def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env_groups, "WAIT_SECONDS", 0.01)
 
 
 def test_a_slot_begins_when_the_first_environment_has_finished_the_slot_before(gates: list[Gated]) -> None:

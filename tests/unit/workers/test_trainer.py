@@ -13,7 +13,6 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.terminal import TERMINAL_KEY
 from rlsrl.testing.contexts import make_context
 from rlsrl.testing.parameter_dbs import make_parameters
-from rlsrl.workers import trainer as trainer_module
 from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.trainer import TrainerWorker
 
@@ -30,13 +29,13 @@ spec:
 RECORD = {"reason": "envSteps", "version": "1.3", "result": {"env_steps": 5000}}
 
 
-def test_a_finished_run_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_not_trained(tmp_path: Path) -> None:
     config = resolve(load_text(TEXT), local_placement(run_uid="0f3a", run_folder=tmp_path)).trainer
     db = open_parameter_store(config.parameter_store)
     db.push(config.policy_name, make_parameters(Version(1, 3)))
     db.annotate(config.policy_name, Version(1, 3), {TERMINAL_KEY: RECORD})
-    monkeypatch.setattr(trainer_module, "build_trainer", lambda *_, **__: pytest.fail("the trainer trains"))
-    trainer = TrainerWorker(make_context("trainer", tmp_path / "ledger", attempt=2))
+    context = make_context("trainer", tmp_path / "ledger", attempt=2)
+    trainer = TrainerWorker(context, build=lambda *_, **__: pytest.fail("the trainer trains"))
     trainer.configure(config)
     trainer.start()
     trainer.run()

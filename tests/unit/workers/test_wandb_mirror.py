@@ -61,11 +61,14 @@ def rows(*sequences: int, attempt: int = 1) -> list[CurveRow]:
 class Mirrored:
     """A mirror of a folder's learning curve, and its number of failures."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, *, close_seconds: float = DEADLINE, **options: Any) -> None:
         self.failures = 0
         defaults = {"project": "toys", "entity": None, "mode": "offline", "experiment": "cartpole", "run_uid": "0f3a"}
         self.mirror = WandbMirror(
-            Options(**{**defaults, "folder": str(folder), **options}), log=LOG, on_failed=self._count
+            Options(**{**defaults, "folder": str(folder), **options}),
+            log=LOG,
+            on_failed=self._count,
+            close_seconds=close_seconds,
         )
 
     def _count(self) -> None:
@@ -75,11 +78,6 @@ class Mirrored:
         """Wait until the present process has ended."""
         assert self.mirror._process is not None
         self.mirror._process.wait(DEADLINE)
-
-
-@pytest.fixture(autouse=True)
-def generous_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_mirror, "CLOSE_SECONDS", DEADLINE)
 
 
 def records(folder: Path) -> Iterator[Any]:
@@ -222,12 +220,11 @@ def test_a_wandb_process_that_does_not_finish_is_killed(
     monkeypatch.setenv("FINISHING", str(write))
     monkeypatch.setattr(wandb_mirror.subprocess, "Popen", popen_with_descriptor(write))
     curve.append(rows(0))
-    mirrored = Mirrored(tmp_path)
+    mirrored = Mirrored(tmp_path, close_seconds=0.01)
     process = mirrored.mirror._process
     assert process is not None
     process.stdin.close()
     assert select.select([read], [], [], DEADLINE)[0], "the process is finishing"
-    monkeypatch.setattr(wandb_mirror, "CLOSE_SECONDS", 0.01)
     mirrored.mirror.close()
     assert process.returncode == -9
     assert mirrored.failures == 1

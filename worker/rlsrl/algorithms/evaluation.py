@@ -13,12 +13,15 @@ MAX_ELEMENTS = 1 << 22
 maps an allocation of more than 32 MiB anew for each use, and each use faults its pages in (``PROCESS_ENVIRONMENT``)."""
 
 
-def evaluated_in_parts(evaluate: Evaluate) -> Evaluate:
-    """Return ``evaluate`` for any number of rows, without gradients. All parts have one size, and so one form."""
+def evaluated_in_parts(evaluate: Evaluate, *, max_elements: int = MAX_ELEMENTS) -> Evaluate:
+    """Return ``evaluate`` for any number of rows, without gradients. All parts have one size, and so one form.
+
+    A part has at most ``max_elements`` array elements, or one row.
+    """
 
     def in_parts(params: Tensor, rows: Tensors) -> Tensors:
         count = len(next(iter(rows.values())))
-        number = -(-count * sum(tensor[0].numel() for tensor in rows.values()) // MAX_ELEMENTS)
+        number = -(-count * sum(tensor[0].numel() for tensor in rows.values()) // max_elements)
         if number <= 1:
             with torch.no_grad():
                 return evaluate(params, rows)

@@ -27,7 +27,9 @@ class SpareCore:
     helper no longer than its own last task took, since another process may need the helper's core by then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, prompt_seconds: float = PROMPT_SECONDS) -> None:
+        """A helper that starts later than ``prompt_seconds`` after its wake runs no tasks."""
+        self._prompt_seconds = prompt_seconds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spare-core", initializer=_yield_to_all)
         """Starts with the first tasks; ends with this object or the process."""
         self._last: Future[None] | None = None
@@ -38,7 +40,7 @@ class SpareCore:
         Raises:
             Exception: a task's error.
         """
-        shared = _SharedTasks(tasks)
+        shared = _SharedTasks(tasks, self._prompt_seconds)
         if self._last is None or self._last.done():
             # No thread can be started while the process ends, or beyond its limit: the owner computes all tasks.
             with contextlib.suppress(RuntimeError):
@@ -49,8 +51,9 @@ class SpareCore:
 class _SharedTasks:
     """Tasks that the owner and the helper take one by one."""
 
-    def __init__(self, tasks: Sequence[Callable[[], Any]]) -> None:
+    def __init__(self, tasks: Sequence[Callable[[], Any]], prompt_seconds: float) -> None:
         self._tasks = tasks
+        self._prompt_seconds = prompt_seconds
         self._made_at = time.monotonic()
         self._changed = threading.Condition()
         self._num_taken = 0
@@ -77,7 +80,7 @@ class _SharedTasks:
 
     def help(self) -> None:
         """Run tasks in the helper's thread, if it started promptly. The owner repeats a task that fails here."""
-        if time.monotonic() - self._made_at > PROMPT_SECONDS:
+        if time.monotonic() - self._made_at > self._prompt_seconds:
             return
         try:
             while (number := self._take()) is not None:

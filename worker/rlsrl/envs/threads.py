@@ -46,8 +46,11 @@ class EnvironmentThreads:
         seeds: Sequence[int],
         first_rank: int = 0,
         max_decorrelation_steps: int = 0,
+        close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        """Make one environment per seed, one after the other; the arguments are those of ``LoopVectorEnv``.
+        """Make one environment per seed, one after the other; the other arguments are those of ``LoopVectorEnv``.
+
+        ``close_seconds``: how long ``close`` waits for environments inside a step.
 
         Raises:
             ConfigurationError: a space is not supported, or the environments have different spaces.
@@ -56,6 +59,7 @@ class EnvironmentThreads:
             raise ConfigurationError("a vector environment needs at least one seed")
         self.num_envs = len(seeds)
         """N: the number of lanes of each slot."""
+        self._close_seconds = close_seconds
         self._progress = _Progress(self.num_envs)
         self._lanes: list[_Lane] = []
         try:
@@ -111,17 +115,17 @@ class EnvironmentThreads:
     def close(self) -> None:
         """Close every environment in its own thread, then raise a failure if there was one. Idempotent.
 
-        Waits up to ``CLOSE_SECONDS`` for environments inside a step. Threads left after that end with the process.
+        Waits up to ``close_seconds`` for environments inside a step. Threads left after that end with the process.
         """
         self.abandon()
         lanes, self._lanes = self._lanes, []
         for lane in lanes:
             lane.jobs.put(None)
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + self._close_seconds
         for lane in lanes:
             lane.thread.join(max(0.0, deadline - time.monotonic()))
         if running := [lane.rank for lane in lanes if lane.thread.is_alive()]:
-            _log.warning("environments_left", ranks=running, waited_seconds=CLOSE_SECONDS)
+            _log.warning("environments_left", ranks=running, waited_seconds=self._close_seconds)
         for lane in lanes:
             if lane.close_failure is not None:
                 raise lane.close_failure

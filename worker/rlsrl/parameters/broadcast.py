@@ -38,7 +38,7 @@ from rlsrl.rpc.back_off import BackOff
 from rlsrl.rpc.local import MAX_BACK_OFF_SECONDS, accept, connect, listen, recv_json, send_json
 
 _PROTOCOL = 1
-_GREETING_SECONDS = 5.0
+GREETING_SECONDS = 5.0
 """A peer that connects and sends no token is disconnected after this time."""
 _MIN_BACK_OFF_SECONDS = 0.02
 _WAKE = b"v"
@@ -47,18 +47,22 @@ _WAKE = b"v"
 class BroadcastPublisher(ParameterPublisher):
     """The trainer's end. One thread publishes; the publisher's own thread accepts new readers."""
 
-    def __init__(self, name: str, token: str, description: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, token: str, description: Mapping[str, Any], *, greeting_seconds: float = GREETING_SECONDS
+    ) -> None:
         """Accept readers at the abstract socket ``name``.
 
         Args:
             name: of the socket.
             token: that readers must send.
             description: JSON of any length; readers get it from ``ParameterSource.description``.
+            greeting_seconds: how long a peer may be connected without sending the token.
 
         Raises:
             OSError: the name is taken (EADDRINUSE): another publisher of the same run is alive.
         """
         self._token = token
+        self._greeting_seconds = greeting_seconds
         self._latest: Version | None = None
         self._failure: BaseException | None = None
         self._closed = False
@@ -132,7 +136,7 @@ class BroadcastPublisher(ParameterPublisher):
     def _accept(self, selector: selectors.BaseSelector) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
             connection = accept(self._listener)
-            self._greeting[connection] = time.monotonic() + _GREETING_SECONDS
+            self._greeting[connection] = time.monotonic() + self._greeting_seconds
             selector.register(connection, selectors.EVENT_READ, lambda peer: self._receive(selector, peer))
 
     def _receive(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:

@@ -61,11 +61,12 @@ class MetricsServer:
         pages: Mapping[str, PageHandler] | None = None,
         guarded: Mapping[str, PageHandler] | None = None,
         on_refused: Callable[[str], None] = lambda kind: None,  # noqa: ARG005 - by default nothing is counted
+        request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         """Bind and serve. ``pages`` and ``guarded`` are by path, for example ``/status``.
 
         The server's thread calls ``on_refused`` for each refused request with the reason: ``token``, ``malformed``,
-        ``slow`` or ``crowded``.
+        ``slow`` or ``crowded``. One client has ``request_seconds``, from its connection to the end of the answer.
 
         Raises:
             OSError: the address is in use or is not an address of this host.
@@ -75,6 +76,7 @@ class MetricsServer:
         self._pages = dict(pages or {})
         self._guarded = dict(guarded or {})
         self._on_refused = on_refused
+        self._request_seconds = request_seconds
         self._clients: dict[asyncio.Task[None], None] = {}
         """The open connections, oldest first."""
         self._listener = socket.create_server((host, port))
@@ -130,7 +132,7 @@ class MetricsServer:
         self._clients[task] = None
         is_answered = False
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(self._request_seconds):
                 writer.write(await self._answer(reader))
                 await writer.drain()
                 is_answered = True

@@ -64,16 +64,18 @@ class StepCompiler:
         context: WorkerContext,
         on_gpu: bool = False,
         environ: Mapping[str, str] = os.environ,
+        start_child: Callable[[bytes, Mapping[str, str]], _Child] | None = None,
     ) -> None:
         """Compile for batches of the form of ``example_batch()``, as ``request`` makes the child do.
 
-        ``environ`` is the process's own environment.
+        ``environ`` is the process's own environment. ``start_child`` takes the child's request and environment.
         """
         self._learner = learner
         self._example_batch = example_batch
         self._request = request
         self._context = context
         self._environ = environ
+        self._new_child = start_child or _Child
         self._upfront = mode == "upfront"
         self._starts_at: float | None = None
         self._child: _Child | None = None
@@ -132,7 +134,7 @@ class StepCompiler:
     def _start_child(self) -> None:
         try:
             environment = compiling_environment(self._environ)
-            self._child = _Child(
+            self._child = self._new_child(
                 f"{self._request}\n{0 if self._upfront else NICENESS}\n".encode(), {**self._environ, **environment}
             )
         except OSError as error:

@@ -23,7 +23,7 @@ from rlsrl.policies.numpy_policy import NumpyLanes
 from rlsrl.runtime.activity import Stage
 
 WAIT_SECONDS = 0.2
-"""How long ``ThreadedEnvGroup.advance`` waits for its threads before it returns to the worker's loop."""
+"""How long ``ThreadedEnvGroup.advance`` waits by default."""
 
 
 class EnvGroup(ABC):
@@ -162,11 +162,16 @@ class ThreadedEnvGroup(EnvGroup):
         *,
         num_steps: int,
         returns: DiscountedReturns | None = None,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """``actors`` take turns, since one slot begins while the one before is being filled. They share a generator."""
+        """``actors`` take turns, since one slot begins while the one before is being filled. They share a generator.
+
+        ``wait_seconds``: how long ``advance`` waits for its threads before it returns to the worker's loop.
+        """
         super().__init__(num_steps=num_steps, returns=returns)
         self._environments = environments
         self._actors = actors
+        self._wait_seconds = wait_seconds
         self._parameters: Parameters | None = None
         self._filling: deque[Slot] = deque()
         self._num_begun = 0
@@ -213,7 +218,7 @@ class ThreadedEnvGroup(EnvGroup):
 
     @override
     def advance(self, *, touch: Callable[[], None], still_wanted: Callable[[], bool]) -> Slot | None:
-        """Wait up to ``WAIT_SECONDS`` for the first slot or for room."""
+        """Wait up to ``wait_seconds`` for the first slot or for room."""
         del still_wanted  # the wait is short
         if not self._filling:
             return None
@@ -222,7 +227,7 @@ class ThreadedEnvGroup(EnvGroup):
         def is_due() -> bool:
             return self._environments.num_done > number or (self.has_room and not had_room)
 
-        self._environments.wait(is_due, WAIT_SECONDS)
+        self._environments.wait(is_due, self._wait_seconds)
         if (fewest := min(self._steps_taken)) > self._touched_at:
             self._touched_at = fewest
             touch()

@@ -8,7 +8,7 @@ for the disk. If minibatches are large, a fourth thread computes while a core is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -39,9 +39,10 @@ UNSTORED = "unstored_versions"
 class TrainerWorker(Worker[TrainerConfig]):
     """Trains until a stop condition holds or the worker is asked to exit; both make the last state durable."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, *, build: Callable[..., TrainerParts] = build_trainer) -> None:
         super().__init__(report=context.report_stats, log=context.log, clock=context.clock)
         self._context = context
+        self._build = build
         self._parts: TrainerParts | None = None
         self._db: ParameterDB | None = None
         self._policy_name = ""
@@ -61,7 +62,7 @@ class TrainerWorker(Worker[TrainerConfig]):
             self._context.log.info("already_finished", **self._terminal)
             self.exit()
             return
-        self._parts = build_trainer(config, self._context, self._db, on_training_end=self.exit)
+        self._parts = self._build(config, self._context, self._db, on_training_end=self.exit)
         self._parts.checkpoints.start()
         self._parts.training.start()
 

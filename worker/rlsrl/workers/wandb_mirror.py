@@ -26,7 +26,16 @@ class WandbMirror:
     process again, until ``MAX_FAILURES``. The new process reads the rows that are not at wandb from ``metrics.jsonl``.
     """
 
-    def __init__(self, options: Options, *, log: structlog.stdlib.BoundLogger, on_failed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        log: structlog.stdlib.BoundLogger,
+        on_failed: Callable[[], None],
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        """``close_seconds``: how long ``close`` waits for wandb."""
+        self._close_seconds = close_seconds
         self._options = options
         self._log = log
         self._on_failed = on_failed
@@ -50,18 +59,18 @@ class WandbMirror:
                 os.write(process.stdin.fileno(), b"\n")
 
     def close(self) -> None:
-        """Let the process finish within ``CLOSE_SECONDS``, then kill it. Idempotent."""
+        """Let the process finish within ``close_seconds``, then kill it. Idempotent."""
         process = self._process
         if process is None:
             return
         self._drop(process)
         try:
-            if (code := process.wait(CLOSE_SECONDS)) != 0:
+            if (code := process.wait(self._close_seconds)) != 0:
                 self._failed(f"the process ended with {code}", final=True)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            self._failed(f"wandb did not finish within {CLOSE_SECONDS:g} s", final=True)
+            self._failed(f"wandb did not finish within {self._close_seconds:g} s", final=True)
 
     def _start(self) -> None:
         if self._failures >= MAX_FAILURES:

@@ -70,12 +70,17 @@ def add_transfers(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TRANSFERS, handlers),))
 
 
-def cut(header: pb.Upload | pb.Download | pb.Live, content: bytes | bytearray) -> Iterator[bytes]:
-    """Yield the messages of a transfer, each made when it is needed. The header announces ``len(content)``."""
+def cut(
+    header: pb.Upload | pb.Download | pb.Live, content: bytes | bytearray, *, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[bytes]:
+    """Yield the messages of a transfer, each made when it is needed. The header announces ``len(content)``.
+
+    ``chunk_bytes``: content bytes of one message; a multiple of the codec's alignment.
+    """
     array = np.frombuffer(content, dtype=np.uint8)
-    yield encode(header.SerializeToString(), [array[:CHUNK_BYTES]])
-    for start in range(CHUNK_BYTES, array.size, CHUNK_BYTES):
-        yield encode(b"", [array[start : start + CHUNK_BYTES]])
+    yield encode(header.SerializeToString(), [array[:chunk_bytes]])
+    for start in range(chunk_bytes, array.size, chunk_bytes):
+        yield encode(b"", [array[start : start + chunk_bytes]])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -209,15 +209,15 @@ def _learning(
     )
 
 
-def gang_of(config: TrainerConfig, device: torch.device) -> Gang:
-    """Return the gang of all ranks, which must train on devices of one kind.
+def gang_of(config: TrainerConfig, device: torch.device, *, join_ranks: Callable[..., Gang] = ProcessGroupGang) -> Gang:
+    """Return the gang of all ranks, which must train on devices of one kind. ``join_ranks`` waits for the other ranks.
 
     Raises:
         ConfigurationError: some ranks have a GPU and some have none.
     """
     if config.num_trainers == 1:
         return SoloGang()
-    gang = ProcessGroupGang(timeout_seconds=GANG_SECONDS, on_gpus=device.type == "cuda")
+    gang = join_ranks(timeout_seconds=GANG_SECONDS, on_gpus=device.type == "cuda")
     kinds = [answer["device"] for answer in gang.agree({"device": device.type})]
     if len(set(kinds)) > 1:
         raise ConfigurationError(
