@@ -79,7 +79,11 @@ class Bench:
         self.client = self.ends.client()
         self.latest = LatestParameters()
         self.metrics = Metrics(CollectorRegistry())
-        self.predictor = BatchPredictor(self.policy, self.latest, metrics=self.metrics, now=time.monotonic)
+        self.clock_ahead = 0.0
+        """Seconds by which the predictor's clock is ahead of the server's."""
+        self.predictor = BatchPredictor(
+            self.policy, self.latest, metrics=self.metrics, now=lambda: time.monotonic() + self.clock_ahead
+        )
         self.waits: list[str] = []
         self.inference = KINDS[kind](
             self.predictor,
