@@ -71,15 +71,15 @@ lint: setup  ## ruff, mypy, layers, class names, drift of generated files
 	$(BIN)/python hack/class_names.py
 	@drift=$$(mktemp -d); trap 'rm -rf "$$drift"' EXIT; hack/protos "$$drift"; \
 	  diff -r -x __init__.py -x __pycache__ "$$drift/rlsrl/rpc/v1" worker/rlsrl/rpc/v1 \
-	  || { echo "lint: the stubs are not those of protos/: run \`make protos\` and commit"; exit 1; }
+	  || { echo "lint: the stubs differ from protos/: run \`make protos\` and commit"; exit 1; }
 	@diff <(hack/crd /dev/stdout) charts/templates/crd.yaml \
-	  || { echo "lint: the CRD is not the models': run \`make crd\` and commit"; exit 1; }
+	  || { echo "lint: the CRD differs from the models: run \`make crd\` and commit"; exit 1; }
 	@drift=$$(mktemp -d); trap 'rm -rf "$$drift"' EXIT; hack/dashboards "$$drift"; diff -r "$$drift" charts/dashboards \
-	  || { echo "lint: the dashboards are not the metrics': run \`make dashboards\` and commit"; exit 1; }
+	  || { echo "lint: the dashboards differ from the metrics: run \`make dashboards\` and commit"; exit 1; }
 	@diff <(hack/crd-reference /dev/stdout) docs/kubernetes/reference.md && diff <(hack/chart-readme /dev/stdout) charts/README.md \
 	  && diff <(hack/monitoring-page /dev/stdout) docs/kubernetes/monitoring.md \
 	  && diff <(hack/operations-page /dev/stdout) docs/kubernetes/operations.md \
-	  || { echo "lint: a page is not what it is made from: run \`make docs\` and commit"; exit 1; }
+	  || { echo "lint: a generated page is out of date: run \`make docs\` and commit"; exit 1; }
 	@hack/actionlint
 
 format: setup  ## Format the code and apply ruff's fixes

@@ -152,7 +152,7 @@ class Hello(_message.Message):
     """Identifies this process since its kernel's boot. Processes in its pid namespace can see whether it is alive."""
     @_builtins.property
     def endpoints(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The worker's addresses by what it serves, for example metrics -> 127.0.0.1:4711."""
+        """The worker's addresses by service, for example metrics -> 127.0.0.1:4711."""
 
     @_builtins.property
     def follows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
