@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE, TLS_NAME_VARIABLE
-from rlsrl.testing.certificates import PEER_NAME, Authority, mounted
+from rlsrl.testing.certificates import PEER_NAME, Authority, MountedSecret
 
 
 @pytest.fixture(scope="session")
@@ -13,7 +13,7 @@ def tls_variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the environment variables of workers that use TLS."""
     folder = tmp_path_factory.mktemp("certificates")
     authority = Authority.new(folder)
-    secret = mounted(folder / "tls", authority.issue(), authority)
+    secret = MountedSecret(folder / "tls", authority.issue(), authority)
     return {TLS_FOLDER_VARIABLE: str(secret.folder), TLS_NAME_VARIABLE: PEER_NAME}
 
 

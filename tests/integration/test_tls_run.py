@@ -21,7 +21,7 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.streams.grpc_inference import wire as inference_wire
 from rlsrl.streams.grpc_samples import wire as samples_wire
-from rlsrl.testing.certificates import PEER_NAME, Authority, MountedSecret, mounted
+from rlsrl.testing.certificates import PEER_NAME, Authority, MountedSecret
 from rlsrl.testing.inference_bench import (
     DrivenClient,
     InferenceBench,
@@ -57,7 +57,7 @@ class Rotation:
 
     def __init__(self, folder: Path) -> None:
         self.old, self.new = Authority.new(folder), Authority.new(folder)
-        self.secret: MountedSecret = mounted(folder / "tls", self.old.issue(), self.old)
+        self.secret = MountedSecret(folder / "tls", self.old.issue(), self.old)
 
     def steps(self) -> Iterator[str]:
         self.secret.put(self.old.issue(), self.old)
@@ -121,7 +121,7 @@ def test_training_continues_while_certificates_are_replaced_and_plain_connection
             ("trainer", STREAMS_PORT, samples_wire.METHOD),
         ):
             assert code_in_the_clear(f"{hosts[role]}:{port}", method) is grpc.StatusCode.UNAVAILABLE, role
-        late = mounted(tmp_path / "late", rotation.old.issue(), rotation.new).tls()
+        late = MountedSecret(tmp_path / "late", rotation.old.issue(), rotation.new).tls()
         with closing(open_channel(told.coordinator.coordinator_address, late)) as channel:
             call = CoordinatorStub(channel).Status.future(pb.StatusRequest(), metadata=token_metadata(TOKEN))
             assert call.exception(DEADLINE_SECONDS).code() is grpc.StatusCode.UNAVAILABLE, "of the old authority"

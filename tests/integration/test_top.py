@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from rlsrl.api.placement import COORDINATOR_PORT
 from rlsrl.cli import main
 from rlsrl.rpc.tls import FILES
-from rlsrl.testing.certificates import Authority, mounted
+from rlsrl.testing.certificates import Authority, MountedSecret
 from rlsrl.testing.cluster_objects import NAME, Object, experiment, labels
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 from rlsrl.testing.pods import TOKEN, Pods
@@ -145,7 +145,7 @@ def encrypted(spec: dict[str, Any]) -> Object:
 @pytest.mark.slow
 def test_certificates_of_the_experiment_are_used(tmp_path: Path, cluster: KubectlStandIn) -> None:
     authority = Authority.new(tmp_path)
-    mount = mounted(tmp_path / "tls", authority.issue(), authority)
+    mount = MountedSecret(tmp_path / "tls", authority.issue(), authority)
     data = {file: base64.b64encode((mount.folder / file).read_bytes()).decode() for file in FILES}
     secret = {"kind": "Secret", "metadata": {"name": "of-the-workers"}, "data": data}
     with ExitStack() as stack:

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from rlsrl.rpc.channels import CallTarget
 from rlsrl.rpc.conversations import Conversation, ConversationServer, ServerStream
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE, TLS_NAME_VARIABLE, Tls, TlsUnusable, tls_from_environment
-from rlsrl.testing.certificates import PEER_NAME, Authority, MountedSecret, mounted
+from rlsrl.testing.certificates import PEER_NAME, Authority, MountedSecret
 
 TOKEN = "the-token"
 METHOD = "/tests/Echo"
@@ -33,7 +33,7 @@ class World:
     others: Authority
 
     def secret(self, name: str, authority: Authority, *trusted: Authority, peer_name: str = PEER_NAME) -> MountedSecret:
-        return mounted(self.folder / name, authority.issue(peer_name), *trusted)
+        return MountedSecret(self.folder / name, authority.issue(peer_name), *trusted)
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_unusable_files_are_logged_once_and_the_previous_ones_are_kept(world: Wo
 def test_files_read_during_a_replacement_belong_to_one_secret(world: World) -> None:
     pairs = [world.ours.issue(), world.ours.issue()]
     keys = {pair.certificate: pair.key for pair in pairs}
-    secret = mounted(world.folder / "both", pairs[0], world.ours)
+    secret = MountedSecret(world.folder / "both", pairs[0], world.ours)
     tls, enough = secret.tls(), threading.Event()
 
     def swap() -> None:

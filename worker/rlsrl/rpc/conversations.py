@@ -75,7 +75,7 @@ class Conversation:
     def close(self, grace: float = 0.0) -> None:
         """End the call, and wait up to ``END_SECONDS`` for its end. Idempotent. Not for use in ``on_message``.
 
-        With ``grace``, finish sending first: a server that has read all messages within ``grace`` seconds ends the call.
+        With ``grace``, finish sending first: a server that reads all messages within ``grace`` seconds ends the call.
         """
         self._outgoing.put(None)
         self._thread.join(grace)

@@ -54,9 +54,11 @@ class Authority:
 class MountedSecret:
     """A folder whose files are replaced atomically, by a link, while others read them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pair: Pair, *authorities: Authority) -> None:
+        """Create the folder with these files."""
         self.folder = folder
         folder.mkdir(parents=True)
+        self.put(pair, *authorities)
 
     def put(self, pair: Pair, *authorities: Authority) -> None:
         """Replace the files by these."""
@@ -75,13 +77,6 @@ class MountedSecret:
     def tls(self, peer_name: str = PEER_NAME) -> Tls:
         """Return the TLS settings of a worker with this folder."""
         return Tls(folder=self.folder, peer_name=peer_name)
-
-
-def mounted(folder: Path, pair: Pair, *authorities: Authority) -> MountedSecret:
-    """Return a new folder with these files."""
-    secret = MountedSecret(folder)
-    secret.put(pair, *authorities)
-    return secret
 
 
 def _new_key(path: Path) -> tuple[str | Path, ...]:

@@ -80,7 +80,7 @@ class Kill:
     pid: int
     moment: Moment
     state: str
-    """The process's state on the status page; ``unlisted`` before it joins and after it leaves."""
+    """The worker's state on the status page; ``unlisted`` before it joins, after it leaves, and for other processes."""
     version: str | None
     """The newest durable version at the kill, or None."""
     env_steps: int
@@ -246,12 +246,7 @@ class KillCampaign(ClosedAtExit):
         return self._random.choice(workers) if workers else None
 
     def _state_of(self, victim: WorkerProcess) -> str:
-        status = self._facts.status()
-        if victim.role == "coordinator":
-            return "unlisted" if status is None else "running"
-        if victim.role == CONTROLLER:
-            return "running"
-        workers = [] if status is None else status["roles"].get(victim.role, [])
+        workers = (self._facts.status() or {"roles": {}})["roles"].get(victim.role, [])
         return next((str(worker["state"]) for worker in workers if worker["pid"] == victim.pid), "unlisted")
 
     def _log_kill(self, kill: Kill) -> None:

@@ -109,14 +109,31 @@ class InferenceStreamConformance(_WithBench):
     """One stream with both ends in this process."""
 
     @pytest.fixture
+    def server(self, bench: InferenceBench) -> ObservableServer:
+        return bench.server()
+
+    @pytest.fixture
+    def client(self, bench: InferenceBench) -> DrivenClient:
+        return bench.client()
+
+    @pytest.fixture
+    def clients(self, bench: InferenceBench) -> list[DrivenClient]:
+        return [bench.client(home=home) for home in range(3)]
+
+    @pytest.fixture
+    def own_client(self, bench: InferenceBench) -> InferenceClient:
+        return bench.own_client()
+
+    @pytest.fixture
     def pool(self) -> Iterator[ThreadPoolExecutor]:
         with ThreadPoolExecutor(max_workers=4) as pool:
             yield pool
 
     # Content and order.
 
-    def test_each_lane_gets_its_own_answer(self, bench: InferenceBench, pool: ThreadPoolExecutor) -> None:
-        server, clients = bench.server(), [bench.client(home=home) for home in range(3)]
+    def test_each_lane_gets_its_own_answer(
+        self, server: ObservableServer, clients: list[DrivenClient], pool: ThreadPoolExecutor
+    ) -> None:
         stop = threading.Event()
         serving = pool.submit(serve, server, stop)
         asked = [
@@ -130,14 +147,14 @@ class InferenceStreamConformance(_WithBench):
         stop.set()
         serving.result(DEADLINE)
 
-    def test_one_clients_requests_are_served_in_their_order(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.client()
+    def test_one_clients_requests_are_served_in_their_order(
+        self, server: ObservableServer, client: DrivenClient
+    ) -> None:
         for first in range(0, 50, 10):
             ask(client, *range(first, first + 10))
         assert [value for batch in take_all(server, 50) for value in values_of(batch)] == list(range(50))
 
-    def test_versions_travel_both_ways(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.client()
+    def test_versions_travel_both_ways(self, server: ObservableServer, client: DrivenClient) -> None:
         futures = [client.submit(request(n, min_version=version)) for n, version in enumerate([V1, V2, V1])]
         until(lambda: server.num_waiting == 3)
         batch = take(server)
@@ -159,8 +176,9 @@ class InferenceStreamConformance(_WithBench):
 
     # Requests answered in the thread that receives them.
 
-    def test_the_callback_answers_every_request_that_has_arrived(self, bench: InferenceBench) -> None:
-        server, clients = bench.server(), [bench.client(home=home) for home in range(3)]
+    def test_the_callback_answers_every_request_that_has_arrived(
+        self, server: ObservableServer, clients: list[DrivenClient]
+    ) -> None:
         at_once, most = 0, 0
 
         def answer_all() -> None:
@@ -176,8 +194,9 @@ class InferenceStreamConformance(_WithBench):
             assert [answer_of(future.result(DEADLINE)) for future in futures] == [first, first + 1, first + 2] * 3
         assert most == 1, "two calls ran at the same time"
 
-    def test_afterwards_runs_after_each_take_and_never_at_the_same_time(self, bench: InferenceBench) -> None:
-        server, clients = bench.server(), [bench.client(home=home) for home in range(3)]
+    def test_afterwards_runs_after_each_take_and_never_at_the_same_time(
+        self, server: ObservableServer, clients: list[DrivenClient]
+    ) -> None:
         calls: list[str] = []
 
         def answer_all() -> None:
@@ -199,8 +218,9 @@ class InferenceStreamConformance(_WithBench):
         turn = ["takes", "took", "rests", "rested"]
         assert calls == turn * (len(calls) // len(turn))
 
-    def test_a_pending_afterwards_runs_after_unregistering(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.client()
+    def test_a_pending_afterwards_runs_after_unregistering(
+        self, server: ObservableServer, client: DrivenClient
+    ) -> None:
         rested = threading.Semaphore(0)
 
         def answer_and_end() -> None:
@@ -216,17 +236,17 @@ class InferenceStreamConformance(_WithBench):
         assert answer(take(server)) == [2]
         assert not rested.acquire(blocking=False), "a callback ran after unregistering"
 
-    def test_a_client_may_send_a_request_right_after_an_answer(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.own_client()
+    def test_a_client_may_send_a_request_right_after_an_answer(
+        self, server: ObservableServer, own_client: InferenceClient
+    ) -> None:
 
         server.call_on_arrival(partial(answer_waiting, server))
         for value in range(500):
-            number = client.submit(request(value))
-            (answered,) = wait_for(client, 1)
+            number = own_client.submit(request(value))
+            (answered,) = wait_for(own_client, 1)
             assert (answered.number, value_in(answered)) == (number, value)
 
-    def test_wake_calls_take_without_a_new_request(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.client()
+    def test_wake_calls_take_without_a_new_request(self, server: ObservableServer, client: DrivenClient) -> None:
         may_answer, called = threading.Event(), threading.Semaphore(0)
 
         def answer_if_allowed() -> None:
@@ -249,8 +269,9 @@ class InferenceStreamConformance(_WithBench):
 
     # Batches.
 
-    def test_a_batch_has_all_requests_that_wait_when_it_is_taken(self, bench: InferenceBench) -> None:
-        server, clients = bench.server(), [bench.client(home=home) for home in range(3)]
+    def test_a_batch_has_all_requests_that_wait_when_it_is_taken(
+        self, server: ObservableServer, clients: list[DrivenClient]
+    ) -> None:
         ask(clients[0], 0)
         first = take(server)
         for home, client in enumerate(clients):
@@ -261,27 +282,28 @@ class InferenceStreamConformance(_WithBench):
         assert sorted(values_of(second)) == [10, 11, 12, 20, 21, 22]
         assert second.num_lanes == 12
 
-    def test_a_batch_takes_whole_requests_up_to_the_maximum_oldest_first(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.client()
+    def test_a_batch_takes_whole_requests_up_to_the_maximum_oldest_first(
+        self, server: ObservableServer, client: DrivenClient
+    ) -> None:
         for value, num_lanes in enumerate([3, 3, 3, 9, 1, 1]):
             ask(client, value, num_lanes=num_lanes)
         until(lambda: server.num_waiting == 6)
         assert [values_of(take(server, 8)) for _ in range(4)] == [[0, 1], [2], [3], [4, 5]]
 
-    def test_requests_are_sent_by_wait_also_with_timeout_zero(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.own_client()
-        client.submit(request(1))
+    def test_requests_are_sent_by_wait_also_with_timeout_zero(
+        self, server: ObservableServer, own_client: InferenceClient
+    ) -> None:
+        own_client.submit(request(1))
         assert server.next_batch(EVERYTHING, timeout=0.05) is None
-        until(lambda: not client.wait(0.0) and server.num_waiting == 1)
-        client.submit(request(2))
+        until(lambda: not own_client.wait(0.0) and server.num_waiting == 1)
+        own_client.submit(request(2))
         assert server.num_waiting == 1
-        assert client.wait(0.0) == []
+        assert own_client.wait(0.0) == []
         until(lambda: server.num_waiting == 2)
 
     def test_waiting_for_a_batch_ends_with_the_time_a_request_or_close(
-        self, bench: InferenceBench, pool: ThreadPoolExecutor
+        self, server: ObservableServer, client: DrivenClient, pool: ThreadPoolExecutor
     ) -> None:
-        server, client = bench.server(), bench.client()
         assert server.next_batch(EVERYTHING, timeout=0.0) is None
         waiting = pool.submit(server.next_batch, EVERYTHING, DEADLINE)
         (future,) = ask(client, 3)
@@ -293,8 +315,7 @@ class InferenceStreamConformance(_WithBench):
         server.close()
         assert waiting.result(DEADLINE) is None
 
-    def test_a_batch_is_answered_once_and_in_full(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.client()
+    def test_a_batch_is_answered_once_and_in_full(self, server: ObservableServer, client: DrivenClient) -> None:
         futures = ask(client, 1, 2)
         until(lambda: server.num_waiting == 2)
         batch = take(server)
@@ -308,8 +329,7 @@ class InferenceStreamConformance(_WithBench):
             batch.fail(ValueError("too late"))
         assert [answer_of(future.result(DEADLINE)) for future in futures] == [1, 2]
 
-    def test_batches_may_be_answered_in_another_order(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.client()
+    def test_batches_may_be_answered_in_another_order(self, server: ObservableServer, client: DrivenClient) -> None:
         (first,) = ask(client, 1)
         batches = [take(server)]
         (second,) = ask(client, 2)
@@ -320,8 +340,7 @@ class InferenceStreamConformance(_WithBench):
         answer(batches[0])
         assert answer_of(first.result(DEADLINE)) == 1
 
-    def test_clients_see_why_a_batch_failed_and_go_on(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.client()
+    def test_clients_see_why_a_batch_failed_and_go_on(self, server: ObservableServer, client: DrivenClient) -> None:
         futures = ask(client, 1, 2)
         until(lambda: server.num_waiting == 2)
         take(server).fail(ArithmeticError("the weights are gone"))
@@ -334,36 +353,36 @@ class InferenceStreamConformance(_WithBench):
 
     # The owner's thread.
 
-    def test_the_owner_gets_each_answer_once_however_late_it_calls_wait(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.own_client()
-        assert client.wait(0.0) == []
-        numbers = [client.submit(request(value)) for value in (5, 6, 7)]
-        until(lambda: not client.wait(0.0) and server.num_waiting == 3)
+    def test_the_owner_gets_each_answer_once_however_late_it_calls_wait(
+        self, server: ObservableServer, own_client: InferenceClient
+    ) -> None:
+        assert own_client.wait(0.0) == []
+        numbers = [own_client.submit(request(value)) for value in (5, 6, 7)]
+        until(lambda: not own_client.wait(0.0) and server.num_waiting == 3)
         taken = [take(server, max_size=2) for _ in numbers]
         answer(taken[1])
-        (second,) = wait_for(client, 1)
+        (second,) = wait_for(own_client, 1)
         assert (second.number, value_in(second)) == (numbers[1], 6)
         answer(taken[2])
         taken[0].fail(ArithmeticError("no"))
-        rest = wait_for(client, 2)
+        rest = wait_for(own_client, 2)
         assert {each.number for each in rest} == {numbers[0], numbers[2]}
         (failed,) = [each.result for each in rest if each.number == numbers[0]]
         assert isinstance(failed, InferenceFailed)
-        assert client.wait(0.0) == []
+        assert own_client.wait(0.0) == []
 
     # Ends.
 
-    def test_a_closed_client_raises_stream_closed(self, bench: InferenceBench) -> None:
-        server, client = bench.server(), bench.own_client()
-        client.submit(request(1))
-        until(lambda: not client.wait(0.0) and server.num_waiting == 1)
+    def test_a_closed_client_raises_stream_closed(self, server: ObservableServer, own_client: InferenceClient) -> None:
+        own_client.submit(request(1))
+        until(lambda: not own_client.wait(0.0) and server.num_waiting == 1)
         batch = take(server)
-        client.submit(request(2))
-        client.close()
-        for call in (lambda: client.submit(request(3)), lambda: client.wait(DEADLINE)):
+        own_client.submit(request(2))
+        own_client.close()
+        for call in (lambda: own_client.submit(request(3)), lambda: own_client.wait(DEADLINE)):
             with pytest.raises(StreamClosed):
                 call()
-        client.close()
+        own_client.close()
         answer(batch)  # is dropped
 
     def test_requests_of_a_closed_client_are_dropped(self, bench: InferenceBench) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -13,28 +12,23 @@ REPORT_VARIABLE = "RLSRL_E2E_REPORT"
 GOAL = "the goal"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecoveryTime:
-    """One row of the report's table of faults."""
-
-    fault: str
-    end: str
-    """How the run ended: at the goal, or with the named condition and then at the goal."""
-    seconds: float
-    """Seconds from the fault, or from its cure, until all workers train again."""
-
-
 class Recovered(Protocol):
     """Receives the row of a passed test."""
 
     def __call__(self, fault: str, seconds: float, end: str = GOAL) -> None:
-        """Receive the fields of a ``RecoveryTime``."""
+        """See ``record``."""
 
 
 def record(fault: str, seconds: float, end: str = GOAL) -> None:
-    """Print a row, and append it to the file of ``REPORT_VARIABLE``."""
-    row = RecoveryTime(fault=fault, end=end, seconds=round(seconds, 1))
-    print(f"{row.fault:60s} {row.end:40s} {row.seconds:6.1f} s")
+    """Print a row of the report's table of faults, and append it to the file of ``REPORT_VARIABLE``.
+
+    Args:
+        fault: The fault.
+        seconds: From the fault, or from its cure, until all workers train again.
+        end: How the run ended: at the goal, or with the named condition and then at the goal.
+    """
+    row = {"fault": fault, "end": end, "seconds": round(seconds, 1)}
+    print(f"{fault:60s} {end:40s} {seconds:6.1f} s")
     if path := os.environ.get(REPORT_VARIABLE):
         with Path(path).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(row)) + "\n")
+            file.write(json.dumps(row) + "\n")
