@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -75,23 +75,14 @@ class _Operator:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._resources.aclose()
 
-    async def experiment(self, namespace: str | None, name: str | None, event: kopf.RawEvent, **_: Any) -> None:
-        """Handle a watch event of an experiment."""
-        self._wake(namespace, [name], event)
-
-    async def child(self, namespace: str | None, meta: Mapping[str, Any], event: kopf.RawEvent, **_: Any) -> None:
-        """Handle a watch event of an object with the experiment label."""
-        # By owner too: an object that was given another label must wake the experiment that owns it.
-        owners = [owner["name"] for owner in meta.get("ownerReferences", ()) if owner["kind"] == KIND]
-        self._wake(namespace, [meta.get("labels", {}).get(EXPERIMENT_LABEL), *owners], event)
-
-    def _wake(self, namespace: str | None, names: Iterable[str | None], event: kopf.RawEvent) -> None:
-        if self._keys is None or self._reconciler is None or not namespace:
+    async def changed(self, event: kopf.RawEvent, **_: Any) -> None:
+        """Handle a watch event of an experiment, or of an object with the experiment label."""
+        if self._keys is None or self._reconciler is None:
             return
-        found, is_gone = event["object"], event["type"] == "DELETED"
-        kind, metadata = found["kind"], found["metadata"]
-        for key in {ExperimentKey(namespace, name) for name in names if name}:
-            version = "" if is_gone else metadata["resourceVersion"]
+        kind, metadata = event["object"]["kind"], event["object"]["metadata"]
+        version = "" if event["type"] == "DELETED" else metadata["resourceVersion"]
+        for name in {metadata["name"]} if kind == KIND else _experiments_of(metadata):
+            key = ExperimentKey(metadata["namespace"], name)
             if self._reconciler.wake(key, kind=kind, name=metadata["name"], version=version):
                 self._keys.add(key)
 
@@ -109,11 +100,17 @@ def registry(settings: OperatorSettings, *, metrics_port: int) -> kopf.OperatorR
     kopf.on.login(registry=handlers)(_login)
     kopf.on.startup(registry=handlers)(operator.start)
     kopf.on.cleanup(registry=handlers)(operator.stop)
-    kopf.on.event(_GROUP, _VERSION, _PLURAL, registry=handlers)(operator.experiment)
-    for group, version, plural in _CHILDREN:
-        kopf.on.event(group, version, plural, registry=handlers)(operator.child)
+    for group, version, plural in ((_GROUP, _VERSION, _PLURAL), *_CHILDREN):
+        kopf.on.event(group, version, plural, registry=handlers)(operator.changed)
     kopf.on.probe(id="working", registry=handlers)(operator.working)
     return handlers
+
+
+def _experiments_of(metadata: Mapping[str, Any]) -> set[str]:
+    """Return the experiments of an object: by its label, and by its owners, since somebody may change the label."""
+    owners = {owner["name"] for owner in metadata.get("ownerReferences", ()) if owner["kind"] == KIND}
+    label = metadata.get("labels", {}).get(EXPERIMENT_LABEL)
+    return owners | ({label} if label else set())
 
 
 def _login(**facts: Any) -> kopf.ConnectionInfo | None:

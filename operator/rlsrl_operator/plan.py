@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from rlsrl.api.edits import refused
 from rlsrl.api.pods import ROLE_LABEL, is_ready
@@ -72,15 +73,6 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Blocker:
-    """Why the writes after an object wait: it is somebody else's, or its own write was refused."""
-
-    reason: AcceptedReason
-    message: str
-    retry_seconds: float = TROUBLE_SECONDS
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Run:
     """An experiment with a revision: what the rest of the plan follows from."""
 
@@ -100,6 +92,11 @@ class _Run:
             for each in self.revision.manifests
             if "template" in each.get("spec", {})
         }
+
+    @cached_property
+    def judged(self) -> ExperimentStatus:
+        """The status with the attempt and the phase that follow from the pods."""
+        return decide(self.observed.status, self.running, self.templates, self.observed.pods, self.now)
 
 
 def plan(observed: Observed, *, key: bytes, now: datetime) -> Plan:
@@ -134,16 +131,10 @@ def _without_revision(observed: Observed, context: ExperimentContext, problem: R
 
 
 def _with_revision(run: _Run, key: bytes) -> Plan:
-    observed, now = run.observed, run.now
-    judged = decide(observed.status, run.running, run.templates, observed.pods, now)
-    writes, blocker = _writes(run, _wanted(run, judged, key))
-    if blocker is None:
-        decided = _accepted(run, judged)
-    else:
-        decided = _not_accepted(replace(observed, status=judged), blocker.reason, blocker.message, now)
-        decided = replace(decided, requeue_after=blocker.retry_seconds)
-    decided = replace(decided, writes=writes)
-    is_new = (judged.attempt, judged.phase) != (observed.status.attempt, observed.status.phase)
+    before, judged = run.observed.status, run.judged
+    writes, blocked = _writes(run, _wanted(run, key))
+    decided = replace(_accepted(run) if blocked is None else blocked, writes=writes)
+    is_new = (judged.attempt, judged.phase) != (before.attempt, before.phase)
     return replace(decided, written_ahead=judged) if is_new and _acts(decided) else decided
 
 
@@ -153,12 +144,12 @@ def _acts(decided: Plan) -> bool:
     return bool(writes or decided.pod_deletions or decided.pod_annotations or decided.deletions)
 
 
-def _accepted(run: _Run, judged: ExperimentStatus) -> Plan:
+def _accepted(run: _Run) -> Plan:
     """Return the plan without its writes, for an experiment none of whose objects blocks the others."""
     observed, now = run.observed, run.now
     is_edit_refused = run.revision.experiment != run.written.experiment
     status = statuses.summarize(
-        judged,
+        run.judged,
         run.running,
         observed.pods,
         now,
@@ -169,7 +160,7 @@ def _accepted(run: _Run, judged: ExperimentStatus) -> Plan:
     settled = is_settled(status, run.templates, observed.pods)
     coordinators = [pod for pod in observed.pods if pod["metadata"]["labels"][ROLE_LABEL] == COORDINATOR]
     return Plan(
-        pod_deletions=pod_deletions(judged, observed.pods, now),
+        pod_deletions=pod_deletions(run.judged, observed.pods, now),
         pod_annotations=tuple(_settings_annotations(run)),
         deletions=tuple(_obsolete(run)) if settled else (),
         status=status,
@@ -179,14 +170,16 @@ def _accepted(run: _Run, judged: ExperimentStatus) -> Plan:
     )
 
 
-def _not_accepted(observed: Observed, reason: AcceptedReason, message: str, now: datetime) -> Plan:
+def _not_accepted(
+    observed: Observed, reason: AcceptedReason, message: str, now: datetime, retry_seconds: float = TROUBLE_SECONDS
+) -> Plan:
     """Return the plan that reports why the experiment is not accepted; its status is otherwise as observed."""
     generation = observed.document["metadata"]["generation"]
     status = observed.status.model_copy(
         update={"phase": observed.status.phase or "Pending", "observed_generation": generation}
     )
     status = statuses.with_condition(status, ACCEPTED, "False", reason, message, generation=generation, now=now)
-    return Plan(status=status, requeue_after=TROUBLE_SECONDS)
+    return Plan(status=status, requeue_after=retry_seconds)
 
 
 def _seconds_to_next_pass(run: _Run, status: ExperimentStatus) -> float | None:
@@ -217,7 +210,7 @@ def _time_left(status: ExperimentStatus, context: ExperimentContext, now: dateti
     return (parse_time(status.finished_at) + timedelta(seconds=ttl) - now).total_seconds()
 
 
-def _wanted(run: _Run, judged: ExperimentStatus, key: bytes) -> Iterator[Manifest]:
+def _wanted(run: _Run, key: bytes) -> Iterator[Manifest]:
     """Yield the objects that the experiment needs, in the order in which they are written."""
     context, observed = run.running, run.observed
     if (found := observed.children[_revision_key(context)].found) is None:
@@ -228,11 +221,12 @@ def _wanted(run: _Run, judged: ExperimentStatus, key: bytes) -> Iterator[Manifes
     if (claim := volume_claim(context)) is not None:
         yield claim
     for manifest in run.revision.manifests:
-        yield for_phase(manifest, judged, observed.pods, run.now)
+        yield for_phase(manifest, run.judged, observed.pods, run.now)
 
 
-def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], _Blocker | None]:
-    """Return the writes, and why the rest of them waits, if it does."""
+def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], Plan | None]:
+    """Return the writes up to an object that is somebody else's or refused, and the plan that reports this object."""
+    judged = replace(run.observed, status=run.judged)
     writes: list[Write] = []
     for manifest in wanted:
         child = run.observed.children.get(key_of(manifest), Child())
@@ -240,11 +234,11 @@ def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], _
         if write is None:
             continue
         if write.action is Action.NOT_OWNED:
-            return tuple(writes), _Blocker(reason="NameConflict", message=_name_conflict(*key_of(manifest)))
+            return tuple(writes), _not_accepted(judged, "NameConflict", _name_conflict(*key_of(manifest)), run.now)
         if (refusal := child.refused) is not None and refusal.digest == digest(write.wanted):
             seconds = (refusal.retry_at - run.now).total_seconds()
             if seconds > 0:
-                return tuple(writes), _Blocker(reason="InvalidSpec", message=refusal.message, retry_seconds=seconds)
+                return tuple(writes), _not_accepted(judged, "InvalidSpec", refusal.message, run.now, seconds)
         writes.append(write)
     return tuple(writes), None
 

@@ -98,9 +98,20 @@ def failures(status: ExperimentStatus, *, decay_seconds: float, now: datetime) -
 def with_numbers(
     status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime
 ) -> ExperimentStatus:
-    """Return the status with the run's numbers and the condition Durable from the coordinator's ``/status``."""
-    status = status.model_copy(update={"training": training(page, now)})
-    return durable(status, page, generation=generation, now=now)
+    """Return the status with the run's numbers from the coordinator's ``/status``, and with the condition Durable if
+    they tell whether versions are stored.
+    """
+    totals = page.get("totals")
+    totals = totals if isinstance(totals, dict) else {}
+    status = status.model_copy(update={"training": training(totals, now)})
+    unstored = _number(totals, "unstored_versions")
+    if unstored is None:
+        return status
+    if unstored < 1:
+        message = "versions are stored as scheduled"
+        return with_condition(status, DURABLE, "True", "Stored", message, generation=generation, now=now)
+    message = f"the last {unstored:.0f} scheduled versions could not be stored; the trainer's log has the error"
+    return with_condition(status, DURABLE, "False", "NotStored", message, generation=generation, now=now)
 
 
 def events(document: Manifest, before: ExperimentStatus, after: ExperimentStatus, now: datetime) -> Iterator[Manifest]:
@@ -130,26 +141,13 @@ def events(document: Manifest, before: ExperimentStatus, after: ExperimentStatus
         }
 
 
-def durable(status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime) -> ExperimentStatus:
-    """Return the status with the condition Durable, if the coordinator's ``/status`` reports stored versions."""
-    unstored = _number(page, "unstored_versions")
-    if unstored is None:
-        return status
-    if unstored < 1:
-        return with_condition(
-            status, DURABLE, "True", "Stored", "versions are stored as scheduled", generation=generation, now=now
-        )
-    message = f"the last {unstored:.0f} scheduled versions could not be stored; the trainer's log has the error"
-    return with_condition(status, DURABLE, "False", "NotStored", message, generation=generation, now=now)
-
-
-def training(page: Mapping[str, Any], now: datetime) -> Training:
-    """Return the run's numbers from the coordinator's ``/status``."""
+def training(totals: Mapping[str, Any], now: datetime) -> Training:
+    """Return the run's numbers. A number that is missing or no number is None."""
 
     def whole(name: str) -> int | None:
-        return None if (value := _number(page, name)) is None else max(0, round(value))
+        return None if (value := _number(totals, name)) is None else max(0, round(value))
 
-    mean, version = _number(page, "return_mean"), _totals(page).get("version")
+    mean, version = _number(totals, "return_mean"), totals.get("version")
     return Training(
         env_steps=whole("env_steps"),
         train_steps=whole("train_steps"),
@@ -161,15 +159,10 @@ def training(page: Mapping[str, Any], now: datetime) -> Training:
     )
 
 
-def _number(page: Mapping[str, Any], name: str) -> float | None:
+def _number(totals: Mapping[str, Any], name: str) -> float | None:
     """Return one of the totals, or None if it is not a number: workers run users' code."""
-    value = _totals(page).get(name)
+    value = totals.get(name)
     return value if isinstance(value, int | float) and abs(value) < _MAX_NUMBER else None
-
-
-def _totals(page: Mapping[str, Any]) -> Mapping[str, Any]:
-    totals = page.get("totals")
-    return totals if isinstance(totals, dict) else {}
 
 
 def outcome(before: Training | None, record: Mapping[str, Any] | None, now: datetime) -> tuple[Training | None, str]:
@@ -177,7 +170,7 @@ def outcome(before: Training | None, record: Mapping[str, Any] | None, now: date
     result = (record or {}).get("result")
     if record is None or not isinstance(result, dict):
         return before, "the experiment has finished"
-    final = training({"totals": {**result, "version": record.get("version")}}, now)
+    final = training({**result, "version": record.get("version")}, now)
     known = final.model_dump(exclude_none=True)
     merged = final if before is None else before.model_copy(update=known)
     return (
