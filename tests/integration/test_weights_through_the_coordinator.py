@@ -22,6 +22,7 @@ from rlsrl.data.version import Version
 from rlsrl.local.session import read_ledger
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.terminal import terminal_record
+from rlsrl.testing.waiting import until
 from rlsrl.workers.build.parameters import open_parameter_source
 
 EXPERIMENT = """
@@ -82,12 +83,20 @@ def test_training_survives_a_kill_of_the_coordinator_and_all_versions_are_stored
     trainer = run.start("trainer", run.trainer, "--attempt", "1")
     actor = run.start("actor", run.actor)
     store = FilesystemParameterDB(run.folder / "parameters")
-    versions = store.watch(POLICY_NAME, DEADLINE_SECONDS)
-    before = next(version for version in versions if version.step > 0)
+
+    def stored_after(step: int) -> Version:
+        """Wait for a stored version with a higher step; return it."""
+
+        def versions() -> list[Version]:
+            return [info.version for info in store.versions(POLICY_NAME) if info.version.step > step]
+
+        return max(until(versions, f"a version after step {step}"))
+
+    before = stored_after(0)
     coordinator.kill()
     coordinator.wait(DEADLINE_SECONDS)
     coordinator = run.start("coordinator", run.coordinator)
-    after = next(version for version in versions if version.step > before.step + 20)
+    after = stored_after(before.step + 20)
     source = open_parameter_source(run.actor, TOKEN, None)
     run.stack.callback(source.close)
     assert source.wait(after, DEADLINE_SECONDS).version >= after

@@ -95,7 +95,6 @@ def every_call(db: ObjectStoreParameterDB) -> list[Callable[[], object]]:
         lambda: db.get(POLICY),
         lambda: db.versions(POLICY),
         lambda: db.load_state(POLICY),
-        lambda: list(db.watch(POLICY, 0.0)),
         lambda: push_steps(db, 9),
         lambda: db.save_state(POLICY, make_state(Version(1, 1))),
         lambda: db.tag(POLICY, "latest", "best"),

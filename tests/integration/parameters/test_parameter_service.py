@@ -30,7 +30,6 @@ from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.codec import encode
 from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 from rlsrl.rpc.v1 import parameters_pb2 as pb
-from rlsrl.rpc.v1.parameters_pb2_grpc import ParametersStub
 from rlsrl.testing.leaks import open_descriptors
 from rlsrl.testing.parameter_dbs import POLICY, got, make_parameters, make_state, push_steps, stored
 from rlsrl.testing.process_driver import DrivenProcess
@@ -196,27 +195,6 @@ def test_closing_ends_waiting_calls() -> None:
         db.policies()
 
 
-def test_a_watch_survives_a_restart(served: Served) -> None:
-    db = served.db()
-    push_steps(db, 1)
-    versions = db.watch(POLICY, LONG)
-    assert next(versions) == Version(1, 1)
-    with ThreadPoolExecutor(1) as pool:
-        following = pool.submit(next, versions)
-        served.server.kill()
-        served.start()
-        push_steps(db, 2)
-        assert following.result(LONG) == Version(1, 2)
-
-
-def test_a_watch_reports_versions_that_other_processes_write(calm: Served) -> None:
-    versions = calm.db().watch("watched", LONG)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(next, versions)
-        FilesystemParameterDB(calm.folder).push("watched", make_parameters(Version(3, 1)))
-        assert first.result(LONG) == Version(3, 1)
-
-
 # -- the store fails --------------------------------------------------------------------------------------------------
 
 
@@ -346,15 +324,6 @@ def test_an_upload_without_a_deadline_is_refused(calm: Served) -> None:
     assert "states a deadline" in str(error_of(raised.value))
 
 
-@pytest.mark.parametrize("seconds", [-1.0, 1e9, float("inf"), float("nan")])
-def test_a_watch_with_an_invalid_duration_is_refused(calm: Served, seconds: float) -> None:
-    with open_channel(calm.address) as channel, pytest.raises(grpc.RpcError) as raised:
-        ParametersStub(channel).Await(
-            pb.AwaitRequest(policy="nobody", seconds=seconds), timeout=LONG, metadata=token_metadata(TOKEN)
-        )
-    assert type(error_of(raised.value)) is ValueError
-
-
 def test_a_message_over_the_limit_is_refused_and_the_server_continues(calm: Served) -> None:
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(calm.address, options=options) as channel:
@@ -394,7 +363,6 @@ def calls_of(db: ParameterDB) -> list[Callable[[], Any]]:
     """Return every call of the service."""
     return [
         lambda: db.get(POLICY),
-        lambda: next(iter(db.watch(POLICY, 0.0))),
         lambda: db.push(POLICY, make_parameters(Version(9, 9))),
         lambda: db.save_state(POLICY, make_state(Version(1, 1))),
         lambda: db.load_state(POLICY),

@@ -20,9 +20,7 @@ Readers take no lock.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -62,10 +60,6 @@ from rlsrl.parameters.protocols import (
 )
 from rlsrl.runtime.clock import Clock
 
-RECHECK_SECONDS = 0.25
-"""Seconds between two reads of ``watch``. Polling is needed: no file event reports other processes' pushes on every
-kind of volume."""
-
 _MAX_READS = 1000
 """How often a reader starts again because a prune removed what it had listed."""
 
@@ -77,25 +71,19 @@ _log = structlog.stdlib.get_logger(__name__)
 class BlobParameterDB(ParameterDB):
     """A ``ParameterDB`` over ``Blobs``. Any thread may call any method."""
 
-    def __init__(
-        self, blobs: Blobs, *, clock: Clock, keep_states: int, recheck_seconds: float = RECHECK_SECONDS
-    ) -> None:
+    def __init__(self, blobs: Blobs, *, clock: Clock, keep_states: int) -> None:
         """Create the database; it reads and writes nothing yet.
 
         Args:
             blobs: the store.
             clock: gives each version its ``created_at``.
             keep_states: how many of the newest states are kept, 1 or more.
-            recheck_seconds: how often ``watch`` looks for other processes' pushes.
         """
         if keep_states < 1:
             raise ValueError(f"keep_states is {keep_states}; it must be at least 1, since resuming needs a state")
         self._blobs = blobs
         self._clock = clock
         self._keep_states = keep_states
-        self._recheck_seconds = recheck_seconds
-        self._pushed = threading.Condition()
-        self._num_pushes = 0
         self._reported: set[str] = set()
 
     @override
@@ -113,23 +101,6 @@ class BlobParameterDB(ParameterDB):
             return contents.parameters(version)
 
         return self._read(policy, read)
-
-    @override
-    def watch(self, policy: str, timeout: float) -> Iterator[Version]:
-        # Woken by a push through this object, every `recheck_seconds`, or by the timeout.
-        seen: Version | None = None
-        deadline = time.monotonic() + timeout
-        while True:
-            num_pushes = self._num_pushes
-            newest = max(self._read(policy, Contents.versions), default=None)
-            if newest is not None and (seen is None or newest > seen):
-                seen = newest
-                yield newest
-                deadline = time.monotonic() + timeout
-            elif (remaining := deadline - time.monotonic()) > 0:
-                self._await_push(num_pushes, min(remaining, self._recheck_seconds))
-            else:
-                return
 
     @override
     def push(
@@ -163,9 +134,6 @@ class BlobParameterDB(ParameterDB):
             _write_tags(change, policy, version, tags)
 
         self._blobs.change(policy, push)
-        with self._pushed:
-            self._num_pushes += 1
-            self._pushed.notify_all()
 
     @override
     def save_state(self, policy: str, state: TrainerState) -> None:
@@ -280,10 +248,6 @@ class BlobParameterDB(ParameterDB):
         if not self._read(policy, Contents.versions):
             raise self._contents(self._blobs.view(policy), policy).unknown_policy()
         self._blobs.change(policy, body)
-
-    def _await_push(self, num_pushes: int, timeout: float) -> None:
-        with self._pushed:
-            self._pushed.wait_for(lambda: self._num_pushes != num_pushes, timeout)
 
     def _pass_fence(self, change: BlobChange, policy: str, version: Version) -> None:
         """Refuse an attempt below the fence; raise the fence durably if the attempt is above it."""

@@ -35,9 +35,6 @@ from rlsrl.parameters.protocols import Corrupt
 from rlsrl.rpc.back_off import BackOff
 from rlsrl.runtime.clock import Clock, SystemClock
 
-RECHECK_SECONDS = 1.0
-"""Seconds between two reads of ``watch``. Each read is a request that costs money."""
-
 _CHANGE_SECONDS = 60.0
 """How long a change is repeated because others came first."""
 _FIRST_BACK_OFF_SECONDS = 0.01
@@ -59,7 +56,6 @@ class ObjectStoreParameterDB(BlobParameterDB):
             ObjectBlobs(objects, change_seconds=_CHANGE_SECONDS if change_seconds is None else change_seconds),
             clock=clock or SystemClock(),
             keep_states=keep_states,
-            recheck_seconds=RECHECK_SECONDS,
         )
 
 

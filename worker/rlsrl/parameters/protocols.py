@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -94,26 +94,6 @@ Ref = Version | Literal["latest"] | str
 """A version, ``"latest"``, a tag, or a version's text (``"2.1500"``)."""
 
 
-class ParameterReader(Protocol):
-    """Reads stored weights. Any number of readers may read while a writer writes."""
-
-    def get(self, policy: str, ref: Ref = "latest", newer_than: Version | None = None) -> Parameters | None:
-        """Return the named weights, complete and verified; None if ``newer_than`` is given and no version is newer.
-
-        ``latest`` skips corrupt versions: it means the newest intact version.
-
-        Raises:
-            VersionNotFound: the reference names no stored version.
-            Corrupt: an explicitly named version fails verification.
-        """
-
-    def watch(self, policy: str, timeout: float) -> Iterator[Version]:
-        """Yield the newest version whenever a newer one is stored; end after ``timeout`` seconds without one.
-
-        The newest stored version comes first, at once.
-        """
-
-
 class ParameterSource(Protocol):
     """An actor's end of live weights: the newest version, whatever transport carries it.
 
@@ -168,11 +148,21 @@ class ParameterPublisher(Protocol):
         """Stop publishing. Idempotent."""
 
 
-class ParameterDB(ParameterReader, Protocol):
-    """Stores immutable versions.
+class ParameterDB(Protocol):
+    """Stores immutable versions. Any number of readers may read while a writer writes.
 
     A kill at any point leaves each version either stored, completely and durably, or absent.
     """
+
+    def get(self, policy: str, ref: Ref = "latest", newer_than: Version | None = None) -> Parameters | None:
+        """Return the named weights, complete and verified; None if ``newer_than`` is given and no version is newer.
+
+        ``latest`` skips corrupt versions: it means the newest intact version.
+
+        Raises:
+            VersionNotFound: the reference names no stored version.
+            Corrupt: an explicitly named version fails verification.
+        """
 
     def push(
         self,

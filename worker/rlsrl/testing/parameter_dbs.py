@@ -512,31 +512,6 @@ class ParameterDBConformance:
         assert got(db).version == Version(1, 2)
         assert got_state(db).version == Version(1, 2)
 
-    def test_watch_yields_the_newest_version_at_once_and_then_new_ones(self, db: ParameterDB) -> None:
-        assert list(db.watch(POLICY, SHORT)) == []
-        push_steps(db, 1, 2)
-        assert list(db.watch(POLICY, SHORT)) == [Version(1, 2)]
-        versions = db.watch(POLICY, LONG)
-        assert next(versions) == Version(1, 2)
-        push_steps(db, 3, 4)
-        assert next(versions) == Version(1, 4)
-
-    def test_a_push_wakes_every_watch(self, store: StoreUnderTest) -> None:
-        """A push through the same database, and through another one."""
-        db, other = store.open(), store.open()
-        watching = threading.Barrier(3, timeout=LONG)
-
-        def watch(watcher: ParameterDB) -> Version:
-            versions = watcher.watch(POLICY, LONG)
-            watching.wait()
-            return next(versions)
-
-        with ThreadPoolExecutor(2) as pool:
-            seen = [pool.submit(watch, watcher) for watcher in (db, other)]
-            watching.wait()
-            push_steps(db, 1)
-            assert [future.result(LONG) for future in seen] == [Version(1, 1)] * 2
-
     def test_readers_read_whole_versions_while_a_writer_pushes_and_prunes(self, store: StoreUnderTest) -> None:
         num_versions = 40
         writer = store.open()

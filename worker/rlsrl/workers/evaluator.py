@@ -30,7 +30,7 @@ from rlsrl.workers.evaluation import Evaluation, EvaluationResult, EvaluationUnf
 from rlsrl.workers.evaluation_choice import EvaluationInterval, Share, choose
 
 CHECK_SECONDS = 0.5
-"""Time between two checks for a version to play. A check also notices that the run has ended; ``watch`` does not."""
+"""Seconds between two checks for a version to play, or for the end of the run."""
 
 NOTHING = PollResult()
 

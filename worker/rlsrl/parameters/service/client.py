@@ -42,8 +42,6 @@ from rlsrl.runtime.coordination import describe
 
 CALL_SECONDS = 60.0
 """Default deadline of one call, including all its attempts."""
-LONGEST_WAIT_SECONDS = 20.0
-"""How long one request of ``watch`` waits on the server before ``watch`` sends the next request."""
 
 T = TypeVar("T")
 
@@ -97,21 +95,6 @@ class ServiceParameterDB(ParameterDB):
         )
         data = self._download(request)
         return None if data is None else decode_parameters(data, f"{policy} {ref} from {self._address}")
-
-    @override
-    def watch(self, policy: str, timeout: float) -> Iterator[Version]:
-        # No connection is open between two versions, so the caller may stop iterating at any time.
-        seen: Version | None = None
-        deadline = time.monotonic() + timeout
-        while True:
-            wait = min(max(deadline - time.monotonic(), 0.0), LONGEST_WAIT_SECONDS)
-            version = self._await_version(policy, seen, wait)
-            if version is not None:
-                seen = version
-                yield version
-                deadline = time.monotonic() + timeout
-            elif time.monotonic() >= deadline:
-                return
 
     @override
     def push(
@@ -178,11 +161,6 @@ class ServiceParameterDB(ParameterDB):
         reply = self._call(lambda channel, options: ParametersStub(channel).Policies(pb.PoliciesRequest(), **options))
         return list(reply.policies)
 
-    def _await_version(self, policy: str, newer_than: Version | None, wait: float) -> Version | None:
-        request = pb.AwaitRequest(policy=policy, newer_than=newer_than_to_proto(newer_than), seconds=wait)
-        reply = self._call(lambda channel, options: ParametersStub(channel).Await(request, **options), wait=wait)
-        return version_from_proto(reply.version) if reply.HasField("version") else None
-
     def _upload(self, header: pb.Upload, data: bytes) -> None:
         self._call(lambda channel, options: TransferStub(channel).upload(cut(header, data), **options))
 
@@ -217,12 +195,12 @@ class ServiceParameterDB(ParameterDB):
                 self._channels.discard(channel)
             channel.close()
 
-    def _call(self, call: Callable[[grpc.Channel, dict[str, Any]], T], *, wait: float = 0.0) -> T:
-        """Repeat a call until the service answers or the deadline passes. ``wait`` extends the deadline, in seconds.
+    def _call(self, call: Callable[[grpc.Channel, dict[str, Any]], T]) -> T:
+        """Repeat a call until the service answers or the deadline passes.
 
         Woken by the answer, by ``close``, or by the deadline.
         """
-        deadline = time.monotonic() + self._call_seconds + wait
+        deadline = time.monotonic() + self._call_seconds
         back_off = BackOff()
         while True:
             options = {"timeout": max(deadline - time.monotonic(), 0.0), "metadata": self._metadata}

@@ -36,7 +36,7 @@ def newer_than_to_proto(version: Version | None) -> VersionMessage | None:
     return None if version is None else version_to_proto(version)
 
 
-def newer_than_from_proto(request: pb.AwaitRequest | pb.DownloadRequest | pb.WatchRequest) -> Version | None:
+def newer_than_from_proto(request: pb.DownloadRequest | pb.WatchRequest) -> Version | None:
     """Return a request's ``newer_than``, or None if any version will do."""
     return version_from_proto(request.newer_than) if request.HasField("newer_than") else None
 

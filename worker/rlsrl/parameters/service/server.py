@@ -7,7 +7,6 @@ a slow disk or a slow reader delays no other call. The service stores an upload 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ import structlog
 from grpc import aio
 from typing_extensions import override
 
-from rlsrl.parameters.database import RECHECK_SECONDS
 from rlsrl.parameters.encoding import (
     decode_header,
     decode_parameters,
@@ -80,7 +78,6 @@ class ParameterService(ParametersServicer):
         self._max_nbytes = max_transfer_bytes
         self._reading = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="parameter-reads")
         self._writing = ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="parameter-writes")
-        self._pushed = asyncio.Event()
         self._live = LiveWeights(max_transfer_bytes=max_transfer_bytes)
 
     def add_to(self, server: aio.Server) -> None:
@@ -109,26 +106,6 @@ class ParameterService(ParametersServicer):
         return pb.PoliciesReply(policies=await self._read(context, self._db.policies))
 
     @override
-    async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitReply:
-        """Answer with a newer version as soon as it is stored, or with none after ``request.seconds``.
-
-        Woken by a push through this service. Pushes by other writers are found every ``RECHECK_SECONDS``.
-        """
-        await self._guard(context, _check_wait(request.seconds))
-        seen = newer_than_from_proto(request)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + request.seconds
-        while True:
-            pushed = self._pushed
-            newest = await self._read(context, lambda: next(iter(self._db.watch(request.policy, timeout=0.0)), None))
-            if newest is not None and (seen is None or newest > seen):
-                return pb.AwaitReply(version=version_to_proto(newest))
-            if (remaining := deadline - loop.time()) <= 0:
-                return pb.AwaitReply()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(pushed.wait(), min(remaining, RECHECK_SECONDS))
-
-    @override
     async def Tag(self, request: pb.TagRequest, context: Context) -> pb.Stored:
         """Tag a version."""
         await self._write(context, lambda: self._db.tag(request.policy, request.ref, *request.tags))
@@ -153,8 +130,6 @@ class ParameterService(ParametersServicer):
     async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> pb.Stored:  # noqa: ARG002
         transfer = await self._guard(context, self._receive(context))
         await self._write(context, lambda: self._store(transfer.header, transfer.content()))
-        pushed, self._pushed = self._pushed, asyncio.Event()
-        pushed.set()
         return pb.Stored()
 
     async def _receive(self, context: Context) -> Transfer[pb.Upload]:
@@ -225,11 +200,6 @@ class ParameterService(ParametersServicer):
             if not failure.expected:
                 self._log.exception("parameter_call_failed")
             await context.abort(failure.code, failure.text, failure.metadata)
-
-
-async def _check_wait(seconds: float) -> None:
-    if not 0 <= seconds <= MAX_CALL_SECONDS:
-        raise ValueError(f"a call waits for 0 to {MAX_CALL_SECONDS:.0f} seconds, not {seconds}")
 
 
 def _require_deadline(context: Context) -> None:

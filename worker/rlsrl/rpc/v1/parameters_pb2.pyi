@@ -174,57 +174,6 @@ class PoliciesReply(_message.Message):
 Global___PoliciesReply: _TypeAlias = PoliciesReply  # noqa: Y015
 
 @_typing.final
-class AwaitRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICY_FIELD_NUMBER: _builtins.int
-    NEWER_THAN_FIELD_NUMBER: _builtins.int
-    SECONDS_FIELD_NUMBER: _builtins.int
-    policy: _builtins.str
-    seconds: _builtins.float
-    """How long to wait, in seconds."""
-    @_builtins.property
-    def newer_than(self) -> _coordinator_pb2.Version:
-        """Absent: any version."""
-
-    def __init__(
-        self,
-        *,
-        policy: _builtins.str = ...,
-        newer_than: _coordinator_pb2.Version | None = ...,
-        seconds: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["newer_than", b"newer_than"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["newer_than", b"newer_than", "policy", b"policy", "seconds", b"seconds"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AwaitRequest: _TypeAlias = AwaitRequest  # noqa: Y015
-
-@_typing.final
-class AwaitReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    VERSION_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def version(self) -> _coordinator_pb2.Version:
-        """Absent: no newer version was stored in time."""
-
-    def __init__(
-        self,
-        *,
-        version: _coordinator_pb2.Version | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AwaitReply: _TypeAlias = AwaitReply  # noqa: Y015
-
-@_typing.final
 class TagRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

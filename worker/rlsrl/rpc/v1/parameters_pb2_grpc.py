@@ -45,11 +45,6 @@ class ParametersStub:
                 request_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PoliciesRequest.SerializeToString,
                 response_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PoliciesReply.FromString,
                 _registered_method=True)
-        self.Await = channel.unary_unary(
-                '/rlsrl.rpc.v1.Parameters/Await',
-                request_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.AwaitRequest.SerializeToString,
-                response_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.AwaitReply.FromString,
-                _registered_method=True)
         self.Tag = channel.unary_unary(
                 '/rlsrl.rpc.v1.Parameters/Tag',
                 request_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.TagRequest.SerializeToString,
@@ -84,13 +79,6 @@ class ParametersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Await(self, request, context):
-        """Waits for a version that is newer than the given one, and returns the newest version.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Tag(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -121,11 +109,6 @@ def add_ParametersServicer_to_server(servicer, server):
                     servicer.Policies,
                     request_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PoliciesRequest.FromString,
                     response_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PoliciesReply.SerializeToString,
-            ),
-            'Await': grpc.unary_unary_rpc_method_handler(
-                    servicer.Await,
-                    request_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.AwaitRequest.FromString,
-                    response_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.AwaitReply.SerializeToString,
             ),
             'Tag': grpc.unary_unary_rpc_method_handler(
                     servicer.Tag,
@@ -198,33 +181,6 @@ class Parameters:
             '/rlsrl.rpc.v1.Parameters/Policies',
             rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PoliciesRequest.SerializeToString,
             rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PoliciesReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Await(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rlsrl.rpc.v1.Parameters/Await',
-            rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.AwaitRequest.SerializeToString,
-            rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.AwaitReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,8 +52,6 @@ class ParametersStub:
     Query: _grpc.UnaryStreamMultiCallable[_parameters_pb2.QueryRequest, _parameters_pb2.VersionInfo]
     """The versions whose metadata hold every key of `where` with its value, oldest first."""
     Policies: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.PoliciesRequest, _parameters_pb2.PoliciesReply]
-    Await: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.AwaitRequest, _parameters_pb2.AwaitReply]
-    """Waits for a version that is newer than the given one, and returns the newest version."""
     Tag: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.TagRequest, _parameters_pb2.Stored]
     Annotate: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.AnnotateRequest, _parameters_pb2.Stored]
     Prune: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.PruneRequest, _parameters_pb2.PruneReply]
@@ -66,8 +64,6 @@ class ParametersAsyncStub(ParametersStub):
     Query: _aio.UnaryStreamMultiCallable[_parameters_pb2.QueryRequest, _parameters_pb2.VersionInfo]  # type: ignore[assignment]
     """The versions whose metadata hold every key of `where` with its value, oldest first."""
     Policies: _aio.UnaryUnaryMultiCallable[_parameters_pb2.PoliciesRequest, _parameters_pb2.PoliciesReply]  # type: ignore[assignment]
-    Await: _aio.UnaryUnaryMultiCallable[_parameters_pb2.AwaitRequest, _parameters_pb2.AwaitReply]  # type: ignore[assignment]
-    """Waits for a version that is newer than the given one, and returns the newest version."""
     Tag: _aio.UnaryUnaryMultiCallable[_parameters_pb2.TagRequest, _parameters_pb2.Stored]  # type: ignore[assignment]
     Annotate: _aio.UnaryUnaryMultiCallable[_parameters_pb2.AnnotateRequest, _parameters_pb2.Stored]  # type: ignore[assignment]
     Prune: _aio.UnaryUnaryMultiCallable[_parameters_pb2.PruneRequest, _parameters_pb2.PruneReply]  # type: ignore[assignment]
@@ -89,14 +85,6 @@ class ParametersServicer(metaclass=_abc_1.ABCMeta):
         request: _parameters_pb2.PoliciesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameters_pb2.PoliciesReply, _abc.Awaitable[_parameters_pb2.PoliciesReply]]: ...
-
-    @_abc_1.abstractmethod
-    def Await(
-        self,
-        request: _parameters_pb2.AwaitRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_parameters_pb2.AwaitReply, _abc.Awaitable[_parameters_pb2.AwaitReply]]:
-        """Waits for a version that is newer than the given one, and returns the newest version."""
 
     @_abc_1.abstractmethod
     def Tag(
