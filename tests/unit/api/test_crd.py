@@ -12,7 +12,6 @@ import pytest
 import yaml
 from pydantic import Field
 
-from rlsrl.api.cel import cel_rules
 from rlsrl.api.crd import NotStructural, custom_resource_definition, of_model, schema
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.model import Model
@@ -115,7 +114,7 @@ def test_crd_and_loader_agree_on_generated_documents() -> None:
         assert of_crd, document
         assert models_verdict(document), document
         broken.update(fault.partition(": ")[2] for fault in of_crd)
-    rules = [rule for model in MODELS.values() for rule in cel_rules(model)]
+    rules = [rule for model in MODELS.values() for rule in model.cel_rules()]
     never = {rule.message for rule in rules} - set(broken)
     assert not never, "rules that no document broke"
 

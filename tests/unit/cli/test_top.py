@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsrl.cli import main
-from rlsrl.cli.run_status import RunStatus
+from rlsrl.cli.run_status import run_status
 from rlsrl.local.run_folder import RunFolder
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 
@@ -105,10 +105,9 @@ def test_an_invalid_status_is_reported_in_one_line(folder: Path) -> None:
 
 def test_the_last_refresh_is_after_the_end(folder: Path) -> None:
     put(folder)
-    status = RunStatus(folder)
     with RunFolder.open(folder):
-        assert status.draw(whole=False)[1] is False
-    text, is_last = status.draw(whole=False)
+        assert run_status(folder, whole=False)[1] is False
+    text, is_last = run_status(folder, whole=False)
     assert is_last
     assert "the run has ended" in text
 

@@ -6,13 +6,14 @@ generator raises on every keyword that it cannot translate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Iterator
+from typing import Any
 
-from rlsrl.api.cel import NAME_RULE, CelRule, cel_rules, immutable_rule
-from rlsrl.api.model import EDITS, ON_EDIT, Model, OnEdit
-from rlsrl.api.schema import without_nulls
+from rlsrl.api.cel import CelRule, immutable_rule
+from rlsrl.api.model import CEL_RULES, EDITS, ON_EDIT, Model, OnEdit
+from rlsrl.api.schema import inlined
 from rlsrl.api.spec import API_VERSION, KIND, ExperimentSpec, RLExperiment
+from rlsrl.api.spec.metadata import MAX_NAME_LENGTH, NAME_PATTERN
 from rlsrl.api.status import ExperimentStatus
 
 Schema = dict[str, Any]
@@ -30,11 +31,18 @@ _KEPT = frozenset(
 _OTHERWISE = frozenset(
     {"title", "description", "examples", "readOnly", "oneOf", "anyOf", "default", "properties", "required", "items"}
     | {"additionalProperties", "propertyNames", "patternProperties", "const", "exclusiveMinimum"}
-    | {"x-kubernetes-list-type", "x-list-key", ON_EDIT}
+    | {"x-kubernetes-list-type", "x-list-key", ON_EDIT, CEL_RULES}
 )
 """Keywords without meaning to the API server, or translated below."""
 
 _STRINGS = {"apiVersion": "api_version", "kind": "kind"}
+
+NAME_RULE = CelRule(
+    expression=f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {MAX_NAME_LENGTH}",
+    message=f"lower-case letters, digits and dashes, beginning with a letter, at most {MAX_NAME_LENGTH} characters",
+    at=".metadata.name",
+)
+"""A CRD cannot restrict metadata by a schema. A rule of the whole object can."""
 
 PRINTER_COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("Phase", "string", ".status.phase"),
@@ -112,7 +120,7 @@ def schema() -> Schema:
             "spec": {**of_model(ExperimentSpec, on_edit="gang"), "description": fields["spec"].description},
             "status": of_model(ExperimentStatus),
         },
-        "x-kubernetes-validations": [_rule(rule) for rule in (NAME_RULE, *cel_rules(RLExperiment))],
+        "x-kubernetes-validations": [rule.to_json() for rule in (NAME_RULE, *RLExperiment.cel_rules())],
     }
 
 
@@ -126,123 +134,75 @@ def of_model(model: type[Model], on_edit: OnEdit | None = None) -> Schema:
     Raises:
         NotStructural: the model uses a feature that a CRD lacks.
     """
-    document = model.model_json_schema(by_alias=True)
-    definitions = document.pop("$defs", {})
-    models = _models_by_name(model)
-    return _Translation(definitions, models).object_of(document, model, path=model.__name__, on_edit=on_edit)
+    return _translated(inlined(model.model_json_schema(by_alias=True)), model.__name__, on_edit)
 
 
-class _Translation:
-    """The translation of pydantic's JSON schema to a structural one."""
+def _translated(found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
+    """Return the structural schema of one of pydantic's, whose references are inlined."""
+    on_edit = found.get(ON_EDIT, on_edit)
+    if unknown := set(found) - _KEPT - _OTHERWISE:
+        raise NotStructural(f"{path}: a CRD has no keyword for {sorted(unknown)}")
+    if "anyOf" in found and "properties" not in found:
+        raise NotStructural(f"{path}: a union of types: use optional members of which one is set")
+    if "type" not in found:
+        return {**_description(found, on_edit), "x-kubernetes-preserve-unknown-fields": True}
+    made: Schema = {**_description(found, on_edit), **{key: found[key] for key in found if key in _KEPT}}
+    if "const" in found:
+        made["enum"] = [found["const"]]
+    if "exclusiveMinimum" in found:
+        made |= {"minimum": found["exclusiveMinimum"], "exclusiveMinimum": True}
+    kind = found["type"]
+    if kind == "integer" and found.get("maximum", 0) > 2**31 - 1:
+        made["format"] = "int64"
+    if kind == "string" and "enum" not in made and "maxLength" not in found and "format" not in found:
+        raise NotStructural(f"{path}: a string needs a bound (max_length)")
+    if kind == "array":
+        made |= _list(found, path, on_edit)
+    if kind == "object":
+        made |= _map(found, path, on_edit)
+    if rules := [*found.get(CEL_RULES, ()), *_immutable(found, on_edit)]:
+        made["x-kubernetes-validations"] = [rule.to_json() for rule in rules]
+    if "default" in found:
+        made["default"] = _beyond_defaults(found["default"], made)
+    return made
 
-    def __init__(self, definitions: Mapping[str, Schema], models: Mapping[str, type[Model]]) -> None:
-        self._definitions = definitions
-        self._models = models
 
-    def object_of(self, found: Schema, model: type[Model], path: str, on_edit: OnEdit | None) -> Schema:
-        made = self._of(found, path, on_edit)
-        rules = [*cel_rules(model), *self._immutable(found, on_edit)]
-        if rules:
-            made["x-kubernetes-validations"] = [_rule(rule) for rule in rules]
-        return made
+def _list(found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
+    if "maxItems" not in found or "items" not in found:
+        raise NotStructural(f"{path}: a list needs a bound (max_length) and a type")
+    made: Schema = {"items": _translated(found["items"], f"{path}[]", on_edit)}
+    if "x-kubernetes-list-type" in found:
+        made["x-kubernetes-list-type"] = found["x-kubernetes-list-type"]
+        made["x-kubernetes-list-map-keys"] = [found["x-list-key"]]
+    return made
 
-    def _immutable(self, found: Schema, on_edit: OnEdit | None) -> list[CelRule]:
-        """Return the rules that forbid edits of members: presence and value must stay.
 
-        A member that has members itself has rules of its own for their values, which name the edited field.
-        """
-        required = found.get("required", ())
-        rules = []
-        for name, member in found.get("properties", {}).items():
-            if member.get(ON_EDIT, on_edit) != "refuse":
-                continue
+def _map(found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
+    if "properties" in found:
+        members = {name: _translated(each, f"{path}.{name}", on_edit) for name, each in found["properties"].items()}
+        return {"properties": members, **({"required": [*found["required"]]} if "required" in found else {})}
+    if not isinstance(found.get("additionalProperties"), dict):
+        return {}
+    if "maxProperties" not in found:
+        raise NotStructural(f"{path}: a map needs a bound (max_length)")
+    if found.get("propertyNames", {}).keys() - {"type"}:
+        raise NotStructural(f"{path}: a CRD cannot restrict a map's keys")
+    return {"additionalProperties": _translated(found["additionalProperties"], f"{path}.*", on_edit)}
+
+
+def _immutable(found: Schema, on_edit: OnEdit | None) -> Iterator[CelRule]:
+    """Yield the rules that forbid edits of members: presence and value must stay.
+
+    A member that has members itself has rules of its own for their values, which name the edited field.
+    """
+    for name, member in found.get("properties", {}).items():
+        # CEL cannot compare free JSON: the operator refuses the edit.
+        if member.get(ON_EDIT, on_edit) == "refuse" and member.get("additionalProperties") != {}:
             # The API server checks the enclosing object's default without this member, even if it has a default.
-            always = name in required
-            target = self._target(member)
-            if _is_free(target):
-                continue  # CEL cannot compare free JSON: the operator refuses the edit.
-            whole = "properties" not in target
+            always = name in found.get("required", ())
+            whole = "properties" not in member
             if whole or not always:
-                rules.append(immutable_rule(name, always=always, whole=whole))
-        return rules
-
-    def _target(self, found: Schema) -> Schema:
-        if "anyOf" in found:
-            found = _not_null(found, "")
-        reference = found.get("$ref", "").rsplit("/", 1)[-1]
-        return self._definitions[reference] if reference in self._models else found
-
-    def _any(self, found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
-        """Return a property's schema; for a reference, that of the model's object."""
-        if "anyOf" in found:
-            found = _not_null(found, path)
-        on_edit = found.get(ON_EDIT, on_edit)
-        if "$ref" not in found:
-            return self._of(found, path, on_edit)
-        name = found["$ref"].rsplit("/", 1)[-1]
-        if name == "JsonValue":
-            return {**_description(found), **_ANYTHING}
-        made = self.object_of(self._definitions[name], self._models[name], path, on_edit)
-        return self._with_default(made | _description(found), found)
-
-    def _of(self, found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
-        if unknown := set(found) - _KEPT - _OTHERWISE:
-            raise NotStructural(f"{path}: a CRD has no keyword for {sorted(unknown)}")
-        made: Schema = {**_description(found, on_edit), **{key: found[key] for key in found if key in _KEPT}}
-        if "const" in found:
-            made["enum"] = [found["const"]]
-        if "exclusiveMinimum" in found:
-            made |= {"minimum": found["exclusiveMinimum"], "exclusiveMinimum": True}
-        if "type" not in found:
-            return {**_description(found, on_edit), **_ANYTHING}
-        kind = found["type"]
-        if kind == "integer" and found.get("maximum", 0) > 2**31 - 1:
-            made["format"] = "int64"
-        if kind == "string" and "enum" not in made and "maxLength" not in found and "format" not in found:
-            raise NotStructural(f"{path}: a string needs a bound (max_length)")
-        if kind == "array":
-            made |= self._list(found, path, on_edit)
-        if kind == "object":
-            made |= self._map(found, path, on_edit)
-        return self._with_default(made, found)
-
-    def _list(self, found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
-        if "maxItems" not in found or "items" not in found:
-            raise NotStructural(f"{path}: a list needs a bound (max_length) and a type")
-        made: Schema = {"items": self._any(found["items"], f"{path}[]", on_edit)}
-        if "x-kubernetes-list-type" in found:
-            made["x-kubernetes-list-type"] = found["x-kubernetes-list-type"]
-            made["x-kubernetes-list-map-keys"] = [found["x-list-key"]]
-        return made
-
-    def _map(self, found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
-        if "properties" in found:
-            made: Schema = {
-                "properties": {
-                    name: self._any(each, f"{path}.{name}", on_edit) for name, each in found["properties"].items()
-                }
-            }
-            if "required" in found:
-                made["required"] = list(found["required"])
-            return made
-        if found.get("additionalProperties") is False or not {"additionalProperties", "patternProperties"} & set(found):
-            return {}
-        if "maxProperties" not in found:
-            raise NotStructural(f"{path}: a map needs a bound (max_length)")
-        if found.get("propertyNames", {}).keys() - {"type"} or "patternProperties" in found:
-            raise NotStructural(f"{path}: a CRD cannot restrict a map's keys")
-        return {"additionalProperties": self._any(found["additionalProperties"], f"{path}.*", on_edit)}
-
-    @staticmethod
-    def _with_default(made: Schema, found: Schema) -> Schema:
-        """Add the default, without the members that the properties' own defaults give."""
-        default = without_nulls(found.get("default"))
-        if default is not None:
-            made["default"] = _beyond_defaults(default, made)
-        return made
-
-
-_ANYTHING: Mapping[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
+                yield immutable_rule(name, always=always, whole=whole)
 
 
 def _description(found: Schema, on_edit: OnEdit | None = None) -> dict[str, str]:
@@ -253,43 +213,9 @@ def _description(found: Schema, on_edit: OnEdit | None = None) -> dict[str, str]
     return {"description": " ".join(found["description"].split()).replace("``", "`") + edits}
 
 
-def _is_free(found: Schema) -> bool:
-    """Whether the schema is a map of any JSON."""
-    values = found.get("additionalProperties")
-    return isinstance(values, dict) and values.get("$ref", "").endswith("/JsonValue")
-
-
-def _not_null(found: Schema, path: str) -> Schema:
-    members = [each for each in found["anyOf"] if each != {"type": "null"}]
-    if len(members) != 1:
-        raise NotStructural(f"{path}: a union of types: use optional members of which one is set")
-    siblings = {key: value for key, value in found.items() if key not in ("anyOf", "oneOf")}
-    return {**members[0], **siblings}
-
-
-def _rule(rule: CelRule) -> dict[str, str]:
-    return {"rule": rule.expression, "message": rule.message, **({} if rule.at is None else {"fieldPath": rule.at})}
-
-
 def _beyond_defaults(default: Any, schema: Schema) -> Any:
     """Return an object's default without members whose own default is the same: the API server fills those in."""
     if not isinstance(default, dict) or "properties" not in schema:
         return default
     members = {name: _beyond_defaults(value, schema["properties"][name]) for name, value in default.items()}
     return {name: value for name, value in members.items() if value != schema["properties"][name].get("default")}
-
-
-def _models_by_name(model: type[Model]) -> dict[str, type[Model]]:
-    """Return the model and every model of its fields, by class name."""
-    found: dict[str, type[Model]] = {}
-
-    def visit(annotation: Any) -> None:
-        if isinstance(annotation, type) and issubclass(annotation, Model) and annotation.__name__ not in found:
-            found[annotation.__name__] = annotation
-            for field in annotation.model_fields.values():
-                visit(field.annotation)
-        for part in get_args(annotation):
-            visit(part)
-
-    visit(model)
-    return found

@@ -25,6 +25,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 from typing_extensions import override
 
+from rlsrl.api.cel import CelRule
 from rlsrl.api.rules import CrossFieldRule, Violation
 
 RULES = "rules"
@@ -69,6 +70,10 @@ OnEdit = Literal["live", "roll", "gang", "refuse"]
 
 ON_EDIT = "x-rlsrl-on-edit"
 """The JSON schema keyword of the effect. Members inherit it unless they have their own."""
+
+
+CEL_RULES = "x-rlsrl-rules"
+"""The JSON schema keyword of a model's rules over several fields, as CEL expressions."""
 
 
 @dataclass(frozen=True)
@@ -175,4 +180,18 @@ class Model(BaseModel):
         for keyword, members in (("oneOf", cls.exactly_one), ("anyOf", cls.at_least_one)):
             if members:
                 schema[keyword] = [{"required": [to_camel(name)]} for name in members]
+        schema[CEL_RULES] = list(cls.cel_rules())
         return schema
+
+    @classmethod
+    def cel_rules(cls) -> Iterable[CelRule]:
+        """Yield the rules over several fields of the model, and those of its unions."""
+        for rule in cls.rules:
+            yield CelRule(expression=rule.cel, message=rule.message, at=f".{rule.at}")
+        one, any_of = ([to_camel(name) for name in members] for members in (cls.exactly_one, cls.at_least_one))
+        if one:
+            given = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in one)
+            yield CelRule(expression=f"{given} == 1", message=f"exactly one of {', '.join(one)}")
+        if any_of:
+            given = " || ".join(f"has(self.{name})" for name in any_of)
+            yield CelRule(expression=given, message=f"at least one of {', '.join(any_of)}")

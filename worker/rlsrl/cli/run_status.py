@@ -14,30 +14,24 @@ LATE_SECONDS = 5.0
 """Age from which the status is shown as old: the coordinator does not answer."""
 
 
-class RunStatus:
-    """The status of one run folder, read at each ``draw``."""
+def run_status(folder: Path, *, whole: bool) -> tuple[str, bool]:
+    """Return the table of the run in that folder, and whether the run has ended.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def draw(self, *, whole: bool) -> tuple[str, bool]:
-        """Return the table, and whether the run has ended.
-
-        Raises:
-            UserError: the run does not run and has no status.
-        """
-        try:
-            running = is_running(self._folder)  # first, so that the last status of an ended run is read
-            found = read_status(self._folder / STATUS)
-        except (OSError, ValueError) as error:
-            raise UserError(f"the status of {self._folder} cannot be read: {error}") from error
-        if found is None:
-            if not running:
-                raise UserError(f"{self._folder} is not running and has no {STATUS} of an earlier life")
-            return f"{self._folder.name}: starting", False
-        page, age = found
-        table = top_table(page, whole=whole)
+    Raises:
+        UserError: the run does not run and has no status.
+    """
+    try:
+        running = is_running(folder)  # first, so that the last status of an ended run is read
+        found = read_status(folder / STATUS)
+    except (OSError, ValueError) as error:
+        raise UserError(f"the status of {folder} cannot be read: {error}") from error
+    if found is None:
         if not running:
-            return f"{table}\n\n{span(age)} old: the run has ended", True
-        late = f"\n\n{span(age)} old: the coordinator does not answer" if age > LATE_SECONDS else ""
-        return f"{table}{late}", False
+            raise UserError(f"{folder} is not running and has no {STATUS} of an earlier life")
+        return f"{folder.name}: starting", False
+    page, age = found
+    table = top_table(page, whole=whole)
+    if not running:
+        return f"{table}\n\n{span(age)} old: the run has ended", True
+    late = f"\n\n{span(age)} old: the coordinator does not answer" if age > LATE_SECONDS else ""
+    return f"{table}{late}", False

@@ -46,15 +46,15 @@ def top(run: str, namespace: str | None, whole: bool) -> None:
 
 
 def _top_here(run: str, *, whole: bool) -> None:
-    from rlsrl.cli.run_status import RunStatus
+    from rlsrl.cli.run_status import run_status
     from rlsrl.cli.runs import find_run
     from rlsrl.local.run_folder import RECORD
 
-    status = RunStatus(find_run(Path(run), RECORD))
+    folder = find_run(Path(run), RECORD)
     if sys.stdout.isatty():
-        show_live(lambda: status.draw(whole=whole), interval=HERE_SECONDS)
+        show_live(lambda: run_status(folder, whole=whole), interval=HERE_SECONDS)
     else:
-        click.echo(status.draw(whole=whole)[0])
+        click.echo(run_status(folder, whole=whole)[0])
 
 
 def _top_on_cluster(name: str, namespace: str | None, *, whole: bool) -> None:
