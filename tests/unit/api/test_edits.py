@@ -61,6 +61,32 @@ def test_a_changed_field_is_named(path: str, value: Any, does: str) -> None:
     assert (edit.path, edit.effect) == (f"spec.{path}", does)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], []),
+        (["algorithm.ppo.epochs=4", "seed=0"], []),
+        (["metadata.name=other"], []),
+        (["algorithm.ppo.epochs=5"], [("spec.algorithm.ppo.epochs", 4, 5)]),
+        (["stop.trainSteps=9", "seed=1"], [("spec.seed", 0, 1), ("spec.stop.trainSteps", None, 9)]),
+        (
+            ["policy.network.custom.factory=a:b"],
+            [
+                ("spec.policy.network.mlp", {"hiddenSizes": [64, 64], "activation": "tanh"}, None),
+                ("spec.policy.network.custom", None, {"factory": "a:b", "kwargs": {}}),
+            ],
+        ),
+        (["environment.kwargs.x=1"], [("spec.environment.kwargs", {}, {"x": 1})]),
+        (["policy.network.mlp.hiddenSizes=[64]"], [("spec.policy.network.mlp.hiddenSizes", [64, 64], [64])]),
+    ],
+)
+def test_edits_have_the_values_before_and_after(overrides: list[str], expected: list[tuple[str, Any, Any]]) -> None:
+    text = json.dumps(minimal())
+    found = edits(load_text(text), load_text(text, overrides=overrides))
+
+    assert [(edit.path, edit.before, edit.after) for edit in found] == expected
+
+
 def test_the_api_server_refuses_the_same_edits_except_in_fields_it_cannot_compare() -> None:
     """Replace generated documents by each other."""
     documents = [variation(random.Random(seed)) for seed in range(40)]

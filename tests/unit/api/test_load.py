@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlsrl.api.load import SpecError, differences, dump, load_file, load_text
+from rlsrl.api.load import SpecError, dump, load_file, load_text
 from rlsrl.api.spec import AlgorithmSpec, PpoSpec, RLExperiment
 
 MINIMAL = """\
@@ -378,31 +378,6 @@ def test_a_dump_is_read_back_and_keeps_free_json() -> None:
     assert load_text(dumped).spec.environment.kwargs == kwargs
     assert "learningRate: 0.0003" in dumped
     assert "null" not in dumped.replace("a: null", "").replace("e: null", "")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([], []),
-        (["algorithm.ppo.epochs=4", "seed=0"], []),
-        (["metadata.name=other"], []),
-        (["algorithm.ppo.epochs=5"], [("spec.algorithm.ppo.epochs", 4, 5)]),
-        (["stop.envSteps=9", "seed=1"], [("spec.seed", 0, 1), ("spec.stop.envSteps", None, 9)]),
-        (
-            ["policy.network.custom.factory=a:b"],
-            [
-                ("spec.policy.network.mlp", {"hiddenSizes": [64, 64], "activation": "tanh"}, None),
-                ("spec.policy.network.custom", None, {"factory": "a:b", "kwargs": {}}),
-            ],
-        ),
-        (["environment.kwargs.x=1"], [("spec.environment.kwargs", {}, {"x": 1})]),
-        (["policy.network.mlp.hiddenSizes=[64]"], [("spec.policy.network.mlp.hiddenSizes", [64, 64], [64])]),
-    ],
-)
-def test_differences_are_named_by_field(overrides: list[str], expected: list[tuple[str, Any, Any]]) -> None:
-    old, new = load_text(MINIMAL), load_text(MINIMAL, overrides=overrides)
-
-    assert differences(old, new) == expected
 
 
 def test_a_word_that_yaml_reads_as_a_boolean_is_suggested_with_quotes() -> None:

@@ -19,6 +19,10 @@ class FieldEdit:
     """As users write it: ``spec.stop.envSteps``."""
     effect: OnEdit
     """The effect on a running experiment."""
+    before: Any
+    """None if it was not set."""
+    after: Any
+    """None if it is not set."""
 
 
 def edits(before: RLExperiment, after: RLExperiment) -> tuple[FieldEdit, ...]:
@@ -34,7 +38,7 @@ def refused(before: RLExperiment, after: RLExperiment) -> tuple[str, ...]:
 
 
 def _plain(experiment: RLExperiment) -> Mapping[str, Any]:
-    return experiment.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return experiment.spec.model_dump(mode="json", by_alias=True)
 
 
 def _edits(field: FieldInfo, before: Any, after: Any) -> Iterator[FieldEdit]:
@@ -45,4 +49,4 @@ def _edits(field: FieldInfo, before: Any, after: Any) -> Iterator[FieldEdit]:
             yield from _edits(child, before.get(child.path[-1]), after.get(child.path[-1]))
     else:
         assert field.on_edit is not None, "every field of the spec has an effect"
-        yield FieldEdit(path=show_path(field.path), effect=field.on_edit)
+        yield FieldEdit(path=show_path(field.path), effect=field.on_edit, before=before, after=after)

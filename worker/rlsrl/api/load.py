@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -19,13 +19,11 @@ from rlsrl.api.rules import Violation
 from rlsrl.api.spec import RLExperiment
 
 __all__ = [
-    "Difference",
     "Document",
     "Problem",
     "SourcePosition",
     "SpecError",
     "apply_overrides",
-    "differences",
     "dump",
     "experiment_of",
     "load_file",
@@ -106,31 +104,6 @@ def _without_nulls(path: Path, value: Any) -> Any:
 def _has_fields(path: Path) -> bool:
     field = find(path)
     return field is not None and "properties" in field.schema
-
-
-class Difference(NamedTuple):
-    """One field in which two experiments differ."""
-
-    path: str
-    """For example ``spec.algorithm.ppo.learningRate``."""
-    old: Any
-    """None if it is not set."""
-    new: Any
-    """None if it is not set."""
-
-
-def differences(old: RLExperiment, new: RLExperiment) -> list[Difference]:
-    """Return the fields of ``spec`` that differ. A default equals its written value."""
-    dumped = (each.spec.model_dump(mode="json", by_alias=True) for each in (old, new))
-    return list(_differences(("spec",), *dumped))
-
-
-def _differences(path: Path, old: Any, new: Any) -> Iterator[Difference]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and _has_fields(path):
-        for name in old:
-            yield from _differences((*path, name), old[name], new[name])
-    elif old != new:
-        yield Difference(show_path(path), old, new)
 
 
 def _override(document: Document, override: str) -> Document:

@@ -51,27 +51,24 @@ def is_driven_out(pod: Pod) -> bool:
     return any(each["type"] == "DisruptionTarget" and each.get("reason") == BY_TAINT for each in conditions)
 
 
+def _containers(pod: Pod) -> list[Mapping[str, Any]]:
+    """Return the status of the worker's container; nothing before the pod is on a node."""
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    return [container for container in statuses if container["name"] == CONTAINER]
+
+
 def terminations(pod: Pod) -> list[dict[str, Any]]:
     """Return the last terminations of the worker's container: the current one and the one before."""
-    states = [
-        state.get("terminated")
-        for container in pod.get("status", {}).get("containerStatuses", ())
-        if container["name"] == CONTAINER
-        for state in (container.get("state", {}), container.get("lastState", {}))
-    ]
-    return [state for state in states if state]
+    states = [container.get(name, {}) for container in _containers(pod) for name in ("state", "lastState")]
+    return [state["terminated"] for state in states if state.get("terminated")]
 
 
 def is_held_back(pod: Pod) -> bool:
     """Return whether the worker's container is in CrashLoopBackOff."""
-    return any(
-        container.get("state", {}).get("waiting", {}).get("reason") == "CrashLoopBackOff"
-        for container in pod.get("status", {}).get("containerStatuses", ())
-        if container["name"] == CONTAINER
-    )
+    waiting = [container.get("state", {}).get("waiting", {}) for container in _containers(pod)]
+    return any(each.get("reason") == "CrashLoopBackOff" for each in waiting)
 
 
 def restarts(pod: Pod) -> int:
     """Return the restarts of the worker's container."""
-    statuses = pod.get("status", {}).get("containerStatuses", ())
-    return sum(int(each.get("restartCount", 0)) for each in statuses if each["name"] == CONTAINER)
+    return sum(int(container.get("restartCount", 0)) for container in _containers(pod))

@@ -65,7 +65,7 @@ def list_versions(run: Path, namespace: str | None, policy: str, as_json: bool) 
     """List the stored versions, oldest first."""
     with _user_errors(), _opened(run, namespace) as db:
         infos = _stored(db, policy)
-    click.echo(_as_json([_describe(info) for info in infos]) if as_json else columns([_HEADER, *map(_row, infos)]))
+    click.echo(json.dumps([_describe(info) for info in infos]) if as_json else columns([_HEADER, *map(_row, infos)]))
 
 
 @params.command()
@@ -81,7 +81,7 @@ def show(run: Path, namespace: str | None, version: str, policy: str, as_json: b
         "layout": parameters.layout,
         "statistics": {name: list(array.shape) for name, array in parameters.statistics.items()},
     }
-    click.echo(_as_json(described) if as_json else _lines(described))
+    click.echo(json.dumps(described) if as_json else _lines(described))
 
 
 @params.command()
@@ -140,7 +140,7 @@ def prune(run: Path, namespace: str | None, keep_last: int, policy: str, as_json
         removed = db.prune(policy, keep_last=keep_last)
     freed = sum(info.nbytes for info in before if info.version in removed)
     if as_json:
-        click.echo(_as_json({"removed": [str(version) for version in removed], "nbytes": freed}))
+        click.echo(json.dumps({"removed": [str(version) for version in removed], "nbytes": freed}))
     else:
         names = f": {_span(removed)}" if removed else ""
         click.echo(f"removed {len(removed)} of {len(before)} versions ({_size(freed)} of weights){names}")
@@ -241,10 +241,6 @@ def _lines(described: Mapping[str, Any]) -> str:
 def _value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}… ({len(text):,} characters: see --json)"
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value)
 
 
 def _span(versions: Sequence[Version]) -> str:

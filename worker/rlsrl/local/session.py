@@ -9,7 +9,8 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any, TextIO
 
-from rlsrl.api.load import Difference, SpecError, differences, dump, load_text
+from rlsrl.api.edits import FieldEdit, edits
+from rlsrl.api.load import SpecError, dump, load_text
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.role_configs import POLICY_NAME
@@ -57,7 +58,7 @@ def claim(folder: RunFolder, experiment: RLExperiment, *, as_given: bytes) -> No
             f"{folder.path} holds a run whose {RESOLVED_EXPERIMENT} cannot be read by this version: {error}\n{_ADVICE}"
         ) from error
     if found := changes(recorded, experiment):
-        listed = "\n".join(f"  {change.path}: {_show(change.old)} -> {_show(change.new)}" for change in found)
+        listed = "\n".join(f"  {change.path}: {_show(change.before)} -> {_show(change.after)}" for change in found)
         raise RunFolderError(f"{folder.path} holds a run of another experiment:\n{listed}\n{_ADVICE}")
 
 
@@ -67,14 +68,14 @@ _ADVICE = (
 )
 
 
-def changes(recorded: RLExperiment, asked: RLExperiment) -> list[Difference]:
+def changes(recorded: RLExperiment, asked: RLExperiment) -> list[FieldEdit]:
     """Return the differences that make it another run: the name and the fields of the spec.
 
     A default equals its written value.
     """
-    names = (recorded.metadata.name, asked.metadata.name)
-    renamed = [Difference("metadata.name", *names)] if names[0] != names[1] else []
-    return renamed + differences(recorded, asked)
+    before, after = recorded.metadata.name, asked.metadata.name
+    renamed = FieldEdit(path="metadata.name", effect="refuse", before=before, after=after)
+    return [*([renamed] if before != after else []), *edits(recorded, asked)]
 
 
 def run_life(
