@@ -80,11 +80,12 @@ class Desk:
         env = {**os.environ, **(environment or {})}
         return LiveRun(command, cwd=self.folder, run_folder=self.run_folder, env=env)
 
-    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run an ``rlsrl`` command to its end."""
+    def call(self, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run an ``rlsrl`` command to its end, with further environment variables."""
         return subprocess.run(
             [rlsrl_command(), *arguments],
             cwd=self.folder,
+            env={**os.environ, **(environment or {})},
             capture_output=True,
             text=True,
             timeout=DEADLINE_SECONDS,

@@ -27,10 +27,14 @@ Place = tuple[str, int]
 class PodFleet:
     """Starts all workers and reports their state. Methods with a ``Place`` concern its current pod."""
 
-    def __init__(self, pods: Pods, *, launcher: Sequence[str] = ()) -> None:
-        """Start all workers. ``launcher`` contains the gang launcher's arguments, for several trainer ranks."""
+    def __init__(self, pods: Pods, *, launcher: Sequence[str] = (), last_attempt: int = 0) -> None:
+        """Start all workers.
+
+        ``launcher`` contains the gang launcher's arguments, for several trainer ranks. ``last_attempt`` is the number
+        of the run's last attempt before; 0 for a new run.
+        """
         self.pods = pods
-        self.attempt = 0
+        self.attempt = last_attempt
         self.running: dict[Place, tuple[subprocess.Popen[bytes], str]] = {}
         self._launcher = launcher
         short_times = {"heartbeat_seconds": HEARTBEAT_SECONDS, "lease_seconds": LEASE_SECONDS}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,12 @@ class Pods:
         *,
         secret: MountedSecret | None = None,
         overrides: Sequence[str] = (),
+        resumes: Pods | None = None,
     ) -> None:
-        """Prepare the run. The exit of ``stack`` ends all started workers; with ``secret`` they use TLS."""
+        """Prepare the run. The exit of ``stack`` ends all started workers; with ``secret`` they use TLS.
+
+        ``resumes`` contains the pods, all deleted, whose run these pods continue. By default they begin a new run.
+        """
         self._folder = folder
         self._stack = stack
         self._network = f"127.{secrets.randbelow(250) + 2}.{secrets.randbelow(250) + 1}"
@@ -51,6 +56,8 @@ class Pods:
             coordinator_host=f"{self._network}.1",
             record_folder=str(folder / "data"),
         )
+        if resumes is not None:
+            self._network, self._placement = resumes._network, resumes._placement  # noqa: SLF001 - of its own class
         self.resolved = self._resolve(overrides)
         self._variables = {"RLSRL_TOKEN": TOKEN}
         tls: Tls | None = None
@@ -85,15 +92,30 @@ class Pods:
         """
         if config is None:
             raise ValueError(f"the experiment has no {role}")
+        return self.start_from(role, json.loads(config.to_json()), *arguments, launcher=launcher, host=host)
+
+    def start_from(
+        self,
+        role: str,
+        document: Mapping[str, Any],
+        *arguments: str,
+        launcher: Sequence[str] = (),
+        host: str = "",
+        variables: Mapping[str, str] | None = None,
+    ) -> tuple[subprocess.Popen[bytes], str]:
+        """Start a worker from the JSON value of its config, as ``start`` does.
+
+        ``variables`` are further environment variables, for example the ``PYTHONPATH`` of another commit.
+        """
         if not host:
             self._num_hosts += 1
             host = f"{self._network}.{self._num_hosts}"
         path = self._folder / f"{role}-{host}.json"
-        path.write_text(config.model_copy(update={"ledger_folder": str(self._pod_folder(host))}).to_json())
+        path.write_text(json.dumps({**document, "ledger_folder": str(self._pod_folder(host))}))
         module = ["rlsrl.workers.gang_launcher", *launcher] if launcher else ["rlsrl.workers"]
         command = [sys.executable, "-m", *module, "--role", role, "--config", str(path), *arguments]
         pod = {"RLSRL_HOST": host, POD_VARIABLE: self._uids.setdefault(host, uuid.uuid4().hex)}
-        environment = worker_environment({**os.environ, **self._variables, **pod}, role)
+        environment = worker_environment({**os.environ, **self._variables, **pod, **(variables or {})}, role)
         with (self._folder / f"{role}-{host}.log").open("ab") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         self._stack.callback(process.wait, DEADLINE_SECONDS)
