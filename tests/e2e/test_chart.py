@@ -410,7 +410,7 @@ def of_an_experiment(document: Object, settings: OperatorSettings) -> list[Objec
 def dry_run(objects: Sequence[Object]) -> None:
     """Apply all objects as a dry run on the API server; an unknown field or a warning is an error."""
     options = ["--dry-run=server", "--validate=strict", "--warnings-as-errors"]
-    # Whatever is there already has other owners: only what is asked for is judged here.
+    # Existing objects have other owners: the dry run checks only the requested objects.
     lines = run(
         *("kubectl", "apply", "--server-side", "--force-conflicts", *options, "--filename", "-"),
         stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}),

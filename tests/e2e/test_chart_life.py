@@ -140,7 +140,7 @@ def test_a_release_leaves_nothing_but_the_operators_key(where: Namespace) -> Non
     # An image that is not there.
     missing: Object = {**NAMESPACED, "images": {"tag": "missing", "pullPolicy": "Never"}}
     helm("upgrade", values=missing, wait=False)
-    until(lambda: "ErrImageNeverPull" in json.dumps(pod(where)["status"]), "it cannot start", timeout=60)
+    until(lambda: "ErrImageNeverPull" in json.dumps(pod(where)["status"]), "the pod has ErrImageNeverPull", timeout=60)
 
     helm("rollback", "1")
     assert pod(where)["spec"]["containers"][0]["image"].endswith(f":{TAG}")

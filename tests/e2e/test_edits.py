@@ -1,6 +1,6 @@
 """Edits of a running experiment affect the workers that the field names, and no others.
 
-One experiment is edited by all of them, in turn: each test leaves it running, but the last.
+All tests edit the same experiment, in turn. Each test but the last leaves the experiment running.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROLES = ("coordinator", "trainer", "policy", "actor")
 
 @pytest.fixture(scope="module")
 def edited(system: Namespace) -> Iterator[ClusterExperiment]:
-    """Wait until it trains with all pods."""
+    """Wait until the experiment trains with all pods."""
     assert system.name
     with namespace(f"e2e-edits-{uuid.uuid4().hex[:8]}", wait=False) as where:
         where.apply(LONG)
@@ -103,7 +103,7 @@ def test_edits_to_another_experiment_are_refused_and_the_run_continues(long: Clu
     goes_on(long)
     assert lives(long, *ROLES) == before
     edit(long, environment={"kwargs": None})
-    until(lambda: long.condition("Accepted").get("reason") == "Accepted", "it was taken back")
+    until(lambda: long.condition("Accepted").get("reason") == "Accepted", "the edit is reverted and accepted")
     assert lives(long, *ROLES) == before
 
 
@@ -116,7 +116,7 @@ def test_a_suspended_experiment_has_no_pods_and_resumes_from_its_step(long: Clus
     steps = long.env_steps()
     began = edit(long, suspend=False)
     long.await_phase("Running")
-    until(lambda: long.env_steps() > steps, "it goes on")
+    until(lambda: long.env_steps() > steps, "training continues")
     print(f"resumed in {time.monotonic() - began:.1f} s")
     log = long.where.kubectl("logs", "long-trainer-0")
     assert '"resumed"' in log

@@ -1,5 +1,5 @@
-"""A kill of each role's process, a deletion of each pod and of each object during training: other pods are not
-affected, and the run reaches its goal.
+"""Kill each role's process, delete each pod and each object during training: other pods are not affected, and the run
+reaches its goal.
 """
 
 from __future__ import annotations

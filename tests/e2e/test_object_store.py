@@ -90,7 +90,7 @@ def test_it_trains_to_the_goal_and_its_exported_weights_play(
     where.apply(cartpole)
     experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     experiment.await_phase("Running")
-    until(lambda: experiment.env_steps() > 0, "it trains")
+    until(lambda: experiment.env_steps() > 0, "the experiment trains")
     # Nothing of the coordinator stays with its pod.
     (coordinator,) = experiment.pods("coordinator")
     where.delete("pod", coordinator["metadata"]["name"], wait=True)

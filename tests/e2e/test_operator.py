@@ -156,7 +156,7 @@ def test_pod_templates_cannot_weaken_the_security_context(where: Namespace) -> N
         return short(actors={"environments": 8, "podTemplate": {"spec": spec}})
 
     experiment = start(where, actors(hostNetwork=True))
-    until(lambda: experiment.condition("Accepted").get("reason") == "InvalidSpec", "it is refused")
+    until(lambda: experiment.condition("Accepted").get("reason") == "InvalidSpec", "the spec is refused")
     assert "spec.actors.podTemplate.spec.hostNetwork is not" in experiment.condition("Accepted")["message"]
     assert not experiment.pods()
     variable = {"name": "worker", "env": [{"name": "LEVEL", "value": "7"}]}
@@ -231,7 +231,7 @@ def test_an_edit_replaces_affected_objects_and_removes_unneeded_ones(where: Name
         lambda: sum("short-record-" in name for name in config_maps()) == 1,
         "the record of the first generation is deleted",
     )
-    until(lambda: experiment.env_steps() > steps, "it trains on")
+    until(lambda: experiment.env_steps() > steps, "training continues")
     assert experiment.status["attempt"] == 1, "the trainers went on"
     where.delete("rlexperiment", "short", wait=True)
     until(lambda: where.get("persistentvolumeclaim", "short-data") is None, "the volume went with it")

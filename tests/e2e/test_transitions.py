@@ -90,14 +90,14 @@ def is_complete(experiment: ClusterExperiment, spec: Object) -> bool:
 
 
 def complete(experiment: ClusterExperiment, document: Object) -> float:
-    """Apply the document and wait until it is complete and training continues; return the seconds."""
+    """Apply the document and wait until the edit is complete and training continues; return the seconds."""
     began = time.monotonic()
     experiment.where.apply(document)
     try:
-        until(lambda: is_complete(experiment, document["spec"]), "it is brought about")
+        until(lambda: is_complete(experiment, document["spec"]), "the edit is complete")
         if not document["spec"].get("suspend"):
             goes_on(experiment)
-            until(lambda: experiment.condition("Durable").get("status") == "True", "what it has learnt is stored")
+            until(lambda: experiment.condition("Durable").get("status") == "True", "the newest weights are durable")
     except TimeoutError as error:
         raise AssertionError(f"{error}: {json.dumps(document['spec'])}\n{experiment.status_text()}") from None
     return time.monotonic() - began

@@ -13,6 +13,7 @@ NAME = "cartpole"
 UID = "0f5a5b0a-0000-4000-8000-000000000001"
 MADE = "2026-01-01T12:00:00Z"
 """Creation time of the experiment and its objects."""
+_WARNED = "2026-01-01T12:02:00Z"
 
 
 def labels(role: str) -> dict[str, str]:
@@ -76,15 +77,15 @@ def pod(name: str, role: str, *, index: int | None = None, **container: Any) -> 
     }
 
 
-def warning(about: Object, reason: str, message: str, *, at: str = "2026-01-01T12:02:00Z", count: int = 1) -> Object:
+def warning(about: Object, reason: str, message: str, *, count: int = 1) -> Object:
     """Return a warning event about an object."""
     return {
         "kind": "Event",
-        "metadata": {"name": f"{about['metadata']['name']}.{reason}", "creationTimestamp": at},
+        "metadata": {"name": f"{about['metadata']['name']}.{reason}", "creationTimestamp": _WARNED},
         "involvedObject": {"uid": about["metadata"]["uid"], "name": about["metadata"]["name"]},
         "type": "Warning",
         "reason": reason,
         "message": message,
-        "lastTimestamp": at,
+        "lastTimestamp": _WARNED,
         "count": count,
     }

@@ -243,13 +243,13 @@ class LiveRun(ClosedAtExit):
                 raise TimeoutError(f"waited {timeout} s for {what}:\n{self.output}")
             self._watch.wait(self._pidfd, timeout=remaining)
 
-    def until_written(self, part: str, *, timeout: float = DEADLINE_SECONDS) -> None:
+    def until_written(self, part: str) -> None:
         """Wait until a file whose name contains ``part`` is created or changed.
 
         Raises:
             TimeoutError: no such file, or the command ended.
         """
-        if not self._watch.wait_for_name(part, self._pidfd, timeout=timeout):
+        if not self._watch.wait_for_name(part, self._pidfd, timeout=DEADLINE_SECONDS):
             raise TimeoutError(f"no file *{part}* was written:\n{self.output}")
 
     def send(self, signum: signal.Signals) -> None:
@@ -296,7 +296,7 @@ def fetch(url: str, token: str = "") -> str:
         return text.decode()
 
 
-def await_death(pid: int, *, timeout: float = DEADLINE_SECONDS) -> None:
+def await_death(pid: int) -> None:
     """Wait until the process is dead, reaped or not.
 
     Raises:
@@ -307,7 +307,7 @@ def await_death(pid: int, *, timeout: float = DEADLINE_SECONDS) -> None:
     except ProcessLookupError:
         return
     try:
-        if not select.select([pidfd], [], [], timeout)[0]:
+        if not select.select([pidfd], [], [], DEADLINE_SECONDS)[0]:
             raise TimeoutError(f"process {pid} lives")
     finally:
         os.close(pidfd)

@@ -105,11 +105,11 @@ class StandInNode:
             self._api.send("POST", _LEASES, lease)
 
 
-def end_container(api: Api, pod: Object, *, message: str, exit_code: int = 0) -> None:
-    """Report that a pod's worker has ended and does not restart."""
+def end_container(api: Api, pod: Object, *, message: str) -> None:
+    """Report that a pod's worker has ended with success and does not restart."""
     metadata = pod["metadata"]
     since = metadata["creationTimestamp"]
-    state = {"exitCode": exit_code, "reason": "Completed", "message": message, "startedAt": since, "finishedAt": since}
+    state = {"exitCode": 0, "reason": "Completed", "message": message, "startedAt": since, "finishedAt": since}
     status = _status(since, {"terminated": state}, ready=False)
     path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
     api.merge(path, {"metadata": {"uid": metadata["uid"]}, "status": status})
