@@ -62,11 +62,14 @@ class SampleStreamConformance(_WithBench):
     """One stream with all ends in this process."""
 
     @pytest.fixture
-    def still(self, transport: Transport, tmp_path: Path) -> Iterator[tuple[StreamBench, ManualClock]]:
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def still(self, transport: Transport, tmp_path: Path, clock: ManualClock) -> Iterator[StreamBench]:
         """Return a bench with a clock that only the test advances."""
-        clock = ManualClock()
         bench = StreamBench(transport, tmp_path, clock=clock)
-        yield bench, clock
+        yield bench
         bench.close()
 
     # Order and content.
@@ -461,58 +464,54 @@ class SampleStreamConformance(_WithBench):
 
     # Time.
 
-    def test_a_silent_holder_of_a_credit_is_revoked(self, still: tuple[StreamBench, ManualClock]) -> None:
-        bench, clock = still
-        consumer, silent, lively = bench.consumer(peer_timeout=8.0), bench.producer(0), bench.producer(1)
-        bench.connect(consumer, silent, lively)
+    def test_a_silent_holder_of_a_credit_is_revoked(self, still: StreamBench, clock: ManualClock) -> None:
+        consumer, silent, lively = still.consumer(peer_timeout=8.0), still.producer(0), still.producer(1)
+        still.connect(consumer, silent, lively)
         consumer.grant(2 * NUM_LANES, V1)
-        in_hand = fill(bench.acquire(consumer, silent), 1)
-        bench.acquire(consumer, lively)
+        in_hand = fill(still.acquire(consumer, silent), 1)
+        still.acquire(consumer, lively)
         for _ in range(12):
             clock.advance(1.0)
-            bench.touch(consumer, lively)
-            bench.serve(consumer)
+            still.touch(consumer, lively)
+            still.serve(consumer)
         assert consumer.counters["revoked"] == 1
         assert consumer.producers == (ProducerId(1, 0),)
         assert [*consumer.outstanding] == [1, 2]
-        replacement = bench.acquire(consumer, lively)
+        replacement = still.acquire(consumer, lively)
         assert replacement.credit == 2
         # The silent producer continues: its slot arrives once, and no other slot is overwritten.
         fill(replacement, 2)
         fill(in_hand, 1)
         silent.post(in_hand)
-        bench.flush(consumer, silent)
+        still.flush(consumer, silent)
         lively.post(replacement)
-        assert sorted((slot.producer, value_of(slot)) for slot in bench.take(consumer, 2)) == [
+        assert sorted((slot.producer, value_of(slot)) for slot in still.take(consumer, 2)) == [
             (ProducerId(0, 0), 1),
             (ProducerId(1, 0), 2),
         ]
 
-    def test_touching_keeps_a_credit(self, still: tuple[StreamBench, ManualClock]) -> None:
-        bench, clock = still
-        consumer, producer = bench.consumer(granted=1, peer_timeout=8.0), bench.producer()
-        bench.acquire(consumer, producer)
+    def test_touching_keeps_a_credit(self, still: StreamBench, clock: ManualClock) -> None:
+        consumer, producer = still.consumer(granted=1, peer_timeout=8.0), still.producer()
+        still.acquire(consumer, producer)
         for _ in range(100):
             clock.advance(2.0)
-            bench.touch(consumer, producer)
-            bench.serve(consumer)
+            still.touch(consumer, producer)
+            still.serve(consumer)
         assert [*consumer.outstanding] == [0]
 
-    def test_a_producer_without_a_credit_may_be_silent(self, still: tuple[StreamBench, ManualClock]) -> None:
-        bench, clock = still
-        consumer, producer = bench.consumer(peer_timeout=8.0), bench.producer()
-        bench.connect(consumer, producer)
+    def test_a_producer_without_a_credit_may_be_silent(self, still: StreamBench, clock: ManualClock) -> None:
+        consumer, producer = still.consumer(peer_timeout=8.0), still.producer()
+        still.connect(consumer, producer)
         for _ in range(100):
             clock.advance(2.0)
-            bench.serve(consumer)
+            still.serve(consumer)
         assert consumer.producers == (ProducerId(0, 0),)
 
-    def test_a_consumer_that_was_frozen_revokes_no_producer(self, still: tuple[StreamBench, ManualClock]) -> None:
-        bench, clock = still
-        consumer, producer = bench.consumer(granted=1, peer_timeout=8.0), bench.producer()
-        bench.acquire(consumer, producer)
+    def test_a_consumer_that_was_frozen_revokes_no_producer(self, still: StreamBench, clock: ManualClock) -> None:
+        consumer, producer = still.consumer(granted=1, peer_timeout=8.0), still.producer()
+        still.acquire(consumer, producer)
         clock.advance(1000.0)
-        bench.serve(consumer)
+        still.serve(consumer)
         assert [*consumer.outstanding] == [0]
 
     def test_the_first_credits_wait_for_the_expected_producers(self, bench: StreamBench) -> None:
@@ -524,15 +523,14 @@ class SampleStreamConformance(_WithBench):
         assert orders == {0: 0, 1: 1, 2: 2}
 
     def test_the_first_credits_wait_no_longer_than_the_startup_time_out(
-        self, still: tuple[StreamBench, ManualClock]
+        self, still: StreamBench, clock: ManualClock
     ) -> None:
-        bench, clock = still
-        consumer, producer = bench.consumer(granted=1, expected_producers=3, startup_timeout=30.0), bench.producer()
-        bench.connect(consumer, producer)
+        consumer, producer = still.consumer(granted=1, expected_producers=3, startup_timeout=30.0), still.producer()
+        still.connect(consumer, producer)
         clock.advance(29.0)
-        assert bench.try_acquire(consumer, producer) is None
+        assert still.try_acquire(consumer, producer) is None
         clock.advance(1.0)
-        assert bench.acquire(consumer, producer).credit == 0
+        assert still.acquire(consumer, producer).credit == 0
 
     # Leaks.
 
@@ -564,17 +562,16 @@ class SampleStreamConformance(_WithBench):
         assert len(set(orders)) == len(orders)
         assert bench.balance().in_buffer == 3 * count * TRANSITIONS
 
-    def test_reconnecting_leaks_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
-        bench, _ = still
-        consumer = bench.consumer(granted=1)
+    def test_reconnecting_leaks_nothing(self, still: StreamBench) -> None:
+        consumer = still.consumer(granted=1)
 
         def come_and_go(incarnation: int) -> None:
-            producer = bench.producer(0, incarnation)
-            producer.post(fill(bench.acquire(consumer, producer), 1))
-            bench.flush(consumer, producer)
+            producer = still.producer(0, incarnation)
+            producer.post(fill(still.acquire(consumer, producer), 1))
+            still.flush(consumer, producer)
             producer.close()
-            (slot,) = bench.take(consumer, 1)
-            bench.until(consumer, lambda: not consumer.producers)
+            (slot,) = still.take(consumer, 1)
+            still.until(consumer, lambda: not consumer.producers)
             consumer.release(slot)
             consumer.grant(NUM_LANES, V1)
 
@@ -582,20 +579,19 @@ class SampleStreamConformance(_WithBench):
         before = held_resources()
         for incarnation in range(1, 200):
             come_and_go(incarnation)
-        bench.until(consumer, lambda: held_resources() <= before)
+        still.until(consumer, lambda: held_resources() <= before)
 
-    def test_a_succession_of_consumers_leaks_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
-        bench, clock = still
-        producer = bench.producer()
+    def test_a_succession_of_consumers_leaks_nothing(self, still: StreamBench, clock: ManualClock) -> None:
+        producer = still.producer()
 
         def serve_and_go() -> SampleConsumer:
-            consumer = bench.consumer(granted=2)
+            consumer = still.consumer(granted=2)
             clock.advance(1.0)  # longer than any back-off
-            producer.post(fill(bench.acquire(consumer, producer), 1))
+            producer.post(fill(still.acquire(consumer, producer), 1))
             # The producer reconnects only inside its calls. If it had not seen the end of the last connection, it used
             # a credit of that connection, and posts the slot again to this consumer.
-            bench.flush(consumer, producer)
-            bench.take(consumer, 1)
+            still.flush(consumer, producer)
+            still.take(consumer, 1)
             consumer.close()
             return consumer
 
@@ -603,18 +599,17 @@ class SampleStreamConformance(_WithBench):
         before = held_resources()
         for _ in range(49):
             serve_and_go()
-        bench.until(serve_and_go(), lambda: held_resources() <= before)
+        still.until(serve_and_go(), lambda: held_resources() <= before)
 
-    def test_steady_state_allocates_nothing(self, still: tuple[StreamBench, ManualClock]) -> None:
-        bench, _ = still
-        consumer, producer = bench.consumer(granted=2), bench.producer()
+    def test_steady_state_allocates_nothing(self, still: StreamBench) -> None:
+        consumer, producer = still.consumer(granted=2), still.producer()
 
         def rollouts(count: int) -> None:
             for value in range(count):
-                slot = bench.acquire(consumer, producer)
+                slot = still.acquire(consumer, producer)
                 producer.touch()
                 producer.post(fill(slot, value))
-                (arrived,) = bench.take(consumer, 1)
+                (arrived,) = still.take(consumer, 1)
                 consumer.release(arrived)
                 consumer.grant(NUM_LANES, V1)
 
@@ -625,7 +620,7 @@ class SampleStreamConformance(_WithBench):
             before = traced_memory()
             rollouts(200)
             # A leaked slot or message would cost a kilobyte for each rollout.
-            bench.until(consumer, lambda: traced_memory() - before < 8192)
+            still.until(consumer, lambda: traced_memory() - before < 8192)
         finally:
             tracemalloc.stop()
 
