@@ -369,7 +369,6 @@ def calls_of(db: ParameterDB) -> list[Callable[[], Any]]:
         lambda: db.tag(POLICY, "latest", "best"),
         lambda: db.annotate(POLICY, Version(1, 1), {}),
         lambda: db.versions(POLICY),
-        lambda: db.query(POLICY, {}),
         lambda: db.prune(POLICY, keep_last=0),
         db.policies,
     ]

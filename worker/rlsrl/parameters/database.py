@@ -204,15 +204,6 @@ class BlobParameterDB(ParameterDB):
         return self._read(policy, Contents.infos)
 
     @override
-    def query(self, policy: str, where: Mapping[str, Any]) -> list[VersionInfo]:
-        wanted = check_json(where, "where")
-        return [
-            info
-            for info in self.versions(policy)
-            if all(key in info.metadata and info.metadata[key] == value for key, value in wanted.items())
-        ]
-
-    @override
     def prune(self, policy: str, *, keep_last: int) -> list[Version]:
         """Remove untagged versions except the newest ``keep_last``; return the removed ones.
 

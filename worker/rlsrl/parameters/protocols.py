@@ -202,9 +202,6 @@ class ParameterDB(Protocol):
     def versions(self, policy: str) -> list[VersionInfo]:
         """Return all stored versions, oldest first."""
 
-    def query(self, policy: str, where: Mapping[str, Any]) -> list[VersionInfo]:
-        """Return the versions whose metadata hold every key of ``where`` with its value, oldest first."""
-
     def prune(self, policy: str, *, keep_last: int) -> list[Version]:
         """Remove untagged versions except the newest ``keep_last``; return the removed ones.
 

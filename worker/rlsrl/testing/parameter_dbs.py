@@ -430,21 +430,6 @@ class ParameterDBConformance:
         (info,) = db.versions(POLICY)
         assert (info.metadata, info.has_state) == ({}, False)
 
-    def test_a_query_finds_versions_that_hold_every_key_with_its_value(self, db: ParameterDB) -> None:
-        pushed: list[dict[str, Any]] = [{"a": 1, "b": [1, 2]}, {"a": 1, "b": None}, {"a": 2}, {}]
-        for step, metadata in enumerate(pushed):
-            db.push(POLICY, make_parameters(Version(1, step)), metadata=metadata)
-        db.annotate(POLICY, Version(1, 3), {"a": 1})
-
-        def found(**where: Any) -> list[int]:
-            return [info.version.step for info in db.query(POLICY, where)]
-
-        assert found(a=1) == [0, 1, 3]
-        assert found(a=1, b=(1, 2)) == [0]
-        assert found(b=None) == [1]
-        assert found(c=None) == []
-        assert found() == [0, 1, 2, 3]
-
     def test_a_state_is_read_bit_for_bit(self, store: StoreUnderTest, db: ParameterDB) -> None:
         push_steps(db, 1, 2)
         arrays: dict[str, NDArray[Any]] = {

@@ -142,12 +142,8 @@ class ServiceParameterDB(ParameterDB):
 
     @override
     def versions(self, policy: str) -> list[VersionInfo]:
-        return self.query(policy, {})
-
-    @override
-    def query(self, policy: str, where: Mapping[str, Any]) -> list[VersionInfo]:
-        request = pb.QueryRequest(policy=policy, where=json.dumps(check_json(where, "where")))
-        infos = self._call(lambda channel, options: list(ParametersStub(channel).Query(request, **options)))
+        request = pb.VersionsRequest(policy=policy)
+        infos = self._call(lambda channel, options: list(ParametersStub(channel).Versions(request, **options)))
         return [info_from_proto(info, policy) for info in infos]
 
     @override

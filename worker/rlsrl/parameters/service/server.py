@@ -91,13 +91,9 @@ class ParameterService(ParametersServicer):
             pool.shutdown(cancel_futures=True)
 
     @override
-    async def Query(self, request: pb.QueryRequest, context: Context) -> AsyncIterator[pb.VersionInfo]:
-        """Answer with the matching versions, oldest first."""
-
-        def query() -> list[pb.VersionInfo]:
-            return [info_to_proto(info) for info in self._db.query(request.policy, json.loads(request.where))]
-
-        for info in await self._read(context, query):
+    async def Versions(self, request: pb.VersionsRequest, context: Context) -> AsyncIterator[pb.VersionInfo]:
+        """Answer with the stored versions, oldest first."""
+        for info in await self._read(context, lambda: [*map(info_to_proto, self._db.versions(request.policy))]):
             yield info
 
     @override

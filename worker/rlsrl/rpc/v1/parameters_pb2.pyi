@@ -75,27 +75,23 @@ class Stored(_message.Message):
 Global___Stored: _TypeAlias = Stored  # noqa: Y015
 
 @_typing.final
-class QueryRequest(_message.Message):
+class VersionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_FIELD_NUMBER: _builtins.int
-    WHERE_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
-    where: _builtins.str
-    """A JSON object."""
     def __init__(
         self,
         *,
         policy: _builtins.str = ...,
-        where: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___QueryRequest: _TypeAlias = QueryRequest  # noqa: Y015
+Global___VersionsRequest: _TypeAlias = VersionsRequest  # noqa: Y015
 
 @_typing.final
 class VersionInfo(_message.Message):

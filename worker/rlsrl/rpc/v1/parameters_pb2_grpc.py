@@ -35,9 +35,9 @@ class ParametersStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Query = channel.unary_stream(
-                '/rlsrl.rpc.v1.Parameters/Query',
-                request_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.QueryRequest.SerializeToString,
+        self.Versions = channel.unary_stream(
+                '/rlsrl.rpc.v1.Parameters/Versions',
+                request_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.VersionsRequest.SerializeToString,
                 response_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.VersionInfo.FromString,
                 _registered_method=True)
         self.Policies = channel.unary_unary(
@@ -66,8 +66,8 @@ class ParametersServicer:
     """Stored versions. A reference is a text: `latest`, a tag, or a version's text such as `2.1500`. JSON values are texts.
     """
 
-    def Query(self, request, context):
-        """The versions whose metadata hold every key of `where` with its value, oldest first.
+    def Versions(self, request, context):
+        """The stored versions, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,9 +100,9 @@ class ParametersServicer:
 
 def add_ParametersServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Query': grpc.unary_stream_rpc_method_handler(
-                    servicer.Query,
-                    request_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.QueryRequest.FromString,
+            'Versions': grpc.unary_stream_rpc_method_handler(
+                    servicer.Versions,
+                    request_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.VersionsRequest.FromString,
                     response_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.VersionInfo.SerializeToString,
             ),
             'Policies': grpc.unary_unary_rpc_method_handler(
@@ -138,7 +138,7 @@ class Parameters:
     """
 
     @staticmethod
-    def Query(request,
+    def Versions(request,
             target,
             options=(),
             channel_credentials=None,
@@ -151,8 +151,8 @@ class Parameters:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/rlsrl.rpc.v1.Parameters/Query',
-            rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.QueryRequest.SerializeToString,
+            '/rlsrl.rpc.v1.Parameters/Versions',
+            rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.VersionsRequest.SerializeToString,
             rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.VersionInfo.FromString,
             options,
             channel_credentials,

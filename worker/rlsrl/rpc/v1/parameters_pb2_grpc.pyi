@@ -49,8 +49,8 @@ class ParametersStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ParametersAsyncStub: ...
-    Query: _grpc.UnaryStreamMultiCallable[_parameters_pb2.QueryRequest, _parameters_pb2.VersionInfo]
-    """The versions whose metadata hold every key of `where` with its value, oldest first."""
+    Versions: _grpc.UnaryStreamMultiCallable[_parameters_pb2.VersionsRequest, _parameters_pb2.VersionInfo]
+    """The stored versions, oldest first."""
     Policies: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.PoliciesRequest, _parameters_pb2.PoliciesReply]
     Tag: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.TagRequest, _parameters_pb2.Stored]
     Annotate: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.AnnotateRequest, _parameters_pb2.Stored]
@@ -61,8 +61,8 @@ class ParametersAsyncStub(ParametersStub):
     """Stored versions. A reference is a text: `latest`, a tag, or a version's text such as `2.1500`. JSON values are texts."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Query: _aio.UnaryStreamMultiCallable[_parameters_pb2.QueryRequest, _parameters_pb2.VersionInfo]  # type: ignore[assignment]
-    """The versions whose metadata hold every key of `where` with its value, oldest first."""
+    Versions: _aio.UnaryStreamMultiCallable[_parameters_pb2.VersionsRequest, _parameters_pb2.VersionInfo]  # type: ignore[assignment]
+    """The stored versions, oldest first."""
     Policies: _aio.UnaryUnaryMultiCallable[_parameters_pb2.PoliciesRequest, _parameters_pb2.PoliciesReply]  # type: ignore[assignment]
     Tag: _aio.UnaryUnaryMultiCallable[_parameters_pb2.TagRequest, _parameters_pb2.Stored]  # type: ignore[assignment]
     Annotate: _aio.UnaryUnaryMultiCallable[_parameters_pb2.AnnotateRequest, _parameters_pb2.Stored]  # type: ignore[assignment]
@@ -72,12 +72,12 @@ class ParametersServicer(metaclass=_abc_1.ABCMeta):
     """Stored versions. A reference is a text: `latest`, a tag, or a version's text such as `2.1500`. JSON values are texts."""
 
     @_abc_1.abstractmethod
-    def Query(
+    def Versions(
         self,
-        request: _parameters_pb2.QueryRequest,
+        request: _parameters_pb2.VersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_parameters_pb2.VersionInfo], _abc.AsyncIterator[_parameters_pb2.VersionInfo]]:
-        """The versions whose metadata hold every key of `where` with its value, oldest first."""
+        """The stored versions, oldest first."""
 
     @_abc_1.abstractmethod
     def Policies(
