@@ -29,6 +29,7 @@ from rlsrl_operator.coordinator_status import CoordinatorStatus
 from rlsrl_operator.informer_cache import REFUSED_SECONDS, RELIST_SECONDS
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION
+from rlsrl_operator.manifests.kueue import QUEUE_LABEL
 from rlsrl_operator.reconcile import STEADY_SECONDS, ExperimentKey, Reconciler
 from rlsrl_operator.settings import Images, SecretName
 from rlsrl_operator.status import condition, read, stamp
@@ -199,8 +200,10 @@ class Counting:
 class World:
     """An experiment, its operator, and the controllers that create its pods."""
 
-    def __init__(self, coordinator: CoordinatorStatus | None = None, **spec: Any) -> None:
+    def __init__(self, coordinator: CoordinatorStatus | None = None, queue: str | None = None, **spec: Any) -> None:
         document = minimal()
+        if queue is not None:
+            document["metadata"]["labels"] = {QUEUE_LABEL: queue}
         document["spec"] |= {"trainers": {"replicas": 2}, **spec}
         self.server = ApiServer()
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -623,6 +626,27 @@ def test_a_refused_object_is_reported_once_and_retried_later(kind: str) -> None:
     world.now += timedelta(seconds=REFUSED_SECONDS)
     world.settle()
     assert world.condition(ACCEPTED) == ("True", "Accepted")
+
+
+def test_trainers_that_their_queue_refuses_are_retried_and_nothing_is_written_in_their_place() -> None:
+    world = World(queue="gpus")
+    world.settle()
+    gang = world.server.place("StatefulSet", "a-trainer")
+    world.end(world.pods()[1], exit_code=1)
+    world.run_pass()
+    assert world.server.objects[gang]["spec"]["replicas"] == 0
+    world.make_pods()
+    world.server.forbids = lambda write: write == "apply StatefulSet a-trainer"
+    for _ in range(3):
+        world.now += timedelta(seconds=1)
+        writes = world.run_pass()
+        assert "apply StatefulSet a-trainer" in writes
+        assert "replace StatefulSet a-trainer" not in writes
+    assert world.condition(ACCEPTED) == ("True", "Accepted")
+    assert world.server.objects[gang]["spec"]["replicas"] == 0
+    world.server.forbids = lambda write: False
+    world.settle()
+    assert world.condition(READY) == ("True", "Ready")
 
 
 def test_own_status_writes_wake_nothing_at_any_time() -> None:
