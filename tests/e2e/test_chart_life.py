@@ -31,7 +31,7 @@ RECORDS = ("events", "events.events.k8s.io")
 """Kinds that record events and expire."""
 
 Name = tuple[str, str, str]
-"""Kind, namespace (empty where there is none) and name of an object."""
+"""Kind, namespace (empty for cluster-wide objects) and name of an object."""
 KEY = ("Secret", WHERE, f"{OPERATOR}-key")
 EVERYWHERE = {("ClusterRole", "", OPERATOR), ("ClusterRoleBinding", "", OPERATOR)}
 

@@ -157,7 +157,7 @@ def test_the_other_roles_stay_while_a_gang_restarts_or_is_resized(quota: str, wh
     trained = trains_on(resized)
     others = uids(resized, "actor", "coordinator")
     where.kubectl("delete", "pod", "resized-trainer-1", "--wait=false")
-    until(lambda: resized.status["attempt"] == 2, "the gang is made anew", timeout=WAIT_SECONDS)
+    until(lambda: resized.status["attempt"] == 2, "the gang restarts", timeout=WAIT_SECONDS)
     trained = trains_on(resized, beyond=trained)
     edit(resized, trainers={"replicas": 1})
     until(lambda: len(resized.pods("trainer")) == 1, "one trainer is left", timeout=WAIT_SECONDS)

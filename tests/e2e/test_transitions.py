@@ -125,7 +125,7 @@ def test_an_edited_run_trains_and_its_objects_match_the_spec(where: Namespace, r
     ledger = experiment.ledger()
     print(f"the ledger: {ledger}")
     assert not any(ledger["lost"].values()), ledger
-    with namespace(f"{where.name}-anew", wait=False) as elsewhere:
+    with namespace(f"{where.name}-fresh", wait=False) as elsewhere:
         complete(ClusterExperiment(elsewhere, NAME), document)
         expected = objects_by_spec(elsewhere)
         assert expected == found, difference(expected, found)
